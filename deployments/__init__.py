@@ -1,0 +1,1 @@
+"""Serving: Ray Serve deployments and the Ray-free engines that they wrap."""

@@ -1,0 +1,1 @@
+"""Text classifiers on runtimes compiled per input length (Arlo)."""

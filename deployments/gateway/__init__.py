@@ -1,0 +1,1 @@
+"""The HTTP front: protocols, validation, tokenization and routing."""

@@ -1,0 +1,1 @@
+"""Decisions: pure Python and NumPy, no torch, ray, clock or I/O."""
