@@ -1,0 +1,59 @@
+"""Builds the Serve application that cluster.yaml names: a gateway, and one deployment of replicas for each service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import BackpressureConfig, RequestRouterConfig
+
+from pliant.config import EncoderConfig, GatewayConfig, check_models, parse
+from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.deployments.gateway.gateway import Gateway
+
+_STATS_PERIOD_S = 1.0
+_MOST_OUTSTANDING = 1024
+_HEALTH: dict[str, Any] = {
+    "health_check_period_s": 1.0,
+    "health_check_timeout_s": 10.0,
+    "graceful_shutdown_wait_loop_s": 0.1,
+    "graceful_shutdown_timeout_s": 30.0,
+}
+
+
+def build(args: dict[str, Any]) -> Application:
+    """The application for cluster.yaml's `args`. Raises ConfigError, in one line for each problem."""
+    config = parse(args)
+    check_models(config)
+    replicas = {name: _encoder(name, service) for name, service in config.services.items()}
+    return _gateway(config.gateway).bind(config, **replicas)
+
+
+def _gateway(config: GatewayConfig) -> serve.Deployment:
+    return serve.deployment(
+        Gateway,
+        name="gateway",
+        num_replicas=config.replicas,
+        ray_actor_options={"num_cpus": config.cpus},
+        max_ongoing_requests=config.max_ongoing_requests,
+        max_queued_requests=config.max_ongoing_requests,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
+        **_HEALTH,
+    )
+
+
+def _encoder(name: str, config: EncoderConfig) -> Application:
+    return serve.deployment(
+        EncoderReplica,
+        name=name,
+        num_replicas=config.replicas,
+        ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
+        max_ongoing_requests=_MOST_OUTSTANDING,
+        request_router_config=RequestRouterConfig(
+            request_router_class="pliant.deployments.router:LengthRouter",
+            request_router_kwargs={"service": name, "slo_s": config.slo_ms / 1e3},
+            request_routing_stats_period_s=_STATS_PERIOD_S,
+        ),
+        **_HEALTH,
+    ).bind(name, config)

@@ -1,0 +1,176 @@
+"""One replica's queue and executor: holds a runtime of one max_length, answers what fits, refuses the rest (Arlo §3.1).
+
+Plain asyncio, without Ray: the Serve shell is `replica.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, TypedDict
+
+import numpy as np
+
+from pliant.policies.admission import DeadlineError, most_outstanding, retry_after
+
+_GRID = math.log(1.1)
+_RECENT_SERVICE_TIMES = 32
+_RECENT_LATENCIES = 512
+
+
+class Runtime(Protocol):
+    """A model compiled for one max_length, as `pliant.kernels.compiled_classifier.load` returns it."""
+
+    max_length: int
+    backend: str
+
+    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray: ...
+
+
+class Query(NamedTuple):
+    """One tokenized text on its way to a replica."""
+
+    ids: bytes
+    """Token ids, little-endian int32."""
+    length: int
+    """How many there are."""
+    budget_s: float | None
+    """Seconds left until the SLO; None once the request must be answered however late (its first replica failed)."""
+    utility: float
+    """Share of its slack that it may spend waiting, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    logits: bytes
+    """float32, one per label."""
+    max_length: int
+    """Of the runtime that computed them."""
+
+
+class Report(TypedDict):
+    """What a replica tells routers and people about itself."""
+
+    version: int
+    """Rises with every switch: the newer of two reports is right."""
+    max_length: int
+    """0 while it switches."""
+    service_s: float
+    """Seconds that one request takes, on a grid of 10% steps, so that equal replicas report equal times."""
+    backend: str
+    waiting: int
+    served: int
+    p50_ms: float
+    p98_ms: float
+    """Of the recent requests, in this replica: queue and computation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Not computed: the router was mistaken about this replica, and should be told better by `report`."""
+
+    reason: Literal["length", "busy"]
+    replica: str
+    report: Report
+    retry_after_s: float = 0.0
+
+
+class Engine:
+    """Runs one request at a time on the runtime it holds, in order of arrival.
+
+    `load(max_length)` blocks while it loads a runtime and `measure(runtime)` returns seconds per request; both run in
+    the worker thread, so the event loop never blocks. The queue is bounded by the requests' budgets.
+    """
+
+    def __init__(
+        self, replica: str, load: Callable[[int], Runtime], measure: Callable[[Runtime], float]
+    ) -> None:
+        self._replica = replica
+        self._load = load
+        self._measure = measure
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="runtime")
+        self._switching = asyncio.Lock()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._runtime: Runtime | None = None
+        self._version = 0
+        self._outstanding = 0
+        self._served = 0
+        self._latencies: deque[float] = deque(maxlen=_RECENT_LATENCIES)
+        self._service_times: deque[float] = deque(maxlen=_RECENT_SERVICE_TIMES)
+
+    async def hold(self, max_length: int) -> Report:
+        """Switch to the runtime of `max_length`: refuse new requests, finish the accepted ones, load."""
+        async with self._switching:
+            if self._runtime is None or self._runtime.max_length != max_length:
+                self._runtime = None
+                self._version += 1
+                await self._idle.wait()
+                loop = asyncio.get_running_loop()
+                runtime = await loop.run_in_executor(self._worker, self._load, max_length)
+                self._service_times.clear()
+                self._service_times.append(await loop.run_in_executor(self._worker, self._measure, runtime))
+                self._runtime = runtime
+                self._version += 1
+            return self.report()
+
+    async def infer(self, query: Query) -> Answer | Refusal:
+        """Answer `query`, or refuse it at once when it does not fit this runtime or cannot meet its budget."""
+        runtime = self._runtime
+        if runtime is None or query.length > runtime.max_length:
+            return Refusal("length", self._replica, self.report())
+        try:
+            self._admit(query)
+        except DeadlineError as error:
+            return Refusal("busy", self._replica, self.report(), error.retry_after_s)
+        arrived = time.perf_counter()
+        self._outstanding += 1
+        self._idle.clear()
+        try:
+            loop = asyncio.get_running_loop()
+            logits, seconds = await loop.run_in_executor(self._worker, _compute, runtime, query.ids)
+        finally:
+            self._outstanding -= 1
+            if not self._outstanding:
+                self._idle.set()
+        self._service_times.append(seconds)
+        self._served += 1
+        self._latencies.append(time.perf_counter() - arrived)
+        return Answer(logits, runtime.max_length)
+
+    def report(self) -> Report:
+        recent = sorted(self._latencies)
+        return Report(
+            version=self._version,
+            max_length=self._runtime.max_length if self._runtime else 0,
+            service_s=self._service_s(),
+            backend=self._runtime.backend if self._runtime else "",
+            waiting=self._outstanding,
+            served=self._served,
+            p50_ms=round(recent[len(recent) // 2] * 1e3, 2) if recent else 0.0,
+            p98_ms=round(recent[int(len(recent) * 0.98)] * 1e3, 2) if recent else 0.0,
+        )
+
+    def _admit(self, query: Query) -> None:
+        if query.budget_s is None:
+            return
+        service_s = self._service_s()
+        if self._outstanding > most_outstanding(service_s, query.budget_s, query.utility):
+            raise DeadlineError(retry_after(self._outstanding, service_s, query.budget_s, query.utility))
+
+    def _service_s(self) -> float:
+        if not self._service_times:
+            return 0.0
+        return math.exp(math.ceil(math.log(statistics.median(self._service_times)) / _GRID) * _GRID)
+
+
+def _compute(runtime: Runtime, ids: bytes) -> tuple[bytes, float]:
+    started = time.perf_counter()
+    logits = runtime(np.frombuffer(ids, dtype="<i4"))
+    return logits.tobytes(), time.perf_counter() - started

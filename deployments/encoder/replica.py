@@ -1,0 +1,60 @@
+"""The Ray Serve shell of the encoder engine: one replica, one GPU or a few CPU threads, one compiled runtime at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ray import serve
+
+from pliant import models
+from pliant.config import EncoderConfig
+from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal, Report
+from pliant.deployments.metrics import ReplicaMetrics
+from pliant.policies.even_plan import even_plan
+
+logger = logging.getLogger("pliant")
+
+_MEASURE_REPEATS = 5
+
+
+class EncoderReplica:
+    """Starts with the length that the even plan gives its rank, and holds another when `hold` says so."""
+
+    async def __init__(self, service: str, config: EncoderConfig) -> None:
+        from pliant.kernels import compiled_classifier  # imports torch, which the application's builder can do without
+
+        context = serve.get_replica_context()
+        self._id = context.replica_id.unique_id
+        self._metrics = ReplicaMetrics(service)
+        load = partial(
+            compiled_classifier.load,
+            models.fetch(config.model),
+            device="cuda" if config.gpus else "cpu",
+            dtype=config.dtype,
+            threads=max(1, round(config.cpus)),
+        )
+        self._engine = Engine(self._id, load, partial(compiled_classifier.measure, repeats=_MEASURE_REPEATS))
+        assert context.rank is not None
+        rank = context.rank.rank
+        report = await self._engine.hold(even_plan(config.lengths, rank + 1)[rank])
+        logger.info("%s rank %d holds %d tokens on %s", service, rank, report["max_length"], report["backend"])
+
+    async def infer(self, query: Query) -> Answer | Refusal:
+        return await self._engine.infer(query)
+
+    async def hold(self, plan: Mapping[str, int]) -> tuple[str, Report]:
+        """Switch to the max_length that `plan` gives this replica, if it names it."""
+        length = plan.get(self._id)
+        return self._id, await self._engine.hold(length) if length else self._engine.report()
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What routers know of a new replica before its first statistics."""
+        return dict(self._engine.report())
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        report = self._engine.report()
+        self._metrics.waiting.set(report["waiting"], tags={"runtime": str(report["max_length"])})
+        return dict(report)

@@ -1,0 +1,91 @@
+"""What one gateway process knows of a service's replicas: the dispatcher, kept true by what the replicas report.
+
+Plain Python, without Ray. Serve pickles the router class by value, so the router and the gateway meet in this module:
+both ask `shared` for the table of their service. All calls come from one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pliant.deployments.encoder.engine import Report
+from pliant.policies.dispatch import Dispatcher
+
+_tables: dict[str, RoutingTable] = {}
+
+
+def shared(service: str, slo_s: float) -> RoutingTable:
+    """The process's table of `service`."""
+    return _tables.setdefault(service, RoutingTable(slo_s))
+
+
+class RoutingTable:
+    """Arlo's dispatcher over the replicas that are known to live, and the latest report of each."""
+
+    def __init__(self, slo_s: float) -> None:
+        self._dispatcher: Dispatcher[str] = Dispatcher(slo_s)
+        self._reports: dict[str, Report] = {}
+        self._lost: set[str] = set()
+
+    def sync(self, reports: Mapping[str, Report | None]) -> None:
+        """The controller's view: the replicas that are running, and what each last reported."""
+        for replica in self._reports.keys() - reports.keys():
+            self._dispatcher.remove(replica)
+            del self._reports[replica]
+        self._lost &= reports.keys()
+        for replica, report in reports.items():
+            if report:
+                self.observe(replica, report)
+
+    def observe(self, replica: str, report: Report) -> None:
+        """Take over what `replica` reported, unless something newer is known."""
+        known = self._reports.get(replica)
+        if replica in self._lost or (known and known["version"] > report["version"]):
+            return
+        self._reports[replica] = report
+        if not report["max_length"]:
+            self._dispatcher.suspend(replica)
+        elif not known or (known["max_length"], known["service_s"]) != (
+            report["max_length"],
+            report["service_s"],
+        ):
+            self._dispatcher.assign(replica, report["max_length"], report["service_s"])
+
+    def lose(self, replica: str) -> None:
+        """`replica` died: it is never chosen again, even while the controller still lists it."""
+        self._lost.add(replica)
+        self._dispatcher.remove(replica)
+        self._reports.pop(replica, None)
+
+    def suspect(self, replica: str) -> None:
+        """`replica` cannot be reached: send it nothing until `trust` is called."""
+        self._dispatcher.suspend(replica)
+
+    def trust(self, replica: str) -> None:
+        """`replica` may be reached again; what it last reported holds, if it still lives."""
+        report = self._reports.get(replica)
+        if report and report["max_length"]:
+            self._dispatcher.assign(replica, report["max_length"], report["service_s"])
+
+    def choose(self, length: int, budget_s: float | None, utility: float) -> str:
+        """The replica for a request, counted as outstanding there until `done`.
+
+        Raises NoRuntimeError when no replica holds the length now, DeadlineError when none can meet the budget.
+        """
+        return self._dispatcher.dispatch(length, budget_s, utility)
+
+    def done(self, replica: str) -> None:
+        """A request that `choose` sent to `replica` ended, well or not."""
+        self._dispatcher.complete(replica)
+
+    def serves(self, length: int) -> bool:
+        """Whether some replica holds a runtime for `length` tokens now."""
+        return self._dispatcher.longest >= length
+
+    def replicas(self) -> dict[str, dict[str, Any]]:
+        """For people: each replica's latest report, and the requests that this process has outstanding there."""
+        return {
+            replica: {**report, "outstanding": self._dispatcher.outstanding(replica)}
+            for replica, report in self._reports.items()
+        }

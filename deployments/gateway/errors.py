@@ -1,0 +1,17 @@
+"""What a client is told when its request is not answered."""
+
+from __future__ import annotations
+
+import math
+
+from pliant.errors import PliantError
+
+
+class RequestError(PliantError):
+    """A request that ends with `status` and a reason, and perhaps a time in seconds after which to come back."""
+
+    def __init__(self, status: int, reason: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+        self.headers = {} if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}

@@ -1,0 +1,88 @@
+"""The FastAPI application around the protocols: errors in one shape, API keys, status pages."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pliant import __version__
+from pliant.config import GatewayConfig
+from pliant.deployments.gateway import hugging_face, open_inference
+from pliant.deployments.gateway.classifier import Classifier
+from pliant.deployments.gateway.errors import RequestError
+
+_OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
+"""What load balancers probe without a key."""
+
+
+def application(
+    config: GatewayConfig,
+    classifiers: Mapping[str, Classifier],
+    stats: Callable[[], dict[str, Any]],
+    metrics: Callable[[], bytes],
+    api_keys: Collection[str],
+) -> FastAPI:
+    """The gateway's routes. With `api_keys`, every path but the health probes asks for `Authorization: Bearer KEY`."""
+    app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
+    max_body = round(config.max_body_mb * 2**20)
+    app.include_router(open_inference.router(classifiers, max_body, config.max_texts))
+    app.include_router(hugging_face.router(classifiers, max_body, config.max_texts))
+
+    @app.get("/stats", tags=["Status"])
+    async def stats_page() -> dict[str, Any]:
+        """For people: what each replica holds, how busy it is, what it served and how fast."""
+        return stats()
+
+    @app.get("/metrics", tags=["Status"])
+    async def metrics_page() -> Response:
+        """The same for Prometheus, as one URL."""
+        return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.exception_handler(RequestError)
+    async def refused(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
+        return JSONResponse({"error": error.reason}, error.status, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def not_routed(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return JSONResponse({"error": f"{request.method} {request.url.path}: {error.detail}"}, error.status_code)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return JSONResponse({"error": "; ".join(str(item["msg"]) for item in error.errors())}, 400)
+
+    if api_keys:
+        app.add_middleware(_ApiKeys, keys=api_keys)
+    return app
+
+
+class _ApiKeys:
+    """Answers 401 unless the request carries one of `keys`."""
+
+    def __init__(self, app: ASGIApp, keys: Collection[str]) -> None:
+        self._app = app
+        self._keys = [f"Bearer {key}".encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not scope["path"].endswith(_OPEN_PATHS) and not self._allowed(scope):
+            refusal = JSONResponse(
+                {"error": "no valid API key; send one as 'Authorization: Bearer KEY'"},
+                401,
+                {"WWW-Authenticate": "Bearer"},
+            )
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return any([hmac.compare_digest(given, key) for key in self._keys])

@@ -1,0 +1,64 @@
+"""Arlo's dispatcher as a Ray Serve request router: each request goes to the replica that its length and budget call for.
+
+The base class queues requests, probes replicas for their queue lengths, and matches the two up; none of that is needed
+when the process itself counts what it has sent. So the one step that binds a request to a replica is overridden, as in
+Serve's own `capacity_queue_router`; `tests/deployments/test_ray_contract.py` pins the hooks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from pliant.deployments.encoder.routing_table import shared
+
+_RETRY_S = 0.01
+_SUSPECT_S = 1.0
+
+
+class LengthRouter(RequestRouter):
+    """Routes calls whose first argument is a `Query`.
+
+    `await handle.infer.remote(query)` raises NoRuntimeError or DeadlineError when the policy refuses the request; it
+    never waits for a replica.
+    """
+
+    def initialize_state(self, service: str, slo_s: float) -> None:
+        self._table = shared(service, slo_s)
+        self._running: dict[str, RunningReplica] = {}
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._running = {replica.replica_id.unique_id: replica for replica in replicas}
+        self._table.sync(
+            {name: replica.routing_stats or replica.replica_metadata or None for name, replica in self._running.items()}
+        )
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        if is_retry:
+            await asyncio.sleep(_RETRY_S)
+        return self._choose(pending_request)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        return [candidate_replicas] if pending_request is None else [[self._choose(pending_request)]]
+
+    def _choose(self, pending_request: PendingRequest) -> RunningReplica:
+        query = pending_request.args[0]
+        return self._running[self._table.choose(query.length, query.budget_s, query.utility)]
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        self._table.done(replica_id.unique_id)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._table.lose(replica_id.unique_id)
+
+    def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_unavailable(replica_id)
+        self._table.suspect(replica_id.unique_id)
+        asyncio.get_running_loop().call_later(_SUSPECT_S, self._table.trust, replica_id.unique_id)

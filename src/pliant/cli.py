@@ -1,0 +1,116 @@
+"""The `pliant` command."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from pliant import config, models, zoo
+from pliant.errors import ConfigError, PliantError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic transformer serving on Ray Serve.")
+_console = Console(soft_wrap=True, highlight=False)
+_READY_WITHIN_S = 900
+_EXAMPLE = "The yield expression is used when defining a generator function"
+
+ClusterFile = Annotated[Path, typer.Argument(help="The cluster's configuration.")]
+
+
+@app.command()
+def check(path: ClusterFile = Path("cluster.yaml")) -> None:
+    """Validate a cluster.yaml; say in one line each what is wrong with it."""
+    cluster = _checked(path)
+    services = ", ".join(f"{name} ({service.kind})" for name, service in cluster.serving.services.items())
+    _console.print(f"{path}: fine; serves {services}")
+
+
+@app.command()
+def serve(path: ClusterFile = Path("cluster.yaml")) -> None:
+    """Check, train what the zoo still lacks, `serve run`, and say when the first request may come."""
+    cluster = _checked(path)
+    for service in cluster.serving.services.values():
+        _fetch(service.model)
+    _console.print("Starting the cluster; a first start also compiles each runtime, which takes about a minute.")
+    process = subprocess.Popen([Path(sys.executable).with_name("serve"), "run", path])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda received, _frame: process.send_signal(received))
+    if _ready(cluster.address, process):
+        _console.print(_greeting(cluster))
+    elif process.poll() is None:
+        _console.print(f"[red]not ready after {_READY_WITHIN_S} s; the log above, or `serve status`, says why[/red]")
+    raise typer.Exit(process.wait())
+
+
+@app.command(name="zoo")
+def zoo_models(train: Annotated[bool, typer.Option(help="Train the models that are missing.")] = False) -> None:
+    """List the tiny models that the default cluster serves, with their measured accuracy."""
+    if train:
+        for entry in zoo.status():
+            _fetch(f"zoo/{entry.name}")
+    table = Table("model", "held-out accuracy", "parameters", "trained in")
+    for entry in zoo.status():
+        if entry.accuracy is None:
+            table.add_row(f"zoo/{entry.name}", "not trained yet", "", "")
+        else:
+            table.add_row(
+                f"zoo/{entry.name}", f"{entry.accuracy:.1%}", f"{entry.parameters:,}", f"{entry.seconds:.0f} s"
+            )
+    _console.print(table)
+
+
+def main() -> None:
+    """Run the command; a PliantError is printed as its message alone."""
+    try:
+        app()
+    except PliantError as error:
+        _console.print(f"[red]{error}[/red]")
+        sys.exit(1)
+
+
+def _checked(path: Path) -> config.ClusterConfig:
+    try:
+        cluster = config.read(path)
+        config.check_models(cluster.serving)
+    except ConfigError as error:
+        for problem in error.problems:
+            _console.print(problem, style="red", markup=False)
+        raise typer.Exit(1) from None
+    return cluster
+
+
+def _fetch(model: str) -> None:
+    with Progress(console=_console, transient=True) as progress:
+        task = progress.add_task(model, total=1.0)
+        models.fetch(model, progress=lambda text, done: progress.update(task, description=text, completed=done))
+
+
+def _ready(address: str, process: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + _READY_WITHIN_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{address}/v2/health/ready", timeout=5).status_code == 200:
+                return True
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    return False
+
+
+def _greeting(cluster: config.ClusterConfig) -> str:
+    name = next(iter(cluster.serving.services))
+    body = json.dumps({"inputs": _EXAMPLE, "parameters": {"top_k": 2}})
+    return (
+        f"\n[bold]Ready at {cluster.address}[/bold] (API: {cluster.address}/docs, replicas: {cluster.address}/stats). "
+        f"Try:\n\ncurl -s {cluster.address}/models/{name} -d '{body}'\n"
+    )

@@ -1,0 +1,19 @@
+"""What can go wrong before a request is served. Every message says what was given and what to do."""
+
+from collections.abc import Sequence
+
+
+class PliantError(Exception):
+    """Base of all errors that are told to a person in one line, without a traceback."""
+
+
+class ModelError(PliantError):
+    """A model that cannot be found, fetched, or served."""
+
+
+class ConfigError(PliantError):
+    """A cluster.yaml that cannot be served; `problems` holds one line for each thing to change."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)

@@ -1,0 +1,113 @@
+"""The encoder engine: order, admission, switching and cancellation, with a runtime that only sleeps."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal
+
+SERVICE_S = 0.02
+
+
+class Sleeper:
+    backend = "sleeper"
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self.seen: list[int] = []
+
+    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+        time.sleep(SERVICE_S)
+        self.seen.append(int(ids[0]))
+        return np.array([len(ids), ids[0]], dtype=np.float32)
+
+
+def query(first: int = 1, length: int = 4, budget_s: float | None = None, utility: float = 1.0) -> Query:
+    return Query(np.array([first] * length, dtype="<i4").tobytes(), length, budget_s, utility)
+
+
+def logits(answer: Answer | Refusal) -> list[float]:
+    assert isinstance(answer, Answer)
+    return np.frombuffer(answer.logits, dtype="<f4").tolist()
+
+
+@pytest.fixture
+async def engine() -> Engine:
+    engine = Engine("replica-1", Sleeper, lambda _runtime: SERVICE_S)
+    await engine.hold(8)
+    return engine
+
+
+async def test_answers_in_order_of_arrival(engine: Engine) -> None:
+    answers = await asyncio.gather(*(engine.infer(query(first)) for first in range(5)))
+    assert [logits(answer)[1] for answer in answers] == [0, 1, 2, 3, 4]
+    assert engine.report()["served"] == 5
+    assert engine.report()["waiting"] == 0
+
+
+async def test_a_text_that_is_too_long_is_refused_with_the_truth(engine: Engine) -> None:
+    refusal = await engine.infer(query(length=9))
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reason, refusal.replica, refusal.report["max_length"]) == ("length", "replica-1", 8)
+
+
+async def test_the_queue_is_bounded_by_the_budget(engine: Engine) -> None:
+    replies = await asyncio.gather(*(engine.infer(query(budget_s=5.5 * SERVICE_S)) for _ in range(20)))
+    answered = [reply for reply in replies if isinstance(reply, Answer)]
+    refused = [reply for reply in replies if isinstance(reply, Refusal)]
+    assert 3 <= len(answered) <= 5
+    assert all(reply.reason == "busy" and 0 < reply.retry_after_s < 1 for reply in refused)
+
+
+async def test_low_utility_does_not_wait(engine: Engine) -> None:
+    replies = await asyncio.gather(*(engine.infer(query(budget_s=1.0, utility=0)) for _ in range(3)))
+    assert [type(reply) for reply in replies] == [Answer, Refusal, Refusal]
+
+
+async def test_switching_finishes_what_was_accepted_and_refuses_meanwhile(engine: Engine) -> None:
+    before = engine.report()["version"]
+    accepted = [asyncio.create_task(engine.infer(query())) for _ in range(3)]
+    await asyncio.sleep(0)
+    switch = asyncio.create_task(engine.hold(16))
+    await asyncio.sleep(0)
+    meanwhile = await engine.infer(query())
+    assert isinstance(meanwhile, Refusal)
+    assert meanwhile.report["max_length"] == 0
+    assert all(isinstance(answer, Answer) and answer.max_length == 8 for answer in await asyncio.gather(*accepted))
+    report = await switch
+    assert report["max_length"] == 16
+    assert report["version"] > meanwhile.report["version"] > before
+    after = await engine.infer(query(length=16))
+    assert isinstance(after, Answer)
+    assert after.max_length == 16
+
+
+async def test_holding_what_it_holds_changes_nothing(engine: Engine) -> None:
+    before = engine.report()
+    assert await engine.hold(8) == before
+
+
+async def test_a_runtime_that_does_not_load_leaves_the_replica_refusing() -> None:
+    def load(max_length: int) -> Sleeper:
+        raise RuntimeError(f"cannot load {max_length}")
+
+    engine = Engine("replica-1", load, lambda _runtime: SERVICE_S)
+    with pytest.raises(RuntimeError, match="cannot load 8"):
+        await engine.hold(8)
+    assert isinstance(await engine.infer(query()), Refusal)
+
+
+async def test_cancelled_requests_are_not_computed() -> None:
+    runtime = Sleeper(8)
+    engine = Engine("replica-1", lambda _length: runtime, lambda _runtime: SERVICE_S)
+    await engine.hold(8)
+    tasks = [asyncio.create_task(engine.infer(query(first))) for first in range(4)]
+    await asyncio.sleep(SERVICE_S / 2)
+    for task in tasks[1:3]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert runtime.seen == [0, 3]
+    assert engine.report()["waiting"] == 0

@@ -1,0 +1,81 @@
+"""What a gateway believes of replicas, through reports that come late, twice, or from the dead."""
+
+import pytest
+
+from pliant.deployments.encoder.engine import Report
+from pliant.deployments.encoder.routing_table import RoutingTable
+from pliant.policies.dispatch import NoRuntimeError
+
+
+def report(max_length: int, version: int = 1, service_s: float = 0.01) -> Report:
+    return Report(
+        version=version,
+        max_length=max_length,
+        service_s=service_s,
+        backend="aoti",
+        waiting=0,
+        served=0,
+        p50_ms=0.0,
+        p98_ms=0.0,
+    )
+
+
+@pytest.fixture
+def table() -> RoutingTable:
+    table = RoutingTable(slo_s=1.0)
+    table.sync({"short": report(64), "long": report(512)})
+    return table
+
+
+def test_the_shortest_runtime_that_fits_is_chosen(table: RoutingTable) -> None:
+    assert table.choose(64, None, 1.0) == "short"
+    assert table.choose(65, None, 1.0) == "long"
+    assert table.serves(512)
+    assert not table.serves(513)
+
+
+def test_a_refusal_corrects_the_table_at_once_and_stale_news_do_not_undo_it(table: RoutingTable) -> None:
+    table.observe("short", report(128, version=3))
+    assert table.choose(100, None, 1.0) == "short"
+    table.sync({"short": report(64, version=1), "long": report(512)})
+    assert table.choose(100, None, 1.0) == "short"
+
+
+def test_a_replica_that_switches_gets_nothing(table: RoutingTable) -> None:
+    table.observe("short", report(0, version=2))
+    assert table.choose(10, None, 1.0) == "long"
+    table.observe("short", report(64, version=3))
+    assert table.choose(10, None, 1.0) == "short"
+
+
+def test_the_dead_do_not_come_back_while_the_controller_still_lists_them(table: RoutingTable) -> None:
+    table.lose("long")
+    table.sync({"short": report(64), "long": report(512)})
+    table.trust("long")
+    table.done("long")
+    with pytest.raises(NoRuntimeError):
+        table.choose(500, None, 1.0)
+    table.sync({"short": report(64), "new": report(512)})
+    assert table.choose(500, None, 1.0) == "new"
+
+
+def test_an_unreachable_replica_gets_nothing_until_it_is_trusted_again(table: RoutingTable) -> None:
+    table.suspect("short")
+    assert table.choose(10, None, 1.0) == "long"
+    table.trust("short")
+    assert table.choose(10, None, 1.0) == "short"
+
+
+def test_a_replica_that_has_not_reported_yet_gets_nothing() -> None:
+    table = RoutingTable(slo_s=1.0)
+    table.sync({"new": None})
+    with pytest.raises(NoRuntimeError):
+        table.choose(1, None, 1.0)
+
+
+def test_people_see_reports_and_outstanding_requests(table: RoutingTable) -> None:
+    table.choose(10, None, 1.0)
+    table.choose(10, None, 1.0)
+    table.done("short")
+    assert table.replicas()["short"]["outstanding"] == 1
+    assert table.replicas()["long"]["max_length"] == 512
