@@ -1,0 +1,185 @@
+"""A sequence classifier compiled for one max_length: Arlo's runtime, batch 1 (Arlo §3.1, §5).
+
+Shorter inputs are padded to max_length, a cost that the request scheduler weighs against queueing. The compiler runs in
+a process of its own, so that a replica never holds its memory, and a compiled runtime loads without transformers.
+"""
+
+import argparse
+import functools
+import json
+import logging
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pliant.kernels.cuda_graph import CudaGraph, Forward
+from pliant.kernels.runtime_cache import RuntimeSpec, cache_folder, package
+
+if TYPE_CHECKING:
+    from pliant.kernels.eager_classifier import EagerClassifier
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
+"""How far a runtime's logits may lie from the unpadded eager model's, in units of the largest logit or 1, whichever is
+more. A package that does not keep it is never used."""
+
+_warn_once = functools.cache(logging.getLogger("pliant").warning)
+
+
+class Runtime:
+    """A classifier that answers one input of up to `max_length` tokens at a time.
+
+    `backend` is "aoti" (compiled for this CPU), "cuda-graph" (one launch on the GPU) or "eager" (not compiled, and run
+    at the input's own length). Any thread may call it, but one at a time: the input buffer is reused.
+    """
+
+    def __init__(self, forward: Forward, backend: str, max_length: int, *, pad: int, vocabulary: int) -> None:
+        self.max_length = max_length
+        self.backend = backend
+        self._pad = pad
+        self._vocabulary = vocabulary
+        self._inputs = torch.ones(2, max_length, dtype=torch.int64, pin_memory=backend == "cuda-graph")
+        self._ids, self._mask = self._inputs.numpy()
+        self._forward = CudaGraph(forward, self._inputs) if backend == "cuda-graph" else forward
+
+    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+        """The logits, float32 (labels,), of the text with these token ids, special tokens included.
+
+        Raises `ValueError` if there are no ids, more than `max_length`, or one that is not in the vocabulary.
+        """
+        length = len(ids)
+        if not 0 < length <= self.max_length:
+            raise ValueError(f"got {length} token ids; this runtime takes 1 to {self.max_length}")
+        text = self._ids[:length]
+        text[:] = ids
+        if text.min() < 0 or text.max() >= self._vocabulary:
+            raise ValueError(f"token ids must lie in 0 to {self._vocabulary - 1}; got {text.min()} to {text.max()}")
+        self._ids[length:] = self._pad
+        self._mask[:length] = 1
+        self._mask[length:] = 0
+        return self._forward(self._inputs[:, :length] if self.backend == "eager" else self._inputs).numpy()
+
+
+class _CannotCompileError(Exception):
+    """The reason why a model has to run uncompiled, for the operator."""
+
+
+def load(folder: Path, max_length: int, *, device: str = "cpu", dtype: str = "float32", threads: int = 1) -> Runtime:
+    """The classifier in `folder` for inputs of up to `max_length` tokens; compiled first if it is not in the cache.
+
+    Loading takes tens of milliseconds, compiling 15 s or more, during which other processes that want the same package
+    wait. Where it cannot be compiled (no C++ compiler, an architecture that torch.export rejects), the "pliant" logger
+    warns and the eager model answers instead. Sets this process's number of torch threads to `threads`.
+    Raises `ModelError` if `folder` holds no sequence classifier or the model cannot take `max_length` tokens.
+    """
+    spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads)
+    spec.check()
+    torch.set_num_threads(threads)
+    try:
+        return _open(package(spec, functools.partial(_compile_apart, spec)), spec)
+    except _CannotCompileError as reason:
+        _warn_once(str(reason))
+    from pliant.kernels.eager_classifier import EagerClassifier
+
+    model = EagerClassifier(spec.folder, device=device, dtype=dtype)
+    return Runtime(model, "eager" if device == "cpu" else "cuda-graph", max_length, **model.facts)
+
+
+def measure(runtime: Runtime, repeats: int) -> float:
+    """Seconds that a call with `max_length` tokens takes: the median of `repeats` calls, after one to warm up."""
+    ids = np.ones(runtime.max_length, dtype=np.int64)
+    runtime(ids)
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        runtime(ids)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def _open(folder: Path, spec: RuntimeSpec) -> Runtime:
+    """The runtime in a package.
+
+    Uses the class under `torch._inductor.aoti_load_package`, whose import alone takes 2 s and 85 MB.
+    """
+    facts = json.loads((folder / "runtime.json").read_text())
+    unpacked = folder / "model"
+    path = unpacked if unpacked.exists() else folder / "model.pt2"
+    # Single-threaded: without the locks that cannot be captured in a CUDA graph.
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
+    backend = "aoti" if spec.device == "cpu" else "cuda-graph"
+    return Runtime(lambda inputs: loader.run([inputs])[0], backend, spec.max_length, **facts)
+
+
+def _compile_apart(spec: RuntimeSpec, into: Path) -> None:
+    """Compile in a process of its own, with a bounded number of threads."""
+    compiler = next(filter(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))), None)
+    if compiler is None:
+        raise _CannotCompileError(
+            "No C++ compiler was found (CXX, g++ or clang++), so classifiers run uncompiled: answers are the same, but "
+            "take about twice as long. Install one (apt-get install g++) and restart."
+        )
+    threads = str(spec.threads)
+    environment = {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "compiler"),
+        "TORCHINDUCTOR_COMPILE_THREADS": threads,
+        **os.environ,
+        "CXX": compiler,
+        "OMP_NUM_THREADS": threads,
+    }
+    command = [sys.executable, "-m", "pliant.kernels.compiled_classifier", str(spec.folder), str(spec.max_length)]
+    command += ["--device", spec.device, "--dtype", spec.dtype, "--threads", threads, "--into", str(into)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise _CannotCompileError(
+            f"{spec.folder} could not be compiled for {spec.max_length} tokens and runs uncompiled, about half as "
+            f"fast. The compiler's process said: {reason}"
+        )
+
+
+def main() -> None:
+    """Compile one package and check its answers; `load` runs this in a process of its own."""
+    from pliant.kernels.classifier_compiler import compile_into
+    from pliant.kernels.eager_classifier import EagerClassifier
+
+    parser = argparse.ArgumentParser(prog="python -m pliant.kernels.compiled_classifier", description=main.__doc__)
+    parser.add_argument("folder", type=Path, help="holds config.json and model.safetensors")
+    parser.add_argument("max_length", type=int, help="in tokens")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of one forward pass")
+    parser.add_argument("--into", type=Path, required=True, help="an existing folder, which receives the package")
+    arguments = vars(parser.parse_args())
+    into = arguments.pop("into")
+    spec = RuntimeSpec(**arguments)
+    spec.check()
+    torch.set_num_threads(spec.threads)
+    model = EagerClassifier(spec.folder, device=spec.device, dtype=spec.dtype)
+    compile_into(into, model, spec)
+    _verify(_open(into, spec), model, spec)
+
+
+def _verify(runtime: Runtime, model: "EagerClassifier", spec: RuntimeSpec) -> None:
+    """Raise if the runtime and the unpadded eager model disagree on random texts of three lengths."""
+    facts = model.facts
+    words = np.setdiff1d(np.arange(facts["vocabulary"]), [facts["pad"]])
+    for length in sorted({1, (spec.max_length + 1) // 2, spec.max_length}):
+        ids = np.random.default_rng(length).choice(words, length)
+        inputs = torch.from_numpy(np.stack([ids, np.ones_like(ids)]))
+        expected = model(inputs.to(spec.device)).cpu().numpy()
+        difference = np.abs(runtime(ids) - expected).max() / max(1.0, np.abs(expected).max())
+        if not difference <= TOLERANCE[spec.dtype]:
+            raise ArithmeticError(f"compiled and eager logits differ by {difference:.1e} at {length} tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Where compiled runtimes lie between processes: one folder for each model, max_length and machine (Arlo §3.1).
+
+Arlo changes a replica's runtime while requests arrive, so that loading must take milliseconds: each runtime is compiled
+once per machine, by whichever process asks first.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+import torch
+from filelock import FileLock
+
+from pliant.errors import ModelError
+
+RECIPE = 1
+"""Raised whenever models are compiled in another way, so that older packages are left alone."""
+
+
+@dataclass(frozen=True)
+class RuntimeSpec:
+    """What a runtime is compiled for.
+
+    `folder` holds config.json and model.safetensors; `max_length` counts tokens; `device` is "cpu" or "cuda"; `dtype`
+    is "float32" or "bfloat16"; `threads` is the number of CPU threads of one forward pass.
+    """
+
+    folder: Path
+    max_length: int
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 1
+
+    def check(self) -> None:
+        """Raise `ModelError` if no runtime can be made for this specification, whatever the machine."""
+        for file in (self.folder / "config.json", self.folder / "model.safetensors"):
+            if not file.is_file():
+                raise ModelError(f"{file} is missing: a classifier's folder holds config.json and model.safetensors")
+        if self.device not in ("cpu", "cuda"):
+            raise ModelError(f"device {self.device!r} is unknown: choose cpu or cuda")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ModelError(f"dtype {self.dtype!r} is unknown: choose float32 or bfloat16")
+        if self.threads < 1:
+            raise ModelError(f"{self.threads} threads cannot compute: choose 1 or more")
+        longest = self._positions()
+        if not 1 <= self.max_length <= longest:
+            raise ModelError(f"max_length {self.max_length} does not suit {self.folder}: choose 1 to {longest} tokens")
+
+    def name(self) -> str:
+        """The name of this specification's package on this machine; reads config.json, but no weights."""
+        weights = (self.folder / "model.safetensors").resolve()
+        identity = [
+            RECIPE,
+            [str(weights), weights.stat().st_size, weights.stat().st_mtime_ns],
+            (self.folder / "config.json").read_text(),
+            [self.max_length, self.device, self.dtype, self.threads],
+            torch.__version__,
+            _machine(self.device),
+        ]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        return f"{self.folder.resolve().name}-{self.max_length}-{self.dtype}-{digest[:16]}"
+
+    def _positions(self) -> int:
+        """How many tokens the model has positions for; a large number if config.json does not say."""
+        config = json.loads((self.folder / "config.json").read_text())
+        positions = config.get("max_position_embeddings") or sys.maxsize
+        if "roberta" in config.get("model_type", ""):  # whose positions start after the pad token's
+            positions -= config.get("pad_token_id", 1) + 1
+        return positions
+
+
+def cache_folder() -> Path:
+    """The folder of all packages: `runtimes` under $PLIANT_CACHE, or else under the user's cache folder."""
+    root = os.environ.get("PLIANT_CACHE")
+    return (Path(root) if root else platformdirs.user_cache_path("pliant")) / "runtimes"
+
+
+def package(spec: RuntimeSpec, build: Callable[[Path], None]) -> Path:
+    """The folder of the package for `spec`, filled by `build(folder)` if no process has built it before.
+
+    One process builds and the others wait for it. The folder appears whole or not at all: what `build` raises is passed
+    on, and nothing is kept.
+    """
+    entry = cache_folder() / spec.name()
+    if entry.exists():
+        return entry
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{entry}.lock"):
+        if not entry.exists():
+            partial = Path(f"{entry}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            try:
+                build(partial)
+                partial.rename(entry)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return entry
+
+
+def _machine(device: str) -> list[str]:
+    """What compiled code depends on besides torch: the instructions this CPU has, and the kind of GPU."""
+    instructions = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        instructions = next((line for line in lines if line.startswith(("flags", "Features"))), instructions)
+    gpu = torch.cuda.get_device_name() if device == "cuda" else ""
+    return [platform.machine(), torch.backends.cpu.get_cpu_capability(), instructions, gpu]

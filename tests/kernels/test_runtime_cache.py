@@ -1,0 +1,69 @@
+"""Packages are built once, appear whole, and are told apart by everything that they depend on."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pliant.kernels.runtime_cache import RuntimeSpec, package
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuntimeSpec:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache folder"))
+    folder = tmp_path / "a model.v1"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return RuntimeSpec(folder, 8)
+
+
+def test_two_processes_build_once(spec: RuntimeSpec, tmp_path: Path) -> None:
+    code = """
+import sys, time
+from pathlib import Path
+from pliant.kernels.runtime_cache import RuntimeSpec, package
+
+def build(into):
+    with open(sys.argv[2], "a") as log:
+        log.write("built\\n")
+    time.sleep(2)
+    (into / "library").write_text("code")
+
+print((package(RuntimeSpec(Path(sys.argv[1]), 8), build) / "library").read_text())
+"""
+    command = [sys.executable, "-c", code, str(spec.folder), str(tmp_path / "log")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate()[0].strip() for process in processes] == ["code", "code"]
+    assert (tmp_path / "log").read_text() == "built\n"
+
+
+def test_a_failed_build_is_passed_on_and_forgotten(spec: RuntimeSpec) -> None:
+    def fail(into: Path) -> None:
+        (into / "half").touch()
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        package(spec, fail)
+    built = package(spec, lambda into: (into / "whole").touch())
+    assert [path.name for path in built.iterdir()] == ["whole"]
+    assert package(spec, fail) == built
+
+
+def test_what_a_killed_build_left_is_cleared(spec: RuntimeSpec) -> None:
+    built = package(spec, lambda into: (into / "whole").touch())
+    built.rename(f"{built}.partial")
+    assert list(package(spec, lambda into: None).iterdir()) == []
+
+
+def test_names_tell_packages_apart(spec: RuntimeSpec) -> None:
+    changes = {"max_length": 9, "dtype": "bfloat16", "threads": 2}
+    names = [spec.name(), *(dataclasses.replace(spec, **{field: value}).name() for field, value in changes.items())]
+    (spec.folder / "model.safetensors").write_bytes(b"other weights")
+    names.append(spec.name())
+    (spec.folder / "config.json").write_text('{"num_labels": 2}')
+    names.append(spec.name())
+    assert len(set(names)) == len(names)
+    assert spec.name() == names[-1]
