@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
-from pliant.config import EncoderConfig, GatewayConfig, check_models, parse
+from pliant.config import EncoderConfig, ServingConfig, check_models, parse
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.gateway.gateway import Gateway
 
@@ -26,26 +27,28 @@ def build(args: dict[str, Any]) -> Application:
     """The application for cluster.yaml's `args`. Raises ConfigError, in one line for each problem."""
     config = parse(args)
     check_models(config)
-    replicas = {name: _encoder(name, service) for name, service in config.services.items()}
-    return _gateway(config.gateway).bind(config, **replicas)
+    return assemble(config, {name: encoder(name, service) for name, service in config.services.items()})
 
 
-def _gateway(config: GatewayConfig) -> serve.Deployment:
+def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Application:
+    """A gateway in front of `services`."""
+    gateway = config.gateway
     return serve.deployment(
         Gateway,
         name="gateway",
-        num_replicas=config.replicas,
-        ray_actor_options={"num_cpus": config.cpus},
-        max_ongoing_requests=config.max_ongoing_requests,
-        max_queued_requests=config.max_ongoing_requests,
+        num_replicas=gateway.replicas,
+        ray_actor_options={"num_cpus": gateway.cpus},
+        max_ongoing_requests=gateway.max_ongoing_requests,
+        max_queued_requests=gateway.max_ongoing_requests,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         **_HEALTH,
-    )
+    ).bind(config, **services)
 
 
-def _encoder(name: str, config: EncoderConfig) -> Application:
+def encoder(name: str, config: EncoderConfig, replica: type[EncoderReplica] = EncoderReplica) -> Application:
+    """The replicas of one classifier service; each is a `replica`."""
     return serve.deployment(
-        EncoderReplica,
+        replica,
         name=name,
         num_replicas=config.replicas,
         ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from ray import serve
 
 from pliant import models
 from pliant.config import EncoderConfig
-from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal, Report
+from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal, Report, Runtime
 from pliant.deployments.metrics import ReplicaMetrics
 from pliant.policies.even_plan import even_plan
 
@@ -24,11 +24,19 @@ class EncoderReplica:
     """Starts with the length that the even plan gives its rank, and holds another when `hold` says so."""
 
     async def __init__(self, service: str, config: EncoderConfig) -> None:
-        from pliant.kernels import compiled_classifier  # imports torch, which the application's builder can do without
-
         context = serve.get_replica_context()
+        assert context.rank is not None
+        rank = context.rank.rank
         self._id = context.replica_id.unique_id
         self._metrics = ReplicaMetrics(service)
+        self._engine = Engine(self._id, *self.runtimes(config))
+        report = await self._engine.hold(even_plan(config.lengths, rank + 1)[rank])
+        logger.info("%s rank %d holds %d tokens on %s", service, rank, report["max_length"], report["backend"])
+
+    def runtimes(self, config: EncoderConfig) -> tuple[Callable[[int], Runtime], Callable[[Runtime], float]]:
+        """What loads a runtime for a max_length, and what measures the seconds that it takes for a request."""
+        from pliant.kernels import compiled_classifier  # imports torch, which the application's builder can do without
+
         load = partial(
             compiled_classifier.load,
             models.fetch(config.model),
@@ -36,11 +44,7 @@ class EncoderReplica:
             dtype=config.dtype,
             threads=max(1, round(config.cpus)),
         )
-        self._engine = Engine(self._id, load, partial(compiled_classifier.measure, repeats=_MEASURE_REPEATS))
-        assert context.rank is not None
-        rank = context.rank.rank
-        report = await self._engine.hold(even_plan(config.lengths, rank + 1)[rank])
-        logger.info("%s rank %d holds %d tokens on %s", service, rank, report["max_length"], report["backend"])
+        return load, partial(compiled_classifier.measure, repeats=_MEASURE_REPEATS)
 
     async def infer(self, query: Query) -> Answer | Refusal:
         return await self._engine.infer(query)

@@ -1,0 +1,96 @@
+"""A real cluster under `pliant serve`, and what tests ask of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+READY_WITHIN_S = 600
+
+
+@dataclass
+class Cluster:
+    """A running cluster: where it answers, its configuration file, and the Ray session that it owns."""
+
+    address: str
+    path: Path
+    ray_folder: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def host(self) -> str:
+        """host:port, as tritonclient wants it."""
+        return self.address.removeprefix("http://")
+
+    def stats(self, service: str = "topics") -> dict[str, dict[str, Any]]:
+        """The gateway's view of the service's replicas, by replica id."""
+        response = httpx.get(f"{self.address}/stats", timeout=10)
+        return response.raise_for_status().json()["services"][service]["replicas"]
+
+    def classify(self, text: str | list[str], **parameters: Any) -> httpx.Response:
+        body = {"inputs": text, "parameters": parameters}
+        return httpx.post(f"{self.address}/models/topics", json=body, timeout=60)
+
+    def ray(self, script: str) -> str:
+        """What `script` prints, run by a driver of its own inside this cluster's Ray."""
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**environment(self.ray_folder), "RAY_ADDRESS": self._ray_address()},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def deploy(self, path: Path) -> None:
+        """`serve deploy`: PUT another configuration to the running cluster."""
+        dashboard = self.ray("import ray; print(ray.init(log_to_driver=False).dashboard_url)").split()[-1]
+        command = [Path(sys.executable).with_name("serve"), "deploy", "-a", f"http://{dashboard}", path]
+        done = subprocess.run(command, env=environment(self.ray_folder), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+    def _ray_address(self) -> str:
+        port = next(self.ray_folder.glob("ray/session_latest/gcs_server_port_*")).read_text()
+        return f"127.0.0.1:{port}"
+
+    def replica_processes(self) -> list[psutil.Process]:
+        """The replicas of the topics service."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in family if "ServeReplica:pliant:topics" in " ".join(child.cmdline())]
+
+
+def environment(ray_folder: Path) -> dict[str, str]:
+    """A Ray session of its own, apart from any other on this machine."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    return {**kept, "RAY_TMPDIR": str(ray_folder), "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_ready(cluster: Cluster, log: Path) -> None:
+    deadline = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline:
+        assert cluster.process.poll() is None, log.read_text()[-4000:]
+        try:
+            if httpx.get(f"{cluster.address}/v2/health/ready", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    pytest.fail(f"the cluster was not ready within {READY_WITHIN_S} s:\n{log.read_text()[-4000:]}")
