@@ -33,7 +33,7 @@ def build(args: dict[str, Any]) -> Application:
 def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Application:
     """A gateway in front of `services`."""
     gateway = config.gateway
-    return serve.deployment(
+    return _deployment(
         Gateway,
         name="gateway",
         num_replicas=gateway.replicas,
@@ -41,22 +41,26 @@ def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Appl
         max_ongoing_requests=gateway.max_ongoing_requests,
         max_queued_requests=gateway.max_ongoing_requests,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
-        **_HEALTH,
     ).bind(config, **services)
 
 
 def encoder(name: str, config: EncoderConfig, replica: type[EncoderReplica] = EncoderReplica) -> Application:
     """The replicas of one classifier service; each is a `replica`."""
-    return serve.deployment(
+    router: dict[str, Any] = {
+        "request_router_class": "pliant.deployments.router:LengthRouter",
+        "request_router_kwargs": {"service": name, "slo_s": config.slo_ms / 1e3},
+        "request_routing_stats_period_s": _STATS_PERIOD_S,
+    }
+    return _deployment(
         replica,
         name=name,
         num_replicas=config.replicas,
         ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
         max_ongoing_requests=_MOST_OUTSTANDING,
-        request_router_config=RequestRouterConfig(
-            request_router_class="pliant.deployments.router:LengthRouter",
-            request_router_kwargs={"service": name, "slo_s": config.slo_ms / 1e3},
-            request_routing_stats_period_s=_STATS_PERIOD_S,
-        ),
-        **_HEALTH,
+        request_router_config=RequestRouterConfig(**router),
     ).bind(name, config)
+
+
+def _deployment(target: type, **options: Any) -> serve.Deployment:
+    deployment: serve.Deployment = serve.deployment(target, **_HEALTH, **options)  # type: ignore[assignment]
+    return deployment

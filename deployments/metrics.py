@@ -25,7 +25,7 @@ class EncoderMetrics:
             "pliant_request_latency_seconds",
             "From a text's arrival in the gateway to its answer.",
             boundaries=_LATENCY_S,
-            tag_keys=("service", "runtime"),
+            tag_keys=("service", "runtime"),  # type: ignore[arg-type]  # Ray says Tuple[str], of any length
         )
         self.latency.set_default_tags({"service": service})
 
@@ -35,12 +35,14 @@ class ReplicaMetrics:
 
     def __init__(self, service: str) -> None:
         self.waiting = Gauge(
-            "pliant_requests_waiting", "Requests queued or running in a replica.", tag_keys=("service", "runtime")
+            "pliant_requests_waiting",
+            "Requests queued or running in a replica.",
+            tag_keys=("service", "runtime"),  # type: ignore[arg-type]
         )
         self.waiting.set_default_tags({"service": service})
 
 
 def _counter(service: str, name: str, description: str, *tags: str) -> Counter:
-    counter = Counter(name, description, tag_keys=("service", *tags))
+    counter = Counter(name, description, tag_keys=("service", *tags))  # type: ignore[arg-type]
     counter.set_default_tags({"service": service})
     return counter

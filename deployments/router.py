@@ -8,9 +8,11 @@ Serve's own `capacity_queue_router`; `tests/deployments/test_ray_contract.py` pi
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from pliant.deployments.encoder.engine import Report
 from pliant.deployments.encoder.routing_table import shared
 
 _RETRY_S = 0.01
@@ -24,16 +26,14 @@ class LengthRouter(RequestRouter):
     never waits for a replica.
     """
 
-    def initialize_state(self, service: str, slo_s: float) -> None:
+    def initialize_state(self, service: str, slo_s: float) -> None:  # type: ignore[override]
         self._table = shared(service, slo_s)
         self._running: dict[str, RunningReplica] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         self._running = {replica.replica_id.unique_id: replica for replica in replicas}
-        self._table.sync(
-            {name: replica.routing_stats or replica.replica_metadata or None for name, replica in self._running.items()}
-        )
+        self._table.sync({name: _report(replica) for name, replica in self._running.items()})
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
@@ -62,3 +62,8 @@ class LengthRouter(RequestRouter):
         super().on_replica_actor_unavailable(replica_id)
         self._table.suspect(replica_id.unique_id)
         asyncio.get_running_loop().call_later(_SUSPECT_S, self._table.trust, replica_id.unique_id)
+
+
+def _report(replica: RunningReplica) -> Report | None:
+    """The replica's latest statistics, or what it said when it started."""
+    return cast(Report | None, replica.routing_stats or replica.replica_metadata or None)

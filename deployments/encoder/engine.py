@@ -88,9 +88,7 @@ class Engine:
     the worker thread, so the event loop never blocks. The queue is bounded by the requests' budgets.
     """
 
-    def __init__(
-        self, replica: str, load: Callable[[int], Runtime], measure: Callable[[Runtime], float]
-    ) -> None:
+    def __init__(self, replica: str, load: Callable[[int], Runtime], measure: Callable[[Runtime], float]) -> None:
         self._replica = replica
         self._load = load
         self._measure = measure

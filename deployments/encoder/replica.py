@@ -1,4 +1,4 @@
-"""The Ray Serve shell of the encoder engine: one replica, one GPU or a few CPU threads, one compiled runtime at a time."""
+"""The Ray Serve shell of the encoder engine: one replica on one GPU or a few CPU threads, one runtime at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MEASURE_REPEATS = 5
 class EncoderReplica:
     """Starts with the length that the even plan gives its rank, and holds another when `hold` says so."""
 
-    async def __init__(self, service: str, config: EncoderConfig) -> None:
+    async def __init__(self, service: str, config: EncoderConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         context = serve.get_replica_context()
         assert context.rank is not None
         rank = context.rank.rank

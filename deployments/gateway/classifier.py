@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
+from pliant.models import ModelInfo
 from tokenizers import Encoding, Tokenizer
 
 from pliant.config import EncoderConfig
@@ -20,7 +22,6 @@ from pliant.deployments.encoder.engine import Answer, Query, Refusal
 from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.parameters import ClassifyParameters
-from pliant.models import ModelInfo
 from pliant.policies.admission import DeadlineError
 from pliant.policies.dispatch import NoRuntimeError
 
@@ -32,6 +33,9 @@ _RETRY_S = 0.05
 _MOST_LOST = 3
 """Replicas that may die under one request before it is suspected of killing them."""
 _MOST_REFUSED = 3
+
+
+FloatArray = NDArray[np.float32]
 
 
 class ReplicaLostError(Exception):
@@ -108,7 +112,9 @@ class Classifier:
                 answer = await self._dispatch(ids, started + slo_s, parameters.utility)
         except TimeoutError:
             self._recorder.failed(503)
-            raise RequestError(503, f"no replica of {self.name} answered within {self._config.timeout_s} s", 1) from None
+            raise RequestError(
+                503, f"no replica of {self.name} answered within {self._config.timeout_s} s", 1
+            ) from None
         except RequestError as error:
             self._recorder.failed(error.status)
             raise
@@ -133,7 +139,7 @@ class Classifier:
         given = f"{len(encoding)}" if len(text) <= most else f"more than {len(encoding)}"
         return cut, f"text cut to the first {len(cut)} of {given} tokens"
 
-    async def _dispatch(self, ids: np.ndarray, deadline: float, utility: float) -> Answer:
+    async def _dispatch(self, ids: NDArray[np.int32], deadline: float, utility: float) -> Answer:
         """Send until answered. Once a replica failed us the SLO no longer counts: late is better than lost."""
         payload, length = ids.tobytes(), len(ids)
         lost = refused = 0
@@ -153,7 +159,9 @@ class Classifier:
                 interrupted = True
                 lost += 1
                 if lost == _MOST_LOST:
-                    raise RequestError(503, f"{lost} replicas of {self.name} died while they computed this text") from None
+                    raise RequestError(
+                        503, f"{lost} replicas of {self.name} died while they computed this text"
+                    ) from None
                 self._recorder.retried("lost")
                 continue
             if isinstance(reply, Answer):
@@ -171,7 +179,9 @@ class Classifier:
                 429, f"{self.name} cannot meet this slo_ms even when idle: raise it, or send fewer texts at once", 1
             )
         return RequestError(
-            429, f"{self.name} is too busy to meet the SLO: retry later, raise slo_ms, or send fewer texts", retry_after_s
+            429,
+            f"{self.name} is too busy to meet the SLO: retry later, raise slo_ms, or send fewer texts",
+            retry_after_s,
         )
 
     def _read(self, answer: Answer, parameters: ClassifyParameters, warning: str | None) -> Prediction:
@@ -181,10 +191,10 @@ class Classifier:
         return Prediction([self.labels[index] for index in order], scores[order].tolist(), warning)
 
 
-def _apply(function: str, logits: np.ndarray) -> np.ndarray:
+def _apply(function: str, logits: FloatArray) -> FloatArray:
     if function == "none":
         return logits
     if function == "sigmoid":
-        return 1 / (1 + np.exp(-logits))
+        return np.divide(1, 1 + np.exp(-logits))
     exponentials = np.exp(logits - logits.max())
-    return exponentials / exponentials.sum()
+    return np.divide(exponentials, exponentials.sum())

@@ -23,19 +23,21 @@ from pliant.deployments.gateway.status import exposition
 from pliant.deployments.metrics import EncoderMetrics
 from pliant.errors import ConfigError
 
+Handle = DeploymentHandle[Any]
+
 
 @serve.ingress()
 class Gateway:
     """Stateless: validates, tokenizes, dispatches. `handles` are the services' deployments, by name."""
 
-    async def __init__(self, config: ServingConfig, **handles: DeploymentHandle) -> None:
+    async def __init__(self, config: ServingConfig, **handles: Handle) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
         self._tables = {name: shared(name, service.slo_ms / 1e3) for name, service in config.services.items()}
         self._classifiers = {
             name: await self._classifier(name, service, handles[name]) for name, service in config.services.items()
         }
 
-    async def _classifier(self, name: str, service: EncoderConfig, handle: DeploymentHandle) -> Classifier:
+    async def _classifier(self, name: str, service: EncoderConfig, handle: Handle) -> Classifier:
         folder = await asyncio.to_thread(models.fetch, service.model)
         info = models.describe(folder)
         return Classifier(name, service, folder, info, self._tables[name], _caller(handle), _Recorder(name))
@@ -53,17 +55,18 @@ class Gateway:
         return {"services": {name: {"replicas": table.replicas()} for name, table in self._tables.items()}}
 
 
-def _caller(handle: DeploymentHandle) -> Callable[[Query], Awaitable[Answer | Refusal]]:
+def _caller(handle: Handle) -> Callable[[Query], Awaitable[Answer | Refusal]]:
     # The router runs in this loop, not in a thread of its own, so that the table needs no lock and a call no hand-over.
-    handle._init(_run_router_in_separate_loop=False)
+    handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
     infer = handle.infer
 
     async def call(query: Query) -> Answer | Refusal:
         response = infer.remote(query)
         try:
-            return await response
+            reply: Answer | Refusal = await response
+            return reply
         except asyncio.CancelledError:
-            response.cancel()
+            response.cancel()  # type: ignore[no-untyped-call]
             raise
         except (RayActorError, DeploymentUnavailableError) as error:
             raise ReplicaLostError from error

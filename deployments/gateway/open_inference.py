@@ -148,7 +148,9 @@ def _texts(call: InferRequest, tail: bytes, max_texts: int) -> list[str]:
     if size is None:
         texts = list(_flat(tensor.data or []))
     elif not isinstance(size, int) or isinstance(size, bool) or size != len(tail):
-        raise RequestError(400, f"inputs.0.parameters.binary_data_size: got {size!r}; {len(tail)} bytes follow the JSON")
+        raise RequestError(
+            400, f"inputs.0.parameters.binary_data_size: got {size!r}; {len(tail)} bytes follow the JSON"
+        )
     else:
         texts = list(_unpack(tail))
     if len(texts) != math.prod(tensor.shape):

@@ -16,7 +16,7 @@ class ClassifyParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    slo_ms: Annotated[float, Field(gt=0)] | None = None
+    slo_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
     """Refuse the request at once if its answer would take longer; without it, the service's own objective."""
     utility: Annotated[float, Field(ge=0, le=1)] = 1.0
     """What the answer is worth: under load, requests of low utility are refused first."""

@@ -11,7 +11,11 @@ from prometheus_client.registry import Collector
 
 _LABELS = ("service", "replica", "runtime")
 _GAUGES = {
-    "max_length": ("pliant_runtime_max_length_tokens", "The input length that the replica holds; 0 while it switches.", 1),
+    "max_length": (
+        "pliant_runtime_max_length_tokens",
+        "The input length that the replica holds; 0 while it switches.",
+        1,
+    ),
     "waiting": ("pliant_requests_waiting", "Requests queued or running in the replica.", 1),
     "service_s": ("pliant_service_time_seconds", "What one request takes on this runtime.", 1),
     "p50_ms": ("pliant_replica_latency_p50_seconds", "Median latency of recent requests within the replica.", 1e-3),
@@ -40,7 +44,9 @@ class _Snapshot(Collector):
             for labels, report in self._replicas:
                 gauge.add_metric(labels, report[key] * unit)
             yield gauge
-        served = CounterMetricFamily("pliant_requests_served", "Requests that the replica has answered.", labels=_LABELS)
+        served = CounterMetricFamily(
+            "pliant_requests_served", "Requests that the replica has answered.", labels=_LABELS
+        )
         for labels, report in self._replicas:
             served.add_metric(labels, report["served"])
         yield served

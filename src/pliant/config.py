@@ -52,7 +52,7 @@ class EncoderConfig(_Strict):
     lengths: Annotated[tuple[Annotated[int, Field(ge=4)], ...], Field(min_length=1), AfterValidator(_rising)]
     """Input lengths in tokens for which a runtime is compiled; the last is the longest text that is served."""
     replicas: Annotated[int, Field(ge=1)]
-    slo_ms: Annotated[float, Field(gt=0)] = 500
+    slo_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 500
     """Latency objective, measured in the gateway: a request that would miss it is refused at once, with 429."""
     timeout_s: Annotated[float, Field(gt=0)] = 30
     """How long a request may be kept alive while replicas fail or restart, before it gets 503."""
