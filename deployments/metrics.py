@@ -1,4 +1,4 @@
-"""Every metric, declared once and recorded through Ray, so that Ray's own Prometheus endpoints and dashboards carry it."""
+"""Every metric, declared once and recorded through Ray, whose Prometheus endpoints and dashboards carry it."""
 
 from __future__ import annotations
 

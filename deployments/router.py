@@ -1,4 +1,4 @@
-"""Arlo's dispatcher as a Ray Serve request router: each request goes to the replica that its length and budget call for.
+"""Arlo's dispatcher as a Ray Serve request router: length and budget decide which replica gets a request.
 
 The base class queues requests, probes replicas for their queue lengths, and matches the two up; none of that is needed
 when the process itself counts what it has sent. So the one step that binds a request to a replica is overridden, as in

@@ -1,4 +1,4 @@
-"""One classifier service as the gateway sees it: tokenize, send to the right replica, survive failures, read the answer.
+"""One classifier service as the gateway sees it: tokenize, dispatch, survive failures, read the answer.
 
 Plain asyncio, without Ray: `call` sends a Query to a replica.
 """
@@ -6,6 +6,7 @@ Plain asyncio, without Ray: `call` sends a Query to a replica.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pliant.models import ModelInfo
 from tokenizers import Encoding, Tokenizer
 
 from pliant.config import EncoderConfig
@@ -22,6 +22,7 @@ from pliant.deployments.encoder.engine import Answer, Query, Refusal
 from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.parameters import ClassifyParameters
+from pliant.models import ModelInfo
 from pliant.policies.admission import DeadlineError
 from pliant.policies.dispatch import NoRuntimeError
 
@@ -174,15 +175,10 @@ class Classifier:
                     raise self._overloaded(reply.retry_after_s)
 
     def _overloaded(self, retry_after_s: float) -> RequestError:
-        if retry_after_s == float("inf"):
-            return RequestError(
-                429, f"{self.name} cannot meet this slo_ms even when idle: raise it, or send fewer texts at once", 1
-            )
-        return RequestError(
-            429,
-            f"{self.name} is too busy to meet the SLO: retry later, raise slo_ms, or send fewer texts",
-            retry_after_s,
-        )
+        if math.isinf(retry_after_s):
+            return RequestError(429, f"{self.name} cannot meet this slo_ms even when idle: raise it", 1)
+        reason = f"{self.name} is too busy to meet the SLO: retry later, raise slo_ms, or send fewer texts at once"
+        return RequestError(429, reason, retry_after_s)
 
     def _read(self, answer: Answer, parameters: ClassifyParameters, warning: str | None) -> Prediction:
         logits = np.frombuffer(answer.logits, dtype="<f4")
@@ -195,6 +191,7 @@ def _apply(function: str, logits: FloatArray) -> FloatArray:
     if function == "none":
         return logits
     if function == "sigmoid":
-        return np.divide(1, 1 + np.exp(-logits))
-    exponentials = np.exp(logits - logits.max())
-    return np.divide(exponentials, exponentials.sum())
+        scores: FloatArray = (1 + np.tanh(logits / 2)) / 2
+        return scores
+    exponentials: FloatArray = np.exp(logits - logits.max())
+    return exponentials / exponentials.sum()

@@ -85,4 +85,5 @@ class _ApiKeys:
 
     def _allowed(self, scope: Scope) -> bool:
         given = dict(scope["headers"]).get(b"authorization", b"")
-        return any([hmac.compare_digest(given, key) for key in self._keys])
+        matches = [hmac.compare_digest(given, key) for key in self._keys]
+        return any(matches)

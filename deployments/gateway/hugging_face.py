@@ -1,4 +1,4 @@
-"""The Hugging Face inference shape for classifiers, as `huggingface_hub.InferenceClient.text_classification` calls it."""
+"""The Hugging Face inference shape, as `huggingface_hub.InferenceClient.text_classification` calls it."""
 
 from __future__ import annotations
 

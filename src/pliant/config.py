@@ -106,6 +106,10 @@ class _ClusterFile(_Strict):
     applications: Annotated[list[_ApplicationConfig], Field(min_length=1)]
 
 
+CLUSTER_KEYS = tuple(_ClusterFile.model_fields)
+APPLICATION_KEYS = tuple(_ApplicationConfig.model_fields)
+
+
 class ClusterConfig(BaseModel):
     """What the rest of pliant reads from a cluster.yaml."""
 
@@ -183,9 +187,8 @@ def check_models(config: ServingConfig) -> None:
             problems.append(f"services.{name}.model: {error}")
             continue
         if info and service.longest > info.max_length:
-            problems.append(
-                f"services.{name}.lengths: got {service.longest}; {service.model} takes at most {info.max_length} tokens"
-            )
+            allowed = f"{service.model} takes at most {info.max_length} tokens"
+            problems.append(f"services.{name}.lengths: got {service.longest}; {allowed}")
     if problems:
         raise ConfigError(problems)
 

@@ -13,9 +13,9 @@ def mend() -> None:
     """Make `import torchvision` work beside a torch that its C extension does not fit; otherwise do nothing.
 
     PyPI's torchvision is built for CUDA. Beside a CPU-only torch its C extension does not load, the operators it would
-    have declared are missing, and `import torchvision`, which transformers does whenever torchvision is installed, fails
-    with "operator torchvision::nms does not exist". Declaring the schemas of the two operators that the import registers
-    fake kernels for is enough: the operators themselves stay uncallable, and nothing here calls them.
+    have declared are missing, and `import torchvision`, which transformers does wherever torchvision is installed,
+    fails with "operator torchvision::nms does not exist". Declaring the two operators that the import registers fake
+    kernels for is enough: they stay uncallable, and nothing here calls them.
 
     Call it before importing transformers or timm. Only torch is imported, and only where torchvision is installed.
     """

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
-from e2e.cluster import ROOT, Cluster, environment, free_port, wait_until_ready
+from e2e.cluster import ROOT, Cluster, environment, free_port, stop, wait_until_ready
 
 
 @pytest.fixture(scope="session")
@@ -38,10 +36,5 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         wait_until_ready(started, Path(log.name))
         yield started
     finally:
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGTERM)
-        psutil.wait_procs([psutil.Process(process.pid)], timeout=30)
-        for child in family:
-            if child.is_running():
-                child.kill()
+        stop(process)
         shutil.rmtree(ray_folder, ignore_errors=True)

@@ -11,7 +11,6 @@ import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-
 from pydoc_data.topics import topics
 
 PARTS = {
@@ -21,9 +20,7 @@ PARTS = {
         "bltin-code-objects bltin-ellipsis-object bltin-null-object bltin-type-objects"
     ),
     "compound statements": "compound class function for if else while with try async",
-    "simple statements": (
-        "assignment augassign import assert raise return break continue del pass global nonlocal"
-    ),
+    "simple statements": ("assignment augassign import assert raise return break continue del pass global nonlocal"),
     "expressions": (
         "comparisons calls binary operator-summary subscriptions dict attribute-references bitwise booleans "
         "conversions exprlists in lambda lists power shifting slicings unary await yield truth "

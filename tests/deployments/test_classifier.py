@@ -1,0 +1,198 @@
+"""The gateway's classifier against scripted replicas: what is answered, retried, shed, cut or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from pliant.config import EncoderConfig
+from pliant.deployments.encoder.engine import Answer, Query, Refusal, Report
+from pliant.deployments.encoder.routing_table import RoutingTable
+from pliant.deployments.gateway.classifier import Classifier, ReplicaLostError
+from pliant.deployments.gateway.errors import RequestError
+from pliant.deployments.gateway.parameters import ClassifyParameters
+from pliant.models import ModelInfo
+from pliant.policies.admission import DeadlineError
+from pliant.policies.dispatch import NoRuntimeError
+
+LOGITS = np.array([0.0, 2.0, 1.0], dtype=np.float32)
+ANSWER = Answer(LOGITS.tobytes(), 8)
+REPORT = Report(version=9, max_length=4, service_s=0.01, backend="aoti", waiting=0, served=0, p50_ms=0.0, p98_ms=0.0)
+Reply = Answer | Refusal | Exception
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def answered(self, seconds: float, runtime: int, tokens: int, in_time: bool) -> None:
+        self.events.append(("answered", runtime, tokens, in_time))
+
+    def failed(self, status: int) -> None:
+        self.events.append(status)
+
+    def retried(self, reason: str) -> None:
+        self.events.append(reason)
+
+
+class Replicas:
+    """Gives the scripted replies in turn, the last for ever."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies = list(replies)
+        self.queries: list[Query] = []
+
+    async def __call__(self, query: Query) -> Answer | Refusal:
+        self.queries.append(query)
+        await asyncio.sleep(0)
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    path = tmp_path_factory.mktemp("model")
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture
+def build(folder: Path) -> Callable[..., tuple[Classifier, Recorder, RoutingTable]]:
+    def build(call: Replicas, **options: Any) -> tuple[Classifier, Recorder, RoutingTable]:
+        config = EncoderConfig(kind="encoder", model="m", lengths=(4, 8), replicas=2, **options)
+        info = ModelInfo(labels=("x", "y", "z"), max_length=8, pad_token_id=0, architecture="B", multi_label=False)
+        table, recorder = RoutingTable(1.0), Recorder()
+        return Classifier("topics", config, folder, info, table, call, recorder), recorder, table
+
+    return build
+
+
+Build = Callable[..., tuple[Classifier, Recorder, RoutingTable]]
+
+
+async def test_the_likeliest_label_comes_first(build: Build) -> None:
+    replicas = Replicas(ANSWER)
+    classifier, recorder, _ = build(replicas)
+    [prediction] = await classifier.classify(["a b"], ClassifyParameters())
+    assert prediction.labels == ["y", "z", "x"]
+    assert prediction.scores == pytest.approx(sorted(np.exp(LOGITS) / np.exp(LOGITS).sum(), reverse=True))
+    assert prediction.warning is None
+    assert np.frombuffer(replicas.queries[0].ids, "<i4").tolist() == [2, 4, 5, 3]
+    assert recorder.events == [("answered", 8, 4, True)]
+
+
+@pytest.mark.parametrize(("function", "scores"), [("none", [2, 1]), ("sigmoid", [0.8808, 0.7311])])
+async def test_other_scores_on_request(build: Build, function: Any, scores: list[float]) -> None:
+    classifier, _, _ = build(Replicas(ANSWER))
+    [prediction] = await classifier.classify(["a"], ClassifyParameters(function_to_apply=function, top_k=2))
+    assert prediction.labels == ["y", "z"]
+    assert prediction.scores == pytest.approx(scores, abs=1e-4)
+
+
+async def test_a_lost_replica_costs_a_retry_and_no_deadline(build: Build) -> None:
+    replicas = Replicas(ReplicaLostError(), NoRuntimeError(4, 0), ANSWER)
+    classifier, recorder, _ = build(replicas)
+    await classifier.classify(["a"], ClassifyParameters(slo_ms=10))
+    assert [query.budget_s is None for query in replicas.queries] == [False, True, True]
+    assert recorder.events[:2] == ["lost", "none"]
+
+
+async def test_a_text_that_kills_replicas_is_given_up(build: Build) -> None:
+    replicas = Replicas(ReplicaLostError())
+    classifier, _, _ = build(replicas)
+    with pytest.raises(RequestError, match="3 replicas of topics died") as error:
+        await classifier.classify(["a"], ClassifyParameters())
+    assert error.value.status == 503
+    assert len(replicas.queries) == 3
+
+
+async def test_no_replica_at_all_ends_in_503_in_time(build: Build) -> None:
+    classifier, recorder, _ = build(Replicas(NoRuntimeError(4, 0)), timeout_s=0.2)
+    started = time.monotonic()
+    with pytest.raises(RequestError, match=r"answered within 0\.2 s") as error:
+        await classifier.classify(["a"], ClassifyParameters())
+    assert error.value.status == 503
+    assert time.monotonic() - started < 5
+    assert recorder.events[-1] == 503
+
+
+async def test_a_refusal_teaches_the_table_and_is_tried_again(build: Build) -> None:
+    classifier, recorder, table = build(Replicas(Refusal("length", "r", REPORT), ANSWER))
+    await classifier.classify(["a"], ClassifyParameters())
+    assert table.replicas()["r"]["max_length"] == 4
+    assert recorder.events[0] == "length"
+
+
+@pytest.mark.parametrize(
+    ("reply", "retry_after", "reason"),
+    [
+        (DeadlineError(2.5), "3", "too busy"),
+        (DeadlineError(float("inf")), "1", "even when idle"),
+        (Refusal("busy", "r", REPORT, 0.01), "1", "too busy"),
+    ],
+)
+async def test_overload_is_429_with_a_time_to_come_back(
+    build: Build, reply: Reply, retry_after: str, reason: str
+) -> None:
+    classifier, recorder, _ = build(Replicas(reply))
+    with pytest.raises(RequestError, match=reason) as error:
+        await classifier.classify(["a", "b"], ClassifyParameters())
+    assert (error.value.status, error.value.headers) == (429, {"Retry-After": retry_after})
+    assert 429 in recorder.events
+
+
+async def test_too_long_is_422_with_the_limit(build: Build) -> None:
+    classifier, recorder, _ = build(Replicas(ANSWER))
+    for text in ("a " * 7, "a" * 10_000):
+        with pytest.raises(RequestError, match="takes at most 8") as error:
+            await classifier.classify([text], ClassifyParameters())
+        assert error.value.status == 422
+    assert recorder.events == [422, 422]
+
+
+async def test_too_long_is_cut_with_a_warning_where_the_operator_says_so(build: Build) -> None:
+    replicas = Replicas(ANSWER)
+    classifier, _, _ = build(replicas, truncate=True)
+    short, cut, long = await classifier.classify(["a", "a " * 7, "a " * 5_000], ClassifyParameters())
+    assert short.warning is None
+    assert cut.warning == "text cut to the first 8 of 9 tokens"
+    assert long.warning is not None
+    assert long.warning.startswith("text cut to the first 8 of more than")
+    ids = [np.frombuffer(query.ids, "<i4").tolist() for query in replicas.queries]
+    assert sorted(ids) == sorted([[2, 4, 3], [2, 4, 4, 4, 4, 4, 4, 3], [2, 4, 4, 4, 4, 4, 4, 3]])
+
+
+async def test_leaving_cancels_every_text(build: Build) -> None:
+    never = asyncio.Event()
+    started = 0
+
+    async def call(_query: Query) -> Answer:
+        nonlocal started
+        started += 1
+        try:
+            await never.wait()
+        finally:
+            started -= 1
+        return ANSWER
+
+    classifier, _, _ = build(call)
+    task = asyncio.create_task(classifier.classify(["a"] * 5, ClassifyParameters()))
+    await asyncio.sleep(0.01)
+    assert started == 5
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert started == 0

@@ -1,0 +1,134 @@
+"""cluster.yaml: what is accepted, and that each mistake is told in one line with its key and what is allowed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+from typer.testing import CliRunner
+
+from pliant import cli, config
+from pliant.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+SERVICE = {"kind": "encoder", "model": "zoo/topics-small", "lengths": [32, 64], "replicas": 2}
+
+
+def problems(**changes: Any) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        config.parse({"services": {"topics": {**SERVICE, **changes}}})
+    return error.value.problems
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    content["applications"][0]["args"]["services"]["topics"] |= changes
+    path = folder / "cluster.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize("name", ["cluster.yaml", "cluster.gpu.yaml"])
+def test_the_files_we_ship_are_valid(name: str) -> None:
+    assert config.read(ROOT / name).serving.services
+
+
+def test_the_default_cluster_needs_no_network() -> None:
+    config.check_models(config.read(ROOT / "cluster.yaml").serving)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"kind": "magic"}, "services.topics.kind: got 'magic'; input should be 'encoder'"),
+        ({"slo_ms": "fast"}, "services.topics.slo_ms: got 'fast'; input should be a valid number"),
+        ({"slo_ms": 0}, "services.topics.slo_ms: got 0; input should be greater than 0"),
+        ({"lenghts": [1]}, "services.topics.lenghts: unknown key; did you mean lengths? allowed: cpus, dtype"),
+        ({"lengths": []}, "services.topics.lengths: got []"),
+        ({"lengths": [64, 32]}, "services.topics.lengths: got [64, 32]; lengths must rise, each once"),
+        (
+            {"replicas": 1},
+            "services.topics.replicas: got 1 for 2 lengths; each replica holds one length, so allowed is 2",
+        ),
+        ({"dtype": "int8"}, "services.topics.dtype: got 'int8'; input should be 'float32' or 'bfloat16'"),
+    ],
+)
+def test_each_mistake_is_one_line(changes: dict[str, Any], line: str) -> None:
+    [problem] = problems(**changes)
+    assert problem.startswith(line)
+    assert "\n" not in problem
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    assert len(problems(kind="magic", slo_ms=-1, extra=1)) == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        ({}, "services: missing; it must be given"),
+        ({"services": {}}, "services: got {}"),
+        ({"services": {"a b": SERVICE}}, "services.a b: got 'a b'; string should match pattern"),
+        ({"services": {"a": SERVICE}, "gatway": {}}, "gatway: unknown key; did you mean gateway?"),
+        (
+            {"services": {"a": SERVICE}, "gateway": {"max_text": 3}},
+            "gateway.max_text: unknown key; did you mean max_texts?",
+        ),
+    ],
+)
+def test_mistakes_outside_a_service(args: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config.parse(args)
+    assert error.value.problems[0].startswith(line)
+
+
+def test_models_are_checked(tmp_path: Path) -> None:
+    for changes, line in (
+        ({"model": "zoo/nothing"}, "services.topics.model:"),
+        ({"model": str(tmp_path / "nothing")}, "services.topics.model:"),
+        ({"lengths": [64, 1024]}, "services.topics.lengths: got 1024; zoo/topics-large takes at most 512 tokens"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            config.check_models(config.read(write(tmp_path, **changes)).serving)
+        assert error.value.problems[0].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("- 1", "the file: got [1]"),
+        ("a: [", "is not YAML"),
+        ("applications: []", "applications: got []"),
+        ("applications: [{import_path: x:y}]", "applications: got import_path x:y; exactly one must be pliant"),
+        ("application: []", "applications: missing"),
+        (
+            "applications: [{import_path: 'pliant.deployments.app:build', args: {services: {t: {kind: encoder}}}}]",
+            "applications.0.args.services.t.model: missing",
+        ),
+    ],
+)
+def test_mistakes_in_the_file(tmp_path: Path, content: str, line: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as error:
+        config.read(path)
+    assert line in error.value.problems[0]
+
+
+def test_the_check_command(tmp_path: Path) -> None:
+    good = CliRunner().invoke(cli.app, ["check", str(ROOT / "cluster.yaml")])
+    assert good.exit_code == 0
+    assert "fine; serves topics (encoder)" in good.output
+    bad = CliRunner().invoke(cli.app, ["check", str(write(tmp_path, slo_ms=-1))])
+    assert bad.exit_code == 1
+    assert bad.output.count("\n") == 1
+    assert "applications.0.args.services.topics.slo_ms: got -1" in bad.output
+    missing = CliRunner().invoke(cli.app, ["check", str(tmp_path / "nothing.yaml")])
+    assert "cannot be read: No such file" in missing.output
+
+
+def test_every_key_of_serve_is_known() -> None:
+    """Serve accepts unknown keys in silence; we do not, so we must know all of its own."""
+    assert set(config.CLUSTER_KEYS) == set(ServeDeploySchema.model_fields)
+    assert set(config.APPLICATION_KEYS) == set(ServeApplicationSchema.model_fields) - {"host", "port"}
