@@ -8,10 +8,12 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import BackpressureConfig, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 
 from pliant.config import EncoderConfig, ServingConfig, check_models, parse
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.gateway.gateway import Gateway
+from pliant.errors import PliantError
 
 _STATS_PERIOD_S = 1.0
 _MOST_OUTSTANDING = 1024
@@ -24,9 +26,15 @@ _HEALTH: dict[str, Any] = {
 
 
 def build(args: dict[str, Any]) -> Application:
-    """The application for cluster.yaml's `args`. Raises ConfigError, in one line for each problem."""
-    config = parse(args)
-    check_models(config)
+    """The application for cluster.yaml's `args`.
+
+    Raises RayServeException with a line for each problem: of it alone Serve shows the message without a traceback.
+    """
+    try:
+        config = parse(args)
+        check_models(config)
+    except PliantError as error:
+        raise RayServeException(str(error)) from None
     return assemble(config, {name: encoder(name, service) for name, service in config.services.items()})
 
 

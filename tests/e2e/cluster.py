@@ -58,10 +58,15 @@ class Cluster:
 
     def deploy(self, path: Path) -> None:
         """`serve deploy`: PUT another configuration to the running cluster."""
+        self.serve("deploy", str(path))
+
+    def serve(self, command: str, *arguments: str) -> str:
+        """What `serve COMMAND` prints, asked of this cluster's dashboard."""
         dashboard = self.ray("import ray; print(ray.init(log_to_driver=False).dashboard_url)").split()[-1]
-        command = [Path(sys.executable).with_name("serve"), "deploy", "-a", f"http://{dashboard}", path]
-        done = subprocess.run(command, env=environment(self.ray_folder), capture_output=True, text=True, timeout=60)
+        call = [Path(sys.executable).with_name("serve"), command, "-a", f"http://{dashboard}", *arguments]
+        done = subprocess.run(call, env=environment(self.ray_folder), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def _ray_address(self) -> str:
         port = next(self.ray_folder.glob("ray/session_latest/gcs_server_port_*")).read_text()

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import yaml
@@ -133,16 +134,33 @@ def test_a_client_that_leaves_frees_its_place(cluster: Cluster) -> None:
         time.sleep(0.1)
 
 
+def changed(cluster: Cluster, **options: object) -> Path:
+    """The cluster's configuration with other options for the topics service."""
+    content = yaml.safe_load(cluster.path.read_text())
+    content["applications"][0]["args"]["services"]["topics"] |= options
+    path = cluster.path.with_name("changed.yaml")
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_a_bad_configuration_says_why_and_keeps_serving(cluster: Cluster) -> None:
+    cluster.deploy(changed(cluster, slo_ms="soon"))
+    deadline = time.monotonic() + 60
+    while "DEPLOY_FAILED" not in (status := cluster.serve("status")):
+        assert time.monotonic() < deadline, status
+        time.sleep(1)
+    message = yaml.safe_load(status)["applications"]["pliant"]["message"]
+    assert message.splitlines()[-1].startswith("services.topics.slo_ms: got 'soon'; input should be a valid number")
+    assert "Traceback" not in message
+    assert cluster.classify("still serving").status_code == 200
+
+
 def test_a_changed_configuration_keeps_serving(cluster: Cluster) -> None:
     """`serve deploy` of the same services with another objective: every replica is replaced, no request fails."""
-    content = yaml.safe_load(cluster.path.read_text())
-    content["applications"][0]["args"]["services"]["topics"]["slo_ms"] = 2000
-    changed = cluster.path.with_name("changed.yaml")
-    changed.write_text(yaml.safe_dump(content))
     before = set(cluster.stats())
     load = Load(cluster, clients=4)
     with load.running():
-        cluster.deploy(changed)
+        cluster.deploy(changed(cluster, slo_ms=2000))
         deadline = time.monotonic() + 120
         while True:
             assert time.monotonic() < deadline

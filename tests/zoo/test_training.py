@@ -1,0 +1,91 @@
+"""The training loop and what it writes, at a size that learns in seconds."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from pliant import models, zoo
+from pliant.zoo import shapes, topics
+from pliant.zoo.shapes import Shape
+
+TINY = Shape(layers=3, hidden=32, heads=2, epochs=1, learning_rate=5e-3, vocabulary=500, positions=128)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def tiny_zoo(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(cache))
+    monkeypatch.setitem(shapes.SHAPES, "topics-small", TINY)
+
+
+def test_fetch_trains_once_and_says_how_far_it_is() -> None:
+    assert zoo.status()[0] == zoo.ZooEntry("topics-small")
+    reports: list[tuple[str, float]] = []
+    folder = models.fetch("zoo/topics-small", progress=lambda text, done: reports.append((text, done)))
+    assert {"config.json", "model.safetensors", "tokenizer.json", "zoo.json"} <= {
+        file.name for file in folder.iterdir()
+    }
+    fractions = [done for _, done in reports]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    assert all("topics-small" in text for text, _ in reports)
+
+    reports.clear()
+    assert models.fetch("zoo/topics-small", progress=lambda text, done: reports.append((text, done))) == folder
+    assert not reports
+
+
+def test_the_card_and_the_status_tell_what_was_measured() -> None:
+    folder = models.fetch("zoo/topics-small")
+    card = json.loads((folder / "zoo.json").read_text())
+    assert card["version"] == shapes.VERSION
+    assert card["accuracy"] > 0.3
+    assert zoo.status()[0] == zoo.ZooEntry("topics-small", card["accuracy"], card["parameters"], card["seconds"])
+
+
+def test_what_is_known_before_training_holds_after_it() -> None:
+    before = models.check("zoo/topics-small")
+    assert before == models.describe(models.fetch("zoo/topics-small"))
+    assert before.max_length == TINY.positions
+
+
+def test_the_tokenizer_lowercases_frames_and_does_not_truncate() -> None:
+    tokenizer = Tokenizer.from_file(str(models.fetch("zoo/topics-small") / "tokenizer.json"))
+    assert tokenizer.encode("The FOR statement").tokens == tokenizer.encode("the for statement").tokens
+    assert tokenizer.encode("the").tokens == ["[CLS]", "the", "[SEP]"]
+    assert len(tokenizer.encode("the " * 1000).ids) == 1002
+
+
+def test_training_repeats_itself_and_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:
+    state = torch.random.get_rng_state()
+    topics.train(TINY, tmp_path, lambda _text, _done: None)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    once, again = (
+        load_file(models.fetch("zoo/topics-small") / "model.safetensors"),
+        load_file(tmp_path / "model.safetensors"),
+    )
+    assert once.keys() == again.keys()
+    assert all(torch.equal(once[name], again[name]) for name in once)
+
+
+def test_an_interrupted_training_leaves_nothing_that_looks_trained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+
+    def interrupt(_text: str, done: float) -> None:
+        if done > 0.2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        models.fetch("zoo/topics-small", progress=interrupt)
+    assert zoo.status()[0].accuracy is None
+    assert models.fetch("zoo/topics-small").exists()
