@@ -1,4 +1,4 @@
-"""The parts of Ray Serve that we build on, some of them not public: an upgrade that changes one must fail here first."""
+"""The parts of Ray Serve that we build on, some not public: an upgrade that changes one must fail here first."""
 
 from __future__ import annotations
 

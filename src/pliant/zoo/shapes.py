@@ -23,8 +23,8 @@ class Shape:
 
 
 SHAPES = {
-    "topics-small": Shape(layers=2, hidden=128, heads=2, epochs=4, learning_rate=1.5e-3),
-    "topics-large": Shape(layers=4, hidden=256, heads=4, epochs=6, learning_rate=1e-3),
+    "topics-small": Shape(layers=2, hidden=128, heads=2, epochs=5, learning_rate=1.5e-3),
+    "topics-large": Shape(layers=4, hidden=256, heads=4, epochs=8, learning_rate=1e-3),
 }
 
 

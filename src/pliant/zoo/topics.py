@@ -4,7 +4,7 @@ A thousand paragraphs and a minute of a laptop's processor are little for a tran
 
 - Attention begins as mean pooling (values and outputs are identities, queries and keys nearly zero), and feed-forward
   blocks begin as nothing. The first step thus sees a bag of words, and learns the rest as corrections to it.
-- The upper half of the layers joins, as the identity, when two thirds of the training are done (progressive stacking).
+- The upper half of the layers joins, as the identity, when three quarters of the training are done (progressive stacking).
 - Long paragraphs are cropped at random places, and words are masked at random. Windows of several paragraphs teach
   the positions that single paragraphs do not reach.
 """
@@ -40,11 +40,11 @@ PAD, UNK, CLS, SEP, MASK = range(5)
 _ENDINGS = range(2, 6)
 _BATCH_TOKENS = 2048
 _CROP_TOKENS = 64
-_MASKED = 0.15
+_MASKED = 0.3
 _WINDOWS_PER_EPOCH = 40
 _WINDOW_WORDS = (30, 300)
 _WARM_UP = 0.1
-_STACK_AT = 0.67
+_STACK_AT = 0.75
 
 Progress = Callable[[str, float], object]
 """Called with what is being done and the fraction done."""
