@@ -100,6 +100,7 @@ class Engine:
         self._version = 0
         self._outstanding = 0
         self._served = 0
+        self._computing_since: float | None = None
         self._latencies: deque[float] = deque(maxlen=_RECENT_LATENCIES)
         self._service_times: deque[float] = deque(maxlen=_RECENT_SERVICE_TIMES)
 
@@ -132,7 +133,7 @@ class Engine:
         self._idle.clear()
         try:
             loop = asyncio.get_running_loop()
-            logits, seconds = await loop.run_in_executor(self._worker, _compute, runtime, query.ids)
+            logits, seconds = await loop.run_in_executor(self._worker, self._compute, runtime, query.ids)
         finally:
             self._outstanding -= 1
             if not self._outstanding:
@@ -155,6 +156,11 @@ class Engine:
             p98_ms=round(recent[int(len(recent) * 0.98)] * 1e3, 2) if recent else 0.0,
         )
 
+    def computing_s(self) -> float:
+        """Seconds that the computation under way has taken; 0 when none is."""
+        since = self._computing_since
+        return 0.0 if since is None else time.perf_counter() - since
+
     def _admit(self, query: Query) -> None:
         if query.budget_s is None:
             return
@@ -162,13 +168,15 @@ class Engine:
         if self._outstanding > most_outstanding(service_s, query.budget_s, query.utility):
             raise DeadlineError(retry_after(self._outstanding, service_s, query.budget_s, query.utility))
 
+    def _compute(self, runtime: Runtime, ids: bytes) -> tuple[bytes, float]:
+        self._computing_since = started = time.perf_counter()
+        try:
+            logits = runtime(np.frombuffer(ids, dtype="<i4"))
+        finally:
+            self._computing_since = None
+        return logits.tobytes(), time.perf_counter() - started
+
     def _service_s(self) -> float:
         if not self._service_times:
             return 0.0
         return math.exp(math.ceil(math.log(statistics.median(self._service_times)) / _GRID) * _GRID)
-
-
-def _compute(runtime: Runtime, ids: bytes) -> tuple[bytes, float]:
-    started = time.perf_counter()
-    logits = runtime(np.frombuffer(ids, dtype="<i4"))
-    return logits.tobytes(), time.perf_counter() - started

@@ -18,6 +18,7 @@ from pliant.policies.even_plan import even_plan
 logger = logging.getLogger("pliant")
 
 _MEASURE_REPEATS = 5
+_HANGS_AFTER_S = 60.0
 
 
 class EncoderReplica:
@@ -53,6 +54,11 @@ class EncoderReplica:
         """Switch to the max_length that `plan` gives this replica, if it names it."""
         length = plan.get(self._id)
         return self._id, await self._engine.hold(length) if length else self._engine.report()
+
+    async def check_health(self) -> None:
+        """Serve replaces a replica whose computation hangs."""
+        if (seconds := self._engine.computing_s()) > _HANGS_AFTER_S:
+            raise RuntimeError(f"one computation has taken {seconds:.0f} s")
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers know of a new replica before its first statistics."""

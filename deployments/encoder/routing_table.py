@@ -25,23 +25,24 @@ class RoutingTable:
 
     def __init__(self, slo_s: float) -> None:
         self._dispatcher: Dispatcher[str] = Dispatcher(slo_s)
-        self._reports: dict[str, Report] = {}
+        self._live: set[str] = set()
         self._lost: set[str] = set()
+        self._reports: dict[str, Report] = {}
 
     def sync(self, reports: Mapping[str, Report | None]) -> None:
         """The controller's view: the replicas that are running, and what each last reported."""
-        for replica in self._reports.keys() - reports.keys():
-            self._dispatcher.remove(replica)
-            del self._reports[replica]
+        for replica in self._live - reports.keys():
+            self._forget(replica)
         self._lost &= reports.keys()
+        self._live = reports.keys() - self._lost
         for replica, report in reports.items():
             if report:
                 self.observe(replica, report)
 
     def observe(self, replica: str, report: Report) -> None:
-        """Take over what `replica` reported, unless something newer is known."""
+        """Take over what `replica` reported, unless it has left or something newer is known."""
         known = self._reports.get(replica)
-        if replica in self._lost or (known and known["version"] > report["version"]):
+        if replica not in self._live or (known and known["version"] > report["version"]):
             return
         self._reports[replica] = report
         if not report["max_length"]:
@@ -55,8 +56,8 @@ class RoutingTable:
     def lose(self, replica: str) -> None:
         """`replica` died: it is never chosen again, even while the controller still lists it."""
         self._lost.add(replica)
-        self._dispatcher.remove(replica)
-        self._reports.pop(replica, None)
+        self._live.discard(replica)
+        self._forget(replica)
 
     def suspect(self, replica: str) -> None:
         """`replica` cannot be reached: send it nothing until `trust` is called."""
@@ -89,3 +90,7 @@ class RoutingTable:
             replica: {**report, "outstanding": self._dispatcher.outstanding(replica)}
             for replica, report in self._reports.items()
         }
+
+    def _forget(self, replica: str) -> None:
+        self._dispatcher.remove(replica)
+        self._reports.pop(replica, None)

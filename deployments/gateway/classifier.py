@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ _MOST_LOST = 3
 _MOST_REFUSED = 3
 
 
-FloatArray = NDArray[np.float32]
+FloatArray = NDArray[Any]
 
 
 class ReplicaLostError(Exception):

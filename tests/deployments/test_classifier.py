@@ -131,6 +131,7 @@ async def test_no_replica_at_all_ends_in_503_in_time(build: Build) -> None:
 
 async def test_a_refusal_teaches_the_table_and_is_tried_again(build: Build) -> None:
     classifier, recorder, table = build(Replicas(Refusal("length", "r", REPORT), ANSWER))
+    table.sync({"r": None})
     await classifier.classify(["a"], ClassifyParameters())
     assert table.replicas()["r"]["max_length"] == 4
     assert recorder.events[0] == "length"

@@ -66,6 +66,12 @@ def test_an_unreachable_replica_gets_nothing_until_it_is_trusted_again(table: Ro
     assert table.choose(10, None, 1.0) == "short"
 
 
+def test_a_late_word_from_a_replica_that_left_does_not_bring_it_back(table: RoutingTable) -> None:
+    table.sync({"short": report(64)})
+    table.observe("long", report(512, version=5))
+    assert not table.serves(512)
+
+
 def test_a_replica_that_has_not_reported_yet_gets_nothing() -> None:
     table = RoutingTable(slo_s=1.0)
     table.sync({"new": None})
