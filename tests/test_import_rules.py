@@ -21,7 +21,7 @@ FORBIDDEN = {
     "deployments": {"pliant.bench"},
     "bench": set(),
 }
-MAY_IMPORT_RAY = {"app.py", "gateway.py", "planner.py", "router.py", "replica.py", "metrics.py"}
+MAY_IMPORT_RAY = {"app.py", "run.py", "gateway.py", "planner.py", "router.py", "replica.py", "metrics.py"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

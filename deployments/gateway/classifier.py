@@ -188,10 +188,10 @@ class Classifier:
 
 
 def _apply(function: str, logits: FloatArray) -> FloatArray:
-    if function == "none":
-        return logits
+    scores: FloatArray = logits
     if function == "sigmoid":
-        scores: FloatArray = (1 + np.tanh(logits / 2)) / 2
-        return scores
-    exponentials: FloatArray = np.exp(logits - logits.max())
-    return exponentials / exponentials.sum()
+        scores = (1 + np.tanh(logits / 2)) / 2
+    elif function == "softmax":
+        exponentials = np.exp(logits - logits.max())
+        scores = exponentials / exponentials.sum()
+    return scores

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import httpx
@@ -42,9 +43,7 @@ def serve(path: ClusterFile = Path("cluster.yaml")) -> None:
     for service in cluster.serving.services.values():
         _fetch(service.model)
     _console.print("Starting the cluster; a first start also compiles each runtime, which takes about a minute.")
-    process = subprocess.Popen([Path(sys.executable).with_name("serve"), "run", path])
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda received, _frame: process.send_signal(received))
+    process = _serve_run(path)
     if _ready(cluster.address, process):
         _console.print(_greeting(cluster))
     elif process.poll() is None:
@@ -93,6 +92,20 @@ def _fetch(model: str) -> None:
     with Progress(console=_console, transient=True) as progress:
         task = progress.add_task(model, total=1.0)
         models.fetch(model, progress=lambda text, done: progress.update(task, description=text, completed=done))
+
+
+def _serve_run(path: Path) -> subprocess.Popen[bytes]:
+    """`serve run` in a session of its own, so that it gets one interrupt, on which it drains, and no other signal."""
+    process: subprocess.Popen[bytes] | None = None
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        if process is not None:
+            process.send_signal(signal.SIGINT)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    process = subprocess.Popen([sys.executable, "-m", "pliant.deployments.run", path], start_new_session=True)
+    return process
 
 
 def _ready(address: str, process: subprocess.Popen[bytes]) -> bool:

@@ -4,7 +4,8 @@ A thousand paragraphs and a minute of a laptop's processor are little for a tran
 
 - Attention begins as mean pooling (values and outputs are identities, queries and keys nearly zero), and feed-forward
   blocks begin as nothing. The first step thus sees a bag of words, and learns the rest as corrections to it.
-- The upper half of the layers joins, as the identity, when three quarters of the training are done (progressive stacking).
+- The upper half of the layers joins, as the identity, when three quarters of the training are done (progressive
+  stacking).
 - Long paragraphs are cropped at random places, and words are masked at random. Windows of several paragraphs teach
   the positions that single paragraphs do not reach.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 from torch.nn import functional
@@ -74,7 +76,9 @@ def train(shape: Shape, folder: Path, report: Progress) -> Result:
         window_accuracy=accuracy(model, tokenizer, windows),
         parameters=model.num_parameters(),
     )
-    model.save_pretrained(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(folder)
+    save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
     _save_tokenizer(tokenizer, shape, folder)
     report("learning", 1.0)
     return result
