@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pliant.cache import cache_folder
 from pliant.kernels.cuda_graph import CudaGraph, Forward
-from pliant.kernels.runtime_cache import RuntimeSpec, cache_folder, package
+from pliant.kernels.runtime_cache import RuntimeSpec, package
 
 if TYPE_CHECKING:
     from pliant.kernels.eager_classifier import EagerClassifier
@@ -129,7 +130,7 @@ def _compile_apart(spec: RuntimeSpec, into: Path) -> None:
         )
     threads = str(spec.threads)
     environment = {
-        "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "compiler"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "runtimes" / "compiler"),
         "TORCHINDUCTOR_COMPILE_THREADS": threads,
         **os.environ,
         "CXX": compiler,

@@ -6,18 +6,15 @@ once per machine, by whichever process asks first.
 
 import hashlib
 import json
-import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
 import torch
-from filelock import FileLock
 
+from pliant.cache import cache_folder, made_once
 from pliant.errors import ModelError
 
 RECIPE = 1
@@ -76,33 +73,12 @@ class RuntimeSpec:
         return positions
 
 
-def cache_folder() -> Path:
-    """The folder of all packages: `runtimes` under $PLIANT_CACHE, or else under the user's cache folder."""
-    root = os.environ.get("PLIANT_CACHE")
-    return (Path(root) if root else platformdirs.user_cache_path("pliant")) / "runtimes"
-
-
 def package(spec: RuntimeSpec, build: Callable[[Path], None]) -> Path:
     """The folder of the package for `spec`, filled by `build(folder)` if no process has built it before.
 
-    One process builds and the others wait for it. The folder appears whole or not at all: what `build` raises is passed
-    on, and nothing is kept.
+    What `build` raises is passed on, and nothing is kept.
     """
-    entry = cache_folder() / spec.name()
-    if entry.exists():
-        return entry
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{entry}.lock"):
-        if not entry.exists():
-            partial = Path(f"{entry}.partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            try:
-                build(partial)
-                partial.rename(entry)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    return entry
+    return made_once(cache_folder() / "runtimes" / spec.name(), build)
 
 
 def _machine(device: str) -> list[str]:

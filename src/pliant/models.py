@@ -24,8 +24,8 @@ from huggingface_hub.errors import (
 )
 
 from pliant import zoo
+from pliant.cache import cache_folder, made_once
 from pliant.errors import ModelError
-from pliant.zoo.cache import cache_folder, made_once
 
 Progress = Callable[[str, float], object]
 """Called with what is being done and the fraction done."""

@@ -54,7 +54,7 @@ def test_a_failed_build_is_passed_on_and_forgotten(spec: RuntimeSpec) -> None:
 
 def test_what_a_killed_build_left_is_cleared(spec: RuntimeSpec) -> None:
     built = package(spec, lambda into: (into / "whole").touch())
-    built.rename(f"{built}.partial")
+    built.rename(f"{built}.unfinished")
     assert list(package(spec, lambda into: None).iterdir()) == []
 
 

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pliant.cache import cache_folder, made_once
 from pliant.zoo import shapes
-from pliant.zoo.cache import cache_folder, made_once
 
 NAMES = tuple(shapes.SHAPES)
 """The models that there are, named `zoo/NAME` elsewhere."""

@@ -29,6 +29,9 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
             unfinished = folder.with_name(f"{folder.name}.unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
-            make(unfinished)
-            unfinished.rename(folder)
+            try:
+                make(unfinished)
+                unfinished.rename(folder)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
     return folder
