@@ -65,7 +65,7 @@ class _Pool:
         self.level = level
         self.service_s = service_s
         self.capacity = capacity
-        self.limits = [next(n for n in range(capacity + 1) if n / capacity >= limit) for limit in thresholds]
+        self.limits = [_least_congested(limit, capacity) for limit in thresholds]
         """By the level's place among the candidates: from this many outstanding requests on, it is congested."""
         self.rings = [_Replica()]
         self.lowest = 0
@@ -278,6 +278,16 @@ class Dispatcher(Generic[R]):
         for index, length in enumerate(lengths):
             levels = tuple(self._levels[held] for held in lengths[index : index + len(self._thresholds)])
             self._candidates += [levels] * (length + 1 - len(self._candidates))
+
+
+def _least_congested(threshold: float, capacity: int) -> int:
+    """The least number of requests whose share of `capacity`, as a float, reaches `threshold`."""
+    count = math.ceil(threshold * capacity)
+    while count > 0 and (count - 1) / capacity >= threshold:
+        count -= 1
+    while count / capacity < threshold:
+        count += 1
+    return count
 
 
 def _first_in_time(candidates: tuple[list[_Pool], ...], budget_s: float, utility: float) -> _Pool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from pliant.deployments.gateway.body import read_body
@@ -38,7 +39,7 @@ def router(classifiers: Mapping[str, Classifier], max_body: int, max_texts: int)
     }
 
     @api.post("/models/{model}", openapi_extra=schema)
-    async def classify(request: Request, model: str) -> list[list[dict[str, Any]]]:
+    async def classify(request: Request, model: str) -> Response:
         classifier = find(model)
         call = validated_json(TextClassificationRequest, await read_body(request, max_body))
         texts = [call.inputs] if isinstance(call.inputs, str) else call.inputs
@@ -46,7 +47,8 @@ def router(classifiers: Mapping[str, Classifier], max_body: int, max_texts: int)
             raise RequestError(400, "inputs: got no text; send at least one")
         if len(texts) > max_texts:
             raise RequestError(413, f"{len(texts)} texts in one request; at most {max_texts} are allowed")
-        return [_scored(prediction) for prediction in await classifier.classify(texts, call.parameters)]
+        predictions = await classifier.classify(texts, call.parameters)
+        return JSONResponse([_scored(prediction) for prediction in predictions])
 
     return api
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from pliant.policies.admission import DeadlineError
-from pliant.policies.dispatch import Dispatcher, NoRuntimeError
+from pliant.policies.dispatch import Dispatcher, NoRuntimeError, _least_congested
 
 
 def load(dispatcher: Dispatcher[str], replica: str, max_length: int, service_s: float, outstanding: int) -> None:
@@ -164,3 +164,9 @@ def test_bad_assignments(max_length: int, service_s: float) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         dispatcher.assign("a", max_length, service_s)
     assert dispatcher.levels() == {}
+
+
+@given(st.floats(0.01, 1.0), st.integers(1, 5_000))
+def test_the_congestion_limit_is_the_first_count_that_reaches_the_threshold(threshold: float, capacity: int) -> None:
+    expected = next(count for count in range(capacity + 1) if count / capacity >= threshold)
+    assert _least_congested(threshold, capacity) == expected

@@ -1,0 +1,40 @@
+"""python -m bench NAME: ours against what a user would pick instead, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from pliant.bench.load import LoadError
+from pliant.bench.report import Options, Report, load_average, machine, write
+from pliant.errors import PliantError
+
+_BENCHES = {
+    "router": "pliant.bench.router",
+    "encoder": "pliant.bench.encoder",
+}
+"""NAME -> the module whose `run` takes Options and gives a Report."""
+
+
+def main() -> None:
+    """Run one benchmark, print its figures and write them to a folder."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("name", choices=_BENCHES)
+    parser.add_argument("--quick", action="store_true", help="end within two minutes on two idle cores")
+    parser.add_argument("--data", type=Path, help="a folder of public data sets; without it, the zoo's own texts")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("bench-out"), help="receives NAME.json and plots")
+    arguments = parser.parse_args()
+    facts = machine()
+    options = Options(arguments.quick, arguments.data, arguments.device, arguments.out)
+    try:
+        report: Report = importlib.import_module(_BENCHES[arguments.name]).run(options)
+    except (LoadError, PliantError) as error:
+        sys.exit(str(error))
+    write(arguments.name, report, {**facts, "load_after": load_average()}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

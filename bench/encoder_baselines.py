@@ -1,0 +1,106 @@
+"""What a user would serve a classifier with instead: the model at each text's exact length, uncompiled or exported.
+
+Each is a replica of ours around another runtime, so that the same gateway, router and pool stand before all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+
+from pliant import models
+from pliant.cache import cache_folder, made_once
+from pliant.config import EncoderConfig
+from pliant.deployments.encoder.engine import Runtime
+from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.kernels import compiled_classifier
+from pliant.kernels.eager_classifier import EagerClassifier
+from pliant.kernels.runtime_cache import RuntimeSpec
+
+_MEASURE_REPEATS = 3
+
+
+class EagerReplica(EncoderReplica):
+    """Runs transformers' model as it comes, without padding."""
+
+    def runtimes(self, config: EncoderConfig) -> tuple[Callable[[int], Runtime], Callable[[Runtime], float]]:
+        return partial(_eager, models.fetch(config.model), _device(config)), _measure
+
+
+class OnnxReplica(EncoderReplica):
+    """Runs ONNX Runtime on a model exported with a dynamic length, without padding."""
+
+    def runtimes(self, config: EncoderConfig) -> tuple[Callable[[int], Runtime], Callable[[Runtime], float]]:
+        path = export(models.fetch(config.model), config.longest)
+        return partial(_OnnxRuntime, path, _providers(_device(config))), _measure
+
+
+class _OnnxRuntime:
+    """One ONNX Runtime session on one thread."""
+
+    backend = "onnxruntime"
+
+    def __init__(self, path: Path, providers: list[str], max_length: int) -> None:
+        self.max_length = max_length
+        options = onnxruntime.SessionOptions()  # type: ignore[attr-defined]
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        self._session: Any = onnxruntime.InferenceSession(path, options, providers=providers)  # type: ignore[attr-defined]
+
+    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+        inputs = np.stack([np.asarray(ids, dtype=np.int64), np.ones(len(ids), dtype=np.int64)])
+        logits: np.ndarray = self._session.run(None, {"inputs": inputs})[0]
+        return logits
+
+
+def export(folder: Path, longest: int) -> Path:
+    """The ONNX file of the classifier in `folder` for up to `longest` tokens, kept in the user's cache."""
+
+    def build(made: Path) -> None:
+        program = torch.onnx.export(
+            EagerClassifier(folder, device="cpu", dtype="float32").eval(),
+            (torch.ones(2, longest // 2, dtype=torch.int64),),
+            dynamo=True,
+            dynamic_shapes=({1: torch.export.Dim("length", min=2, max=longest)},),
+            input_names=["inputs"],
+            verbose=False,
+        )
+        assert program
+        program.save(made / "model.onnx")
+
+    return made_once(cache_folder() / "onnx" / RuntimeSpec(folder, longest).name(), build) / "model.onnx"
+
+
+def onnxruntime_runs_on(device: str) -> bool:
+    """Whether the installed ONNX Runtime computes on `device`, "cpu" or "cuda"."""
+    return _providers(device)[0] in onnxruntime.get_available_providers()  # type: ignore[attr-defined]
+
+
+def _providers(device: str) -> list[str]:
+    return ["CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"]
+
+
+def _device(config: EncoderConfig) -> str:
+    return "cuda" if config.gpus else "cpu"
+
+
+def _eager(folder: Path, device: str, max_length: int) -> Runtime:
+    torch.set_num_threads(1)
+    model = EagerClassifier(folder, device=device, dtype="float32")
+
+    @torch.inference_mode()
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = model(inputs.to(device))
+        return logits.cpu()
+
+    return compiled_classifier.Runtime(forward, "eager", max_length, **model.facts)
+
+
+def _measure(runtime: Runtime) -> float:
+    return compiled_classifier.measure(runtime, _MEASURE_REPEATS)  # type: ignore[arg-type]

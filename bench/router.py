@@ -1,0 +1,130 @@
+"""What our gateway and router cost over bare Ray Serve, and how fast the dispatcher is by itself.
+
+The same model, which does nothing, stands behind both, in one cluster: what is measured is parsing, validation,
+tokenization, routing and metrics. Bare Serve parses the body and tokenizes nothing, so 1 cannot be reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure as Plot
+from rich.progress import track
+
+from pliant import models
+from pliant.bench import workloads
+from pliant.bench.cluster import cluster
+from pliant.bench.dispatch_rate import LEVELS, dispatches_per_second
+from pliant.bench.load import Block, LoadError, closed_loop, session
+from pliant.bench.report import Options, Report, median, ratio
+from pliant.bench.router_apps import bare, ours
+
+_MODEL = "zoo/topics-large"
+_SERVICE = "topics"
+_OURS = "ours"
+_BARE = ("bare", "bare-same-loop")
+_REPLICA_CPUS = 0.05
+_MANY = 32
+_NEVER_LATE_MS = 60_000
+
+
+@dataclass(frozen=True)
+class _Plan:
+    repetitions: int
+    alone: int
+    """Requests of one client, for each system and repetition."""
+    together: int
+    """Requests of all 32 clients."""
+    dispatches: int
+    replicas: int = 3
+    seed: int = 0
+
+
+_QUICK = _Plan(repetitions=8, alone=80, together=480, dispatches=100_000)
+_FULL = _Plan(repetitions=30, alone=200, together=1500, dispatches=500_000)
+
+
+def run(options: Options) -> Report:
+    """Ours against bare Serve with its router in a thread (the default) and in the ingress's event loop."""
+    plan = _QUICK if options.quick else _FULL
+    rng = random.Random(plan.seed)
+    models.fetch(_MODEL)
+    wide = [dispatches_per_second(1200, plan.dispatches, plan.seed + repetition) for repetition in range(3)]
+    narrow = [dispatches_per_second(100, plan.dispatches, plan.seed + repetition) for repetition in range(3)]
+    applications = {
+        _OURS: ours(_MODEL, plan.replicas, _REPLICA_CPUS, _SERVICE),
+        _BARE[0]: bare(_MODEL, plan.replicas, _REPLICA_CPUS, same_loop=False),
+        _BARE[1]: bare(_MODEL, plan.replicas, _REPLICA_CPUS, same_loop=True),
+    }
+    with cluster(applications) as address:
+        alone, together = asyncio.run(_measure(address, workloads.texts(options.data, rng), plan, rng))
+
+    latencies = {
+        system: [float(np.median(block.latencies)) * 1e3 for block in blocks] for system, blocks in alone.items()
+    }
+    rates = {system: [block.throughput for block in blocks] for system, blocks in together.items()}
+    quickest = min(_BARE, key=lambda system: statistics.median(latencies[system]))
+    widest = max(_BARE, key=lambda system: statistics.median(rates[system]))
+    figures = [
+        ratio("gateway_latency_ratio_c1", latencies[_OURS], latencies[quickest], "<= 1.3", _beside(latencies, "ms")),
+        ratio("gateway_throughput_ratio_c32", rates[_OURS], rates[widest], ">= 0.75", _beside(rates, "requests/s")),
+        median("dispatch_per_second", wide, ">= 600,000", f"{LEVELS} levels of 1,200 replicas"),
+        median("dispatch_per_second_small", narrow, beside=f"{LEVELS} levels of 100 replicas"),
+    ]
+    config = {**asdict(plan), "model": _MODEL, "best_baseline_c1": quickest, "best_baseline_c32": widest}
+    return Report(figures, config, {"latency": _plot(alone, together)})
+
+
+async def _measure(
+    address: str, texts: list[str], plan: _Plan, rng: random.Random
+) -> tuple[dict[str, list[Block]], dict[str, list[Block]]]:
+    """The blocks of each system with 1 client, and with 32."""
+    parameters = {"slo_ms": _NEVER_LATE_MS}
+    bodies = [json.dumps({"inputs": text, "parameters": parameters}).encode() for text in texts]
+    urls = {system: f"{address}/{system}/models/{_SERVICE}" for system in (_OURS, *_BARE)}
+    alone: dict[str, list[Block]] = {system: [] for system in urls}
+    together: dict[str, list[Block]] = {system: [] for system in urls}
+    async with session() as http:
+        for url in urls.values():
+            await closed_loop(http, url, rng.choices(bodies, k=plan.together), _MANY)
+        for _ in track(range(plan.repetitions), "router", transient=True):
+            sent = rng.choices(bodies, k=plan.alone)
+            for system in rng.sample(sorted(urls), len(urls)):
+                alone[system].append(await closed_loop(http, urls[system], sent, 1))
+            sent = rng.choices(bodies, k=plan.together)
+            for system in rng.sample(sorted(urls), len(urls)):
+                together[system].append(await closed_loop(http, urls[system], sent, _MANY))
+    shapes = {system: _shape(blocks[0].answers[0]) for system, blocks in alone.items()}
+    if len(set(shapes.values())) > 1:
+        raise LoadError(f"the systems answer in different shapes: {shapes}")
+    return alone, together
+
+
+def _shape(answer: list[list[dict[str, Any]]]) -> str:
+    return str([[sorted(item) for item in labels] for labels in answer])
+
+
+def _beside(values: dict[str, list[float]], unit: str) -> str:
+    listed = ", ".join(f"{system} {statistics.median(blocks):.3g}" for system, blocks in values.items())
+    return f"{listed} {unit}"
+
+
+def _plot(alone: dict[str, list[Block]], together: dict[str, list[Block]]) -> Plot:
+    plot, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    for axes, blocks, title in zip(panels, (alone, together), ("1 client", f"{_MANY} clients"), strict=True):
+        for system, done in blocks.items():
+            milliseconds = np.sort(np.concatenate([block.latencies for block in done])) * 1e3
+            axes.plot(milliseconds, np.linspace(0, 1, len(milliseconds)), label=system)
+        axes.set(title=title, xlabel="latency (ms)")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+    panels[0].set_ylabel("share of requests")
+    panels[0].legend()
+    return plot
