@@ -7,6 +7,8 @@ import pickle
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pliant.policies.admission import DeadlineError
 from pliant.policies.dispatch import Dispatcher, NoRuntimeError, _least_congested
