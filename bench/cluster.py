@@ -14,6 +14,8 @@ import ray
 from ray import serve
 from ray.serve import Application
 
+from pliant import ray_settings
+
 _OBJECT_STORE_BYTES = 80 * 2**20
 
 
@@ -21,7 +23,7 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 def cluster(applications: Mapping[str, Application], num_gpus: int = 0) -> Iterator[str]:
     """Run `applications`, each under the path /NAME, and give the address of the HTTP server in front of them all."""
     folder = tempfile.mkdtemp(prefix="pliant")  # short, because Ray puts Unix sockets below it
-    os.environ["RAY_TMPDIR"] = folder
+    os.environ.update({**ray_settings.ENVIRONMENT, **os.environ, "RAY_TMPDIR": folder})
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.pop("RAY_ADDRESS", None)
     port = _free_port()

@@ -58,7 +58,7 @@ class _Plan:
     seed: int = 0
 
 
-_QUICK = _Plan(lengths=(64, 128, _LONGEST), repetitions=6, texts=40)
+_QUICK = _Plan(lengths=(64, 128, 256, _LONGEST), repetitions=6, texts=40)
 _FULL = _Plan(lengths=(32, 64, 96, 128, 256, _LONGEST), repetitions=25, texts=160)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from pliant import config, models, zoo
+from pliant import config, models, ray_settings, zoo
 from pliant.errors import ConfigError, PliantError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic transformer serving on Ray Serve.")
@@ -104,7 +105,8 @@ def _serve_run(path: Path) -> subprocess.Popen[bytes]:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-    process = subprocess.Popen([sys.executable, "-m", "pliant.deployments.run", path], start_new_session=True)
+    command = [sys.executable, "-m", "pliant.deployments.run", str(path)]
+    process = subprocess.Popen(command, env={**ray_settings.ENVIRONMENT, **os.environ}, start_new_session=True)
     return process
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Cluster:
         """What `script` prints, run by a driver of its own inside this cluster's Ray."""
         done = subprocess.run(
             [sys.executable, "-c", script],
-            env={**environment(self.ray_folder), "RAY_ADDRESS": self._ray_address()},
+            env={**environment(self.ray_folder), "RAY_ADDRESS": self._ray_address},
             capture_output=True,
             text=True,
             timeout=120,
@@ -62,12 +63,16 @@ class Cluster:
 
     def serve(self, command: str, *arguments: str) -> str:
         """What `serve COMMAND` prints, asked of this cluster's dashboard."""
-        dashboard = self.ray("import ray; print(ray.init(log_to_driver=False).dashboard_url)").split()[-1]
-        call = [Path(sys.executable).with_name("serve"), command, "-a", f"http://{dashboard}", *arguments]
+        call = [Path(sys.executable).with_name("serve"), command, "-a", f"http://{self._dashboard}", *arguments]
         done = subprocess.run(call, env=environment(self.ray_folder), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    @cached_property
+    def _dashboard(self) -> str:
+        return self.ray("import ray; print(ray.init(log_to_driver=False).dashboard_url)").split()[-1]
+
+    @cached_property
     def _ray_address(self) -> str:
         port = next(self.ray_folder.glob("ray/session_latest/gcs_server_port_*")).read_text()
         return f"127.0.0.1:{port}"

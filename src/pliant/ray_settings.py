@@ -1,0 +1,13 @@
+"""Ray Serve's own switches for a shorter way of a request, as environment variables of the whole cluster.
+
+They take effect in processes that start with them, so `pliant serve` sets them, and under a plain `serve run` they have
+to be exported before Ray is started. Measured: a quarter less latency and a third more requests per second (README).
+"""
+
+ENVIRONMENT = {
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+}
+"""Variables and values; what the operator has set already comes first."""
