@@ -49,7 +49,7 @@ def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Appl
         max_ongoing_requests=gateway.max_ongoing_requests,
         max_queued_requests=gateway.max_ongoing_requests,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
-    ).bind(config, **services)
+    ).bind(config, dict(services))
 
 
 def encoder(name: str, config: EncoderConfig, replica: type[EncoderReplica] = EncoderReplica) -> Application:

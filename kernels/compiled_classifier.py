@@ -91,7 +91,7 @@ def load(folder: Path, max_length: int, *, device: str = "cpu", dtype: str = "fl
     from pliant.kernels.eager_classifier import EagerClassifier
 
     model = EagerClassifier(spec.folder, device=device, dtype=dtype)
-    return Runtime(model, "eager" if device == "cpu" else "cuda-graph", max_length, **model.facts)
+    return Runtime(lambda inputs: model(inputs.to(device)).cpu(), "eager", max_length, **model.facts)
 
 
 def measure(runtime: Runtime, repeats: int) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 from typer.testing import CliRunner
 
 from pliant import cli, config
@@ -100,6 +100,12 @@ def test_models_are_checked(tmp_path: Path) -> None:
         ("- 1", "the file: got [1]"),
         ("a: [", "is not YAML"),
         ("applications: []", "applications: got []"),
+        ("applications: [{import_path: 'x:y', route_prefix: x}]", "applications.0.route_prefix: got 'x'"),
+        (
+            "{http_options: {prot: 1}, applications: [{import_path: 'x:y'}]}",
+            "http_options.prot: unknown key; did you mean",
+        ),
+        ("{http_options: {port: abc}, applications: [{import_path: 'x:y'}]}", "http_options.port: got 'abc'"),
         ("applications: [{import_path: x:y}]", "applications: got import_path x:y; exactly one must be pliant"),
         ("application: []", "applications: missing"),
         (
@@ -131,4 +137,5 @@ def test_the_check_command(tmp_path: Path) -> None:
 def test_every_key_of_serve_is_known() -> None:
     """Serve accepts unknown keys in silence; we do not, so we must know all of its own."""
     assert set(config.CLUSTER_KEYS) == set(ServeDeploySchema.model_fields)
+    assert set(config.HTTP_KEYS) == set(HTTPOptionsSchema.model_fields)
     assert set(config.APPLICATION_KEYS) == set(ServeApplicationSchema.model_fields) - {"host", "port"}

@@ -85,7 +85,8 @@ class Engine:
     """Runs one request at a time on the runtime it holds, in order of arrival.
 
     `load(max_length)` blocks while it loads a runtime and `measure(runtime)` returns seconds per request; both run in
-    the worker thread, so the event loop never blocks. The queue is bounded by the requests' budgets.
+    the worker thread, so the event loop never blocks. The queue is bounded by the requests' budgets; those without one
+    are bounded by what Serve lets a replica have outstanding.
     """
 
     def __init__(self, replica: str, load: Callable[[int], Runtime], measure: Callable[[Runtime], float]) -> None:
@@ -101,6 +102,8 @@ class Engine:
         self._outstanding = 0
         self._served = 0
         self._computing_since: float | None = None
+        self.failure: Exception | None = None
+        """Why the runtime that it should hold could not be loaded; until another is, all requests are refused."""
         self._latencies: deque[float] = deque(maxlen=_RECENT_LATENCIES)
         self._service_times: deque[float] = deque(maxlen=_RECENT_SERVICE_TIMES)
 
@@ -111,13 +114,22 @@ class Engine:
                 self._runtime = None
                 self._version += 1
                 await self._idle.wait()
-                loop = asyncio.get_running_loop()
-                runtime = await loop.run_in_executor(self._worker, self._load, max_length)
-                self._service_times.clear()
-                self._service_times.append(await loop.run_in_executor(self._worker, self._measure, runtime))
-                self._runtime = runtime
+                try:
+                    await self._switch(max_length)
+                except Exception as failure:
+                    self.failure = failure
+                    raise
+                self.failure = None
                 self._version += 1
             return self.report()
+
+    async def _switch(self, max_length: int) -> None:
+        loop = asyncio.get_running_loop()
+        runtime = await loop.run_in_executor(self._worker, self._load, max_length)
+        seconds = await loop.run_in_executor(self._worker, self._measure, runtime)
+        self._service_times.clear()
+        self._service_times.append(seconds)
+        self._runtime = runtime
 
     async def infer(self, query: Query) -> Answer | Refusal:
         """Answer `query`, or refuse it at once when it does not fit this runtime or cannot meet its budget."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ray import serve
+from ray.serve.schema import ReplicaRank
 
 from pliant import models
 from pliant.config import EncoderConfig
@@ -27,12 +28,12 @@ class EncoderReplica:
     async def __init__(self, service: str, config: EncoderConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         context = serve.get_replica_context()
         assert context.rank is not None
-        rank = context.rank.rank
+        self._service = service
+        self._lengths = config.lengths
         self._id = context.replica_id.unique_id
         self._metrics = ReplicaMetrics(service)
         self._engine = Engine(self._id, *self.runtimes(config))
-        report = await self._engine.hold(even_plan(config.lengths, rank + 1)[rank])
-        logger.info("%s rank %d holds %d tokens on %s", service, rank, report["max_length"], report["backend"])
+        await self.reconfigure(None, context.rank)
 
     def runtimes(self, config: EncoderConfig) -> tuple[Callable[[int], Runtime], Callable[[Runtime], float]]:
         """What loads a runtime for a max_length, and what measures the seconds that it takes for a request."""
@@ -47,6 +48,11 @@ class EncoderReplica:
         )
         return load, partial(compiled_classifier.measure, repeats=_MEASURE_REPEATS)
 
+    async def reconfigure(self, _user_config: object, rank: ReplicaRank) -> None:
+        """Hold what the even plan gives `rank`; Serve calls this when ranks close up after others have gone."""
+        report = await self._engine.hold(even_plan(self._lengths, rank.rank + 1)[rank.rank])
+        logger.info("%s rank %d: %d tokens on %s", self._service, rank.rank, report["max_length"], report["backend"])
+
     async def infer(self, query: Query) -> Answer | Refusal:
         return await self._engine.infer(query)
 
@@ -56,9 +62,11 @@ class EncoderReplica:
         return self._id, await self._engine.hold(length) if length else self._engine.report()
 
     async def check_health(self) -> None:
-        """Serve replaces a replica whose computation hangs."""
+        """Serve replaces a replica whose computation hangs, or that could not load the runtime it should hold."""
         if (seconds := self._engine.computing_s()) > _HANGS_AFTER_S:
             raise RuntimeError(f"one computation has taken {seconds:.0f} s")
+        if self._engine.failure is not None:
+            raise self._engine.failure
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers know of a new replica before its first statistics."""

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 
 from fastapi import Request
 
 from pliant.deployments.gateway.errors import RequestError
 
+_RECEIVE_WITHIN_S = 30
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The body of `request`, of at most `limit` bytes before and after decompression.
 
-    Raises RequestError: 413 when it is larger, 415 for an unknown encoding, 400 when it cannot be decompressed.
+    Raises RequestError: 408 when it does not arrive in time, 413 when it is larger, 415 for an unknown encoding, 400 when
+    it cannot be decompressed.
     """
+    try:
+        async with asyncio.timeout(_RECEIVE_WITHIN_S):
+            body = await _receive(request, limit)
+    except TimeoutError:
+        raise RequestError(408, f"the body did not arrive within {_RECEIVE_WITHIN_S} s") from None
+    encoding = request.headers.get("content-encoding", "identity")
+    return body if encoding == "identity" else _decompress(body, encoding, limit)
+
+
+async def _receive(request: Request, limit: int) -> bytes:
     chunks = []
     size = 0
     async for chunk in request.stream():
@@ -23,9 +36,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         if size > limit:
             raise RequestError(413, f"the body is larger than {limit} bytes")
         chunks.append(chunk)
-    body = b"".join(chunks)
-    encoding = request.headers.get("content-encoding", "identity")
-    return body if encoding == "identity" else _decompress(body, encoding, limit)
+    return b"".join(chunks)
 
 
 def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
@@ -40,4 +51,6 @@ def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
         raise RequestError(413, f"the decompressed body is larger than {limit} bytes")
     if not decompressor.eof:
         raise RequestError(400, f"the {encoding} body ends too early")
+    if decompressor.unused_data:
+        raise RequestError(400, f"the {encoding} body goes on after its end; send one member")
     return content

@@ -43,6 +43,10 @@ class ReplicaLostError(Exception):
     """The replica died, or could not be reached, before it answered."""
 
 
+class NotDeployedError(Exception):
+    """The service has no replicas at all just now."""
+
+
 class Recorder(Protocol):
     """Where a service records what happened to a text."""
 
@@ -109,12 +113,12 @@ class Classifier:
         try:
             encoding, warning = await self._tokenize(text)
             ids = np.array(encoding.ids, dtype="<i4")
-            async with asyncio.timeout(self._config.timeout_s):
+            async with asyncio.timeout(max(self._config.timeout_s, slo_s)):
                 answer = await self._dispatch(ids, started + slo_s, parameters.utility)
         except TimeoutError:
             self._recorder.failed(503)
             raise RequestError(
-                503, f"no replica of {self.name} answered within {self._config.timeout_s} s", 1
+                503, f"no replica of {self.name} answered within {max(self._config.timeout_s, slo_s):g} s", 1
             ) from None
         except RequestError as error:
             self._recorder.failed(error.status)
@@ -132,6 +136,8 @@ class Classifier:
             encoding = await asyncio.to_thread(self._tokenizer.encode, text[:most])
         else:
             encoding = self._tokenizer.encode(text)
+        if not len(encoding):
+            raise RequestError(400, "a text has no tokens; send at least one word")
         if len(encoding) <= longest and len(text) <= most:
             return encoding, None
         if not self._config.truncate:
@@ -151,7 +157,7 @@ class Classifier:
                 reply = await self._call(Query(payload, length, budget_s, utility))
             except DeadlineError as error:
                 raise self._overloaded(error.retry_after_s) from None
-            except NoRuntimeError:
+            except (NoRuntimeError, NotDeployedError):
                 interrupted = True
                 self._recorder.retried("none")
                 await asyncio.sleep(_RETRY_S)
@@ -176,7 +182,7 @@ class Classifier:
 
     def _overloaded(self, retry_after_s: float) -> RequestError:
         if math.isinf(retry_after_s):
-            return RequestError(429, f"{self.name} cannot meet this slo_ms even when idle: raise it", 1)
+            return RequestError(429, f"{self.name} cannot meet what is left of this slo_ms even when idle: raise it", 1)
         reason = f"{self.name} is too busy to meet the SLO: retry later, raise slo_ms, or send fewer texts at once"
         return RequestError(429, reason, retry_after_s)
 

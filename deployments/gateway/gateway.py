@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 from fastapi import FastAPI
+from grpc.aio import AioRpcError
 from ray import serve
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, TaskCancelledError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
@@ -17,7 +18,7 @@ from pliant import models
 from pliant.config import EncoderConfig, ServingConfig
 from pliant.deployments.encoder.engine import Answer, Query, Refusal
 from pliant.deployments.encoder.routing_table import shared
-from pliant.deployments.gateway.classifier import Classifier, ReplicaLostError
+from pliant.deployments.gateway.classifier import Classifier, NotDeployedError, ReplicaLostError
 from pliant.deployments.gateway.http import application
 from pliant.deployments.gateway.status import exposition
 from pliant.deployments.metrics import EncoderMetrics
@@ -30,7 +31,7 @@ Handle = DeploymentHandle[Any]
 class Gateway:
     """Stateless: validates, tokenizes, dispatches. `handles` are the services' deployments, by name."""
 
-    async def __init__(self, config: ServingConfig, **handles: Handle) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: ServingConfig, handles: Mapping[str, Handle]) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
         self._tables = {name: shared(name, service.slo_ms / 1e3) for name, service in config.services.items()}
         self._classifiers = {
@@ -65,10 +66,14 @@ def _caller(handle: Handle) -> Callable[[Query], Awaitable[Answer | Refusal]]:
         try:
             reply: Answer | Refusal = await response
             return reply
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             response.cancel()  # type: ignore[no-untyped-call]
-            raise
-        except (RayActorError, DeploymentUnavailableError) as error:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise ReplicaLostError from error  # not the client left, but the replica
+        except DeploymentUnavailableError as error:
+            raise NotDeployedError from error
+        except (RayActorError, TaskCancelledError, AioRpcError) as error:
             raise ReplicaLostError from error
 
     return call

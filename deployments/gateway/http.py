@@ -53,12 +53,17 @@ def application(
     @app.exception_handler(HTTPException)
     async def not_routed(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return JSONResponse({"error": f"{request.method} {request.url.path}: {error.detail}"}, error.status_code)
+        reason = f"{request.method} {request.url.path}: {error.detail}"
+        return JSONResponse({"error": reason}, error.status_code, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         return JSONResponse({"error": "; ".join(str(item["msg"]) for item in error.errors())}, 400)
+
+    @app.exception_handler(Exception)
+    async def failed(_request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": f"internal error: {type(error).__name__}; the log tells more"}, 500)
 
     if api_keys:
         app.add_middleware(_ApiKeys, keys=api_keys)

@@ -130,8 +130,8 @@ def finder(classifiers: Mapping[str, Classifier]) -> Callable[..., Classifier]:
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
     if header_length is None:
         return body, b""
-    if not header_length.isdecimal() or int(header_length) > len(body):
-        raise RequestError(400, f"{_HEADER_LENGTH}: got {header_length!r}; the body has {len(body)} bytes")
+    if not header_length.isdecimal() or len(header_length) > 10 or int(header_length) > len(body):
+        raise RequestError(400, f"{_HEADER_LENGTH}: got {header_length[:60]!r}; the body has {len(body)} bytes")
     return body[: int(header_length)], body[int(header_length) :]
 
 
@@ -145,7 +145,7 @@ def _texts(call: InferRequest, tail: bytes, max_texts: int) -> list[str]:
     if not tensor.shape or min(tensor.shape) < 0 or len(tensor.shape) > 2 or tensor.shape[1:] not in ([], [1]):
         raise RequestError(400, f"inputs.0.shape: got {tensor.shape}; allowed: [n] or [n, 1]")
     size = tensor.parameters.get("binary_data_size")
-    if size is None:
+    if size is None and not tail:
         texts = list(_flat(tensor.data or []))
     elif not isinstance(size, int) or isinstance(size, bool) or size != len(tail):
         raise RequestError(

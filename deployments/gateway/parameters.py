@@ -48,8 +48,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 
 def _line(problem: Any, model: type[BaseModel]) -> str:
     key = ".".join(map(str, problem["loc"])) or "body"
-    if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
-        return f"{key}: unknown; allowed: {', '.join(model.model_fields)}"
+    if problem["type"] == "extra_forbidden":
+        allowed = model if len(problem["loc"]) == 1 else ClassifyParameters
+        return f"{key}: unknown; allowed: {', '.join(allowed.model_fields)}"
     if problem["type"] in ("missing", "json_invalid"):
         return f"{key}: {problem['msg']}"
     given = repr(problem["input"])

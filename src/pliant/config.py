@@ -20,7 +20,7 @@ IMPORT_PATH = "pliant.deployments.app:build"
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class GatewayConfig(_Strict):
@@ -83,7 +83,7 @@ class _ApplicationConfig(_Strict):
     """An application of a Serve config; what is not ours is passed on to Serve untouched."""
 
     name: str = "default"
-    route_prefix: str | None = "/"
+    route_prefix: Annotated[str, Field(pattern="^/")] = "/"
     import_path: str
     runtime_env: Any = None
     deployments: Any = None
@@ -93,11 +93,25 @@ class _ApplicationConfig(_Strict):
     external_scaler_enabled: Any = None
 
 
+class _HttpOptions(_Strict):
+    """Serve's HTTP options; only the address is ours to know."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    root_path: Any = None
+    request_timeout_s: Any = None
+    keep_alive_timeout_s: Any = None
+    ssl_keyfile: Any = None
+    ssl_certfile: Any = None
+    ssl_keyfile_password: Any = None
+    ssl_ca_certs: Any = None
+
+
 class _ClusterFile(_Strict):
     """A Serve config file."""
 
     proxy_location: Any = None
-    http_options: dict[str, Any] = {}
+    http_options: _HttpOptions = _HttpOptions()
     grpc_options: Any = None
     controller_options: Any = None
     logging_config: Any = None
@@ -107,6 +121,7 @@ class _ClusterFile(_Strict):
 
 
 CLUSTER_KEYS = tuple(_ClusterFile.model_fields)
+HTTP_KEYS = tuple(_HttpOptions.model_fields)
 APPLICATION_KEYS = tuple(_ApplicationConfig.model_fields)
 
 
@@ -148,6 +163,8 @@ def read(path: Path) -> ClusterConfig:
         text = path.read_text()
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: is not UTF-8: {error}"]) from None
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -167,9 +184,9 @@ def read(path: Path) -> ClusterConfig:
         prefix = f"applications.{ours[0]}.args."
         raise ConfigError([prefix + problem for problem in error.problems]) from None
     return ClusterConfig(
-        host=file.http_options.get("host", "127.0.0.1"),
-        port=file.http_options.get("port", 8000),
-        route_prefix=application.route_prefix or "/",
+        host=file.http_options.host,
+        port=file.http_options.port,
+        route_prefix=application.route_prefix,
         serving=serving,
     )
 

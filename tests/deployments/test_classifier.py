@@ -120,7 +120,7 @@ async def test_a_text_that_kills_replicas_is_given_up(build: Build) -> None:
 
 
 async def test_no_replica_at_all_ends_in_503_in_time(build: Build) -> None:
-    classifier, recorder, _ = build(Replicas(NoRuntimeError(4, 0)), timeout_s=0.2)
+    classifier, recorder, _ = build(Replicas(NoRuntimeError(4, 0)), timeout_s=0.2, slo_ms=100)
     started = time.monotonic()
     with pytest.raises(RequestError, match=r"answered within 0\.2 s") as error:
         await classifier.classify(["a"], ClassifyParameters())

@@ -98,6 +98,7 @@ async def test_a_runtime_that_does_not_load_leaves_the_replica_refusing() -> Non
     with pytest.raises(RuntimeError, match="cannot load 8"):
         await engine.hold(8)
     assert isinstance(await engine.infer(query()), Refusal)
+    assert str(engine.failure) == "cannot load 8"
 
 
 async def test_cancelled_requests_are_not_computed() -> None:

@@ -83,7 +83,8 @@ def test_compressed_bodies_are_read_and_bounded() -> None:
     cut = client().post("/models/topics", content=gzip.compress(b'{"inputs": "a"}')[:-9], headers=headers)
     wrong = client().post("/models/topics", content=b"{}", headers=headers)
     odd = client().post("/models/topics", content=b"{}", headers={"Content-Encoding": "zip"})
-    assert [answer.status_code for answer in (good, bomb, cut, wrong, odd)] == [200, 413, 400, 400, 415]
+    two = client().post("/models/topics", content=gzip.compress(b'{"inputs": "a"}') * 2, headers=headers)
+    assert [answer.status_code for answer in (good, bomb, cut, wrong, odd, two)] == [200, 413, 400, 400, 415, 400]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,7 @@ def test_compressed_bodies_are_read_and_bounded() -> None:
         ("/models/topics", b'{"inputs": ["a", "b", "c", "d"]}', 413, "at most 3"),
         ("/models/topics", b'{"inputs": "' + b"a" * 20_000 + b'"}', 413, "larger than 10486 bytes"),
         ("/models/topics", b'{"inputs": "a", "parameters": {"top_k": 0}}', 400, "parameters.top_k: got 0"),
+        ("/models/topics", b'{"inputs": "a", "parameters": {"k": 0}}', 400, "parameters.k: unknown; allowed: slo_ms"),
         ("/models/topics", b'{"inputs": "a", "parameters": {"slo_ms": NaN}}', 400, "slo_ms"),
         ("/models/topics", b'{"inputs": "a", "parameters": {"slo_ms": "5"}}', 400, "slo_ms"),
         ("/models/topics", b'{"inputs": "a", "parameters": {"utility": 1.5}}', 400, "utility"),
@@ -127,6 +129,7 @@ def test_bad_requests_are_told_why(path: str, body: bytes, status: int, reason: 
     [
         ("x", b"", "Inference-Header-Content-Length: got 'x'"),
         ("999999", b"", "Inference-Header-Content-Length: got '999999'"),
+        ("1" * 5000, b"", "Inference-Header-Content-Length: got '111"),
         (None, b"\x01\x00\x00", "ends within an element"),
         (None, b"\x09\x00\x00\x00a", "ends within an element"),
         (None, b"\x01\x00\x00\x00\xff", "not UTF-8"),

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from ray import serve
 from ray.serve._private.handle_options import InitHandleOptions
+from ray.serve._private.replica import UserCallableWrapper
 from ray.serve._private.router import AsyncioRouter
 from ray.serve.config import BackpressureConfig, RequestRouterConfig
 from ray.serve.experimental.capacity_queue_router import CapacityQueueRouter
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.router import LengthRouter
 
 
@@ -77,3 +79,9 @@ def test_deployment_options() -> None:
     from pliant.deployments.encoder import routing_table
 
     assert router.initialize_state.__globals__["shared"] is routing_table.shared, "it must meet the gateway's table"
+
+
+def test_replicas_are_told_when_their_rank_changes() -> None:
+    source = inspect.getsource(UserCallableWrapper.call_reconfigure)
+    assert '"rank" in params' in source
+    assert "rank" in parameters(EncoderReplica.reconfigure)

@@ -169,7 +169,8 @@ def test_a_changed_configuration_keeps_serving(cluster: Cluster) -> None:
                 after = cluster.stats()
             except httpx.HTTPError:
                 continue
-            if not set(after) & before and len(after) == 3:
+            held = {report["max_length"] for report in after.values()}
+            if not set(after) & before and len(after) == 3 and held == {64, 128, 512}:
                 break
         time.sleep(1)
     assert set(load.outcomes) == {"ok"}, load.outcomes
