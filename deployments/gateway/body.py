@@ -16,8 +16,8 @@ _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 async def read_body(request: Request, limit: int) -> bytes:
     """The body of `request`, of at most `limit` bytes before and after decompression.
 
-    Raises RequestError: 408 when it does not arrive in time, 413 when it is larger, 415 for an unknown encoding, 400 when
-    it cannot be decompressed.
+    Raises RequestError: 408 when it does not arrive in time, 413 when it is larger, 415 for an unknown encoding, and
+    400 when it cannot be decompressed.
     """
     try:
         async with asyncio.timeout(_RECEIVE_WITHIN_S):

@@ -125,7 +125,8 @@ def _ready(address: str, process: subprocess.Popen[bytes]) -> bool:
 def _greeting(cluster: config.ClusterConfig) -> str:
     name = next(iter(cluster.serving.services))
     body = json.dumps({"inputs": _EXAMPLE, "parameters": {"top_k": 2}})
+    key = " -H 'Authorization: Bearer KEY'" if cluster.serving.gateway.api_keys_env else ""
     return (
         f"\n[bold]Ready at {cluster.address}[/bold] (API: {cluster.address}/docs, replicas: {cluster.address}/stats). "
-        f"Try:\n\ncurl -s {cluster.address}/models/{name} -d '{body}'\n"
+        f"Try:\n\ncurl -s {cluster.address}/models/{name} {key} -d '{body}'\n"
     )

@@ -51,6 +51,13 @@ def test_triton_client_binary_and_json_agree(cluster: Cluster) -> None:
     np.testing.assert_allclose(binary.as_numpy("score").sum(axis=1), 1, atol=1e-5)
 
 
+def test_triton_client_as_in_the_readme(cluster: Cluster) -> None:
+    client = triton.InferenceServerClient(cluster.host)
+    texts = ["Return a copy of the string", "Set a breakpoint, then step"]
+    answer = client.infer("topics", [text_input(texts)], parameters={"top_k": 1})
+    assert answer.as_numpy("label").tolist() == [[b"strings"], [b"debugger"]]
+
+
 def test_triton_client_compressed(cluster: Cluster) -> None:
     client = triton.InferenceServerClient(cluster.host)
     answer = client.infer("topics", [text_input([TEXT])], request_compression_algorithm="gzip", parameters={"top_k": 1})

@@ -121,6 +121,7 @@ def test_an_slo_that_cannot_be_met_is_refused_at_once(cluster: Cluster) -> None:
 
 
 def test_a_client_that_leaves_frees_its_place(cluster: Cluster) -> None:
+    served = sum(report["served"] for report in cluster.stats().values())
     body = json.dumps({"inputs": [TEXTS[400]] * 64, "parameters": {"slo_ms": 60_000}}).encode()
     host, port = cluster.host.split(":")
     with socket.create_connection((host, int(port))) as connection:
@@ -132,6 +133,8 @@ def test_a_client_that_leaves_frees_its_place(cluster: Cluster) -> None:
     while sum(report["outstanding"] for report in cluster.stats().values()) > 0:
         assert time.monotonic() < deadline, cluster.stats()
         time.sleep(0.1)
+    time.sleep(3)
+    assert sum(report["served"] for report in cluster.stats().values()) < served + 64, "its texts were computed anyway"
 
 
 def changed(cluster: Cluster, **options: object) -> Path:
