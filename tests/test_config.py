@@ -69,6 +69,7 @@ def test_all_mistakes_are_told_at_once() -> None:
     [
         ({}, "services: missing; it must be given"),
         ({"services": {}}, "services: got {}"),
+        ({"services": {"gateway": SERVICE}}, "services.gateway: the gateway itself has this name"),
         ({"services": {"a b": SERVICE}}, "services.a b: got 'a b'; string should match pattern"),
         ({"services": {"a": SERVICE}, "gatway": {}}, "gatway: unknown key; did you mean gateway?"),
         (

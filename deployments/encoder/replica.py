@@ -39,13 +39,15 @@ class EncoderReplica:
         """What loads a runtime for a max_length, and what measures the seconds that it takes for a request."""
         from pliant.kernels import compiled_classifier  # imports torch, which the application's builder can do without
 
-        load = partial(
-            compiled_classifier.load,
-            models.fetch(config.model),
-            device="cuda" if config.gpus else "cpu",
-            dtype=config.dtype,
-            threads=max(1, round(config.cpus)),
-        )
+        def load(max_length: int) -> Runtime:
+            return compiled_classifier.load(
+                models.fetch(config.model),
+                max_length,
+                device="cuda" if config.gpus else "cpu",
+                dtype=config.dtype,
+                threads=max(1, round(config.cpus)),
+            )
+
         return load, partial(compiled_classifier.measure, repeats=_MEASURE_REPEATS)
 
     async def reconfigure(self, _user_config: object, rank: ReplicaRank) -> None:

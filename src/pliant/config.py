@@ -152,6 +152,8 @@ def parse(args: Mapping[str, Any]) -> ServingConfig:
         for name, service in config.services.items()
         if service.replicas < len(service.lengths)
     ]
+    if "gateway" in config.services:
+        problems.append("services.gateway: the gateway itself has this name; choose another")
     if problems:
         raise ConfigError(problems)
     return config
