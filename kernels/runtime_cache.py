@@ -16,6 +16,7 @@ import torch
 
 from pliant.cache import cache_folder, made_once
 from pliant.errors import ModelError
+from pliant.models import most_tokens
 
 RECIPE = 1
 """Raised whenever models are compiled in another way, so that older packages are left alone."""
@@ -46,7 +47,7 @@ class RuntimeSpec:
             raise ModelError(f"dtype {self.dtype!r} is unknown: choose float32 or bfloat16")
         if self.threads < 1:
             raise ModelError(f"{self.threads} threads cannot compute: choose 1 or more")
-        longest = self._positions()
+        longest = most_tokens(json.loads((self.folder / "config.json").read_text())) or sys.maxsize
         if not 1 <= self.max_length <= longest:
             raise ModelError(f"max_length {self.max_length} does not suit {self.folder}: choose 1 to {longest} tokens")
 
@@ -63,14 +64,6 @@ class RuntimeSpec:
         ]
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
         return f"{self.folder.resolve().name}-{self.max_length}-{self.dtype}-{digest[:16]}"
-
-    def _positions(self) -> int:
-        """How many tokens the model has positions for; a large number if config.json does not say."""
-        config = json.loads((self.folder / "config.json").read_text())
-        positions = config.get("max_position_embeddings") or sys.maxsize
-        if "roberta" in config.get("model_type", ""):  # whose positions start after the pad token's
-            positions -= config.get("pad_token_id", 1) + 1
-        return positions
 
 
 def package(spec: RuntimeSpec, build: Callable[[Path], None]) -> Path:

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 
-from pliant.policies.admission import DeadlineError, most_outstanding, retry_after
+from pliant.policies.admission import retry_after
 
 _GRID = math.log(1.1)
 _RECENT_SERVICE_TIMES = 32
@@ -136,10 +136,8 @@ class Engine:
         runtime = self._runtime
         if runtime is None or query.length > runtime.max_length:
             return Refusal("length", self._replica, self.report())
-        try:
-            self._admit(query)
-        except DeadlineError as error:
-            return Refusal("busy", self._replica, self.report(), error.retry_after_s)
+        if wait_s := self._must_wait_s(query):
+            return Refusal("busy", self._replica, self.report(), wait_s)
         arrived = time.perf_counter()
         self._outstanding += 1
         self._idle.clear()
@@ -173,12 +171,11 @@ class Engine:
         since = self._computing_since
         return 0.0 if since is None else time.perf_counter() - since
 
-    def _admit(self, query: Query) -> None:
+    def _must_wait_s(self, query: Query) -> float:
+        """Seconds until `query` could be admitted; 0 when it can be now."""
         if query.budget_s is None:
-            return
-        service_s = self._service_s()
-        if self._outstanding > most_outstanding(service_s, query.budget_s, query.utility):
-            raise DeadlineError(retry_after(self._outstanding, service_s, query.budget_s, query.utility))
+            return 0.0
+        return retry_after(self._outstanding, self._service_s(), query.budget_s, query.utility)
 
     def _compute(self, runtime: Runtime, ids: bytes) -> tuple[bytes, float]:
         self._computing_since = started = time.perf_counter()

@@ -35,7 +35,6 @@ _MOST_LOST = 3
 """Replicas that may die under one request before it is suspected of killing them."""
 _MOST_REFUSED = 3
 
-
 FloatArray = NDArray[Any]
 
 
@@ -110,16 +109,15 @@ class Classifier:
     async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
         started = time.monotonic()
         slo_s = (parameters.slo_ms or self._config.slo_ms) / 1e3
+        timeout_s = max(self._config.timeout_s, slo_s)
         try:
             encoding, warning = await self._tokenize(text)
             ids = np.array(encoding.ids, dtype="<i4")
-            async with asyncio.timeout(max(self._config.timeout_s, slo_s)):
+            async with asyncio.timeout(timeout_s):
                 answer = await self._dispatch(ids, started + slo_s, parameters.utility)
         except TimeoutError:
             self._recorder.failed(503)
-            raise RequestError(
-                503, f"no replica of {self.name} answered within {max(self._config.timeout_s, slo_s):g} s", 1
-            ) from None
+            raise RequestError(503, f"no replica of {self.name} answered within {timeout_s:g} s", 1) from None
         except RequestError as error:
             self._recorder.failed(error.status)
             raise

@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 from pliant.deployments.gateway.body import read_body
 from pliant.deployments.gateway.classifier import Classifier, Prediction
-from pliant.deployments.gateway.errors import RequestError
-from pliant.deployments.gateway.open_inference import finder
 from pliant.deployments.gateway.parameters import ClassifyParameters, validated_json
+from pliant.deployments.gateway.validation import bounded, finder
 
 
 class TextClassificationRequest(BaseModel):
@@ -42,11 +41,7 @@ def router(classifiers: Mapping[str, Classifier], max_body: int, max_texts: int)
     async def classify(request: Request, model: str) -> Response:
         classifier = find(model)
         call = validated_json(TextClassificationRequest, await read_body(request, max_body))
-        texts = [call.inputs] if isinstance(call.inputs, str) else call.inputs
-        if not texts:
-            raise RequestError(400, "inputs: got no text; send at least one")
-        if len(texts) > max_texts:
-            raise RequestError(413, f"{len(texts)} texts in one request; at most {max_texts} are allowed")
+        texts = bounded([call.inputs] if isinstance(call.inputs, str) else call.inputs, max_texts)
         predictions = await classifier.classify(texts, call.parameters)
         return JSONResponse([_scored(prediction) for prediction in predictions])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,9 @@ from pliant.deployments.gateway.body import read_body
 from pliant.deployments.gateway.classifier import Classifier, Prediction
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.parameters import ClassifyParameters, validated, validated_json
+from pliant.deployments.gateway.validation import VERSION, bounded, finder
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
-_VERSION = "1"
 _OUTPUTS = {"label": "BYTES", "score": "FP32"}
 
 
@@ -73,11 +73,11 @@ def router(classifiers: Mapping[str, Classifier], max_body: int, max_texts: int)
 
     @api.get("/models/{model}/versions/{version}")
     @api.get("/models/{model}")
-    async def metadata(model: str, version: str = _VERSION) -> dict[str, Any]:
+    async def metadata(model: str, version: str = VERSION) -> dict[str, Any]:
         classifier = find(model, version)
         return {
             "name": classifier.name,
-            "versions": [_VERSION],
+            "versions": [VERSION],
             "platform": "pliant_encoder",
             "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
             "outputs": [{"name": name, "datatype": type_, "shape": [-1, -1]} for name, type_ in _OUTPUTS.items()],
@@ -86,7 +86,7 @@ def router(classifiers: Mapping[str, Classifier], max_body: int, max_texts: int)
 
     @api.get("/models/{model}/versions/{version}/ready")
     @api.get("/models/{model}/ready")
-    async def model_ready(model: str, version: str = _VERSION) -> Response:
+    async def model_ready(model: str, version: str = VERSION) -> Response:
         if not find(model, version).ready:
             raise RequestError(503, f"{model} is not ready yet", 1)
         return JSONResponse({"name": model, "ready": True})
@@ -100,7 +100,7 @@ def router(classifiers: Mapping[str, Classifier], max_body: int, max_texts: int)
 
     @api.post("/models/{model}/versions/{version}/infer", openapi_extra=schema)
     @api.post("/models/{model}/infer", openapi_extra=schema)
-    async def infer(request: Request, model: str, version: str = _VERSION) -> Response:
+    async def infer(request: Request, model: str, version: str = VERSION) -> Response:
         classifier = find(model, version)
         body = await read_body(request, max_body)
         head, tail = _split(body, request.headers.get(_HEADER_LENGTH))
@@ -112,19 +112,6 @@ def router(classifiers: Mapping[str, Classifier], max_body: int, max_texts: int)
         return _respond(model, call.id, predictions, outputs)
 
     return api
-
-
-def finder(classifiers: Mapping[str, Classifier]) -> Callable[..., Classifier]:
-    """Looks a classifier up by model name and version; raises RequestError 404 that lists the models there are."""
-
-    def find(model: str, version: str = _VERSION) -> Classifier:
-        if model not in classifiers:
-            raise RequestError(404, f"no model {model!r}; there are: {', '.join(classifiers)}")
-        if version != _VERSION:
-            raise RequestError(404, f"no version {version!r} of {model}; there is: {_VERSION}")
-        return classifiers[model]
-
-    return find
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
@@ -155,11 +142,7 @@ def _texts(call: InferRequest, tail: bytes, max_texts: int) -> list[str]:
         texts = list(_unpack(tail))
     if len(texts) != math.prod(tensor.shape):
         raise RequestError(400, f"inputs.0.shape: got {tensor.shape} for {len(texts)} texts")
-    if not texts:
-        raise RequestError(400, "inputs.0: got no text; send at least one")
-    if len(texts) > max_texts:
-        raise RequestError(413, f"{len(texts)} texts in one request; at most {max_texts} are allowed")
-    return texts
+    return bounded(texts, max_texts)
 
 
 def _flat(data: list[Any]) -> Iterator[str]:
@@ -214,7 +197,7 @@ def _respond(model: str, id_: str | None, predictions: list[Prediction], outputs
         else:
             tensor["data"] = values
         tensors.append(tensor)
-    content: dict[str, Any] = {"model_name": model, "model_version": _VERSION, "outputs": tensors}
+    content: dict[str, Any] = {"model_name": model, "model_version": VERSION, "outputs": tensors}
     if id_ is not None:
         content["id"] = id_
     warnings = [f"text {index}: {item.warning}" for index, item in enumerate(predictions) if item.warning]

@@ -204,23 +204,35 @@ def _read(file: Path, model: str) -> ModelInfo:
     return _info(config, model)
 
 
+def most_tokens(config: dict[str, Any]) -> int | None:
+    """How many tokens a model with this config.json has positions for; None if it does not say."""
+    positions: int | None = config.get("max_position_embeddings") or config.get("n_positions")
+    return positions - _padding(config) - 1 if positions and _starts_after_padding(config) else positions
+
+
+def _starts_after_padding(config: dict[str, Any]) -> bool:
+    return config.get("model_type") in _POSITIONS_START_AFTER_PADDING
+
+
+def _padding(config: dict[str, Any]) -> int:
+    padding: int | None = config.get("pad_token_id")
+    return int(_starts_after_padding(config)) if padding is None else padding
+
+
 def _info(config: dict[str, Any], model: str) -> ModelInfo:
     architecture = next(iter(config.get("architectures") or ["nothing"]))
     if not architecture.endswith("ForSequenceClassification"):
         raise ModelError(
             f"{model}: its architecture is {architecture}; choose one that ends in ForSequenceClassification"
         )
-    positions = config.get("max_position_embeddings") or config.get("n_positions")
-    if not positions:
+    max_length = most_tokens(config)
+    if max_length is None:
         raise ModelError(f"{model}: its config.json has no max_position_embeddings; choose a model with a longest text")
-    after_padding = config.get("model_type") in _POSITIONS_START_AFTER_PADDING
-    padding = config.get("pad_token_id")
-    padding = int(after_padding) if padding is None else padding
     labels = config.get("id2label") or {index: f"LABEL_{index}" for index in range(config.get("num_labels", 2))}
     return ModelInfo(
         labels=tuple(labels[index] for index in sorted(labels, key=int)),
-        max_length=positions - padding - 1 if after_padding else positions,
-        pad_token_id=padding,
+        max_length=max_length,
+        pad_token_id=_padding(config),
         architecture=architecture,
         multi_label=config.get("problem_type") == "multi_label_classification",
     )
