@@ -1,4 +1,4 @@
-"""Turns a `transformers` sequence classifier into a package for one max_length (Arlo §3.1).
+"""Turns a `transformers` sequence classifier into a package for one length, or for any up to a longest (Arlo §3.1).
 
 Only the compiling process imports this module: TorchInductor alone takes 2 s and 85 MB.
 """
@@ -13,18 +13,21 @@ from torch._inductor import aoti_compile_and_package
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from pliant.kernels.eager_classifier import EagerClassifier
-from pliant.kernels.runtime_cache import RuntimeSpec
+from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec
 
 
 def compile_into(folder: Path, model: EagerClassifier, spec: RuntimeSpec) -> None:
-    """Write the package of `model` at exactly `spec.max_length` tokens, weights included, and runtime.json to `folder`.
+    """Write the package of `model` for what `spec` says, weights included, and runtime.json to `folder`.
+
+    It takes exactly `spec.max_length` tokens or, if dynamic, SHORTEST_DYNAMIC to that many.
 
     Weights are frozen into the code, in the layout its matrix products want. Precompiled headers are left out: they
     cost 20 s and 300 MB once, and save 1 s a compile.
     """
     example = torch.ones(2, spec.max_length, dtype=torch.int64, device=spec.device)
+    length = torch.export.Dim("length", min=SHORTEST_DYNAMIC, max=spec.max_length) if spec.dynamic else None
     with torch.no_grad():
-        program = torch.export.export(model, (example,), strict=False)
+        program = torch.export.export(model, (example,), dynamic_shapes=({1: length},), strict=False)
         archive = aoti_compile_and_package(
             program,
             package_path=str(folder / "model.pt2"),

@@ -1,19 +1,19 @@
 """A sequence classifier compiled for one max_length: Arlo's runtime, batch 1 (Arlo §3.1, §5).
 
-Shorter inputs are padded to max_length, a cost that the request scheduler weighs against queueing. The compiler runs in
-a process of its own, so that a replica never holds its memory, and a compiled runtime loads without transformers.
+A static runtime pads shorter inputs to max_length, a cost that the request scheduler weighs against queueing. A dynamic
+one takes every length as it is, at the price that the paper's figure 2 shows. The compiler runs in a process of its
+own, so that a replica never holds its memory, and a compiled runtime loads without transformers.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import logging
 import os
 import shutil
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ import torch
 
 from pliant.cache import cache_folder
 from pliant.kernels.cuda_graph import CudaGraph, Forward
-from pliant.kernels.runtime_cache import RuntimeSpec, package
+from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec, package, package_folder
 
 if TYPE_CHECKING:
     from pliant.kernels.eager_classifier import EagerClassifier
@@ -38,18 +38,21 @@ _warn_once = functools.cache(logging.getLogger("pliant").warning)
 class Runtime:
     """A classifier that answers one input of up to `max_length` tokens at a time.
 
-    `backend` is "aoti" (compiled for this CPU), "cuda-graph" (one launch on the GPU) or "eager" (not compiled, and run
-    at the input's own length). Any thread may call it, but one at a time: the input buffer is reused.
+    `backend` is "aoti" (compiled), "cuda-graph" (compiled, and one launch on the GPU) or "eager" (not compiled).
+    `dynamic` tells whether it computes an input at its own length instead of `max_length`, as "eager" always does.
+    Any thread may call it, but one at a time: the input buffer is reused.
     """
 
-    def __init__(self, forward: Forward, backend: str, max_length: int, *, pad: int, vocabulary: int) -> None:
+    def __init__(
+        self, forward: Forward, backend: str, max_length: int, *, pad: int, vocabulary: int, dynamic: bool = False
+    ) -> None:
         self.max_length = max_length
         self.backend = backend
+        self.dynamic = dynamic or backend == "eager"
         self._pad = pad
         self._vocabulary = vocabulary
-        self._inputs = torch.ones(2, max_length, dtype=torch.int64, pin_memory=backend == "cuda-graph")
-        self._ids, self._mask = self._inputs.numpy()
-        self._forward = CudaGraph(forward, self._inputs) if backend == "cuda-graph" else forward
+        self._buffer = torch.ones(2 * max_length, dtype=torch.int64, pin_memory=backend == "cuda-graph")
+        self._forward = CudaGraph(forward, self._buffer.view(2, -1)) if backend == "cuda-graph" else forward
 
     def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
         """The logits, float32 (labels,), of the text with these token ids, special tokens included.
@@ -59,21 +62,32 @@ class Runtime:
         length = len(ids)
         if not 0 < length <= self.max_length:
             raise ValueError(f"got {length} token ids; this runtime takes 1 to {self.max_length}")
-        text = self._ids[:length]
+        width = max(length, SHORTEST_DYNAMIC) if self.dynamic else self.max_length
+        inputs = self._buffer[: 2 * width].view(2, width)  # compiled code takes no strides but its own
+        row, mask = inputs.numpy()
+        text = row[:length]
         text[:] = ids
         if text.min() < 0 or text.max() >= self._vocabulary:
             raise ValueError(f"token ids must lie in 0 to {self._vocabulary - 1}; got {text.min()} to {text.max()}")
-        self._ids[length:] = self._pad
-        self._mask[:length] = 1
-        self._mask[length:] = 0
-        return self._forward(self._inputs[:, :length] if self.backend == "eager" else self._inputs).numpy()
+        row[length:] = self._pad
+        mask[:length] = 1
+        mask[length:] = 0
+        return self._forward(inputs).numpy()
 
 
 class _CannotCompileError(Exception):
     """The reason why a model has to run uncompiled, for the operator."""
 
 
-def load(folder: Path, max_length: int, *, device: str = "cpu", dtype: str = "float32", threads: int = 1) -> Runtime:
+def load(
+    folder: Path,
+    max_length: int,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    threads: int = 1,
+    dynamic: bool = False,
+) -> Runtime:
     """The classifier in `folder` for inputs of up to `max_length` tokens; compiled first if it is not in the cache.
 
     Loading takes tens of milliseconds, compiling 15 s or more, during which other processes that want the same package
@@ -81,7 +95,7 @@ def load(folder: Path, max_length: int, *, device: str = "cpu", dtype: str = "fl
     warns and the eager model answers instead. Sets this process's number of torch threads to `threads`.
     Raises `ModelError` if `folder` holds no sequence classifier or the model cannot take `max_length` tokens.
     """
-    spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads)
+    spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads, dynamic)
     spec.check()
     torch.set_num_threads(threads)
     try:
@@ -94,16 +108,23 @@ def load(folder: Path, max_length: int, *, device: str = "cpu", dtype: str = "fl
     return Runtime(lambda inputs: model(inputs.to(device)).cpu(), "eager", max_length, **model.facts)
 
 
-def measure(runtime: Runtime, repeats: int) -> float:
-    """Seconds that a call with `max_length` tokens takes: the median of `repeats` calls, after one to warm up."""
-    ids = np.ones(runtime.max_length, dtype=np.int64)
-    runtime(ids)
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        runtime(ids)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+def prepare(
+    folder: Path,
+    max_length: int,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    threads: int = 1,
+    dynamic: bool = False,
+) -> None:
+    """Compile what `load` with these arguments will ask for, without loading it: a replica can go on serving meanwhile.
+
+    Raises `ModelError` as `load` does, but says nothing when it cannot be compiled: `load` will.
+    """
+    spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads, dynamic)
+    spec.check()
+    with contextlib.suppress(_CannotCompileError):
+        package(spec, functools.partial(_compile_apart, spec))
 
 
 def _open(folder: Path, spec: RuntimeSpec) -> Runtime:
@@ -116,13 +137,26 @@ def _open(folder: Path, spec: RuntimeSpec) -> Runtime:
     path = unpacked if unpacked.exists() else folder / "model.pt2"
     # Single-threaded: without the locks that cannot be captured in a CUDA graph.
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
+    if spec.dynamic:
+        return Runtime(
+            lambda inputs: loader.run([inputs.to(spec.device)])[0].cpu(), "aoti", spec.max_length, dynamic=True, **facts
+        )
     backend = "aoti" if spec.device == "cpu" else "cuda-graph"
     return Runtime(lambda inputs: loader.run([inputs])[0], backend, spec.max_length, **facts)
 
 
+def can_compile(spec: RuntimeSpec) -> bool:
+    """Whether `load` can give a compiled runtime: it has been compiled before, or a C++ compiler is there."""
+    return package_folder(spec).exists() or _cxx() is not None
+
+
+def _cxx() -> str | None:
+    return next(filter(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))), None)
+
+
 def _compile_apart(spec: RuntimeSpec, into: Path) -> None:
     """Compile in a process of its own, with a bounded number of threads."""
-    compiler = next(filter(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))), None)
+    compiler = _cxx()
     if compiler is None:
         raise _CannotCompileError(
             "No C++ compiler was found (CXX, g++ or clang++), so classifiers run uncompiled: answers are the same, but "
@@ -138,12 +172,13 @@ def _compile_apart(spec: RuntimeSpec, into: Path) -> None:
     }
     command = [sys.executable, "-m", "pliant.kernels.compiled_classifier", str(spec.folder), str(spec.max_length)]
     command += ["--device", spec.device, "--dtype", spec.dtype, "--threads", threads, "--into", str(into)]
+    command += ["--dynamic"] if spec.dynamic else []
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise _CannotCompileError(
-            f"{spec.folder} could not be compiled for {spec.max_length} tokens and runs uncompiled, about half as "
-            f"fast. The compiler's process said: {reason}"
+            f"{spec.folder} could not be compiled for {'up to ' * spec.dynamic}{spec.max_length} tokens and runs "
+            f"uncompiled, about half as fast. The compiler's process said: {reason}"
         )
 
 
@@ -158,6 +193,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of one forward pass")
+    parser.add_argument("--dynamic", action="store_true", help="for any length up to max_length")
     parser.add_argument("--into", type=Path, required=True, help="an existing folder, which receives the package")
     arguments = vars(parser.parse_args())
     into = arguments.pop("into")
@@ -170,10 +206,13 @@ def main() -> None:
 
 
 def _verify(runtime: Runtime, model: "EagerClassifier", spec: RuntimeSpec) -> None:
-    """Raise if the runtime and the unpadded eager model disagree on random texts of three lengths."""
+    """Raise if the runtime and the unpadded eager model disagree on random texts of several lengths."""
     facts = model.facts
     words = np.setdiff1d(np.arange(facts["vocabulary"]), [facts["pad"]])
-    for length in sorted({1, (spec.max_length + 1) // 2, spec.max_length}):
+    lengths = {1, (spec.max_length + 1) // 2, spec.max_length}
+    if spec.dynamic:
+        lengths |= {SHORTEST_DYNAMIC, spec.max_length // 5 + 1, spec.max_length - 1}
+    for length in sorted(lengths):
         ids = np.random.default_rng(length).choice(words, length)
         inputs = torch.from_numpy(np.stack([ids, np.ones_like(ids)]))
         expected = model(inputs.to(spec.device)).cpu().numpy()

@@ -1,11 +1,19 @@
 """A `transformers` sequence classifier as it comes: the reference for compiled runtimes, and their stand-in."""
 
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 
 from pliant.errors import ModelError
 from pliant.torchvision_mend import mend
+
+
+class Facts(TypedDict):
+    """What a runtime must know to pad and check token ids: the pad token and the size of the vocabulary."""
+
+    pad: int
+    vocabulary: int
 
 
 class EagerClassifier(torch.nn.Module):
@@ -40,8 +48,7 @@ class EagerClassifier(torch.nn.Module):
         return logits[0].float()
 
     @property
-    def facts(self) -> dict[str, int]:
-        """What a runtime must know to pad and check token ids: the pad token and the size of the vocabulary."""
+    def facts(self) -> Facts:
         pad = self.model.config.pad_token_id
         return {
             "pad": 0 if pad is None else pad,

@@ -1,4 +1,4 @@
-"""Where compiled runtimes lie between processes: one folder for each model, max_length and machine (Arlo §3.1).
+"""Where compiled runtimes lie between processes: one folder for each model, length and machine (Arlo §3.1).
 
 Arlo changes a replica's runtime while requests arrive, so that loading must take milliseconds: each runtime is compiled
 once per machine, by whichever process asks first.
@@ -21,13 +21,17 @@ from pliant.models import most_tokens
 RECIPE = 1
 """Raised whenever models are compiled in another way, so that older packages are left alone."""
 
+SHORTEST_DYNAMIC = 2
+"""Tokens of the shortest input of a dynamic runtime: torch.export would compile for a length of 1 alone."""
+
 
 @dataclass(frozen=True)
 class RuntimeSpec:
     """What a runtime is compiled for.
 
     `folder` holds config.json and model.safetensors; `max_length` counts tokens; `device` is "cpu" or "cuda"; `dtype`
-    is "float32" or "bfloat16"; `threads` is the number of CPU threads of one forward pass.
+    is "float32" or "bfloat16"; `threads` is the number of CPU threads of one forward pass. A `dynamic` runtime computes
+    each text at its own length, a static one at `max_length`.
     """
 
     folder: Path
@@ -35,6 +39,7 @@ class RuntimeSpec:
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 1
+    dynamic: bool = False
 
     def check(self) -> None:
         """Raise `ModelError` if no runtime can be made for this specification, whatever the machine."""
@@ -48,8 +53,11 @@ class RuntimeSpec:
         if self.threads < 1:
             raise ModelError(f"{self.threads} threads cannot compute: choose 1 or more")
         longest = most_tokens(json.loads((self.folder / "config.json").read_text())) or sys.maxsize
-        if not 1 <= self.max_length <= longest:
-            raise ModelError(f"max_length {self.max_length} does not suit {self.folder}: choose 1 to {longest} tokens")
+        shortest = SHORTEST_DYNAMIC + 1 if self.dynamic else 1
+        if not shortest <= self.max_length <= longest:
+            raise ModelError(
+                f"max_length {self.max_length} does not suit {self.folder}: choose {shortest} to {longest} tokens"
+            )
 
     def name(self) -> str:
         """The name of this specification's package on this machine; reads config.json, but no weights."""
@@ -58,12 +66,18 @@ class RuntimeSpec:
             RECIPE,
             [str(weights), weights.stat().st_size, weights.stat().st_mtime_ns],
             (self.folder / "config.json").read_text(),
-            [self.max_length, self.device, self.dtype, self.threads],
+            [self.max_length, self.device, self.dtype, self.threads, self.dynamic],
             torch.__version__,
             _machine(self.device),
         ]
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-        return f"{self.folder.resolve().name}-{self.max_length}-{self.dtype}-{digest[:16]}"
+        lengths = f"1to{self.max_length}" if self.dynamic else self.max_length
+        return f"{self.folder.resolve().name}-{lengths}-{self.dtype}-{digest[:16]}"
+
+
+def package_folder(spec: RuntimeSpec) -> Path:
+    """Where the package for `spec` lies once it is built."""
+    return cache_folder() / "runtimes" / spec.name()
 
 
 def package(spec: RuntimeSpec, build: Callable[[Path], None]) -> Path:
@@ -71,7 +85,7 @@ def package(spec: RuntimeSpec, build: Callable[[Path], None]) -> Path:
 
     What `build` raises is passed on, and nothing is kept.
     """
-    return made_once(cache_folder() / "runtimes" / spec.name(), build)
+    return made_once(package_folder(spec), build)
 
 
 def _machine(device: str) -> list[str]:

@@ -14,12 +14,20 @@ import torch
 
 from pliant.errors import ModelError
 from pliant.kernels import compiled_classifier
-from pliant.kernels.compiled_classifier import TOLERANCE, Runtime, load, measure
+from pliant.kernels.compiled_classifier import TOLERANCE, Runtime, load, prepare
 from pliant.kernels.eager_classifier import EagerClassifier
+from pliant.kernels.runtime_cache import RuntimeSpec, package_folder
 from pliant.torchvision_mend import mend
 
 VOCABULARY, LABELS = 99, 3
-CASES = [("bert", 24, "float32"), ("bert", 24, "bfloat16"), ("roberta", 17, "float32"), ("distilbert", 40, "float32")]
+CASES = [
+    ("bert", 24, "float32", "static"),
+    ("bert", 24, "bfloat16", "static"),
+    ("roberta", 17, "float32", "static"),
+    ("distilbert", 40, "float32", "static"),
+    ("roberta", 17, "float32", "dynamic"),
+    ("bert", 24, "float32", "dynamic"),
+]
 
 requires_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 requires_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -59,13 +67,16 @@ def _environment(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def runtimes(folders: dict[str, Path], cache: Path) -> dict[tuple[str, int, str], Runtime]:
+def runtimes(folders: dict[str, Path], cache: Path) -> dict[tuple[str, int, str, str], Runtime]:
     """The runtimes of CASES, compiled two at a time."""
+
+    def compiled(case: tuple[str, int, str, str]) -> Runtime:
+        name, max_length, dtype, shape = case
+        return load(folders[name], max_length, dtype=dtype, dynamic=shape == "dynamic")
+
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setenv("PLIANT_CACHE", str(cache))
-        return dict(
-            zip(CASES, pool.map(lambda case: load(folders[case[0]], case[1], dtype=case[2]), CASES), strict=True)
-        )
+        return dict(zip(CASES, pool.map(compiled, CASES), strict=True))
 
 
 @pytest.fixture
@@ -76,9 +87,9 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def texts(max_length: int) -> list[np.ndarray]:
-    """Random token ids (no pad token) of lengths from 1 to max_length, long and short by turns."""
+    """Random token ids (no pad token) of every length from 1 to max_length, long and short by turns."""
     rng = np.random.default_rng(max_length)
-    lengths = (max_length, 1, max_length - 1, 2, max_length // 2, 3)
+    lengths = rng.permutation(np.arange(1, max_length + 1))
     return [rng.integers(2, VOCABULARY, length) for length in lengths]
 
 
@@ -95,15 +106,16 @@ def assert_answers_as_eager(runtime: Runtime, folder: Path, dtype: str = "float3
 @requires_compiler
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_answers_as_the_unpadded_eager_model(runtimes, folders, case) -> None:
-    name, max_length, dtype = case
+    name, max_length, dtype, shape = case
     runtime = runtimes[case]
-    assert (runtime.backend, runtime.max_length) == ("aoti", max_length)
+    assert (runtime.backend, runtime.max_length, runtime.dynamic) == ("aoti", max_length, shape == "dynamic")
     assert_answers_as_eager(runtime, folders[name], dtype)
 
 
 @requires_compiler
-def test_takes_lists_and_keeps_earlier_answers(runtimes) -> None:
-    runtime = runtimes[CASES[0]]
+@pytest.mark.parametrize("case", [CASES[0], CASES[-1]], ids=["static", "dynamic"])
+def test_takes_lists_and_keeps_earlier_answers(runtimes, case) -> None:
+    runtime = runtimes[case]
     first = runtime([5, 6, 7])
     kept = first.copy()
     runtime(np.full(24, 9))
@@ -112,8 +124,9 @@ def test_takes_lists_and_keeps_earlier_answers(runtimes) -> None:
 
 
 @requires_compiler
-def test_refuses_wrong_lengths_and_unknown_tokens(runtimes) -> None:
-    runtime = runtimes[CASES[0]]
+@pytest.mark.parametrize("case", [CASES[0], CASES[-1]], ids=["static", "dynamic"])
+def test_refuses_wrong_lengths_and_unknown_tokens(runtimes, case) -> None:
+    runtime = runtimes[case]
     with pytest.raises(ValueError, match="got 0 token ids; this runtime takes 1 to 24"):
         runtime([])
     with pytest.raises(ValueError, match="got 25 token ids"):
@@ -124,8 +137,29 @@ def test_refuses_wrong_lengths_and_unknown_tokens(runtimes) -> None:
 
 
 @requires_compiler
-def test_measures_seconds_per_call(runtimes) -> None:
-    assert 0 < measure(runtimes[CASES[0]], repeats=5) < 1
+def test_a_dynamic_runtime_computes_no_padding(runtimes, monkeypatch) -> None:
+    runtime, widths = runtimes[CASES[-1]], []
+    forward = runtime._forward
+    monkeypatch.setattr(runtime, "_forward", lambda inputs: widths.append(inputs.shape[1]) or forward(inputs))
+    for length in (24, 1, 2, 3, 17):
+        runtime(np.full(length, 5))
+    assert widths == [24, 2, 2, 3, 17]
+
+
+@requires_compiler
+def test_preparing_compiles_what_loading_takes(folders, monkeypatch, tmp_path) -> None:
+    compiled: list[RuntimeSpec] = []
+
+    def compile_apart(spec: RuntimeSpec, into: Path) -> None:
+        compiled.append(spec)
+
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiled_classifier, "_compile_apart", compile_apart)
+    for _ in range(2):
+        prepare(folders["bert"], 9, threads=2, dynamic=True)
+    (spec,) = compiled
+    assert spec == RuntimeSpec(folders["bert"], 9, threads=2, dynamic=True)
+    assert package_folder(spec).is_dir()
 
 
 @requires_compiler
@@ -174,6 +208,7 @@ def test_a_failed_compile_leaves_nothing_and_says_why(folders, caplog, monkeypat
     [
         ("bert", {"max_length": 0}, "choose 1 to 80"),
         ("bert", {"max_length": 81}, "choose 1 to 80"),
+        ("bert", {"max_length": 2, "dynamic": True}, "choose 3 to 80"),
         ("roberta", {"max_length": 79}, "choose 1 to 78"),
         ("bert", {"max_length": 8, "device": "tpu"}, "choose cpu or cuda"),
         ("bert", {"max_length": 8, "dtype": "int4"}, "choose float32 or bfloat16"),
@@ -189,6 +224,13 @@ def test_refuses_what_it_cannot_serve(folders, name, arguments, reason) -> None:
 def test_refuses_a_folder_without_a_model(tmp_path) -> None:
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         load(tmp_path, 8)
+
+
+@requires_gpu
+def test_gpu_dynamic_answers_as_the_unpadded_eager_model(folders) -> None:
+    runtime = load(folders["bert"], 24, device="cuda", dynamic=True)
+    assert (runtime.backend, runtime.dynamic) == ("aoti", True)
+    assert_answers_as_eager(runtime, folders["bert"], device="cuda")
 
 
 @requires_gpu

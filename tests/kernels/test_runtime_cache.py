@@ -59,7 +59,7 @@ def test_what_a_killed_build_left_is_cleared(spec: RuntimeSpec) -> None:
 
 
 def test_names_tell_packages_apart(spec: RuntimeSpec) -> None:
-    changes = {"max_length": 9, "dtype": "bfloat16", "threads": 2}
+    changes = {"max_length": 9, "dtype": "bfloat16", "threads": 2, "dynamic": True}
     names = [spec.name(), *(dataclasses.replace(spec, **{field: value}).name() for field, value in changes.items())]
     (spec.folder / "model.safetensors").write_bytes(b"other weights")
     names.append(spec.name())
