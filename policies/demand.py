@@ -110,9 +110,17 @@ class LengthDemand:
         histogram: Counts = self._at(self._ticks(now)).sum(axis=0)
         return histogram
 
-    def snapshot(self, now: float, lengths: Sequence[int]) -> Snapshot:
-        """The demand as it is now, for `shifted` to compare with what comes."""
+    def observed_s(self, now: float) -> float:
+        """How much of the window has been observed, in seconds."""
+        return self._tick_s * len(self._ticks(now))
+
+    def snapshot(self, now: float, lengths: Sequence[int], newest_s: float = 0.0) -> Snapshot:
+        """The demand as it is now, for `shifted` to compare with what comes.
+
+        The newest `newest_s` seconds are left to what comes: a shift that has just begun would else hide in both.
+        """
         ticks = self._ticks(now)
+        ticks = ticks[: max(0, len(ticks) - round(newest_s / self._tick_s))]
         return Snapshot(tuple(lengths), ticks.stop - 1, self._binned(ticks, lengths))
 
     def shifted(self, now: float, snapshot: Snapshot) -> Shift | None:

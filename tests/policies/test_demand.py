@@ -235,6 +235,21 @@ def test_the_first_real_load_overtakes_a_plan_made_for_none() -> None:
     assert shift == Shift(5.0, "the rate changed from 0.2 to 100.0 requests/s")
 
 
+def test_a_shift_that_has_just_begun_does_not_hide_in_the_snapshot() -> None:
+    demand = LengthDemand(LONGEST)
+    for second in range(1, 34):
+        demand.add(float(second), {5 if second <= 30 else 40: 100})
+    assert demand.observed_s(33.0) == 33
+    snapshot = demand.snapshot(33.0, LENGTHS, newest_s=10.0)
+    assert snapshot.counts.sum() == 2300
+    for second in range(34, 36):
+        assert demand.shifted(float(second - 1), snapshot) is None
+        demand.add(float(second), {40: 100})
+    shift = demand.shifted(35.0, snapshot)
+    assert shift
+    assert shift.since == 30.0
+
+
 def test_planning_anew_uses_the_new_demand_only() -> None:
     """And once that is the plan's demand, nothing has shifted any more."""
     demand = LengthDemand(LONGEST)
