@@ -148,7 +148,7 @@ async def _computed(http: aiohttp.ClientSession, address: str, service: str, ans
         async with http.get(f"{address}/bench/stats") as response:
             replicas = (await response.json())["services"][service]["replicas"].values()
         if sum(replica["served"] for replica in replicas) == answered:
-            return sum(replica["served"] * replica["max_length"] for replica in replicas)
+            return sum(replica["computed_tokens"] for replica in replicas)
         await asyncio.sleep(0.2)
     raise LoadError(f"the replicas of {service} did not report {answered} texts within {_SETTLE_S} s")
 

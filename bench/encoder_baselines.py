@@ -5,7 +5,7 @@ Each is a replica of ours around another runtime, so that the same gateway, rout
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,36 +15,37 @@ import onnxruntime
 import torch
 
 from pliant import models
+from pliant.bench.loaded import Loaded
 from pliant.cache import cache_folder, made_once
 from pliant.config import EncoderConfig
-from pliant.deployments.encoder.engine import Runtime
+from pliant.deployments.encoder.engine import Runtime, Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.kernels import compiled_classifier
 from pliant.kernels.eager_classifier import EagerClassifier
 from pliant.kernels.runtime_cache import RuntimeSpec
 
-_MEASURE_REPEATS = 3
-
 
 class EagerReplica(EncoderReplica):
     """Runs transformers' model as it comes, without padding."""
 
-    def runtimes(self, config: EncoderConfig) -> tuple[Callable[[int], Runtime], Callable[[Runtime], float]]:
-        return partial(_eager, models.fetch(config.model), _device(config)), _measure
+    def runtimes(self, config: EncoderConfig) -> Runtimes:
+        return Loaded(config, partial(_eager, models.fetch(config.model), config.device))
 
 
 class OnnxReplica(EncoderReplica):
     """Runs ONNX Runtime on a model exported with a dynamic length, without padding."""
 
-    def runtimes(self, config: EncoderConfig) -> tuple[Callable[[int], Runtime], Callable[[Runtime], float]]:
-        path = export(models.fetch(config.model), config.longest)
-        return partial(_OnnxRuntime, path, _providers(_device(config))), _measure
+    def runtimes(self, config: EncoderConfig) -> Runtimes:
+        assert config.lengths
+        path = export(models.fetch(config.model), config.lengths[-1])
+        return Loaded(config, partial(_OnnxRuntime, path, _providers(config.device)))
 
 
 class _OnnxRuntime:
     """One ONNX Runtime session on one thread."""
 
     backend = "onnxruntime"
+    dynamic = True
 
     def __init__(self, path: Path, providers: list[str], max_length: int) -> None:
         self.max_length = max_length
@@ -86,10 +87,6 @@ def _providers(device: str) -> list[str]:
     return ["CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"]
 
 
-def _device(config: EncoderConfig) -> str:
-    return "cuda" if config.gpus else "cpu"
-
-
 def _eager(folder: Path, device: str, max_length: int) -> Runtime:
     torch.set_num_threads(1)
     model = EagerClassifier(folder, device=device, dtype="float32")
@@ -100,7 +97,3 @@ def _eager(folder: Path, device: str, max_length: int) -> Runtime:
         return logits.cpu()
 
     return compiled_classifier.Runtime(forward, "eager", max_length, **model.facts)
-
-
-def _measure(runtime: Runtime) -> float:
-    return compiled_classifier.measure(runtime, _MEASURE_REPEATS)  # type: ignore[arg-type]

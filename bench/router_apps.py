@@ -1,6 +1,6 @@
 """Bare Ray Serve, and our gateway and router, each in front of the same model that does nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,13 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
 from pliant import models
+from pliant.bench.loaded import Loaded
 from pliant.config import EncoderConfig, ServingConfig
 from pliant.deployments.app import assemble, encoder
-from pliant.deployments.encoder.engine import Runtime
+from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
 
 _MOST_ONGOING = 1024
-_SERVICE_S = 1e-3
 _api = FastAPI()
 
 
@@ -24,6 +24,7 @@ class NoopRuntime:
     """Answers at once, with the same logits for every text."""
 
     backend = "none"
+    dynamic = True
 
     def __init__(self, max_length: int, labels: int) -> None:
         self.max_length = max_length
@@ -36,9 +37,9 @@ class NoopRuntime:
 class NoopReplica(EncoderReplica):
     """Our replica, around a model that does nothing."""
 
-    def runtimes(self, config: EncoderConfig) -> tuple[Callable[[int], Runtime], Callable[[Runtime], float]]:
+    def runtimes(self, config: EncoderConfig) -> Runtimes:
         labels = len(models.describe(models.fetch(config.model)).labels)
-        return lambda max_length: NoopRuntime(max_length, labels), lambda runtime: _SERVICE_S
+        return Loaded(config, lambda max_length: NoopRuntime(max_length, labels))
 
 
 class NoopModel:

@@ -1,4 +1,4 @@
-"""Builds the Serve application that cluster.yaml names: a gateway, and one deployment of replicas for each service."""
+"""Builds the Serve application that cluster.yaml names: a gateway, a planner, and one deployment for each service."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import BackpressureConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
-from pliant.config import EncoderConfig, ServingConfig, check_models, parse
+from pliant.config import EncoderConfig, ReplicaRange, ServingConfig, check_models, parse
+from pliant.deployments.autoscaling import PLANNER
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.gateway.gateway import Gateway
+from pliant.deployments.planner.planner import Planner
 from pliant.errors import PliantError
 
 _STATS_PERIOD_S = 1.0
 _MOST_OUTSTANDING = 1024
+_MOST_GATEWAYS = 1024
+_PLANNER_CPUS = 0.1
+_METRICS_PERIOD_S = 1.0
 _HEALTH: dict[str, Any] = {
     "health_check_period_s": 1.0,
     "health_check_timeout_s": 10.0,
@@ -39,8 +44,15 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Application:
-    """A gateway in front of `services`."""
+    """A gateway and a planner in front of `services`."""
     gateway = config.gateway
+    planner = _deployment(
+        Planner,
+        name=PLANNER,
+        ray_actor_options={"num_cpus": _PLANNER_CPUS},
+        max_ongoing_requests=_MOST_GATEWAYS,
+        autoscaling_config=_between(ReplicaRange(min=1, max=1)),
+    ).bind(config, dict(services))
     return _deployment(
         Gateway,
         name="gateway",
@@ -49,7 +61,7 @@ def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Appl
         max_ongoing_requests=gateway.max_ongoing_requests,
         max_queued_requests=gateway.max_ongoing_requests,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
-    ).bind(config, dict(services))
+    ).bind(config, dict(services), planner)
 
 
 def encoder(name: str, config: EncoderConfig, replica: type[EncoderReplica] = EncoderReplica) -> Application:
@@ -62,11 +74,28 @@ def encoder(name: str, config: EncoderConfig, replica: type[EncoderReplica] = En
     return _deployment(
         replica,
         name=name,
-        num_replicas=config.replicas,
+        **_size(config.replicas),
         ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
         max_ongoing_requests=_MOST_OUTSTANDING,
         request_router_config=RequestRouterConfig(**router),
     ).bind(name, config)
+
+
+def _size(replicas: ReplicaRange) -> dict[str, Any]:
+    return {"num_replicas": replicas.min} if replicas.fixed else {"autoscaling_config": _between(replicas)}
+
+
+def _between(replicas: ReplicaRange) -> AutoscalingConfig:
+    """Autoscaling without delays of Serve's own: the policy has them."""
+    return AutoscalingConfig(
+        min_replicas=replicas.min,
+        max_replicas=replicas.max,
+        initial_replicas=replicas.min,
+        upscale_delay_s=0,
+        downscale_delay_s=0,
+        metrics_interval_s=_METRICS_PERIOD_S,
+        look_back_period_s=2 * _METRICS_PERIOD_S,
+    )
 
 
 def _deployment(target: type, **options: Any) -> serve.Deployment:

@@ -12,18 +12,19 @@ from typing import cast
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from pliant.deployments.encoder.engine import Report
+from pliant.deployments.encoder.engine import Assignment, Report
 from pliant.deployments.encoder.routing_table import shared
+from pliant.policies.dispatch import NoRuntimeError
 
 _RETRY_S = 0.01
 _SUSPECT_S = 1.0
 
 
 class LengthRouter(RequestRouter):
-    """Routes calls whose first argument is a `Query`.
+    """Routes a call by its first argument: a `Query` by policy, an `Assignment` to the replica that it names.
 
-    `await handle.infer.remote(query)` raises NoRuntimeError or DeadlineError when the policy refuses the request; it
-    never waits for a replica.
+    `await handle.infer.remote(query)` raises NoRuntimeError or DeadlineError when the policy refuses the request, and
+    `await handle.hold.remote(assignment)` raises NoRuntimeError when the replica has gone; neither waits for a replica.
     """
 
     def initialize_state(self, service: str, slo_s: float) -> None:  # type: ignore[override]
@@ -48,8 +49,12 @@ class LengthRouter(RequestRouter):
         return [candidate_replicas] if pending_request is None else [[self._choose(pending_request)]]
 
     def _choose(self, pending_request: PendingRequest) -> RunningReplica:
-        query = pending_request.args[0]
-        return self._running[self._table.choose(query.length, query.budget_s, query.utility)]
+        message = pending_request.args[0]
+        if isinstance(message, Assignment):
+            if message.replica not in self._running:
+                raise NoRuntimeError(message.max_length, 0)
+            return self._running[message.replica]
+        return self._running[self._table.choose(message.length, message.budget_s, message.utility)]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         self._table.done(replica_id.unique_id)

@@ -44,13 +44,17 @@ def test_the_default_cluster_needs_no_network() -> None:
         ({"kind": "magic"}, "services.topics.kind: got 'magic'; input should be 'encoder'"),
         ({"slo_ms": "fast"}, "services.topics.slo_ms: got 'fast'; input should be a valid number"),
         ({"slo_ms": 0}, "services.topics.slo_ms: got 0; input should be greater than 0"),
-        ({"lenghts": [1]}, "services.topics.lenghts: unknown key; did you mean lengths? allowed: cpus, dtype"),
+        ({"lenghts": [1]}, "services.topics.lenghts: unknown key; did you mean lengths? allowed: cpus, demand"),
         ({"lengths": []}, "services.topics.lengths: got []"),
         ({"lengths": [64, 32]}, "services.topics.lengths: got [64, 32]; lengths must rise, each once"),
+        ({"lengths": "some"}, "services.topics.lengths: got 'some'; must be auto, or a list of lengths"),
+        ({"replicas": 0}, "services.topics.replicas: got 0; must be a number of at least 1, or {min: 1, max: 4}"),
         (
-            {"replicas": 1},
-            "services.topics.replicas: got 1 for 2 lengths; each replica holds one length, so allowed is 2",
+            {"replicas": {"min": 3, "max": 2}},
+            "services.topics.replicas: got {'min': 3, 'max': 2}; max must be at least",
         ),
+        ({"replicas": {"min": 3, "mx": 4, "max": 5}}, "services.topics.replicas.mx: unknown key; did you mean max?"),
+        ({"demand_quantile": 1}, "services.topics.demand_quantile: got 1; input should be less than 1"),
         ({"dtype": "int8"}, "services.topics.dtype: got 'int8'; input should be 'float32' or 'bfloat16'"),
     ],
 )
@@ -70,6 +74,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ({}, "services: missing; it must be given"),
         ({"services": {}}, "services: got {}"),
         ({"services": {"gateway": SERVICE}}, "services.gateway: the gateway itself has this name"),
+        ({"services": {"planner": SERVICE}}, "services.planner: the planner itself has this name"),
         ({"services": {"a b": SERVICE}}, "services.a b: got 'a b'; string should match pattern"),
         ({"services": {"a": SERVICE}, "gatway": {}}, "gatway: unknown key; did you mean gateway?"),
         (
@@ -121,6 +126,35 @@ def test_mistakes_in_the_file(tmp_path: Path, content: str, line: str) -> None:
     with pytest.raises(ConfigError) as error:
         config.read(path)
     assert line in error.value.problems[0]
+
+
+def test_lengths_may_be_left_to_the_profile() -> None:
+    for lengths in ({}, {"lengths": "auto"}):
+        service = {**{key: value for key, value in SERVICE.items() if key != "lengths"}, **lengths}
+        topics = config.parse({"services": {"topics": service}}).services["topics"]
+        assert topics.lengths is None
+        assert topics.longest(model_takes=512) == 512
+
+
+def test_replicas_are_a_number_or_a_range() -> None:
+    fixed, scaled = (
+        config.parse({"services": {"t": {**SERVICE, "replicas": replicas}}}).services["t"].replicas
+        for replicas in (3, {"min": 1, "max": 4})
+    )
+    assert (fixed.min, fixed.max, fixed.fixed) == (3, 3, True)
+    assert (scaled.min, scaled.max, scaled.fixed) == (1, 4, False)
+
+
+def test_a_range_of_replicas_needs_the_autoscaling_policy(tmp_path: Path) -> None:
+    path = write(tmp_path, replicas={"min": 1, "max": 4})
+    content = yaml.safe_load(path.read_text())
+    content["applications"][0].pop("autoscaling_policy", None)
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match=r"\.autoscaling_policy: got policy_function None; topics scales"):
+        config.read(path)
+    content["applications"][0]["autoscaling_policy"] = {"policy_function": config.AUTOSCALING_POLICY}
+    path.write_text(yaml.safe_dump(content))
+    assert config.read(path)
 
 
 def test_the_check_command(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ Plain asyncio, without Ray: the Serve shell is `replica.py`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypedDict
@@ -18,19 +19,47 @@ from typing import Literal, NamedTuple, Protocol, TypedDict
 import numpy as np
 
 from pliant.policies.admission import retry_after
+from pliant.profile import Profile
 
 _GRID = math.log(1.1)
 _RECENT_SERVICE_TIMES = 32
 _RECENT_LATENCIES = 512
+_MEASURED_CALLS = 5
 
 
 class Runtime(Protocol):
     """A model compiled for one max_length, as `pliant.kernels.compiled_classifier.load` returns it."""
 
     max_length: int
+    dynamic: bool
+    """Computes each text at its own length, instead of padding it to max_length."""
     backend: str
 
     def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray: ...
+
+
+class Runtimes(Protocol):
+    """Where an engine gets its runtimes from. All methods block; they run in threads."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The max_lengths to start with, in rising order."""
+
+    @property
+    def profile(self) -> Profile | None:
+        """From which they follow, if they do."""
+
+    def prepare(self, max_length: int) -> None:
+        """Do beforehand what makes `load` quick."""
+
+    def load(self, max_length: int) -> Runtime: ...
+
+
+class Assignment(NamedTuple):
+    """What one replica, and no other, is told: to prepare or to hold the runtime of `max_length`."""
+
+    replica: str
+    max_length: int
 
 
 class Query(NamedTuple):
@@ -52,6 +81,8 @@ class Answer:
     """float32, one per label."""
     max_length: int
     """Of the runtime that computed them."""
+    computed: int
+    """Tokens that it computed, padding included."""
 
 
 class Report(TypedDict):
@@ -64,11 +95,19 @@ class Report(TypedDict):
     service_s: float
     """Seconds that one request takes, on a grid of 10% steps, so that equal replicas report equal times."""
     backend: str
+    failed: dict[int, str]
+    """Lengths that it could not load, and why; it is not asked again for them."""
     waiting: int
     served: int
+    computed_tokens: int
+    """Of the served, padding included."""
     p50_ms: float
     p98_ms: float
     """Of the recent requests, in this replica: queue and computation."""
+
+
+class LoadError(Exception):
+    """A runtime could not be loaded; the replica holds what it held before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +123,15 @@ class Refusal:
 class Engine:
     """Runs one request at a time on the runtime it holds, in order of arrival.
 
-    `load(max_length)` blocks while it loads a runtime and `measure(runtime)` returns seconds per request; both run in
-    the worker thread, so the event loop never blocks. The queue is bounded by the requests' budgets; those without one
-    are bounded by what Serve lets a replica have outstanding.
+    Runtimes are loaded and measured in the worker thread, so the event loop never blocks. The queue is bounded by the
+    requests' budgets; those without one are bounded by what Serve lets a replica have outstanding.
     """
 
-    def __init__(self, replica: str, load: Callable[[int], Runtime], measure: Callable[[Runtime], float]) -> None:
+    def __init__(self, replica: str, runtimes: Runtimes) -> None:
         self._replica = replica
-        self._load = load
-        self._measure = measure
+        self._runtimes = runtimes
+        self._measured: dict[int, float] = {}
+        self._failed: dict[int, str] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="runtime")
         self._switching = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -100,36 +139,61 @@ class Engine:
         self._runtime: Runtime | None = None
         self._version = 0
         self._outstanding = 0
-        self._served = 0
+        self._served = self._computed = 0
         self._computing_since: float | None = None
         self.failure: Exception | None = None
-        """Why the runtime that it should hold could not be loaded; until another is, all requests are refused."""
+        """Why it holds no runtime at all; until it does, all requests are refused."""
         self._latencies: deque[float] = deque(maxlen=_RECENT_LATENCIES)
         self._service_times: deque[float] = deque(maxlen=_RECENT_SERVICE_TIMES)
 
+    async def prepare(self, max_length: int) -> None:
+        """Make `hold(max_length)` quick, while requests are answered as before. Raises LoadError."""
+        try:
+            await asyncio.to_thread(self._runtimes.prepare, max_length)
+        except Exception as failure:
+            raise self._quarantined(max_length, failure) from failure
+
     async def hold(self, max_length: int) -> Report:
-        """Switch to the runtime of `max_length`: refuse new requests, finish the accepted ones, load."""
+        """Switch to the runtime of `max_length`: refuse new requests, finish the accepted ones, load.
+
+        Raises LoadError when it cannot be loaded. What was held before is then held again; only when that fails too, or
+        nothing was held, `failure` is set.
+        """
         async with self._switching:
-            if self._runtime is None or self._runtime.max_length != max_length:
+            held = self._runtime.max_length if self._runtime else None
+            if held != max_length:
                 self._runtime = None
                 self._version += 1
                 await self._idle.wait()
                 try:
                     await self._switch(max_length)
                 except Exception as failure:
-                    self.failure = failure
-                    raise
-                self.failure = None
-                self._version += 1
+                    self.failure = error = self._quarantined(max_length, failure)
+                    if held is not None:
+                        with contextlib.suppress(Exception):
+                            await self._switch(held)
+                    raise error from failure
             return self.report()
 
     async def _switch(self, max_length: int) -> None:
-        loop = asyncio.get_running_loop()
-        runtime = await loop.run_in_executor(self._worker, self._load, max_length)
-        seconds = await loop.run_in_executor(self._worker, self._measure, runtime)
+        runtime, seconds = await asyncio.get_running_loop().run_in_executor(self._worker, self._load, max_length)
         self._service_times.clear()
         self._service_times.append(seconds)
         self._runtime = runtime
+        self._version += 1
+        self._failed.pop(max_length, None)
+        self.failure = None
+
+    def _load(self, max_length: int) -> tuple[Runtime, float]:
+        runtime = self._runtimes.load(max_length)
+        if max_length not in self._measured:
+            self._measured[max_length] = _measure(runtime)
+        return runtime, self._measured[max_length]
+
+    def _quarantined(self, max_length: int, failure: Exception) -> LoadError:
+        reason = f"{type(failure).__name__}: {failure}"
+        self._failed[max_length] = reason
+        return LoadError(f"{max_length} tokens: {reason}")
 
     async def infer(self, query: Query) -> Answer | Refusal:
         """Answer `query`, or refuse it at once when it does not fit this runtime or cannot meet its budget."""
@@ -151,7 +215,9 @@ class Engine:
         self._service_times.append(seconds)
         self._served += 1
         self._latencies.append(time.perf_counter() - arrived)
-        return Answer(logits, runtime.max_length)
+        computed = query.length if runtime.dynamic else runtime.max_length
+        self._computed += computed
+        return Answer(logits, runtime.max_length, computed)
 
     def report(self) -> Report:
         recent = sorted(self._latencies)
@@ -160,8 +226,10 @@ class Engine:
             max_length=self._runtime.max_length if self._runtime else 0,
             service_s=self._service_s(),
             backend=self._runtime.backend if self._runtime else "",
+            failed=dict(self._failed),
             waiting=self._outstanding,
             served=self._served,
+            computed_tokens=self._computed,
             p50_ms=round(recent[len(recent) // 2] * 1e3, 2) if recent else 0.0,
             p98_ms=round(recent[int(len(recent) * 0.98)] * 1e3, 2) if recent else 0.0,
         )
@@ -189,3 +257,15 @@ class Engine:
         if not self._service_times:
             return 0.0
         return math.exp(math.ceil(math.log(statistics.median(self._service_times)) / _GRID) * _GRID)
+
+
+def _measure(runtime: Runtime) -> float:
+    """Seconds that a call with `max_length` tokens takes: the median of a few, after one to warm up."""
+    ids = np.ones(runtime.max_length, dtype=np.int64)
+    runtime(ids)
+    seconds = []
+    for _ in range(_MEASURED_CALLS):
+        started = time.perf_counter()
+        runtime(ids)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)

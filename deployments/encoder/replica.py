@@ -2,69 +2,73 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from ray import serve
-from ray.serve.schema import ReplicaRank
 
-from pliant import models
 from pliant.config import EncoderConfig
-from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal, Report, Runtime
+from pliant.deployments.encoder.engine import Answer, Assignment, Engine, LoadError, Query, Refusal, Report, Runtimes
+from pliant.deployments.encoder.runtimes import CompiledRuntimes
 from pliant.deployments.metrics import ReplicaMetrics
 from pliant.policies.even_plan import even_plan
+from pliant.profile import Profile
 
 logger = logging.getLogger("pliant")
 
-_MEASURE_REPEATS = 5
 _HANGS_AFTER_S = 60.0
 
 
 class EncoderReplica:
-    """Starts with the length that the even plan gives its rank, and holds another when `hold` says so."""
+    """Starts with the length that the even plan gives its rank, and holds another when the planner says so.
+
+    One that is added to those the service started with begins with the longest (Arlo §4).
+    """
 
     async def __init__(self, service: str, config: EncoderConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         context = serve.get_replica_context()
         assert context.rank is not None
         self._service = service
-        self._lengths = config.lengths
-        self._id = context.replica_id.unique_id
         self._metrics = ReplicaMetrics(service)
-        self._engine = Engine(self._id, *self.runtimes(config))
-        await self.reconfigure(None, context.rank)
+        self._runtimes = await asyncio.to_thread(self.runtimes, config)
+        self._engine = Engine(context.replica_id.unique_id, self._runtimes)
+        rank, lengths = context.rank.rank, self._runtimes.lengths
+        await self._start(even_plan(lengths, rank + 1)[rank] if rank < config.replicas.min else lengths[-1])
 
-    def runtimes(self, config: EncoderConfig) -> tuple[Callable[[int], Runtime], Callable[[Runtime], float]]:
-        """What loads a runtime for a max_length, and what measures the seconds that it takes for a request."""
-        from pliant.kernels import compiled_classifier  # imports torch, which the application's builder can do without
+    async def _start(self, wanted: int) -> None:
+        """Hold `wanted`, or else the longest that can be loaded."""
+        for length in (wanted, *(length for length in reversed(self._runtimes.lengths) if length != wanted)):
+            try:
+                report = await self._engine.hold(length)
+            except LoadError as failure:
+                logger.error("%s: %s", self._service, failure)
+            else:
+                logger.info("%s: starts with %d tokens on %s", self._service, length, report["backend"])
+                return
+        raise RuntimeError(f"{self._service}: no runtime could be loaded: {self._engine.report()['failed']}")
 
-        def load(max_length: int) -> Runtime:
-            return compiled_classifier.load(
-                models.fetch(config.model),
-                max_length,
-                device="cuda" if config.gpus else "cpu",
-                dtype=config.dtype,
-                threads=max(1, round(config.cpus)),
-            )
-
-        return load, partial(compiled_classifier.measure, repeats=_MEASURE_REPEATS)
-
-    async def reconfigure(self, _user_config: object, rank: ReplicaRank) -> None:
-        """Hold what the even plan gives `rank`; Serve calls this when ranks close up after others have gone."""
-        report = await self._engine.hold(even_plan(self._lengths, rank.rank + 1)[rank.rank])
-        logger.info("%s rank %d: %d tokens on %s", self._service, rank.rank, report["max_length"], report["backend"])
+    def runtimes(self, config: EncoderConfig) -> Runtimes:
+        """Where runtimes come from; may take long."""
+        return CompiledRuntimes(config)
 
     async def infer(self, query: Query) -> Answer | Refusal:
         return await self._engine.infer(query)
 
-    async def hold(self, plan: Mapping[str, int]) -> tuple[str, Report]:
-        """Switch to the max_length that `plan` gives this replica, if it names it."""
-        length = plan.get(self._id)
-        return self._id, await self._engine.hold(length) if length else self._engine.report()
+    async def prepare(self, assignment: Assignment) -> None:
+        """Make a later `hold` quick. Raises LoadError."""
+        await self._engine.prepare(assignment.max_length)
+
+    async def hold(self, assignment: Assignment) -> Report:
+        """Switch to another max_length. Raises LoadError; the replica then holds what it held before."""
+        return await self._engine.hold(assignment.max_length)
+
+    async def profile(self, _assignment: Assignment) -> Profile | None:
+        """The latency profile of this replica's device, if its service's lengths follow from one."""
+        return self._runtimes.profile
 
     async def check_health(self) -> None:
-        """Serve replaces a replica whose computation hangs, or that could not load the runtime it should hold."""
+        """Serve replaces a replica whose computation hangs, or that could not load any runtime."""
         if (seconds := self._engine.computing_s()) > _HANGS_AFTER_S:
             raise RuntimeError(f"one computation has taken {seconds:.0f} s")
         if self._engine.failure is not None:

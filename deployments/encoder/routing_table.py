@@ -6,7 +6,7 @@ both ask `shared` for the table of their service. All calls come from one event 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pliant.deployments.encoder.engine import Report
@@ -27,6 +27,8 @@ class RoutingTable:
         self._dispatcher: Dispatcher[str] = Dispatcher(slo_s)
         self._live: set[str] = set()
         self._lost: set[str] = set()
+        self._suspects: set[str] = set()
+        self._moving: frozenset[str] = frozenset()
         self._reports: dict[str, Report] = {}
 
     def sync(self, reports: Mapping[str, Report | None]) -> None:
@@ -45,13 +47,8 @@ class RoutingTable:
         if replica not in self._live or (known and known["version"] > report["version"]):
             return
         self._reports[replica] = report
-        if not report["max_length"]:
-            self._dispatcher.suspend(replica)
-        elif not known or (known["max_length"], known["service_s"]) != (
-            report["max_length"],
-            report["service_s"],
-        ):
-            self._dispatcher.assign(replica, report["max_length"], report["service_s"])
+        if not known or (known["max_length"], known["service_s"]) != (report["max_length"], report["service_s"]):
+            self._route(replica)
 
     def lose(self, replica: str) -> None:
         """`replica` died: it is never chosen again, even while the controller still lists it."""
@@ -61,13 +58,20 @@ class RoutingTable:
 
     def suspect(self, replica: str) -> None:
         """`replica` cannot be reached: send it nothing until `trust` is called."""
-        self._dispatcher.suspend(replica)
+        self._suspects.add(replica)
+        self._route(replica)
 
     def trust(self, replica: str) -> None:
         """`replica` may be reached again; what it last reported holds, if it still lives."""
-        report = self._reports.get(replica)
-        if report and report["max_length"]:
-            self._dispatcher.assign(replica, report["max_length"], report["service_s"])
+        self._suspects.discard(replica)
+        self._route(replica)
+
+    def stop_routing(self, moving: Collection[str]) -> None:
+        """The planner moves these replicas, and no others: send them nothing until they are not `moving` any more."""
+        changed = self._moving.symmetric_difference(moving)
+        self._moving = frozenset(moving)
+        for replica in changed:
+            self._route(replica)
 
     def choose(self, length: int, budget_s: float | None, utility: float) -> str:
         """The replica for a request, counted as outstanding there until `done`.
@@ -84,6 +88,10 @@ class RoutingTable:
         """Whether some replica holds a runtime for `length` tokens now."""
         return self._dispatcher.longest >= length
 
+    def reports(self) -> dict[str, Report]:
+        """What each live replica last said of itself."""
+        return dict(self._reports)
+
     def replicas(self) -> dict[str, dict[str, Any]]:
         """For people: each replica's latest report, and the requests that this process has outstanding there."""
         return {
@@ -91,6 +99,15 @@ class RoutingTable:
             for replica, report in self._reports.items()
         }
 
+    def _route(self, replica: str) -> None:
+        """Let the dispatcher use `replica` as it last reported, or not at all while it should get nothing."""
+        report = self._reports.get(replica)
+        if not report or not report["max_length"] or replica in self._moving or replica in self._suspects:
+            self._dispatcher.suspend(replica)
+        else:
+            self._dispatcher.assign(replica, report["max_length"], report["service_s"])
+
     def _forget(self, replica: str) -> None:
+        self._suspects.discard(replica)
         self._dispatcher.remove(replica)
         self._reports.pop(replica, None)

@@ -49,7 +49,9 @@ class NotDeployedError(Exception):
 class Recorder(Protocol):
     """Where a service records what happened to a text."""
 
-    def answered(self, seconds: float, runtime: int, tokens: int, in_time: bool) -> None: ...
+    def arrived(self, tokens: int) -> None: ...
+
+    def answered(self, seconds: float, slo_s: float, tokens: int, answer: Answer) -> None: ...
 
     def failed(self, status: int) -> None: ...
 
@@ -89,11 +91,12 @@ class Classifier:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._cutter = Tokenizer.from_str(self._tokenizer.to_str())
-        self._cutter.enable_truncation(config.longest)
+        self._longest = config.longest(info.max_length)
+        self._cutter.enable_truncation(self._longest)
 
     @property
     def ready(self) -> bool:
-        return self._table.serves(self._config.longest)
+        return self._table.serves(self._longest)
 
     async def classify(self, texts: Sequence[str], parameters: ClassifyParameters) -> list[Prediction]:
         """Answer all `texts`, or raise the RequestError of the first that fails."""
@@ -113,6 +116,7 @@ class Classifier:
         try:
             encoding, warning = await self._tokenize(text)
             ids = np.array(encoding.ids, dtype="<i4")
+            self._recorder.arrived(len(ids))
             async with asyncio.timeout(timeout_s):
                 answer = await self._dispatch(ids, started + slo_s, parameters.utility)
         except TimeoutError:
@@ -122,11 +126,11 @@ class Classifier:
             self._recorder.failed(error.status)
             raise
         seconds = time.monotonic() - started
-        self._recorder.answered(seconds, answer.max_length, len(ids), seconds <= slo_s)
+        self._recorder.answered(seconds, slo_s, len(ids), answer)
         return self._read(answer, parameters, warning)
 
     async def _tokenize(self, text: str) -> tuple[Encoding, str | None]:
-        longest = self._config.longest
+        longest = self._longest
         most = longest * _CHARACTERS_PER_TOKEN
         if len(text) > most and not self._config.truncate:
             raise RequestError(422, f"text of {len(text)} characters; {self.name} takes at most {longest} tokens")

@@ -19,9 +19,11 @@ from pliant.config import EncoderConfig, ServingConfig
 from pliant.deployments.encoder.engine import Answer, Query, Refusal
 from pliant.deployments.encoder.routing_table import shared
 from pliant.deployments.gateway.classifier import Classifier, NotDeployedError, ReplicaLostError
+from pliant.deployments.gateway.follower import Exchange, Follower, Tally
 from pliant.deployments.gateway.http import application
 from pliant.deployments.gateway.status import exposition
 from pliant.deployments.metrics import EncoderMetrics
+from pliant.deployments.planner.messages import Guidance, News
 from pliant.errors import ConfigError
 
 Handle = DeploymentHandle[Any]
@@ -31,9 +33,12 @@ Handle = DeploymentHandle[Any]
 class Gateway:
     """Stateless: validates, tokenizes, dispatches. `handles` are the services' deployments, by name."""
 
-    async def __init__(self, config: ServingConfig, handles: Mapping[str, Handle]) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: ServingConfig, handles: Mapping[str, Handle], planner: Handle) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
         self._tables = {name: shared(name, service.slo_ms / 1e3) for name, service in config.services.items()}
+        self._tallies = {name: Tally() for name in config.services}
+        self._follower = Follower(_exchange(planner), self._tables, self._tallies)
+        self._following = asyncio.create_task(self._follower.run())
         self._classifiers = {
             name: await self._classifier(name, service, handles[name]) for name, service in config.services.items()
         }
@@ -41,7 +46,8 @@ class Gateway:
     async def _classifier(self, name: str, service: EncoderConfig, handle: Handle) -> Classifier:
         folder = await asyncio.to_thread(models.fetch, service.model)
         info = models.describe(folder)
-        return Classifier(name, service, folder, info, self._tables[name], _caller(handle), _Recorder(name))
+        recorder = _Recorder(name, self._tallies[name])
+        return Classifier(name, service, folder, info, self._tables[name], _caller(handle), recorder)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return application(
@@ -53,7 +59,27 @@ class Gateway:
         )
 
     def _stats(self) -> dict[str, Any]:
-        return {"services": {name: {"replicas": table.replicas()} for name, table in self._tables.items()}}
+        return {
+            "services": {
+                name: {"plan": self._follower.guidance[name].plan, "replicas": table.replicas()}
+                for name, table in self._tables.items()
+            }
+        }
+
+
+def _exchange(planner: Handle) -> Exchange:
+    async def exchange(seen: str, news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
+        response = planner.exchange.remote(seen, news)
+        try:
+            answer: tuple[str, Mapping[str, Guidance]] = await response
+        except asyncio.CancelledError:
+            response.cancel()  # type: ignore[no-untyped-call]
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise ReplicaLostError from None
+        return answer
+
+    return exchange
 
 
 def _caller(handle: Handle) -> Callable[[Query], Awaitable[Answer | Refusal]]:
@@ -89,22 +115,28 @@ def _api_keys(variable: str | None) -> list[str]:
 
 
 class _Recorder:
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, tally: Tally) -> None:
         self._metrics = EncoderMetrics(service)
+        self._tally = tally
 
-    def answered(self, seconds: float, runtime: int, tokens: int, in_time: bool) -> None:
-        tags = {"runtime": str(runtime)}
+    def arrived(self, tokens: int) -> None:
+        self._tally.arrived(tokens)
+
+    def answered(self, seconds: float, slo_s: float, tokens: int, answer: Answer) -> None:
+        self._tally.answered(seconds / slo_s)
+        tags = {"runtime": str(answer.max_length)}
         self._metrics.requests.inc(tags={"status": "200"})
         self._metrics.latency.observe(seconds, tags=tags)
         self._metrics.tokens.inc(tokens, tags=tags)
-        if runtime > tokens:
-            self._metrics.padding.inc(runtime - tokens, tags=tags)
-        if not in_time:
+        if answer.computed > tokens:
+            self._metrics.padding.inc(answer.computed - tokens, tags=tags)
+        if seconds > slo_s:
             self._metrics.slo_violations.inc()
 
     def failed(self, status: int) -> None:
         self._metrics.requests.inc(tags={"status": str(status)})
         if status == 429:
+            self._tally.shed()
             self._metrics.shed.inc()
 
     def retried(self, reason: Literal["lost", "length", "busy", "none"]) -> None:

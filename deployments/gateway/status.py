@@ -9,6 +9,23 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+_PLAN = {
+    "version": ("pliant_plan_version", "Counts the plans that were made since the planner started."),
+    "age_s": ("pliant_plan_age_seconds", "How long ago the current plan was made."),
+    "solve_s": ("pliant_plan_solve_seconds", "How long the allocation took to solve."),
+    "predicted_latency_s": ("pliant_plan_predicted_latency_seconds", "Mean latency that the plan predicts."),
+    "overload": ("pliant_plan_overload_requests", "Requests per SLO period beyond what the replicas can answer."),
+    "wanted_replicas": ("pliant_wanted_replicas", "Replicas that the service should have now."),
+    "last_move_s": ("pliant_last_move_seconds", "From when routing stopped until the last move was published."),
+}
+_PLAN_BY_RUNTIME = {
+    "replicas": ("pliant_planned_replicas", "Replicas that should hold the runtime."),
+    "demand_per_s": ("pliant_demand_requests_per_second", "Texts for which the runtime is the shortest that fits."),
+}
+_MOVES = {
+    "moves": ("pliant_moves", "Times that a replica was given another length."),
+    "failed_moves": ("pliant_failed_moves", "Times that a replica could not be given another length."),
+}
 _LABELS = ("service", "replica", "runtime")
 _GAUGES = {
     "max_length": (
@@ -37,6 +54,7 @@ class _Snapshot(Collector):
             for service, view in stats["services"].items()
             for replica, report in view["replicas"].items()
         ]
+        self._plans = {service: view["plan"] for service, view in stats["services"].items() if view["plan"]}
 
     def collect(self) -> Iterator[Metric]:
         for key, (name, description, unit) in _GAUGES.items():
@@ -50,3 +68,23 @@ class _Snapshot(Collector):
         for labels, report in self._replicas:
             served.add_metric(labels, report["served"])
         yield served
+        yield from self._planned()
+
+    def _planned(self) -> Iterator[Metric]:
+        for key, (name, description) in _PLAN.items():
+            gauge = GaugeMetricFamily(name, description, labels=("service",))
+            for service, plan in self._plans.items():
+                if key in plan:
+                    gauge.add_metric((service,), plan[key])
+            yield gauge
+        for key, (name, description) in _PLAN_BY_RUNTIME.items():
+            gauge = GaugeMetricFamily(name, description, labels=("service", "runtime"))
+            for service, plan in self._plans.items():
+                for runtime, value in plan.get(key, {}).items():
+                    gauge.add_metric((service, runtime), value)
+            yield gauge
+        for key, (name, description) in _MOVES.items():
+            counter = CounterMetricFamily(name, description, labels=("service",))
+            for service, plan in self._plans.items():
+                counter.add_metric((service,), plan[key])
+            yield counter

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -27,6 +29,7 @@ _READY_WITHIN_S = 900
 _EXAMPLE = "The yield expression is used when defining a generator function"
 
 ClusterFile = Annotated[Path, typer.Argument(help="The cluster's configuration.")]
+ConfigOption = Annotated[Path, typer.Option("--config", help="The cluster's configuration.")]
 
 
 @app.command()
@@ -50,6 +53,35 @@ def serve(path: ClusterFile = Path("cluster.yaml")) -> None:
     elif process.poll() is None:
         _console.print(f"[red]not ready after {_READY_WITHIN_S} s; the log above, or `serve status`, says why[/red]")
     raise typer.Exit(process.wait())
+
+
+@app.command()
+def profile(
+    service: Annotated[str, typer.Argument(help="A service of the configuration.")],
+    path: ConfigOption = Path("cluster.yaml"),
+    out: Annotated[Path, typer.Option(help="Receives profile-SERVICE.json and .png.")] = Path(),
+) -> None:
+    """Measure latency over input lengths on this machine, and say which lengths to serve with."""
+    from pliant.deployments.encoder.lengths import Lengths
+    from pliant.deployments.encoder.runtimes import profile as measured
+    from pliant.profile_plot import plot
+
+    config_of = _service(_checked(path), service)
+    _fetch(config_of.model)
+    with _progress() as update:
+        found = measured(config_of, update)
+    lengths = Lengths(None, found).current
+    table = Table("tokens", "dynamic, ms", "static, ms")
+    for length in sorted({*lengths, *found.static_at}):
+        times = [found.service_s(length, dynamic=dynamic) * 1e3 for dynamic in (True, False)]
+        table.add_row(str(length), *(f"{time:.2f}" for time in times))
+    _console.print(table)
+    _console.print(found.summary())
+    _console.print(f"lengths: auto means {list(lengths)} for texts of all lengths alike.")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"profile-{service}.json").write_text(found.model_dump_json(indent=1))
+    plot(found, lengths, out / f"profile-{service}.png")
+    _console.print(f"Written to {out / f'profile-{service}'}.json and .png.")
 
 
 @app.command(name="zoo")
@@ -89,10 +121,24 @@ def _checked(path: Path) -> config.ClusterConfig:
     return cluster
 
 
+def _service(cluster: config.ClusterConfig, name: str) -> config.EncoderConfig:
+    try:
+        return cluster.serving.services[name]
+    except KeyError:
+        raise ConfigError([f"no service {name}; there are: {', '.join(cluster.serving.services)}"]) from None
+
+
 def _fetch(model: str) -> None:
+    with _progress() as update:
+        models.fetch(model, progress=update)
+
+
+@contextmanager
+def _progress() -> Iterator[models.Progress]:
+    """A bar that is shown once something says how far it is."""
     with Progress(console=_console, transient=True) as progress:
-        task = progress.add_task(model, total=1.0)
-        models.fetch(model, progress=lambda text, done: progress.update(task, description=text, completed=done))
+        task = progress.add_task("", total=1.0)
+        yield lambda text, done: progress.update(task, description=text, completed=done)
 
 
 def _serve_run(path: Path) -> subprocess.Popen[bytes]:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pliant import models
 from pliant.errors import ConfigError, ModelError
 
 IMPORT_PATH = "pliant.deployments.app:build"
+AUTOSCALING_POLICY = "pliant.deployments.autoscaling:follow_planner"
 
 
 class _Strict(BaseModel):
@@ -43,15 +44,54 @@ def _rising(lengths: tuple[int, ...]) -> tuple[int, ...]:
     return lengths
 
 
+def _auto(lengths: object) -> object:
+    if not isinstance(lengths, list | tuple) and lengths not in ("auto", None):
+        raise ValueError("must be auto, or a list of lengths such as [64, 128, 512]")
+    return None if lengths == "auto" else lengths
+
+
+class ReplicaRange(_Strict):
+    """How many replicas a service has; a plain number in cluster.yaml means min = max."""
+
+    min: Annotated[int, Field(ge=1)]
+    max: Annotated[int, Field(ge=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, value: object) -> object:
+        if isinstance(value, dict | ReplicaRange):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError("must be a number of at least 1, or {min: 1, max: 4}")
+        return {"min": value, "max": value}
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ReplicaRange:
+        if self.max < self.min:
+            raise ValueError(f"max must be at least min, {self.min}")
+        return self
+
+    @property
+    def fixed(self) -> bool:
+        return self.min == self.max
+
+
 class EncoderConfig(_Strict):
     """A text classifier on runtimes compiled per input length (Arlo)."""
 
     kind: Literal["encoder"]
     model: str
     """A Hugging Face id, a local folder, or zoo/NAME."""
-    lengths: Annotated[tuple[Annotated[int, Field(ge=4)], ...], Field(min_length=1), AfterValidator(_rising)]
-    """Input lengths in tokens for which a runtime is compiled; the last is the longest text that is served."""
-    replicas: Annotated[int, Field(ge=1)]
+    lengths: Annotated[
+        Annotated[tuple[Annotated[int, Field(ge=4)], ...], Field(min_length=1), AfterValidator(_rising)] | None,
+        BeforeValidator(_auto),
+    ] = None
+    """Input lengths in tokens for which a runtime is compiled; the last is the longest text that is served.
+
+    "auto", kept as None: chosen from the device's latency profile and the lengths that arrive, up to what the model
+    takes.
+    """
+    replicas: ReplicaRange
     slo_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 500
     """Latency objective, measured in the gateway: a request that would miss it is refused at once, with 429."""
     timeout_s: Annotated[float, Field(gt=0)] = 30
@@ -63,10 +103,23 @@ class EncoderConfig(_Strict):
     gpus: Annotated[float, Field(ge=0)] = 0
     """GPUs that each replica reserves in Ray; with any it computes on CUDA."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    period_s: Annotated[float, Field(ge=1)] = 120
+    """How often the planner allocates lengths to replicas anew; it does so at once when demand shifts."""
+    demand_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Plan for this quantile of the demand, second by second, instead of its mean."""
+
+    def longest(self, model_takes: int) -> int:
+        """The longest text that is served, in tokens, for a model that takes `model_takes`."""
+        return self.lengths[-1] if self.lengths else model_takes
 
     @property
-    def longest(self) -> int:
-        return self.lengths[-1]
+    def device(self) -> Literal["cpu", "cuda"]:
+        return "cuda" if self.gpus else "cpu"
+
+    @property
+    def threads(self) -> int:
+        """CPU threads that one replica computes on."""
+        return max(1, round(self.cpus))
 
 
 ServiceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -87,7 +140,7 @@ class _ApplicationConfig(_Strict):
     import_path: str
     runtime_env: Any = None
     deployments: Any = None
-    autoscaling_policy: Any = None
+    autoscaling_policy: dict[str, Any] | None = None
     args: dict[str, Any] = {}
     logging_config: Any = None
     external_scaler_enabled: Any = None
@@ -146,16 +199,9 @@ def parse(args: Mapping[str, Any]) -> ServingConfig:
         config = ServingConfig.model_validate(args)
     except ValidationError as error:
         raise ConfigError(list(_explain(error, ServingConfig))) from None
-    problems = [
-        f"services.{name}.replicas: got {service.replicas} for {len(service.lengths)} lengths; each replica holds one "
-        f"length, so allowed is {len(service.lengths)} or more (or fewer lengths)"
-        for name, service in config.services.items()
-        if service.replicas < len(service.lengths)
-    ]
-    if "gateway" in config.services:
-        problems.append("services.gateway: the gateway itself has this name; choose another")
-    if problems:
-        raise ConfigError(problems)
+    reserved = [name for name in ("gateway", "planner") if name in config.services]
+    if reserved:
+        raise ConfigError([f"services.{name}: the {name} itself has this name; choose another" for name in reserved])
     return config
 
 
@@ -185,6 +231,15 @@ def read(path: Path) -> ClusterConfig:
     except ConfigError as error:
         prefix = f"applications.{ours[0]}.args."
         raise ConfigError([prefix + problem for problem in error.problems]) from None
+    scaled = [name for name, service in serving.services.items() if not service.replicas.fixed]
+    policy = (application.autoscaling_policy or {}).get("policy_function")
+    if scaled and policy != AUTOSCALING_POLICY:
+        raise ConfigError(
+            [
+                f"applications.{ours[0]}.autoscaling_policy: got policy_function {policy}; {', '.join(scaled)} scales "
+                f"between min and max replicas, for which it must be {AUTOSCALING_POLICY}"
+            ]
+        )
     return ClusterConfig(
         host=file.http_options.host,
         port=file.http_options.port,
@@ -205,9 +260,9 @@ def check_models(config: ServingConfig) -> None:
         except ModelError as error:
             problems.append(f"services.{name}.model: {error}")
             continue
-        if info and service.longest > info.max_length:
+        if info and (longest := service.longest(info.max_length)) > info.max_length:
             allowed = f"{service.model} takes at most {info.max_length} tokens"
-            problems.append(f"services.{name}.lengths: got {service.longest}; {allowed}")
+            problems.append(f"services.{name}.lengths: got {longest}; {allowed}")
     if problems:
         raise ConfigError(problems)
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doubles import report
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from pliant.config import EncoderConfig
-from pliant.deployments.encoder.engine import Answer, Query, Refusal, Report
+from pliant.deployments.encoder.engine import Answer, Query, Refusal
 from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.gateway.classifier import Classifier, ReplicaLostError
 from pliant.deployments.gateway.errors import RequestError
@@ -23,8 +24,8 @@ from pliant.policies.admission import DeadlineError
 from pliant.policies.dispatch import NoRuntimeError
 
 LOGITS = np.array([0.0, 2.0, 1.0], dtype=np.float32)
-ANSWER = Answer(LOGITS.tobytes(), 8)
-REPORT = Report(version=9, max_length=4, service_s=0.01, backend="aoti", waiting=0, served=0, p50_ms=0.0, p98_ms=0.0)
+ANSWER = Answer(LOGITS.tobytes(), 8, 8)
+REPORT = report(4, version=9)
 Reply = Answer | Refusal | Exception
 
 
@@ -32,8 +33,11 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    def answered(self, seconds: float, runtime: int, tokens: int, in_time: bool) -> None:
-        self.events.append(("answered", runtime, tokens, in_time))
+    def arrived(self, tokens: int) -> None:
+        self.events.append(("arrived", tokens))
+
+    def answered(self, seconds: float, slo_s: float, tokens: int, answer: Answer) -> None:
+        self.events.append(("answered", answer.max_length, tokens, seconds <= slo_s))
 
     def failed(self, status: int) -> None:
         self.events.append(status)
@@ -72,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def build(folder: Path) -> Callable[..., tuple[Classifier, Recorder, RoutingTable]]:
     def build(call: Replicas, **options: Any) -> tuple[Classifier, Recorder, RoutingTable]:
-        config = EncoderConfig(kind="encoder", model="m", lengths=(4, 8), replicas=2, **options)
+        config = EncoderConfig(kind="encoder", model="m", lengths=(4, 8), replicas={"min": 2, "max": 2}, **options)
         info = ModelInfo(labels=("x", "y", "z"), max_length=8, pad_token_id=0, architecture="B", multi_label=False)
         table, recorder = RoutingTable(1.0), Recorder()
         return Classifier("topics", config, folder, info, table, call, recorder), recorder, table
@@ -91,7 +95,7 @@ async def test_the_likeliest_label_comes_first(build: Build) -> None:
     assert prediction.scores == pytest.approx(sorted(np.exp(LOGITS) / np.exp(LOGITS).sum(), reverse=True))
     assert prediction.warning is None
     assert np.frombuffer(replicas.queries[0].ids, "<i4").tolist() == [2, 4, 5, 3]
-    assert recorder.events == [("answered", 8, 4, True)]
+    assert recorder.events == [("arrived", 4), ("answered", 8, 4, True)]
 
 
 @pytest.mark.parametrize(("function", "scores"), [("none", [2, 1]), ("sigmoid", [0.8808, 0.7311])])
@@ -107,7 +111,7 @@ async def test_a_lost_replica_costs_a_retry_and_no_deadline(build: Build) -> Non
     classifier, recorder, _ = build(replicas)
     await classifier.classify(["a"], ClassifyParameters(slo_ms=10))
     assert [query.budget_s is None for query in replicas.queries] == [False, True, True]
-    assert recorder.events[:2] == ["lost", "none"]
+    assert recorder.events[1:3] == ["lost", "none"]
 
 
 async def test_a_text_that_kills_replicas_is_given_up(build: Build) -> None:
@@ -134,7 +138,7 @@ async def test_a_refusal_teaches_the_table_and_is_tried_again(build: Build) -> N
     table.sync({"r": None})
     await classifier.classify(["a"], ClassifyParameters())
     assert table.replicas()["r"]["max_length"] == 4
-    assert recorder.events[0] == "length"
+    assert recorder.events[1] == "length"
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,12 @@
 """The encoder engine: order, admission, switching and cancellation, with a runtime that only sleeps."""
 
 import asyncio
-import time
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from doubles import SERVICE_S, Sleepers
 
-from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal
-
-SERVICE_S = 0.02
-
-
-class Sleeper:
-    backend = "sleeper"
-
-    def __init__(self, max_length: int) -> None:
-        self.max_length = max_length
-        self.seen: list[int] = []
-
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
-        time.sleep(SERVICE_S)
-        self.seen.append(int(ids[0]))
-        return np.array([len(ids), ids[0]], dtype=np.float32)
+from pliant.deployments.encoder.engine import Answer, Engine, LoadError, Query, Refusal
 
 
 def query(first: int = 1, length: int = 4, budget_s: float | None = None, utility: float = 1.0) -> Query:
@@ -35,8 +19,13 @@ def logits(answer: Answer | Refusal) -> list[float]:
 
 
 @pytest.fixture
-async def engine() -> Engine:
-    engine = Engine("replica-1", Sleeper, lambda _runtime: SERVICE_S)
+def sleepers() -> Sleepers:
+    return Sleepers()
+
+
+@pytest.fixture
+async def engine(sleepers: Sleepers) -> Engine:
+    engine = Engine("replica-1", sleepers)
     await engine.hold(8)
     return engine
 
@@ -90,25 +79,66 @@ async def test_holding_what_it_holds_changes_nothing(engine: Engine) -> None:
     assert await engine.hold(8) == before
 
 
-async def test_a_runtime_that_does_not_load_leaves_the_replica_refusing() -> None:
-    def load(max_length: int) -> Sleeper:
-        raise RuntimeError(f"cannot load {max_length}")
+async def test_a_runtime_that_does_not_load_leaves_the_old_one(engine: Engine, sleepers: Sleepers) -> None:
+    sleepers.broken.add(16)
+    with pytest.raises(LoadError, match="16 tokens: OSError: cannot load 16"):
+        await engine.hold(16)
+    answer = await engine.infer(query())
+    assert isinstance(answer, Answer)
+    assert answer.max_length == 8
+    assert engine.report()["failed"] == {16: "OSError: cannot load 16"}
+    assert engine.failure is None
+    sleepers.broken.clear()
+    assert (await engine.hold(16))["failed"] == {}
 
-    engine = Engine("replica-1", load, lambda _runtime: SERVICE_S)
-    with pytest.raises(RuntimeError, match="cannot load 8"):
+
+async def test_without_any_runtime_all_is_refused(sleepers: Sleepers) -> None:
+    sleepers.broken = {8, 16}
+    engine = Engine("replica-1", sleepers)
+    with pytest.raises(LoadError):
         await engine.hold(8)
     assert isinstance(await engine.infer(query()), Refusal)
-    assert str(engine.failure) == "cannot load 8"
+    assert "cannot load 8" in str(engine.failure)
+    sleepers.broken = {8}
+    await engine.hold(16)
+    assert engine.failure is None
 
 
-async def test_cancelled_requests_are_not_computed() -> None:
-    runtime = Sleeper(8)
-    engine = Engine("replica-1", lambda _length: runtime, lambda _runtime: SERVICE_S)
+async def test_the_old_runtime_may_be_broken_by_now_too(engine: Engine, sleepers: Sleepers) -> None:
+    sleepers.broken = {8, 16}
+    with pytest.raises(LoadError):
+        await engine.hold(16)
+    assert engine.failure is not None
+    assert engine.report()["max_length"] == 0
+
+
+async def test_preparing_does_not_interrupt(engine: Engine, sleepers: Sleepers) -> None:
+    await engine.prepare(16)
+    assert sleepers.prepared == [16]
+    assert engine.report()["max_length"] == 8
+
+
+async def test_computed_tokens_include_padding(engine: Engine) -> None:
+    answer = await engine.infer(query(length=5))
+    assert isinstance(answer, Answer)
+    assert answer.computed == 8
+    assert engine.report()["computed_tokens"] == 8
+
+
+async def test_a_dynamic_runtime_pads_nothing() -> None:
+    engine = Engine("replica-1", Sleepers(dynamic=True))
     await engine.hold(8)
+    answer = await engine.infer(query(length=5))
+    assert isinstance(answer, Answer)
+    assert (answer.max_length, answer.computed) == (8, 5)
+
+
+async def test_cancelled_requests_are_not_computed(engine: Engine, sleepers: Sleepers) -> None:
+    sleepers.loaded[0].seen.clear()
     tasks = [asyncio.create_task(engine.infer(query(first))) for first in range(4)]
     await asyncio.sleep(SERVICE_S / 2)
     for task in tasks[1:3]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert runtime.seen == [0, 3]
+    assert sleepers.loaded[0].seen == [0, 3]
     assert engine.report()["waiting"] == 0

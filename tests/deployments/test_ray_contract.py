@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from ray import serve
+from ray._common.utils import import_attr
+from ray.serve._private.common import TimeStampedValue
 from ray.serve._private.handle_options import InitHandleOptions
-from ray.serve._private.replica import UserCallableWrapper
 from ray.serve._private.router import AsyncioRouter
-from ray.serve.config import BackpressureConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingContext, BackpressureConfig, RequestRouterConfig
 from ray.serve.experimental.capacity_queue_router import CapacityQueueRouter
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.config import AUTOSCALING_POLICY
+from pliant.deployments.autoscaling import follow_planner
 from pliant.deployments.router import LengthRouter
 
 
@@ -81,7 +84,8 @@ def test_deployment_options() -> None:
     assert router.initialize_state.__globals__["shared"] is routing_table.shared, "it must meet the gateway's table"
 
 
-def test_replicas_are_told_when_their_rank_changes() -> None:
-    source = inspect.getsource(UserCallableWrapper.call_reconfigure)
-    assert '"rank" in params' in source
-    assert "rank" in parameters(EncoderReplica.reconfigure)
+def test_what_the_autoscaling_policy_reads() -> None:
+    assert {"target_num_replicas", "raw_metrics"} <= {*parameters(AutoscalingContext.__init__)}
+    assert {"timestamp", "value"} <= {field.name for field in fields(TimeStampedValue)}
+    assert import_attr(AUTOSCALING_POLICY) is follow_planner
+    assert "contexts" in parameters(follow_planner)

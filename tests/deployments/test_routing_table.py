@@ -1,23 +1,10 @@
 """What a gateway believes of replicas, through reports that come late, twice, or from the dead."""
 
 import pytest
+from doubles import report
 
-from pliant.deployments.encoder.engine import Report
 from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.policies.dispatch import NoRuntimeError
-
-
-def report(max_length: int, version: int = 1, service_s: float = 0.01) -> Report:
-    return Report(
-        version=version,
-        max_length=max_length,
-        service_s=service_s,
-        backend="aoti",
-        waiting=0,
-        served=0,
-        p50_ms=0.0,
-        p98_ms=0.0,
-    )
 
 
 @pytest.fixture
@@ -64,6 +51,32 @@ def test_an_unreachable_replica_gets_nothing_until_it_is_trusted_again(table: Ro
     assert table.choose(10, None, 1.0) == "long"
     table.trust("short")
     assert table.choose(10, None, 1.0) == "short"
+
+
+def test_a_replica_that_the_planner_moves_gets_nothing_whatever_it_reports_meanwhile(table: RoutingTable) -> None:
+    table.stop_routing({"short"})
+    assert table.choose(10, None, 1.0) == "long"
+    table.observe("short", report(64, service_s=0.02))
+    assert table.choose(10, None, 1.0) == "long"
+    table.observe("short", report(128, version=3))
+    table.stop_routing(())
+    assert table.choose(100, None, 1.0) == "short"
+
+
+def test_moving_and_unreachable_are_two_reasons(table: RoutingTable) -> None:
+    table.stop_routing({"short"})
+    table.suspect("short")
+    table.stop_routing(())
+    assert table.choose(10, None, 1.0) == "long"
+    table.trust("short")
+    assert table.choose(10, None, 1.0) == "short"
+
+
+def test_moving_replicas_that_left_are_forgotten(table: RoutingTable) -> None:
+    table.stop_routing({"short"})
+    table.sync({"long": report(512)})
+    table.stop_routing(())
+    assert table.choose(10, None, 1.0) == "long"
 
 
 def test_a_late_word_from_a_replica_that_left_does_not_bring_it_back(table: RoutingTable) -> None:

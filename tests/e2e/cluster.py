@@ -38,8 +38,15 @@ class Cluster:
 
     def stats(self, service: str = "topics") -> dict[str, dict[str, Any]]:
         """The gateway's view of the service's replicas, by replica id."""
+        return self._service(service)["replicas"]
+
+    def plan(self, service: str = "topics") -> dict[str, Any]:
+        """What the planner last said of the service."""
+        return self._service(service)["plan"]
+
+    def _service(self, service: str) -> dict[str, Any]:
         response = httpx.get(f"{self.address}/stats", timeout=10)
-        return response.raise_for_status().json()["services"][service]["replicas"]
+        return response.raise_for_status().json()["services"][service]
 
     def classify(self, text: str | list[str], **parameters: Any) -> httpx.Response:
         body = {"inputs": text, "parameters": parameters}

@@ -15,8 +15,8 @@ def test_metrics_reach_rays_endpoint(cluster: Cluster) -> None:
     wanted = [
         ("pliant_requests_total{", 'service="topics"', 'status="200"'),
         ("pliant_requests_total{", 'service="topics"', 'status="422"'),
-        ("pliant_request_latency_seconds_bucket{", 'service="topics"', 'runtime="64"'),
-        ("pliant_padding_tokens_total{", 'service="topics"', 'runtime="64"'),
+        ("pliant_request_latency_seconds_bucket{", 'service="topics"', 'runtime="'),
+        ("pliant_padding_tokens_total{", 'service="topics"', 'runtime="'),
         ("pliant_requests_waiting{", 'service="topics"', 'runtime="512"'),
     ]
     deadline = time.monotonic() + 60
@@ -31,9 +31,10 @@ def test_metrics_reach_rays_endpoint(cluster: Cluster) -> None:
 
 def test_the_gateway_renders_the_plan(cluster: Cluster) -> None:
     page = httpx.get(f"{cluster.address}/metrics", timeout=10).text
-    for length in (64, 128, 512):
+    for length in {report["max_length"] for report in cluster.stats().values()}:
         assert f'runtime="{length}",service="topics"}} {length}.0' in page
     assert "pliant_requests_served_total" in page
+    assert 'pliant_wanted_replicas{service="topics"} ' in page
 
 
 def test_stats_tell_what_each_replica_holds_and_how_fast_it_is(cluster: Cluster) -> None:
@@ -43,4 +44,4 @@ def test_stats_tell_what_each_replica_holds_and_how_fast_it_is(cluster: Cluster)
     while not any(report["served"] and report["p98_ms"] for report in cluster.stats().values()):
         assert time.monotonic() < deadline, cluster.stats()
         time.sleep(0.2)
-    assert {report["max_length"] for report in cluster.stats().values()} == {64, 128, 512}
+    assert all(report["max_length"] in (64, 128, 512) for report in cluster.stats().values())

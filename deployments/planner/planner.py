@@ -1,0 +1,120 @@
+"""The Ray Serve shell of the planner: one replica for all services of the application.
+
+It may die and come back without a request noticing: gateways go on with what they know, and each conductor goes on from
+what the replicas hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from pliant.config import EncoderConfig, ServingConfig
+from pliant.deployments.encoder.engine import Assignment, Report
+from pliant.deployments.encoder.lengths import Lengths
+from pliant.deployments.encoder.routing_table import RoutingTable, shared
+from pliant.deployments.planner.conductor import Conductor
+from pliant.deployments.planner.messages import Guidance, News
+
+logger = logging.getLogger("pliant")
+
+Handle = DeploymentHandle[Any]
+
+_STEP_S = 0.2
+_ANSWER_WITHIN_S = 1.0
+_RETRY_S = 1.0
+_CALL_WITHIN_S = 60.0
+
+
+class Planner:
+    """Runs a conductor for each service, and exchanges news for guidance with the gateways."""
+
+    def __init__(self, config: ServingConfig, handles: Mapping[str, Handle]) -> None:
+        self._conductors: dict[str, Conductor] = {}
+        self._life = uuid.uuid4().hex
+        self._changes = 0
+        self._change = asyncio.Event()
+        self._tasks = [
+            asyncio.create_task(self._conduct(name, service, handles[name]))
+            for name, service in config.services.items()
+        ]
+
+    async def exchange(self, seen: str, news: Mapping[str, News]) -> tuple[str, dict[str, Guidance]]:
+        """Take a gateway's `news` by service; answer as soon as there is something newer than it has `seen`.
+
+        Answers after a second in any case, so that news keep coming. The first element is what the gateway has seen
+        then.
+        """
+        for name, told in news.items():
+            if name in self._conductors:
+                self._conductors[name].hear(told)
+        if seen == self._state:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._change.wait(), _ANSWER_WITHIN_S)
+        return self._state, {name: conductor.guidance() for name, conductor in self._conductors.items()}
+
+    async def record_autoscaling_stats(self) -> dict[str, int]:
+        """How many replicas each service should have, for `deployments/autoscaling.py`."""
+        return {name: conductor.wanted for name, conductor in self._conductors.items() if conductor.wanted is not None}
+
+    def check_health(self) -> None:
+        """Serve replaces a planner one of whose conductors has ended."""
+        for task in self._tasks:
+            if task.done():
+                raise RuntimeError(f"a conductor has ended: {task}")
+
+    @property
+    def _state(self) -> str:
+        return f"{self._life}-{self._changes}"
+
+    def _changed(self) -> None:
+        self._changes += 1
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def _conduct(self, name: str, config: EncoderConfig, handle: Handle) -> None:
+        # The router runs in this loop, so that this process's routing table needs no lock.
+        handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
+        table = shared(name, config.slo_ms / 1e3)
+        conductor = None
+        while True:
+            try:
+                if conductor is not None:
+                    await conductor.step()
+                elif config.lengths or table.reports():
+                    lengths = await _lengths(config, table, handle)
+                    conductor = Conductor(name, config, lengths, table, _Calls(handle), self._changed)
+                    self._conductors[name] = conductor
+                await asyncio.sleep(_STEP_S)
+            except Exception:
+                logger.exception("%s: planning failed; trying again", name)
+                await asyncio.sleep(_RETRY_S)
+
+
+async def _lengths(config: EncoderConfig, table: RoutingTable, handle: Handle) -> Lengths:
+    """What the service's replicas may hold; for `lengths: auto` it follows from what a replica has profiled."""
+    if config.lengths:
+        return Lengths(config.lengths, None)
+    async with asyncio.timeout(_CALL_WITHIN_S):
+        profile = await handle.profile.remote(Assignment(next(iter(table.reports())), 0))
+    return Lengths(None, profile)
+
+
+class _Calls:
+    """Calls to the replica that an assignment names."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    async def prepare(self, assignment: Assignment) -> None:
+        await self._handle.prepare.remote(assignment)
+
+    async def hold(self, assignment: Assignment) -> Report:
+        report: Report = await self._handle.hold.remote(assignment)
+        return report

@@ -1,0 +1,74 @@
+"""Stand-ins for what engines and planners talk to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from pliant.deployments.encoder.engine import Report, Runtime
+
+SERVICE_S = 0.02
+
+
+def report(max_length: int, version: int = 1, service_s: float = 0.01, failed: dict[int, str] | None = None) -> Report:
+    return Report(
+        version=version,
+        max_length=max_length,
+        service_s=service_s,
+        backend="aoti",
+        failed=failed or {},
+        waiting=0,
+        served=0,
+        computed_tokens=0,
+        p50_ms=0.0,
+        p98_ms=0.0,
+    )
+
+
+class Sleeper:
+    """A runtime that only sleeps. Its logits are how many ids it got and the first of them."""
+
+    backend = "sleeper"
+
+    def __init__(self, max_length: int, dynamic: bool = False, service_s: float = SERVICE_S) -> None:
+        self.max_length = max_length
+        self.dynamic = dynamic
+        self._service_s = service_s
+        self.seen: list[int] = []
+
+    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+        time.sleep(self._service_s)
+        self.seen.append(int(ids[0]))
+        return np.array([len(ids), ids[0]], dtype=np.float32)
+
+
+class Sleepers:
+    """Loads sleepers, except those of the lengths that are `broken`."""
+
+    profile = None
+
+    def __init__(
+        self,
+        lengths: tuple[int, ...] = (8, 16),
+        dynamic: bool = False,
+        service_s: float = SERVICE_S,
+        per_token_s: float = 0.0,
+    ) -> None:
+        self.lengths = lengths
+        self._service_s = service_s
+        self._per_token_s = per_token_s
+        self.broken: set[int] = set()
+        self.prepared: list[int] = []
+        self.loaded: list[Sleeper] = []
+        self._dynamic = dynamic
+
+    def prepare(self, max_length: int) -> None:
+        self.prepared.append(max_length)
+
+    def load(self, max_length: int) -> Runtime:
+        if max_length in self.broken:
+            raise OSError(f"cannot load {max_length}")
+        self.loaded.append(Sleeper(max_length, self._dynamic, self._service_s + max_length * self._per_token_s))
+        return self.loaded[-1]
