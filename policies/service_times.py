@@ -7,18 +7,26 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 
-def service_times(lengths: Sequence[int], known: Mapping[int, float]) -> dict[int, float]:
-    """Seconds per request for each of `lengths` (rising), given those of some lengths.
+def service_times(
+    lengths: Sequence[int], observed: Mapping[int, float], profiled: Mapping[int, float] | None = None
+) -> dict[int, float]:
+    """Seconds per request for each of `lengths` (rising), given those observed and those profiled for some lengths.
 
-    In between they are interpolated, and outside proportional to length: the hope that a shorter runtime is quicker is
-    what makes a planner try it, and then its time is known. A longer runtime never takes less: measured times that say
-    so are noise.
+    What was observed counts; the profile, scaled to it, tells of other lengths. In between times are interpolated, and
+    outside proportional to length: the hope that a shorter runtime is quicker is what makes a planner try it, and then
+    its time is known. A longer runtime never takes less: observations that say so are noise.
     Raises ValueError when nothing is known.
     """
+    known = dict(observed)
+    if profiled:
+        at, seconds = sorted(profiled), [profiled[length] for length in sorted(profiled)]
+        ratios = [observed[length] / float(np.interp(length, at, seconds)) for length in observed]
+        scale = float(np.median(ratios)) if ratios else 1.0
+        known = {length: scale * profiled[length] for length in profiled} | known
     if not known:
         raise ValueError("needs the service time of at least one length")
     points = sorted(known)
-    seconds = np.maximum.accumulate([known[point] for point in points])
-    at = np.asarray(lengths)
-    outside = np.minimum(at / points[0], 1.0) * np.maximum(at / points[-1], 1.0)
-    return dict(zip(lengths, (np.interp(at, points, seconds) * outside).tolist(), strict=True))
+    rising = np.maximum.accumulate([known[point] for point in points])
+    wanted = np.asarray(lengths)
+    outside = np.minimum(wanted / points[0], 1.0) * np.maximum(wanted / points[-1], 1.0)
+    return dict(zip(lengths, (np.interp(wanted, points, rising) * outside).tolist(), strict=True))

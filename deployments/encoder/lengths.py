@@ -38,10 +38,10 @@ class Lengths:
 
     @property
     def service_s(self) -> dict[int, float]:
-        """What a request takes on a runtime of each max_length, in seconds, as far as it was profiled."""
-        if not self._profile:
+        """What a request takes on a static runtime of each max_length, in seconds, as far as it was profiled."""
+        if not self._profile or self.dynamic:
             return {}
-        return {length: self._profile.service_s(length, dynamic=self.dynamic) for length in self._profile.lengths}
+        return dict(zip(self._profile.lengths, self._profile.static_s, strict=True))
 
     def choose(self, histogram: NDArray[Any]) -> bool:
         """Adapt `current` to the texts that arrived, `histogram[l]` of them with l tokens; whether it changed."""

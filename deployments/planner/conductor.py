@@ -139,11 +139,11 @@ class Conductor:
 
     async def _plan(self, reason: Reason, replicas: int, lengths: tuple[int, ...]) -> None:
         self._missing_since = None
-        known = self._lengths.service_s | self._seconds
-        if not known:
+        if not self._seconds:
             return
         now = self._clock()
-        problem = self._planner.problem(now, replicas, service_times(lengths, known))
+        seconds = service_times(lengths, self._seconds, self._lengths.service_s)
+        problem = self._planner.problem(now, replicas, seconds)
         started = time.perf_counter()
         allocation = await asyncio.to_thread(solve, problem)
         self._solve_s = time.perf_counter() - started

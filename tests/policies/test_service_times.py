@@ -19,6 +19,12 @@ def test_a_longer_runtime_never_takes_less() -> None:
     assert service_times([64, 128], {64: 2.0, 128: 1.5}) == {64: 2.0, 128: 2.0}
 
 
+def test_a_profile_is_scaled_to_what_was_observed() -> None:
+    profiled = {64: 1.0, 128: 2.0, 256: 4.0, 512: 8.0}
+    assert service_times([64, 512], {}, profiled) == {64: 1.0, 512: 8.0}
+    assert service_times([64, 128, 512], {128: 3.0}, profiled) == {64: 1.5, 128: 3.0, 512: 12.0}
+
+
 @given(KNOWN, LENGTHS)
 def test_all_lengths_get_a_positive_time_that_does_not_fall(known: dict[int, float], lengths: list[int]) -> None:
     filled = service_times(lengths, known)
