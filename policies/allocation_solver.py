@@ -33,7 +33,7 @@ _GROWTH = 4.0
 """Of that gap from one limit to the next."""
 _FEW_STATES = 300
 """Kept per runtime while the limit is sought; where they do not suffice, the solution found is the last limit."""
-_MOST_STATES = 20_000
+_MOST_STATES = 10_000
 """Kept per runtime at all."""
 _ROUNDING = 1e-12
 _SPREAD = np.array([0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.6, 3.0])
@@ -251,17 +251,14 @@ def _expand(program: Program, prices: _Prices, runtime: int, states: _States, li
 
 def _undominated(states: _States, rising: bool) -> _States:
     """The states that may lead to the best solution, by replicas used and then requests carried on."""
-    if not len(states.used):
+    states = states.take(np.lexsort((states.cost, states.carry, states.used)))
+    differs = (np.diff(states.used) != 0) | (np.diff(states.carry) != 0)
+    states = states.take(np.concatenate((np.ones(min(1, len(states.used)), dtype=bool), differs)))
+    if not rising:
         return states
     used, row = np.unique(states.used, return_inverse=True)
     carry, column = np.unique(states.carry, return_inverse=True)
-    dearest_first = np.argsort(-states.cost, kind="stable")
-    row, column = row[dearest_first], column[dearest_first]
-    cheapest = np.zeros((len(used), len(carry)), dtype=np.int64)
-    cheapest[row, column] = dearest_first
     cost = np.full((len(used) + 1, len(carry) + 1), np.inf)
-    cost[1:, 1:][row, column] = states.cost[dearest_first]
-    if rising:
-        best = np.minimum.accumulate(np.minimum.accumulate(cost, axis=0), axis=1)
-        return states.take(cheapest[cost[1:, 1:] < np.minimum(best[:-1, 1:], best[1:, :-1])])
-    return states.take(cheapest[cost[1:, 1:] < np.inf])
+    cost[row + 1, column + 1] = states.cost
+    best = np.minimum.accumulate(np.minimum.accumulate(cost, axis=0), axis=1)
+    return states.take(states.cost < np.minimum(best[row, column + 1], best[row + 1, column]))
