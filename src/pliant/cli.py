@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from rich.table import Table
 
 from pliant import config, models, ray_settings, zoo
 from pliant.errors import ConfigError, PliantError
+from pliant.profile import Profile
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic transformer serving on Ray Serve.")
 _console = Console(soft_wrap=True, highlight=False)
@@ -63,13 +65,9 @@ def profile(
 ) -> None:
     """Measure latency over input lengths on this machine, and say which lengths to serve with."""
     from pliant.deployments.encoder.lengths import Lengths
-    from pliant.deployments.encoder.runtimes import profile as measured
     from pliant.profile_plot import plot
 
-    config_of = _service(_checked(path), service)
-    _fetch(config_of.model)
-    with _progress() as update:
-        found = measured(config_of, update)
+    found = _measured(_service(_checked(path), service))
     lengths = Lengths(None, found).current
     table = Table("tokens", "dynamic, ms", "static, ms")
     for length in sorted({*lengths, *found.static_at}):
@@ -82,6 +80,47 @@ def profile(
     (out / f"profile-{service}.json").write_text(found.model_dump_json(indent=1))
     plot(found, lengths, out / f"profile-{service}.png")
     _console.print(f"Written to {out / f'profile-{service}'}.json and .png.")
+
+
+@app.command()
+def simulate(
+    path: ClusterFile = Path("cluster.yaml"),
+    *,
+    trace: Annotated[Path, typer.Option(help="CSV: seconds,tokens of requests, or second,requests of seconds.")],
+    gpus: Annotated[str, typer.Option(help="Replicas: 8, or 2-8 to let autoscaling decide.")],
+    service: Annotated[str | None, typer.Option(help="Which service, if there are several.")] = None,
+    measured: Annotated[
+        Path | None, typer.Option("--profile", help="What `pliant profile` wrote, on the machine to plan for.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Receives simulate-SERVICE.png.")] = Path(),
+) -> None:
+    """Send a trace through a simulated cluster: latency, SLO attainment, and what planner and autoscaling would do."""
+    from pliant.bench.capacity import Cluster, plan_capacity
+    from pliant.deployments.encoder.lengths import Lengths
+
+    cluster = _checked(path)
+    name = service or next(iter(cluster.serving.services))
+    config_of = _service(cluster, name)
+    found = _read_profile(measured) if measured else _measured(config_of)
+    lengths = Lengths(config_of.lengths, found)
+    least, most = _range(gpus)
+    forecast = plan_capacity(
+        Cluster(
+            service_s={length: found.service_s(length, dynamic=lengths.dynamic) for length in lengths.current},
+            slo_s=config_of.slo_ms / 1e3,
+            least=least,
+            most=most,
+            period_s=config_of.period_s,
+            quantile=config_of.demand_quantile,
+            truncate=config_of.truncate,
+        ),
+        trace,
+    )
+    _console.print(forecast.table())
+    _console.print(forecast.plan_table())
+    out.mkdir(parents=True, exist_ok=True)
+    forecast.plot().savefig(out / f"simulate-{name}.png", dpi=120, bbox_inches="tight")
+    _console.print(f"Written to {out / f'simulate-{name}.png'}.")
 
 
 @app.command(name="zoo")
@@ -128,6 +167,30 @@ def _service(cluster: config.ClusterConfig, name: str) -> config.EncoderConfig:
         raise ConfigError([f"no service {name}; there are: {', '.join(cluster.serving.services)}"]) from None
 
 
+def _measured(service: config.EncoderConfig) -> Profile:
+    from pliant.deployments.encoder.runtimes import profile
+
+    _fetch(service.model)
+    with _progress() as update:
+        return profile(service, update)
+
+
+def _read_profile(path: Path) -> Profile:
+    try:
+        return Profile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
+    except ValueError:
+        raise ConfigError([f"{path}: is no profile; `pliant profile SERVICE` writes one"]) from None
+
+
+def _range(gpus: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d*)(?:-([1-9]\d*))?", gpus)
+    if not match or (match[2] and int(match[2]) < int(match[1])):
+        raise ConfigError([f"--gpus: got {gpus}; must be a number such as 8, or a range such as 2-8"])
+    return int(match[1]), int(match[2] or match[1])
+
+
 def _fetch(model: str) -> None:
     with _progress() as update:
         models.fetch(model, progress=update)
@@ -136,7 +199,7 @@ def _fetch(model: str) -> None:
 @contextmanager
 def _progress() -> Iterator[models.Progress]:
     """A bar that is shown once something says how far it is."""
-    with Progress(console=_console, transient=True) as progress:
+    with Progress(console=_console, transient=True, disable=not _console.is_terminal) as progress:
         task = progress.add_task("", total=1.0)
         yield lambda text, done: progress.update(task, description=text, completed=done)
 
