@@ -3,10 +3,12 @@
 A *level* is all replicas that hold one max_length. Its head is the least congested of them: congestion is outstanding
 requests over capacity, and capacity the requests that one replica can finish within the SLO. The levels a text fits
 into are tried in rising length, at most `peek` of them: the first head whose congestion is below a threshold, which
-decays from level to level, gets the request. When all are busier than that, the shortest level's head gets it.
+decays from level to level, gets the request.
 
 Beyond the paper:
 
+- When all heads are busier than that, the one gets it that answers it soonest, for which longer runtimes count their
+  service time twice, as they hold up longer texts. The paper queues it at the shortest level, however long the queue.
 - Replicas of a level need not be equally fast. Those that are form a *pool*, and a level's head is the head of its
   least congested pool. The order is exact; its price is a sort of the level's pools whenever the least count in one of
   them changes. So give the service time profiled for a kind of GPU, not one measured on each replica.
@@ -28,6 +30,9 @@ from typing import Any, Generic, TypeVar
 from pliant.policies.admission import DeadlineError, most_outstanding, requests_within, retry_after
 
 R = TypeVar("R", bound=Hashable)
+
+THRESHOLD = 0.02
+"""Of a replica's capacity. The paper's 0.85 lets a queue take most of the SLO before a longer runtime helps out."""
 
 
 class NoRuntimeError(LookupError):
@@ -111,7 +116,7 @@ class Dispatcher(Generic[R]):
     range.
     """
 
-    def __init__(self, slo_s: float, threshold: float = 0.85, decay: float = 0.9, peek: int = 6) -> None:
+    def __init__(self, slo_s: float, threshold: float = THRESHOLD, decay: float = 0.9, peek: int = 6) -> None:
         if not (slo_s > 0 and 0 < threshold <= 1 and 0 < decay <= 1 and peek >= 1):
             raise ValueError(
                 "slo_s must be positive, threshold and decay in (0, 1], peek at least 1; "
@@ -191,6 +196,8 @@ class Dispatcher(Generic[R]):
                 if head.lowest < head.limits[rank]:
                     pool = head
                     break
+            else:
+                pool = min((level[0] for level in candidates), key=_cost_s)
         if budget_s is not None and pool.lowest > most_outstanding(pool.service_s, budget_s, utility):
             pool = _first_in_time(candidates, budget_s, utility)
 
@@ -288,6 +295,11 @@ def _least_congested(threshold: float, capacity: int) -> int:
     while count / capacity < threshold:
         count += 1
     return count
+
+
+def _cost_s(pool: _Pool) -> float:
+    """Until a request that joins the pool's head is answered, and once more the time for which it holds up others."""
+    return (pool.lowest + 2) * pool.service_s
 
 
 def _first_in_time(candidates: tuple[list[_Pool], ...], budget_s: float, utility: float) -> _Pool:

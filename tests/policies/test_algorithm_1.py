@@ -1,4 +1,7 @@
-"""The dispatcher against a literal, slow Algorithm 1 (Arlo §3.4), driven by the same random operations."""
+"""The dispatcher against a literal, slow Algorithm 1 (Arlo §3.4), driven by the same random operations.
+
+Its last step is ours: where all are busy, the request goes where it costs least.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,8 @@ def algorithm_1(instances: dict[str, Instance], queues: list[list[str]], thresho
         if head.outstanding / head.capacity < threshold:
             return queue[0]
         threshold = threshold * decay
-    return queues[0][0]
+    heads = [queue[0] for queue in queues]
+    return min(heads, key=lambda name: (instances[name].outstanding + 2) * (1 / instances[name].capacity))
 
 
 class AgainstReference(RuleBasedStateMachine):
