@@ -1,4 +1,4 @@
-"""Arlo's claim, live: runtimes compiled per length against padding, and against runs at the exact length (§2, §5.1).
+"""Arlo's claim, live: runtimes compiled per length against padding, and against runs at the exact length (Arlo §2).
 
 Four services of one cluster hold the same model, each on as many replicas, behind one gateway. They answer the same
 texts in turn, and must agree on every label.
@@ -12,12 +12,11 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import aiohttp
 import numpy as np
 from ray.serve import Application
-from rich.progress import Progress, track
+from rich.progress import track
 from tokenizers import Tokenizer
 
 from pliant import models
@@ -31,13 +30,13 @@ from pliant.config import ServingConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.replica import EncoderReplica
 
-_MODEL = "zoo/topics-large"
+MODEL = "zoo/topics-large"
 _LONGEST = 512
 _SLO_MS = 1_000
 _NEVER_LATE_MS = 100_000
 _CLIENTS = (1, 4)
 _SETTLE_S = 20
-_RESERVED = 0.02
+RESERVED = 0.02
 """Of a CPU, and of a GPU, that each replica reserves: all run on whatever the machine has."""
 _REPLICAS: dict[str, type[EncoderReplica]] = {
     "compiled": EncoderReplica,
@@ -62,12 +61,12 @@ _QUICK = _Plan(lengths=(64, 128, 256, _LONGEST), repetitions=6, texts=40)
 _FULL = _Plan(lengths=(32, 64, 96, 128, 256, _LONGEST), repetitions=25, texts=160)
 
 
-def run(options: Options) -> Report:
+def compare(options: Options) -> Report:
     """Ours against padding to 512, transformers at the exact length, and ONNX Runtime at the exact length."""
     plan = _QUICK if options.quick else _FULL
     services = [name for name in _REPLICAS if name != "onnxruntime" or onnxruntime_runs_on(options.device)]
     texts = workloads.texts(options.data, random.Random(plan.seed))
-    folder = _fetch()
+    folder = models.fetch(MODEL)
     lengths = _token_counts(Tokenizer.from_file(str(folder / "tokenizer.json")), texts)
     if "onnxruntime" in services:
         export(folder, _LONGEST)
@@ -81,15 +80,9 @@ def run(options: Options) -> Report:
     beside = f"of the tokens that were computed; padded to {_LONGEST}: {waste['padded']:.3g}"
     figures.append(median("padding_waste", [waste[_OURS]], beside=beside))
     quantiles = {f"p{percent}": int(np.percentile(sent, percent)) for percent in (5, 50, 95, 100)}
-    config = {**asdict(plan), "model": _MODEL, "services": services, "device": options.device, "tokens": quantiles}
+    config = {**asdict(plan), "model": MODEL, "services": services, "device": options.device, "tokens": quantiles}
     plots = {"cdf": latency_cdf(blocks), "length": latency_against_length(blocks, sent)}
     return Report(figures, config, plots)
-
-
-def _fetch() -> Path:
-    with Progress(transient=True) as progress:
-        task = progress.add_task(_MODEL, total=1.0)
-        return models.fetch(_MODEL, progress=lambda text, done: progress.update(task, description=text, completed=done))
 
 
 def _token_counts(tokenizer: Tokenizer, texts: Sequence[str]) -> np.ndarray:
@@ -101,11 +94,11 @@ def _token_counts(tokenizer: Tokenizer, texts: Sequence[str]) -> np.ndarray:
 
 def _application(services: Sequence[str], plan: _Plan, gpus: int) -> Application:
     """One gateway, and for each service as many replicas as ours has lengths."""
-    pool = {"kind": "encoder", "model": _MODEL, "replicas": len(plan.lengths), "slo_ms": _SLO_MS, "truncate": True}
-    share = {"cpus": _RESERVED, "gpus": gpus * _RESERVED}
+    pool = {"kind": "encoder", "model": MODEL, "replicas": len(plan.lengths), "slo_ms": _SLO_MS, "truncate": True}
+    share = {"cpus": RESERVED, "gpus": gpus * RESERVED}
     config = ServingConfig.model_validate(
         {
-            "gateway": {"cpus": _RESERVED},
+            "gateway": {"cpus": RESERVED},
             "services": {
                 name: {**pool, **share, "lengths": plan.lengths if name == _OURS else [_LONGEST]} for name in services
             },

@@ -1,14 +1,38 @@
-"""What clients send: real texts, drawn with a seed."""
+"""What clients send: real texts, drawn with a seed; and Arlo's request streams, whose texts are only lengths (§5)."""
 
 from __future__ import annotations
 
+import gzip
+import math
 import random
+from functools import cache
 from pathlib import Path
 
+import numpy as np
+from tokenizers import Tokenizer
+
+from pliant import models
+from pliant.bench.arrivals import Floats, Integers, Stream
 from pliant.zoo import corpus
 
+LONGEST = 512
 _STRETCH = 4
 """Arlo's setup (§5) recalibrates tweets, which have at most about 125 tokens, to span up to 512."""
+
+_TRACE = "twitter_trace/twitter_rps_days_1_3.txt.gz"
+_MEDIAN, _P98, _MOST = 21, 72, 125
+"""Tokens of the paper's tweets (§2.1, §5)."""
+_NORMAL_P98 = 2.0537
+_DRIFT = 0.3
+"""Standard deviation of the logarithm of a stream's tilt: the median length wanders by about 15% either way."""
+_DRIFT_PERIODS = (math.log(600), math.log(3600))
+"""Logarithms of seconds."""
+_SURGE_EVERY_S = 7200
+_SURGE_S = (300, 700)
+_SURGE = 3.5
+_BASE_RATE = 50
+_DAY_S = 86_400
+_STRETCHES = 64
 
 
 def texts(data: Path | None, rng: random.Random) -> list[str]:
@@ -19,10 +43,81 @@ def texts(data: Path | None, rng: random.Random) -> list[str]:
     if data is None:
         found = [text.text for text in corpus.held_out()]
     else:
-        files = sorted(data.glob("tweeteval/*/*_text.txt"))
-        if not files:
-            raise SystemExit(f"{data}: holds no tweeteval/*/*_text.txt")
-        tweets = dict.fromkeys(line.strip() for file in files for line in file.read_text().splitlines())
-        found = [" ".join([tweet] * _STRETCH) for tweet in tweets if tweet]
+        found = [" ".join([tweet] * _STRETCH) for tweet in _tweets(data)]
     rng.shuffle(found)
     return found
+
+
+def twitter(
+    data: Path | None, mean_rate: float, seconds: int, seed: int, *, bursty: bool, varied: bool = False
+) -> Stream:
+    """Twitter-Bursty or Twitter-Stable (§5): `seconds` of a stream of `mean_rate` requests per second.
+
+    The rate of each second follows a stretch of the trace in `data`, chosen by the seed and rescaled; without `data`,
+    a made-up trace of the same shape. `varied` chooses, of many stretches, the one whose rate varies most. Lengths have
+    the median, 98th percentile and longest of the paper's tweets, stretched to 512 tokens, and drift over minutes.
+    """
+    rng = np.random.default_rng(seed)
+    trace = _recorded_rates(data) if data else _synthetic_rates(rng)
+    starts = rng.integers(len(trace), size=_STRETCHES if varied else 1)
+    stretches = [np.take(trace, np.arange(start, start + seconds), mode="wrap") for start in starts]
+    rates = max(stretches, key=lambda rates: float(rates.std() / rates.mean()))
+    return Stream(rates * (mean_rate / rates.mean()), tweet_lengths(), _tilts(seconds, rng), bursty, seed)
+
+
+def tweet_lengths() -> Integers:
+    """Tokens of the paper's tweets stretched to 512: log-normal through their median and P98, in rising order."""
+    normal = np.sort(np.random.default_rng(0).standard_normal(100_000))
+    tokens = _MEDIAN * np.exp(normal * np.log(_P98 / _MEDIAN) / _NORMAL_P98)
+    tokens = np.clip(tokens, 1, _MOST)
+    lengths: Integers = np.ceil(tokens * LONGEST / _MOST).astype(np.int64)
+    return lengths
+
+
+def tweeteval_lengths(data: Path) -> Integers:
+    """Tokens of the tweets in `data`, as the zoo's tokenizer counts them, stretched to 512, in rising order."""
+    tokenizer = Tokenizer.from_file(str(models.fetch("zoo/topics-large") / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokens = np.sort([len(encoding) for encoding in tokenizer.encode_batch(_tweets(data))])
+    longest = np.quantile(tokens, 0.999)
+    lengths: Integers = np.ceil(np.minimum(tokens / longest, 1) * LONGEST).astype(np.int64)
+    return lengths
+
+
+def _tweets(data: Path) -> list[str]:
+    files = sorted(data.glob("tweeteval/*/*_text.txt"))
+    if not files:
+        raise SystemExit(f"{data}: holds no tweeteval/*/*_text.txt")
+    tweets = dict.fromkeys(line.strip() for file in files for line in file.read_text().splitlines())
+    return [tweet for tweet in tweets if tweet]
+
+
+@cache
+def _recorded_rates(data: Path) -> Floats:
+    """Requests per second of the trace, without the holes in which nothing was recorded."""
+    path = data / _TRACE
+    if not path.exists():
+        raise SystemExit(f"{data}: holds no {_TRACE}")
+    with gzip.open(path, "rt") as file:
+        trace = np.loadtxt(file)
+    return trace[trace > 0]
+
+
+def _synthetic_rates(rng: np.random.Generator) -> Floats:
+    """A day of slow waves and counting noise, and surges of minutes to three times the rate, as in the trace."""
+    wave = 1 + 0.3 * np.sin(2 * np.pi * np.arange(_DAY_S) / _DAY_S)
+    start = rng.exponential(_SURGE_EVERY_S)
+    while start < _DAY_S:
+        end = start + rng.uniform(*_SURGE_S)
+        wave[int(start) : int(end)] *= _SURGE
+        start = end + rng.exponential(_SURGE_EVERY_S)
+    return np.maximum(rng.poisson(_BASE_RATE * wave), 1).astype(np.float64)
+
+
+def _tilts(seconds: int, rng: np.random.Generator) -> Floats:
+    """Slow waves of random phase and period, so that the lengths drift over minutes (Figures 1 and 12)."""
+    periods = np.exp(rng.uniform(*_DRIFT_PERIODS, size=4))[:, None]
+    waves = np.sin(2 * np.pi * (np.arange(seconds) / periods + rng.random((4, 1))))
+    tilts: Floats = np.exp(_DRIFT * math.sqrt(2 / 4) * waves.sum(axis=0))
+    return tilts

@@ -7,11 +7,11 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
 from pliant.config import EncoderConfig, ReplicaRange, ServingConfig, check_models, parse
-from pliant.deployments.autoscaling import PLANNER
+from pliant.deployments.autoscaling import PLANNER, STAY
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.gateway.gateway import Gateway
 from pliant.deployments.planner.planner import Planner
@@ -86,15 +86,15 @@ def _size(replicas: ReplicaRange) -> dict[str, Any]:
 
 
 def _between(replicas: ReplicaRange) -> AutoscalingConfig:
-    """Autoscaling without delays of Serve's own: the policy has them."""
+    """Autoscaling without delays of Serve's own: the planner has them."""
     return AutoscalingConfig(
         min_replicas=replicas.min,
         max_replicas=replicas.max,
-        initial_replicas=replicas.min,
         upscale_delay_s=0,
         downscale_delay_s=0,
         metrics_interval_s=_METRICS_PERIOD_S,
         look_back_period_s=2 * _METRICS_PERIOD_S,
+        policy=AutoscalingPolicy(policy_function=STAY),  # type: ignore[no-untyped-call]
     )
 
 

@@ -2,7 +2,7 @@
 
 The decision itself, target tracking of P98 against the SLO (Arlo §4), is `policies/autoscaling.py`; it needs what only
 gateways see, latencies and refused requests, and the planner gathers that. cluster.yaml names this policy as the
-application's `autoscaling_policy`.
+application's `autoscaling_policy`; without it nothing scales.
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 PLANNER = "planner"
+STAY = "pliant.deployments.autoscaling:stay"
+
+
+def stay(context: Any) -> tuple[int, dict[str, Any]]:
+    """A deployment's own policy, for when cluster.yaml names none for the application: keep the present number."""
+    return context.target_num_replicas, {}
 
 
 def follow_planner(contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, dict[str, Any]]]:

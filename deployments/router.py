@@ -14,7 +14,6 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from pliant.deployments.encoder.engine import Assignment, Report
 from pliant.deployments.encoder.routing_table import shared
-from pliant.policies.dispatch import NoRuntimeError
 
 _RETRY_S = 0.01
 _SUSPECT_S = 1.0
@@ -24,7 +23,7 @@ class LengthRouter(RequestRouter):
     """Routes a call by its first argument: a `Query` by policy, an `Assignment` to the replica that it names.
 
     `await handle.infer.remote(query)` raises NoRuntimeError or DeadlineError when the policy refuses the request, and
-    `await handle.hold.remote(assignment)` raises NoRuntimeError when the replica has gone; neither waits for a replica.
+    `await handle.hold.remote(assignment)` raises LookupError when the replica has left; neither waits for a replica.
     """
 
     def initialize_state(self, service: str, slo_s: float) -> None:  # type: ignore[override]
@@ -52,7 +51,7 @@ class LengthRouter(RequestRouter):
         message = pending_request.args[0]
         if isinstance(message, Assignment):
             if message.replica not in self._running:
-                raise NoRuntimeError(message.max_length, 0)
+                raise LookupError(f"replica {message.replica} has left")
             return self._running[message.replica]
         return self._running[self._table.choose(message.length, message.budget_s, message.utility)]
 

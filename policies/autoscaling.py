@@ -7,7 +7,8 @@ deadline counts as one that came near the SLO.
 
 Beyond the paper:
 
-- A step is 5% of the pool, at least one replica: large pools grow as fast as small ones.
+- A step is 5% of the pool, at least one replica: large pools grow as fast as small ones. In a surge it is the share of
+  requests that came near the SLO, so that a pool which answers none in time doubles.
 - A new replica takes time to start, and the load that called for it lasts until then. Nothing more is added until all
   that was asked for runs and a fresh window has been observed, or a minute has passed.
 - Removing replicas must not bring back what adding them cured. For ten minutes the load under which a replica was last
@@ -96,8 +97,8 @@ class TargetTracking:
             self._starting = None
             self._since = now
         step = math.ceil(_STEP * self._target)
-        if self._too_slow(now):
-            more = min(self._target + step, self._most)
+        if slow := self._too_slow(now):
+            more = min(self._target + max(step, math.floor(slow * self._target)), self._most)
             if more > self._target and (self._starting is None or now - self._starting >= _START_LIMIT_S):
                 self._too_busy = self._answered(now, _WINDOW_S) / max(1, running)
                 self._added = self._starting = now
@@ -117,17 +118,20 @@ class TargetTracking:
             self._inherited = False
             self._since = now
 
-    def _too_slow(self, now: float) -> bool:
-        """Whether the tail reached the high limit in the last ten seconds, or in the last 50 requests if longer ago."""
+    def _too_slow(self, now: float) -> float:
+        """The share of requests that reached the high limit in the last ten seconds, or in the last 50 if longer ago.
+
+        0 if they are not the tail.
+        """
         if now - self._since < _WINDOW_S:
-            return False
+            return 0.0
         requests = near = 0
         for report in reversed(self._reports):
             if report.now <= self._since or (report.now <= now - _WINDOW_S and requests >= _LEAST_REQUESTS):
                 break
             requests += report.answered + report.shed
             near += report.near_slo + report.shed
-        return requests >= _LEAST_REQUESTS and near >= _TAIL * requests
+        return near / requests if requests >= _LEAST_REQUESTS and near >= _TAIL * requests else 0.0
 
     def _quiet(self, now: float) -> bool:
         """Whether the tail stayed below the low limit for the whole quiet period, or nothing came at all."""

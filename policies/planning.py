@@ -5,7 +5,7 @@ The caller runs `due`, and when that gives a reason, `problem` → `solve` (anyw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -19,7 +19,9 @@ Reason = Literal["start", "replicas", "lengths", "shift", "period"]
 
 _FIRST_REQUESTS = 100
 _FIRST_S = 5.0
-"""What must have been seen before the first plan; until then replicas hold what they started with."""
+"""What must have been seen before the first plan, or else a whole period; until then replicas hold what they do."""
+_MOST_LOAD = 0.95
+"""Of the replicas' time; demand beyond is left out of plans."""
 _UNSETTLED_S = 10.0
 """A shift is noticed within this time, or not at all."""
 
@@ -30,6 +32,8 @@ class Problem(NamedTuple):
     classes: tuple[RuntimeClass, ...]
     demand: tuple[float, ...]
     replicas: int
+    excess: float
+    """Requests per SLO period that were left out of `demand`, because the replicas cannot answer them in time."""
     snapshot: Snapshot
 
 
@@ -42,6 +46,8 @@ class Plan:
     reason: Reason
     demand: dict[int, float]
     """Requests per second for which each max_length is the shortest that fits."""
+    excess: float
+    """Requests per second, more than these, that the replicas cannot answer in time."""
     allocation: Allocation
 
 
@@ -86,8 +92,9 @@ class Planner:
             return None
         seen = int(self.histogram(now).sum())
         if self.plan is None or self._snapshot is None:
-            enough = seen >= _FIRST_REQUESTS and self._demand.observed_s(now) >= _FIRST_S
-            return "start" if enough else None
+            observed_s = self._demand.observed_s(now)
+            enough = seen >= _FIRST_REQUESTS and observed_s >= _FIRST_S
+            return "start" if enough or (seen and observed_s >= self._period_s) else None
         if sum(self.plan.counts.values()) != replicas:
             return "replicas"
         if tuple(self.plan.counts) != lengths:
@@ -105,15 +112,19 @@ class Planner:
     def problem(self, now: float, replicas: int, service_s: Mapping[int, float]) -> Problem:
         """What to solve now; `service_s` is the seconds that a request takes on a runtime of each max_length.
 
-        Where nothing arrived lately, the demand of the last plan stands.
+        Where nothing arrived lately, the demand of the last plan stands. Demand that is too much is reduced, all
+        lengths alike: the allocation's own way out, the longest runtime's queue, would give the others up.
         """
         lengths = sorted(service_s)
         rates = self._demand.rates(now, lengths, self._quantile)
         if self.plan and not any(rates):
-            rates = tuple(self.plan.demand.get(length, 0.0) for length in lengths)
+            rates = _binned(self.plan.demand, lengths)
+        work_s = sum(rate * service_s[length] for length, rate in zip(lengths, rates, strict=True))
+        share = min(1.0, _MOST_LOAD * replicas / work_s) if work_s else 1.0
         classes = tuple(runtime_class(length, service_s[length], self._slo_s) for length in lengths)
-        demand = tuple(rate * self._slo_s for rate in rates)
-        return Problem(classes, demand, replicas, self._demand.snapshot(now, lengths, _UNSETTLED_S))
+        demand = tuple(share * rate * self._slo_s for rate in rates)
+        excess = (1 - share) * sum(rates) * self._slo_s
+        return Problem(classes, demand, replicas, excess, self._demand.snapshot(now, lengths, _UNSETTLED_S))
 
     def adopt(self, now: float, problem: Problem, allocation: Allocation, reason: Reason) -> Plan:
         """Take over what `solve` found for `problem`."""
@@ -126,6 +137,15 @@ class Planner:
             counts=dict(zip(lengths, allocation.counts, strict=True)),
             reason=reason,
             demand={length: rate / self._slo_s for length, rate in zip(lengths, problem.demand, strict=True)},
+            excess=problem.excess / self._slo_s,
             allocation=allocation,
         )
         return self.plan
+
+
+def _binned(demand: Mapping[int, float], lengths: Sequence[int]) -> tuple[float, ...]:
+    """Demand by other lengths, each part now at the shortest of `lengths` that fits, or at the longest."""
+    rates = dict.fromkeys(lengths, 0.0)
+    for former, rate in demand.items():
+        rates[next((length for length in lengths if length >= former), lengths[-1])] += rate
+    return tuple(rates.values())

@@ -14,7 +14,7 @@ def service_times(
 
     What was observed counts; the profile, scaled to it, tells of other lengths. In between times are interpolated, and
     outside proportional to length: the hope that a shorter runtime is quicker is what makes a planner try it, and then
-    its time is known. A longer runtime never takes less: observations that say so are noise.
+    its time is known. A shorter runtime never takes more: observations that say so are noise.
     Raises ValueError when nothing is known.
     """
     known = dict(observed)
@@ -26,7 +26,7 @@ def service_times(
     if not known:
         raise ValueError("needs the service time of at least one length")
     points = sorted(known)
-    rising = np.maximum.accumulate([known[point] for point in points])
+    rising = np.minimum.accumulate([known[point] for point in reversed(points)])[::-1]
     wanted = np.asarray(lengths)
     outside = np.minimum(wanted / points[0], 1.0) * np.maximum(wanted / points[-1], 1.0)
     return dict(zip(lengths, (np.interp(wanted, points, rising) * outside).tolist(), strict=True))

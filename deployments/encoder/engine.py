@@ -6,7 +6,6 @@ Plain asyncio, without Ray: the Serve shell is `replica.py`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import statistics
 import time
@@ -168,12 +167,18 @@ class Engine:
                 try:
                     await self._switch(max_length)
                 except Exception as failure:
-                    self.failure = error = self._quarantined(max_length, failure)
-                    if held is not None:
-                        with contextlib.suppress(Exception):
-                            await self._switch(held)
+                    error = self._quarantined(max_length, failure)
+                    await self._restore(held, error)
                     raise error from failure
             return self.report()
+
+    async def _restore(self, held: int | None, error: LoadError) -> None:
+        try:
+            if held is None:
+                raise error
+            await self._switch(held)
+        except Exception:
+            self.failure = error
 
     async def _switch(self, max_length: int) -> None:
         runtime, seconds = await asyncio.get_running_loop().run_in_executor(self._worker, self._load, max_length)

@@ -45,7 +45,7 @@ class Lengths:
 
     def choose(self, histogram: NDArray[Any]) -> bool:
         """Adapt `current` to the texts that arrived, `histogram[l]` of them with l tokens; whether it changed."""
-        if not self._profile or self.dynamic:
+        if not self._profile or self.dynamic or not histogram.any():
             return False
         better = auto_lengths(self._profile, histogram)
         if self._mean_s(better, histogram) > (1 - _WORTHWHILE) * self._mean_s(self.current, histogram):

@@ -23,7 +23,7 @@ _HANGS_AFTER_S = 60.0
 class EncoderReplica:
     """Starts with the length that the even plan gives its rank, and holds another when the planner says so.
 
-    One that is added to those the service started with begins with the longest (Arlo §4).
+    One whose rank is beyond those that the service started with begins with the longest (Arlo §4).
     """
 
     async def __init__(self, service: str, config: EncoderConfig) -> None:  # type: ignore[misc]  # Serve awaits it

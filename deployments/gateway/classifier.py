@@ -53,6 +53,9 @@ class Recorder(Protocol):
 
     def answered(self, seconds: float, slo_s: float, tokens: int, answer: Answer) -> None: ...
 
+    def shed(self) -> None:
+        """A text that may spend all its slack waiting was refused, and could have been answered with more replicas."""
+
     def failed(self, status: int) -> None: ...
 
     def retried(self, reason: Literal["lost", "length", "busy", "none"]) -> None: ...
@@ -158,7 +161,7 @@ class Classifier:
             try:
                 reply = await self._call(Query(payload, length, budget_s, utility))
             except DeadlineError as error:
-                raise self._overloaded(error.retry_after_s) from None
+                raise self._overloaded(error.retry_after_s, utility) from None
             except (NoRuntimeError, NotDeployedError):
                 interrupted = True
                 self._recorder.retried("none")
@@ -180,11 +183,13 @@ class Classifier:
             if reply.reason == "busy":
                 refused += 1
                 if refused == _MOST_REFUSED:
-                    raise self._overloaded(reply.retry_after_s)
+                    raise self._overloaded(reply.retry_after_s, utility)
 
-    def _overloaded(self, retry_after_s: float) -> RequestError:
+    def _overloaded(self, retry_after_s: float, utility: float) -> RequestError:
         if math.isinf(retry_after_s):
             return RequestError(429, f"{self.name} cannot meet what is left of this slo_ms even when idle: raise it", 1)
+        if utility == 1:
+            self._recorder.shed()
         reason = f"{self.name} is too busy to meet the SLO: retry later, raise slo_ms, or send fewer texts at once"
         return RequestError(429, reason, retry_after_s)
 

@@ -38,6 +38,11 @@ class Tally:
     def shed(self) -> None:
         self._news.shed += 1
 
+    def lost(self) -> None:
+        """A text got no answer: nobody is idle, but more replicas may be no help."""
+        self._news.answered += 1
+        self._news.above_half += 1
+
     def take(self) -> News:
         """What is new since the last `take`."""
         news, self._news = self._news, News()

@@ -49,6 +49,11 @@ class Gateway:
         recorder = _Recorder(name, self._tallies[name])
         return Classifier(name, service, folder, info, self._tables[name], _caller(handle), recorder)
 
+    async def check_health(self) -> None:
+        """Serve replaces a gateway that does not listen to the planner any more."""
+        if self._following.done():
+            raise RuntimeError(f"the planner is not followed any more: {self._following}")
+
     def __serve_build_asgi_app__(self) -> FastAPI:
         return application(
             self._config.gateway,
@@ -133,11 +138,15 @@ class _Recorder:
         if seconds > slo_s:
             self._metrics.slo_violations.inc()
 
+    def shed(self) -> None:
+        self._tally.shed()
+
     def failed(self, status: int) -> None:
         self._metrics.requests.inc(tags={"status": str(status)})
         if status == 429:
-            self._tally.shed()
             self._metrics.shed.inc()
+        if status == 503:
+            self._tally.lost()
 
     def retried(self, reason: Literal["lost", "length", "busy", "none"]) -> None:
         self._metrics.retries.inc(tags={"reason": reason})

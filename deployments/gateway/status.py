@@ -14,7 +14,7 @@ _PLAN = {
     "age_s": ("pliant_plan_age_seconds", "How long ago the current plan was made."),
     "solve_s": ("pliant_plan_solve_seconds", "How long the allocation took to solve."),
     "predicted_latency_s": ("pliant_plan_predicted_latency_seconds", "Mean latency that the plan predicts."),
-    "overload": ("pliant_plan_overload_requests", "Requests per SLO period beyond what the replicas can answer."),
+    "excess_per_s": ("pliant_plan_excess_requests_per_second", "Demand that the replicas cannot answer in time."),
     "wanted_replicas": ("pliant_wanted_replicas", "Replicas that the service should have now."),
     "last_move_s": ("pliant_last_move_seconds", "From when routing stopped until the last move was published."),
 }

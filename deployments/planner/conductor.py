@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pliant.config import EncoderConfig
 from pliant.deployments.encoder.engine import Assignment, Report
@@ -27,11 +28,17 @@ logger = logging.getLogger("pliant")
 
 _MAY_COME_BACK_S = 5.0
 _PREPARE_WITHIN_S = 900.0
-_MOVE_WITHIN_S = 60.0
-_QUARANTINE_S = 60.0
-_ENOUGH_FAILURES = 2
-"""Replicas that failed to load a length that none holds, before plans do without it."""
+_LOAD_WITHIN_S = 60.0
+"""On top of the SLO, within which a replica drains."""
+_QUARANTINE_S = (60.0, 3600.0)
+"""After a first failure to load a length, and at most; each further failure doubles it."""
+_ENOUGH_FAILURES = (2, 0.1)
+"""Replicas, or the share of them, that failed to load a length which none holds, before plans do without it."""
+_REMEMBERED_S = 600.0
+"""How long the service time of a length that no replica holds is believed."""
 _NEWS_FOR_S = 5.0
+_SETTLED_S = 60.0
+"""Until then a new conductor does not ask for fewer replicas: more may be about to report."""
 
 
 class ReplicaCalls(Protocol):
@@ -40,6 +47,18 @@ class ReplicaCalls(Protocol):
     async def prepare(self, assignment: Assignment) -> None: ...
 
     async def hold(self, assignment: Assignment) -> Report: ...
+
+
+class _Failures(NamedTuple):
+    """How often a replica failed to load a length, and when it last did."""
+
+    times: int
+    last: float
+
+    def over(self, now: float) -> bool:
+        """Whether the replica may be asked again."""
+        first, most = _QUARANTINE_S
+        return now - self.last >= min(first * 2.0 ** (self.times - 1), most)
 
 
 class Conductor:
@@ -64,19 +83,22 @@ class Conductor:
         self._replicas = replicas
         self._changed = changed
         self._clock = clock
-        self._planner = Planner(lengths.longest, config.slo_ms / 1e3, config.period_s, config.demand_quantile)
+        self._slo_s = config.slo_ms / 1e3
+        self._planner = Planner(lengths.longest, self._slo_s, config.period_s, config.demand_quantile)
         self._tracking = TargetTracking(config.replicas.min, config.replicas.max)
-        self._seconds: dict[int, float] = {}
+        self._started = clock()
+        self._seconds: dict[int, tuple[float, float]] = {}
+        """Length -> when a replica last held it, and the seconds that a request took."""
+        self._prepared: dict[str, int] = {}
+        self._preparing: dict[Assignment, asyncio.Task[None]] = {}
         self._moving: frozenset[str] = frozenset()
         self._moved: dict[str, tuple[float, Report]] = {}
-        self._failures: dict[tuple[str, int], float] = {}
+        self._failures: dict[Assignment, _Failures] = {}
         self._missing_since: float | None = None
         self._planned_at = 0.0
         self._solve_s = 0.0
         self._moves = self._failed_moves = 0
         self._last_move_s = 0.0
-        self.wanted: int | None = None
-        """How many replicas the service should have now; None until some have been heard of."""
 
     def hear(self, news: News) -> None:
         """Take in what a gateway saw."""
@@ -87,62 +109,83 @@ class Conductor:
     def guidance(self) -> Guidance:
         """What gateways should know now."""
         now = self._clock()
-        fresh = {replica: report for replica, (at, report) in self._moved.items() if now - at < _NEWS_FOR_S}
-        return Guidance(self._moving, fresh, self._facts(now))
+        self._moved = {replica: moved for replica, moved in self._moved.items() if now - moved[0] < _NEWS_FOR_S}
+        return Guidance(self._moving, {replica: report for replica, (_, report) in self._moved.items()}, self._facts())
+
+    def wanted(self) -> int | None:
+        """How many replicas the service should have now; None while that cannot be said."""
+        running = len(self._table.reports())
+        if not running:
+            return None
+        now = self._clock()
+        wanted = self._tracking.desired(now, running)
+        return None if wanted <= running and now - self._started < _SETTLED_S else wanted
 
     async def step(self) -> None:
-        """Decide on the number of replicas, plan if it is time to, and move one batch of replicas towards the plan."""
+        """Plan if it is time to, and move one batch of replicas towards the plan."""
         reports = self._table.reports()
         if not reports:
             return
         now = self._clock()
-        self.wanted = self._tracking.desired(now, len(reports))
-        self._learn_service_times(reports)
+        self._learn_service_times(now, reports)
         barred = self._barred(now, reports)
         usable = _usable(self._lengths.current, reports, barred)
         if not usable:
             return
-        reason = self._planner.due(now, len(reports), usable)
+        reason = self._due(now, reports, usable)
         if reason in ("start", "shift", "period") and self._lengths.choose(self._planner.histogram(now)):
             usable = _usable(self._lengths.current, reports, barred)
-        if reason and not (reason == "replicas" and self._may_come_back(now, reports, usable[-1])):
+        if reason:
             await self._plan(reason, len(reports), usable)
         plan = self._planner.plan
         if plan and sum(plan.counts.values()) == len(reports):
             await self._move(reports, plan.counts, barred)
 
-    def _learn_service_times(self, reports: Mapping[str, Report]) -> None:
+    def _learn_service_times(self, now: float, reports: Mapping[str, Report]) -> None:
+        self._seconds = {length: seen for length, seen in self._seconds.items() if now - seen[0] < _REMEMBERED_S}
         for length in {report["max_length"] for report in reports.values()} - {0}:
-            self._seconds[length] = median(
-                report["service_s"] for report in reports.values() if report["max_length"] == length
-            )
+            held = [report["service_s"] for report in reports.values() if report["max_length"] == length]
+            self._seconds[length] = now, median(held)
 
     def _barred(self, now: float, reports: Mapping[str, Report]) -> dict[str, set[int]]:
-        """The lengths that each replica should not be asked for, because it failed to load them."""
-        self._failures = {failure: at for failure, at in self._failures.items() if now - at < _QUARANTINE_S}
-        barred = {replica: set(report["failed"]) for replica, report in reports.items()}
-        for replica, length in self._failures:
-            if replica in barred:
+        """The lengths that each replica should not be asked for now, because it failed to load them."""
+        self._failures = {failed: known for failed, known in self._failures.items() if failed.replica in reports}
+        for replica, report in reports.items():
+            for length in report["failed"]:
+                self._failures.setdefault(Assignment(replica, length), _Failures(1, now))
+        barred: dict[str, set[int]] = {replica: set() for replica in reports}
+        for (replica, length), known in self._failures.items():
+            if not known.over(now):
                 barred[replica].add(length)
         return barred
 
-    def _may_come_back(self, now: float, reports: Mapping[str, Report], longest: int) -> bool:
+    def _due(self, now: float, reports: Mapping[str, Report], usable: tuple[int, ...]) -> Reason | None:
+        covered = any(report["max_length"] >= usable[-1] for report in reports.values())
+        reason = self._planner.due(now, len(reports), usable)
+        if reason is None and self._planner.plan is None and not covered:
+            return "replicas"
+        if reason == "replicas" and covered and self._may_come_back(now, len(reports)):
+            return None
+        if reason != "replicas":
+            self._missing_since = None
+        return reason
+
+    def _may_come_back(self, now: float, replicas: int) -> bool:
         """Whether to wait a little for a replica that was lost, as Serve starts another in its place at once."""
         plan = self._planner.plan
-        if not plan or len(reports) >= sum(plan.counts.values()):
-            self._missing_since = None
+        if not plan or replicas >= sum(plan.counts.values()):
             return False
         if self._missing_since is None:
             self._missing_since = now
-        covered = any(report["max_length"] >= longest for report in reports.values())
-        return covered and now - self._missing_since < _MAY_COME_BACK_S
+        return now - self._missing_since < _MAY_COME_BACK_S
 
     async def _plan(self, reason: Reason, replicas: int, lengths: tuple[int, ...]) -> None:
         self._missing_since = None
         if not self._seconds:
             return
         now = self._clock()
-        seconds = service_times(lengths, self._seconds, self._lengths.service_s)
+        observed = {length: seconds for length, (_, seconds) in self._seconds.items()}
+        seconds = service_times(lengths, observed, self._lengths.service_s)
         problem = self._planner.problem(now, replicas, seconds)
         started = time.perf_counter()
         allocation = await asyncio.to_thread(solve, problem)
@@ -150,85 +193,108 @@ class Conductor:
         plan = self._planner.adopt(now, problem, allocation, reason)
         self._planned_at = now
         logger.info("%s plan %d (%s): %s", self._service, plan.version, reason, plan.counts)
-        if allocation.overload:
+        if plan.excess:
             logger.warning(
-                "%s: demand exceeds what %d replicas can answer in time by %.0f requests per SLO period; add replicas",
+                "%s: %d replicas cannot answer %.1f requests/s of the demand in time; add replicas",
                 self._service,
                 replicas,
-                allocation.overload,
+                plan.excess,
             )
         self._changed()
 
     async def _move(
         self, reports: Mapping[str, Report], counts: Mapping[int, int], barred: Mapping[str, Collection[int]]
     ) -> None:
-        """The first batch of what still differs from `counts`: prepare, stop routing, drain and load, publish."""
+        """The first batch of what still differs from `counts`: prepare, stop routing, drain and load, publish.
+
+        Preparing may take long, as it compiles: the step ends, and a later one goes on with what is true by then.
+        """
         holds = {replica: report["max_length"] for replica, report in reports.items()}
         busy = {replica: report["waiting"] for replica, report in reports.items()}
         planned = batches(holds, counts, busy, barred)
         if not planned:
             return
-        ready = await self._each(planned[0], self._prepare)
-        if not ready:
-            return
-        self._moving = frozenset(ready)
+        self._prepared = {replica: length for replica, length in self._prepared.items() if replica in reports}
+        self._prepare(planned[0])
+        await asyncio.sleep(0)
+        batch = {replica: length for replica, length in planned[0].items() if self._prepared.get(replica) == length}
+        if batch:
+            await self._hold(batch)
+
+    def _prepare(self, batch: Mapping[str, int]) -> None:
+        """Have replicas prepare what they do not yet, in the background."""
+        for assignment, task in list(self._preparing.items()):
+            if task.done():
+                del self._preparing[assignment]
+        for assignment in map(Assignment._make, batch.items()):
+            if self._prepared.get(assignment.replica) != assignment.max_length and assignment not in self._preparing:
+                self._preparing[assignment] = asyncio.create_task(self._prepare_one(assignment))
+
+    async def _prepare_one(self, assignment: Assignment) -> None:
+        try:
+            async with asyncio.timeout(_PREPARE_WITHIN_S):
+                await self._replicas.prepare(assignment)
+        except Exception as failure:
+            self._failed(assignment, failure)
+        else:
+            self._prepared[assignment.replica] = assignment.max_length
+
+    async def _hold(self, batch: Mapping[str, int]) -> None:
+        self._moving = frozenset(batch)
         self._changed()
         started = time.perf_counter()
         try:
-            moved = await self._each({replica: planned[0][replica] for replica in ready}, self._hold)
+            moved = await asyncio.gather(*(self._hold_one(Assignment(*item)) for item in batch.items()))
         finally:
             self._moving = frozenset()
             self._changed()
-        self._moves += len(moved)
+        self._moves += sum(moved)
         self._last_move_s = time.perf_counter() - started
 
-    async def _each(self, batch: Mapping[str, int], call: Callable[[Assignment], Any]) -> list[str]:
-        """The replicas of `batch` for which `call` succeeded; the others are not asked again for some time."""
-        results = await asyncio.gather(
-            *(call(Assignment(replica, length)) for replica, length in batch.items()), return_exceptions=True
-        )
-        done = []
-        for (replica, length), result in zip(batch.items(), results, strict=True):
-            if isinstance(result, BaseException):
-                self._failures[replica, length] = self._clock()
-                self._failed_moves += 1
-                reason = " ".join(str(result).split()) or type(result).__name__
-                logger.warning("%s: replica %s cannot hold %d: %s", self._service, replica, length, reason[-300:])
-            else:
-                done.append(replica)
-        return done
-
-    async def _prepare(self, assignment: Assignment) -> None:
-        async with asyncio.timeout(_PREPARE_WITHIN_S):
-            await self._replicas.prepare(assignment)
-
-    async def _hold(self, assignment: Assignment) -> None:
-        async with asyncio.timeout(_MOVE_WITHIN_S):
-            report = await self._replicas.hold(assignment)
+    async def _hold_one(self, assignment: Assignment) -> bool:
+        """Whether the replica holds now what it should."""
+        try:
+            async with asyncio.timeout(self._slo_s + _LOAD_WITHIN_S):
+                report = await self._replicas.hold(assignment)
+        except Exception as failure:
+            self._failed(assignment, failure)
+            return False
+        self._failures.pop(assignment, None)
         self._table.observe(assignment.replica, report)
         self._moved[assignment.replica] = self._clock(), report
+        return True
 
-    def _facts(self, now: float) -> dict[str, Any]:
+    def _failed(self, assignment: Assignment, failure: Exception) -> None:
+        """Do not ask the replica for this length again for some time."""
+        self._failed_moves += 1
+        self._prepared.pop(assignment.replica, None)
+        times = self._failures[assignment].times if assignment in self._failures else 0
+        self._failures[assignment] = _Failures(times + 1, self._clock())
+        reason = " ".join(str(failure).split()) or type(failure).__name__
+        logger.warning(
+            "%s: replica %s cannot hold %d: %s", self._service, assignment.replica, assignment.max_length, reason[-300:]
+        )
+
+    def _facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
             "moves": self._moves,
             "failed_moves": self._failed_moves,
             "last_move_s": round(self._last_move_s, 3),
             "lengths": list(self._lengths.current),
         }
-        if self.wanted is not None:
-            facts["wanted_replicas"] = self.wanted
+        if (wanted := self.wanted()) is not None:
+            facts["wanted_replicas"] = wanted
         plan = self._planner.plan
         if plan:
             facts |= {
                 "version": plan.version,
                 "reason": plan.reason,
-                "age_s": round(now - self._planned_at, 1),
+                "age_s": round(self._clock() - self._planned_at, 1),
                 "solve_s": round(self._solve_s, 4),
                 "replicas": {str(length): count for length, count in plan.counts.items()},
                 "demand_per_s": {str(length): round(rate, 2) for length, rate in plan.demand.items()},
                 "predicted_latency_s": round(plan.allocation.latency_s, 4),
-                "feasible": plan.allocation.feasible,
-                "overload": round(plan.allocation.overload, 2),
+                "excess_per_s": round(plan.excess, 2),
             }
         return facts
 
@@ -236,8 +302,9 @@ class Conductor:
 def _usable(
     lengths: Collection[int], reports: Mapping[str, Report], barred: Mapping[str, Collection[int]]
 ) -> tuple[int, ...]:
-    """The lengths that plans may use: those that some replica holds, or that few enough failed to load."""
-    enough = min(_ENOUGH_FAILURES, len(reports))
+    """The lengths that plans may use: those that some replica holds, or that few enough failed to load lately."""
+    number, share = _ENOUGH_FAILURES
+    enough = min(max(number, math.ceil(share * len(reports))), len(reports))
     held = {report["max_length"] for report in reports.values()}
     return tuple(
         length

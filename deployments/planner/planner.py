@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from pliant.deployments.encoder.lengths import Lengths
 from pliant.deployments.encoder.routing_table import RoutingTable, shared
 from pliant.deployments.planner.conductor import Conductor
 from pliant.deployments.planner.messages import Guidance, News
+from pliant.profile import Profile
 
 logger = logging.getLogger("pliant")
 
@@ -61,7 +63,8 @@ class Planner:
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """How many replicas each service should have, for `deployments/autoscaling.py`."""
-        return {name: conductor.wanted for name, conductor in self._conductors.items() if conductor.wanted is not None}
+        wanted = {name: conductor.wanted() for name, conductor in self._conductors.items()}
+        return {name: replicas for name, replicas in wanted.items() if replicas is not None}
 
     def check_health(self) -> None:
         """Serve replaces a planner one of whose conductors has ended."""
@@ -87,8 +90,7 @@ class Planner:
             try:
                 if conductor is not None:
                     await conductor.step()
-                elif config.lengths or table.reports():
-                    lengths = await _lengths(config, table, handle)
+                elif lengths := await _lengths(name, config, table, handle):
                     conductor = Conductor(name, config, lengths, table, _Calls(handle), self._changed)
                     self._conductors[name] = conductor
                 await asyncio.sleep(_STEP_S)
@@ -97,13 +99,25 @@ class Planner:
                 await asyncio.sleep(_RETRY_S)
 
 
-async def _lengths(config: EncoderConfig, table: RoutingTable, handle: Handle) -> Lengths:
-    """What the service's replicas may hold; for `lengths: auto` it follows from what a replica has profiled."""
+async def _lengths(service: str, config: EncoderConfig, table: RoutingTable, handle: Handle) -> Lengths | None:
+    """What the service's replicas may hold; for `lengths: auto` it follows from what most replicas have profiled.
+
+    None while no replica can say.
+    """
     if config.lengths:
         return Lengths(config.lengths, None)
     async with asyncio.timeout(_CALL_WITHIN_S):
-        profile = await handle.profile.remote(Assignment(next(iter(table.reports())), 0))
-    return Lengths(None, profile)
+        answers = await asyncio.gather(
+            *(handle.profile.remote(Assignment(replica, 0)) for replica in table.reports()), return_exceptions=True
+        )
+    profiles = sorted((answer for answer in answers if isinstance(answer, Profile)), key=lambda profile: profile.device)
+    if not profiles:
+        return None
+    devices = Counter(profile.device for profile in profiles)
+    device = devices.most_common(1)[0][0]
+    if len(devices) > 1:
+        logger.warning("%s: replicas run on %s; lengths are chosen for %s", service, ", ".join(devices), device)
+    return Lengths(None, next(profile for profile in profiles if profile.device == device))
 
 
 class _Calls:

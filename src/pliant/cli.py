@@ -103,6 +103,8 @@ def simulate(
     config_of = _service(cluster, name)
     found = _read_profile(measured) if measured else _measured(config_of)
     lengths = Lengths(config_of.lengths, found)
+    if lengths.longest > found.longest:
+        raise ConfigError([f"the profile ends at {found.longest} tokens; {name} serves up to {lengths.longest}"])
     least, most = _range(gpus)
     forecast = plan_capacity(
         Cluster(
@@ -112,6 +114,9 @@ def simulate(
             most=most,
             period_s=config_of.period_s,
             quantile=config_of.demand_quantile,
+            dynamic_s=[found.service_s(max(1, length), dynamic=True) for length in range(lengths.longest + 1)]
+            if lengths.dynamic
+            else (),
             truncate=config_of.truncate,
         ),
         trace,

@@ -103,7 +103,7 @@ class EncoderConfig(_Strict):
     gpus: Annotated[float, Field(ge=0)] = 0
     """GPUs that each replica reserves in Ray; with any it computes on CUDA."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    period_s: Annotated[float, Field(ge=1)] = 120
+    period_s: Annotated[float, Field(ge=10, le=3600)] = 120
     """How often the planner allocates lengths to replicas anew; it does so at once when demand shifts."""
     demand_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Plan for this quantile of the demand, second by second, instead of its mean."""

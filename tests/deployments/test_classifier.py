@@ -39,6 +39,9 @@ class Recorder:
     def answered(self, seconds: float, slo_s: float, tokens: int, answer: Answer) -> None:
         self.events.append(("answered", answer.max_length, tokens, seconds <= slo_s))
 
+    def shed(self) -> None:
+        self.events.append("shed")
+
     def failed(self, status: int) -> None:
         self.events.append(status)
 

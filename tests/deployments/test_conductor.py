@@ -76,7 +76,9 @@ class World:
         for _ in range(seconds):
             self.now += 1
             self.conductor.hear(News(Counter(dict.fromkeys(lengths, 10)), answered=10 * len(lengths)))
-            await self.conductor.step()
+            for _ in range(2):
+                await self.conductor.step()
+                await asyncio.sleep(0.005)
             self.replicas.spread()
 
 
@@ -110,7 +112,7 @@ async def test_a_shift_is_followed_at_once(world: World) -> None:
 
 
 async def test_routing_stops_while_a_replica_moves_and_its_report_is_published(world: World) -> None:
-    await world.run(12, 3)
+    await world.run(14, 3)
     assert world.moving[-2:] == [frozenset({"c"}), frozenset()]
     guidance = world.conductor.guidance()
     assert guidance.reports["c"]["max_length"] == 4
@@ -189,14 +191,56 @@ async def test_more_replicas_are_wanted_when_answers_come_late() -> None:
     for _ in range(30):
         world.now += 1
         world.conductor.hear(News(Counter({3: 50}), answered=50, near_slo=5, above_half=30))
-        await world.conductor.step()
-    assert world.conductor.wanted == 4
+        world.conductor.wanted()
+    assert world.conductor.wanted() == 4
 
 
-async def test_nothing_is_wanted_before_replicas_were_heard_of() -> None:
+async def test_fewer_replicas_are_not_wanted_before_all_can_have_reported() -> None:
     world = World()
-    await world.conductor.step()
-    assert world.conductor.wanted is None
-    await world.replicas.add("a", 16)
-    await world.conductor.step()
-    assert world.conductor.wanted == 3
+    assert world.conductor.wanted() is None
+    for name in "abcde":
+        await world.replicas.add(name, 16)
+    assert world.conductor.wanted() is None
+    world.now += 61
+    assert world.conductor.wanted() == 3
+
+
+async def test_the_longest_is_covered_even_before_anything_arrived() -> None:
+    world = World()
+    for name in "abc":
+        await world.replicas.add(name, 4)
+    await world.run(3)
+    assert world.replicas.held()[16] >= 1
+
+
+async def test_a_slow_preparation_holds_up_nothing_else(world: World) -> None:
+    async def never(_assignment: Assignment) -> None:
+        await asyncio.Event().wait()
+
+    prepare = world.replicas.prepare
+    world.replicas.prepare = never  # type: ignore[method-assign]
+    await world.run(15, 3)
+    assert world.replicas.held() == {4: 1, 8: 1, 16: 1}
+    world.replicas.prepare = prepare  # type: ignore[method-assign]
+    world.replicas.remove("a")
+    await world.run(3, 3)
+    assert world.replicas.held()[16] == 1
+
+
+async def test_quarantine_ends_and_grows(world: World) -> None:
+    def failures() -> int:
+        return int(world.conductor.guidance().plan["failed_moves"])
+
+    for name in ("a", "c"):
+        world.replicas.sleepers[name].broken = {4}
+    await world.run(30, 3)
+    first = failures()
+    assert 1 <= first <= 2
+    await world.run(30, 3)
+    assert failures() == first
+    await world.run(60, 3)
+    assert first < failures() <= 4
+    for name in ("a", "c"):
+        world.replicas.sleepers[name].broken = set()
+    await world.run(240, 3)
+    assert world.replicas.held() == {4: 2, 16: 1}

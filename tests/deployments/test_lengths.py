@@ -29,7 +29,7 @@ def profile(static_share: float) -> Profile:
 
 def texts(*lengths: int) -> np.ndarray:
     histogram = np.zeros(513, np.int64)
-    histogram[list(lengths)] = 100
+    histogram[np.array(lengths, np.int64)] = 100
     return histogram
 
 
@@ -56,6 +56,7 @@ def test_where_they_pay_lengths_follow_the_texts() -> None:
     assert lengths.current == (24, 40, 512)
     assert not lengths.choose(texts(17, 33)), "they are good already"
     assert not lengths.choose(texts(18, 34)), "the gain would be too small"
+    assert not lengths.choose(texts()), "nothing arrived"
     assert lengths.longest == 512
     assert lengths.service_s[512] == pytest.approx(0.5 * (1e-3 + 512e-5))
 

@@ -129,8 +129,9 @@ def has_failed(service: dict[str, Any]) -> bool:
 
 
 def kill(title: str) -> int:
-    """SIGKILL one of the processes whose title contains `title`; its process id."""
-    victim = next(process for process in psutil.process_iter(["cmdline"]) if title in " ".join(process.info["cmdline"]))
+    """SIGKILL one of our processes whose title contains `title`; its process id."""
+    family = psutil.Process().children(recursive=True)
+    victim = next(process for process in family if title in " ".join(process.cmdline()))
     victim.kill()
     return int(victim.pid)
 

@@ -15,8 +15,8 @@ def test_in_between_and_outside() -> None:
     assert filled == {32: 0.5, 64: 1.0, 96: 2.0, 128: 3.0, 256: 6.0}
 
 
-def test_a_longer_runtime_never_takes_less() -> None:
-    assert service_times([64, 128], {64: 2.0, 128: 1.5}) == {64: 2.0, 128: 2.0}
+def test_a_shorter_runtime_never_takes_more() -> None:
+    assert service_times([64, 128], {64: 2.0, 128: 1.5}) == {64: 1.5, 128: 1.5}
 
 
 def test_a_profile_is_scaled_to_what_was_observed() -> None:

@@ -1,0 +1,229 @@
+"""Who serves a stream: Arlo and what it is compared with, all on the same simulated fleet (§5, compared schemes).
+
+ST pads every text to the longest length, and DT runs each at its exact length on a dynamic runtime; both send a request
+to the replica with the fewest outstanding. INFaaS has static runtimes of all lengths like Arlo; it gives each length
+replicas in proportion to the load that its replicas carried, and packs requests. ILB and IG are Arlo with another
+dispatcher (Table 4); `even` and `global` are Arlo without a planner (Table 3).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pliant.bench.arrivals import Stream
+from pliant.bench.baseline_dispatch import LeastBusy, Packing
+from pliant.bench.fleet import Dispatching, Fleet
+from pliant.bench.profiles import Profile
+from pliant.bench.simulator import Controller, Second, Service, Simulation
+from pliant.policies import replacement
+from pliant.policies.autoscaling import TargetTracking
+from pliant.policies.dispatch import THRESHOLD, Dispatcher
+from pliant.policies.even_plan import even_plan
+from pliant.policies.planning import Plan, Planner, solve
+from pliant.policies.runtime_allocation import allocate, runtime_class
+
+STARTUP_S = 10.0
+"""From the decision to add a replica until it takes requests: a process starts and loads a model."""
+
+
+class Planned:
+    """Arlo's runtime scheduler: the planner decides, and replicas change over in small batches (§3.3, §4)."""
+
+    def __init__(self, planner: Planner, lengths: Sequence[int]) -> None:
+        self.plans: list[tuple[float, Plan]] = []
+        """What was decided, and when."""
+        self._planner = planner
+        self._lengths = tuple(lengths)
+
+    def tick(self, now: float, fleet: Fleet, second: Second) -> None:
+        self._planner.observe(now, second.lengths)
+        if fleet.replacing:
+            return
+        reason = self._planner.due(now, len(fleet.holds), self._lengths)
+        if reason:
+            service_s = {length: fleet.service_s(length) for length in self._lengths}
+            problem = self._planner.problem(now, len(fleet.holds), service_s)
+            plan = self._planner.adopt(now, problem, solve(problem), reason)
+            self.plans.append((now, plan))
+            _replace(now, fleet, plan.counts)
+
+
+class Proportional:
+    """INFaaS's allocation: every `period_s`, replicas in proportion to the load of each length's replicas.
+
+    It looks at the load that the dispatcher gave them, not at the lengths that arrived. The longest keeps one replica
+    at least.
+    """
+
+    def __init__(self, dispatcher: Packing, lengths: Sequence[int], period_s: float) -> None:
+        self._dispatcher = dispatcher
+        self._lengths = lengths
+        self._period_s = period_s
+        self._planned_at = 0.0
+        self._replicas = 0
+
+    def tick(self, now: float, fleet: Fleet, second: Second) -> None:
+        resized = len(fleet.holds) != self._replicas
+        if fleet.replacing or not (resized or now - self._planned_at >= self._period_s):
+            return
+        self._replicas = len(fleet.holds)
+        load = [self._dispatcher.sent[length] * fleet.service_s(length) for length in self._lengths]
+        if not any(load):
+            return
+        self._planned_at = now
+        self._dispatcher.sent.clear()
+        _replace(now, fleet, proportional(self._lengths, load, self._replicas))
+
+
+class Scaled:
+    """Arlo's resource scaling: replicas are added for the longest length; the least busy are removed (§3.3, §4)."""
+
+    def __init__(self, tracking: TargetTracking, longest: int) -> None:
+        self._tracking = tracking
+        self._longest = longest
+
+    def tick(self, now: float, fleet: Fleet, second: Second) -> None:
+        self._tracking.observe(now, second.answered, second.near_slo, second.above_half, second.shed)
+        _resize(now, fleet, self._tracking.desired(now, len(fleet.holds)), self._longest)
+
+
+class Headroom:
+    """INFaaS's autoscaling, also for ST and DT: as many replicas as leave `spare` of their time unused (§5).
+
+    It follows the load of the last 10 seconds up at once, and down when it was lower for a minute.
+    """
+
+    def __init__(self, least: int, most: int, spare: float, longest: int) -> None:
+        self._bounds = least, most
+        self._spare = spare
+        self._longest = longest
+        self._work_s: deque[float] = deque(maxlen=10)
+        self._wanted: deque[int] = deque(maxlen=60)
+
+    def tick(self, now: float, fleet: Fleet, second: Second) -> None:
+        self._work_s.append(second.work_s)
+        least, most = self._bounds
+        load = sum(self._work_s) / len(self._work_s)
+        self._wanted.append(min(most, max(least, math.ceil(load / (1 - self._spare)))))
+        running = len(fleet.holds) + len(fleet.starting)
+        if self._wanted[-1] > running or len(self._wanted) == self._wanted.maxlen:
+            _resize(now, fleet, max(self._wanted), self._longest)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The cluster that every scheme gets."""
+
+    profile: Profile
+    replicas: int
+    lengths: tuple[int, ...] = tuple(range(64, 513, 64))
+    """Of the static runtimes."""
+    overhead_s: float = 0.8e-3
+    """The paper's, of each request: network, and copies to the GPU (§5.2)."""
+    most: int = 0
+    """Replicas that autoscaling may grow to; 0: their number is fixed."""
+    spare: float = 0.0
+    """The headroom that autoscaling keeps; 0: Arlo tracks its tail latency instead."""
+    room_s: float = 0.0
+    """How full INFaaS packs a replica."""
+    packing_period_s: float = 10.0
+    """Of INFaaS's allocation."""
+    period_s: float = 120.0
+    """Of Arlo's."""
+    threshold: float = THRESHOLD
+    """Arlo's lambda."""
+    quantile: float | None = None
+    """Of demand that Arlo allocates for; None: its mean."""
+    demand: tuple[float, ...] = field(default=())
+    """Requests per second by length that Arlo has allocated for at the start; empty: it starts evenly."""
+
+
+def simulation(scheme: str, setting: Setting) -> Simulation:
+    """A cluster run as `scheme`: arlo, st, dt, infaas, ilb, ig, even or global."""
+    profile, lengths, longest = setting.profile, setting.lengths, setting.lengths[-1]
+    service = Service(profile.slo_s, overhead_s=setting.overhead_s)
+    controllers: list[Controller] = []
+    held: Sequence[int] = _optimal(setting) if setting.demand else even_plan(lengths, setting.replicas)
+    dispatcher: Dispatching = Dispatcher(profile.slo_s, setting.threshold)
+    table = profile.static_table
+    match scheme:
+        case "st" | "dt":
+            held = [longest] * setting.replicas
+            table = profile.static_table if scheme == "st" else profile.dynamic_table
+        case "infaas":
+            held = even_plan(lengths, setting.replicas)
+            dispatcher = Packing(setting.room_s)
+            controllers.append(Proportional(dispatcher, lengths, setting.packing_period_s))
+        case "even":
+            held = even_plan(lengths, setting.replicas)
+        case "global":
+            pass
+        case "arlo" | "ilb" | "ig":
+            if scheme == "ilb":
+                dispatcher = Dispatcher(profile.slo_s, peek=1)
+            if scheme == "ig":
+                dispatcher = LeastBusy()
+            planner = Planner(longest, profile.slo_s, setting.period_s, setting.quantile)
+            controllers.append(Planned(planner, lengths))
+        case _:
+            raise ValueError(f"no scheme is called {scheme}")
+    if setting.most:
+        if scheme == "arlo" and not setting.spare:
+            controllers.append(Scaled(TargetTracking(1, setting.most), longest))
+        else:
+            controllers.append(Headroom(1, setting.most, setting.spare, longest))
+    return Simulation(Fleet(dispatcher, held, table), service, controllers)
+
+
+def arrived(lengths: Sequence[int], stream: Stream) -> tuple[float, ...]:
+    """Requests per second of `stream`, over all of it, for which each of `lengths` is the shortest that fits."""
+    counts = np.zeros(len(lengths), dtype=np.int64)
+    for second in stream:
+        counts += np.bincount(np.searchsorted(lengths, second.tokens), minlength=len(lengths))
+    return tuple((counts / len(stream)).tolist())
+
+
+def proportional(lengths: Sequence[int], load: Sequence[float], replicas: int) -> dict[int, int]:
+    """`replicas` in proportion to `load`, by largest remainder, but at least one for the longest length."""
+    counts = dict.fromkeys(lengths, 0)
+    counts[lengths[-1]] = 1
+    total = sum(load)
+    quota = {length: replicas * share / total for length, share in zip(lengths, load, strict=True)}
+    for _ in range(replicas - 1):
+        counts[max(lengths, key=lambda length: quota[length] - counts[length])] += 1
+    return counts
+
+
+def _optimal(setting: Setting) -> list[int]:
+    profile = setting.profile
+    classes = [runtime_class(length, profile.static_s(length), profile.slo_s) for length in setting.lengths]
+    allocation = allocate(classes, [rate * profile.slo_s for rate in setting.demand], setting.replicas)
+    return [length for length, count in zip(setting.lengths, allocation.counts, strict=True) for _ in range(count)]
+
+
+def _replace(now: float, fleet: Fleet, counts: Mapping[int, int]) -> None:
+    busy = {replica: max(0, round((fleet.free_at[replica] - now) * 1e6)) for replica in fleet.holds}
+    fleet.replace(now, replacement.batches(fleet.holds, counts, busy))
+
+
+def _resize(now: float, fleet: Fleet, replicas: int, longest: int) -> None:
+    """Start or stop replicas; those that are changing over, and the last of the longest length, stay."""
+    running = len(fleet.holds) + len(fleet.starting)
+    for _ in range(replicas - running):
+        fleet.start(now, longest, STARTUP_S)
+    idle_first = sorted(fleet.holds.keys() - fleet.switching, key=lambda replica: fleet.free_at[replica])
+    of_longest = sum(1 for replica in idle_first if fleet.holds[replica] == longest)
+    for replica in idle_first:
+        if running <= replicas:
+            break
+        if fleet.holds[replica] == longest:
+            if of_longest == 1:
+                continue
+            of_longest -= 1
+        fleet.stop(now, replica)
+        running -= 1
