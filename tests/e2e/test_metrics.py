@@ -34,7 +34,7 @@ def test_the_gateway_renders_the_plan(cluster: Cluster) -> None:
     for length in {report["max_length"] for report in cluster.stats().values()}:
         assert f'runtime="{length}",service="topics"}} {length}.0' in page
     assert "pliant_requests_served_total" in page
-    assert 'pliant_wanted_replicas{service="topics"} ' in page
+    assert 'pliant_moves_total{service="topics"} ' in page
 
 
 def test_stats_tell_what_each_replica_holds_and_how_fast_it_is(cluster: Cluster) -> None:
