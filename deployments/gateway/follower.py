@@ -83,6 +83,8 @@ class Follower:
     def _follow(self, guidance: Mapping[str, Guidance]) -> None:
         for name, table in self._tables.items():
             now = self.guidance[name] = guidance.get(name, Guidance())
+            known = table.reports()
             for replica, report in now.reports.items():
-                table.observe(replica, report)
+                if replica in known and known[replica]["version"] < report["version"]:
+                    table.observe(replica, report)
             table.stop_routing(now.moving)

@@ -160,24 +160,21 @@ class Conductor:
         return barred
 
     def _due(self, now: float, reports: Mapping[str, Report], usable: tuple[int, ...]) -> Reason | None:
+        """Why to plan now. A replica that is missing is waited for a little: it may start, or Serve another for it."""
         covered = any(report["max_length"] >= usable[-1] for report in reports.values())
         reason = self._planner.due(now, len(reports), usable)
-        if reason is None and self._planner.plan is None and not covered:
-            return "replicas"
-        if reason == "replicas" and covered and self._may_come_back(now, len(reports)):
-            return None
-        if reason != "replicas":
-            self._missing_since = None
-        return reason
-
-    def _may_come_back(self, now: float, replicas: int) -> bool:
-        """Whether to wait a little for a replica that was lost, as Serve starts another in its place at once."""
         plan = self._planner.plan
-        if not plan or replicas >= sum(plan.counts.values()):
-            return False
+        if plan:
+            waits = reason == "replicas" and covered and len(reports) < sum(plan.counts.values())
+        else:
+            waits = reason is None and not covered
+            reason = "replicas" if waits else reason
+        if not waits:
+            self._missing_since = None
+            return reason
         if self._missing_since is None:
             self._missing_since = now
-        return now - self._missing_since < _MAY_COME_BACK_S
+        return None if now - self._missing_since < _MAY_COME_BACK_S else reason
 
     async def _plan(self, reason: Reason, replicas: int, lengths: tuple[int, ...]) -> None:
         self._missing_since = None

@@ -85,3 +85,15 @@ async def test_while_the_planner_is_gone_all_replicas_are_used_and_old_news_are_
     await planner.answer(Guidance())
     assert [dict(news.arrived) for _, news in planner.told] == [{}, {}, {}, {}, {}, {}, {20: 1}]
     task.cancel()
+
+
+async def test_guidance_does_not_undo_what_is_known_better(table: RoutingTable) -> None:
+    planner = Planner()
+    task = asyncio.create_task(Follower(planner.exchange, {"topics": table}, {"topics": Tally()}).run())
+    moved = report(128, version=3)
+    await planner.answer(Guidance(reports={"short": moved, "left": moved}))
+    table.observe("short", {**moved, "served": 7})
+    await planner.answer(Guidance(reports={"short": moved}))
+    assert table.reports()["short"]["served"] == 7
+    assert "left" not in table.reports()
+    task.cancel()
