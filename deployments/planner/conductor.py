@@ -213,7 +213,6 @@ class Conductor:
             return
         self._prepared = {replica: length for replica, length in self._prepared.items() if replica in reports}
         self._prepare(planned[0])
-        await asyncio.sleep(0)
         batch = {replica: length for replica, length in planned[0].items() if self._prepared.get(replica) == length}
         if batch:
             await self._hold(batch)
