@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pliant.deployments.encoder.engine import Report, Runtime
+from pliant.profile import Profile
 
 SERVICE_S = 0.02
 
@@ -72,3 +73,21 @@ class Sleepers:
             raise OSError(f"cannot load {max_length}")
         self.loaded.append(Sleeper(max_length, self._dynamic, self._service_s + max_length * self._per_token_s))
         return self.loaded[-1]
+
+
+def profile(static_share: float) -> Profile:
+    """Static runtimes take this share of a dynamic one's time, which grows with length."""
+    lengths = tuple(range(8, 513, 8))
+    dynamic_s = tuple(1e-3 + 1e-5 * length for length in lengths)
+    return Profile(
+        model="m",
+        device="d",
+        dtype="float32",
+        threads=1,
+        torch="2",
+        lengths=lengths,
+        dynamic_s=dynamic_s,
+        static_s=tuple(static_share * seconds for seconds in dynamic_s),
+        static_at=(512,),
+        steps=(),
+    )

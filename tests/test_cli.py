@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from doubles import profile
 from typer.testing import CliRunner
 
 from pliant import cli
@@ -17,21 +18,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
     """A profile whose static runtimes pay, as `pliant profile` writes it."""
-    lengths = tuple(range(8, 513, 8))
-    profile = Profile(
-        model="m",
-        device="d",
-        dtype="float32",
-        threads=1,
-        torch="2",
-        lengths=lengths,
-        dynamic_s=tuple(2e-3 + 2e-5 * length for length in lengths),
-        static_s=tuple(1e-3 + 1e-5 * length for length in lengths),
-        static_at=(512,),
-        steps=(),
-    )
     path = tmp_path / "profile.json"
-    path.write_text(profile.model_dump_json())
+    path.write_text(profile(static_share=0.5).model_dump_json())
     return path
 
 

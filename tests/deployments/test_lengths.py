@@ -4,27 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from doubles import profile
 
 from pliant.deployments.encoder.lengths import Lengths
-from pliant.profile import Profile
-
-
-def profile(static_share: float) -> Profile:
-    """Static runtimes take this share of a dynamic one's time, which grows with length."""
-    lengths = tuple(range(8, 513, 8))
-    dynamic_s = tuple(1e-3 + 1e-5 * length for length in lengths)
-    return Profile(
-        model="m",
-        device="d",
-        dtype="float32",
-        threads=1,
-        torch="2",
-        lengths=lengths,
-        dynamic_s=dynamic_s,
-        static_s=tuple(static_share * seconds for seconds in dynamic_s),
-        static_at=(512,),
-        steps=(),
-    )
 
 
 def texts(*lengths: int) -> np.ndarray:
