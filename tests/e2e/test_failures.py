@@ -73,6 +73,12 @@ def whole(lengths: list[int]) -> bool:
     return len(lengths) == 3 and lengths[0] > 0 and lengths[-1] == 512
 
 
+def time_for(cluster: Cluster, requests: int) -> float:
+    """The slo_ms within which a replica can answer so many of the longest texts, as fast as this machine is now."""
+    service_s = min(report["service_s"] for report in cluster.stats().values() if report["max_length"] == 512)
+    return requests * service_s * 1e3
+
+
 def test_a_killed_replica_loses_no_request_and_comes_back(cluster: Cluster) -> None:
     wait_for(cluster, whole, within_s=30)
     before = set(cluster.stats())
@@ -105,8 +111,9 @@ def test_replicas_follow_the_texts_that_arrive_and_no_request_fails(cluster: Clu
 
 
 def test_overload_is_shed_with_a_time_to_come_back(cluster: Cluster) -> None:
+    slo_ms = time_for(cluster, requests=3)
     with ThreadPoolExecutor(32) as pool:
-        responses = list(pool.map(lambda _: cluster.classify(TEXTS[400], slo_ms=150), range(96)))
+        responses = list(pool.map(lambda _: cluster.classify(TEXTS[400], slo_ms=slo_ms), range(96)))
     statuses = Counter(response.status_code for response in responses)
     assert set(statuses) == {200, 429}, statuses
     for response in responses:
@@ -128,8 +135,9 @@ def test_a_client_that_leaves_frees_its_place(cluster: Cluster) -> None:
     with socket.create_connection((host, int(port))) as connection:
         head = f"POST /models/topics HTTP/1.1\r\nHost: {cluster.host}\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
-        time.sleep(0.5)
-        assert sum(report["outstanding"] for report in cluster.stats().values()) > 10
+        deadline = time.monotonic() + 10
+        while sum(report["outstanding"] for report in cluster.stats().values()) <= 10:
+            assert time.monotonic() < deadline, cluster.stats()
     deadline = time.monotonic() + 5
     while sum(report["outstanding"] for report in cluster.stats().values()) > 0:
         assert time.monotonic() < deadline, cluster.stats()
@@ -181,7 +189,7 @@ def test_a_changed_configuration_keeps_serving_and_then_scales(cluster: Cluster)
     def overload(_index: int) -> Counter[int]:
         statuses: Counter[int] = Counter()
         while len(cluster.stats()) < 4 and time.monotonic() < deadline:
-            statuses[cluster.classify(TEXTS[400], slo_ms=300).status_code] += 1
+            statuses[cluster.classify(TEXTS[400], slo_ms=time_for(cluster, requests=3)).status_code] += 1
         return statuses
 
     deadline = time.monotonic() + 90
