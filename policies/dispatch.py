@@ -191,13 +191,19 @@ class Dispatcher(Generic[R]):
             raise NoRuntimeError(length, self.longest) from None
         pool = candidates[0][0]
         if pool.lowest >= pool.limits[0]:
+            cheapest, least = pool, math.inf
             for rank, level in enumerate(candidates):
                 head = level[0]
-                if head.lowest < head.limits[rank]:
+                lowest = head.lowest
+                if lowest < head.limits[rank]:
                     pool = head
                     break
+                # Until it would be answered, and once more the time for which it would hold up others.
+                cost = (lowest + 2) * head.service_s
+                if cost < least:
+                    cheapest, least = head, cost
             else:
-                pool = min((level[0] for level in candidates), key=_cost_s)
+                pool = cheapest
         if budget_s is not None and pool.lowest > most_outstanding(pool.service_s, budget_s, utility):
             pool = _first_in_time(candidates, budget_s, utility)
 
@@ -295,11 +301,6 @@ def _least_congested(threshold: float, capacity: int) -> int:
     while count / capacity < threshold:
         count += 1
     return count
-
-
-def _cost_s(pool: _Pool) -> float:
-    """Until a request that joins the pool's head is answered, and once more the time for which it holds up others."""
-    return (pool.lowest + 2) * pool.service_s
 
 
 def _first_in_time(candidates: tuple[list[_Pool], ...], budget_s: float, utility: float) -> _Pool:
