@@ -18,10 +18,12 @@ _ROUNDING = 1e-9
 class DeadlineError(Exception):
     """No replica is predicted to meet the deadline: the request is better refused now than answered late."""
 
-    def __init__(self, retry_after_s: float) -> None:
-        super().__init__(retry_after_s)
+    def __init__(self, retry_after_s: float, service_s: float) -> None:
+        super().__init__(retry_after_s, service_s)
         self.retry_after_s = retry_after_s
         """Seconds until the same request could be admitted; infinite when even an idle replica is too slow for it."""
+        self.service_s = service_s
+        """Seconds that the fastest replica for it needs when idle."""
 
     def __str__(self) -> str:
         if math.isinf(self.retry_after_s):

@@ -305,11 +305,12 @@ def _least_congested(threshold: float, capacity: int) -> int:
 
 def _first_in_time(candidates: tuple[list[_Pool], ...], budget_s: float, utility: float) -> _Pool:
     """The first pool, in rising length, whose head can meet the deadline; raises DeadlineError when there is none."""
-    soonest = math.inf
+    soonest = fastest_s = math.inf
     for level in candidates:
         for pool in level:
             wait = retry_after(pool.lowest, pool.service_s, budget_s, utility)
             if not wait:
                 return pool
             soonest = min(soonest, wait)
-    raise DeadlineError(soonest)
+            fastest_s = min(fastest_s, pool.service_s)
+    raise DeadlineError(soonest, fastest_s)

@@ -95,7 +95,7 @@ class Report(TypedDict):
     """Seconds that one request takes, on a grid of 10% steps, so that equal replicas report equal times."""
     backend: str
     failed: dict[int, str]
-    """Lengths that it could not load, and why; it is not asked again for them."""
+    """Lengths that it could not load, and why; it is not asked for them again for some time."""
     waiting: int
     served: int
     computed_tokens: int
@@ -173,9 +173,10 @@ class Engine:
             return self.report()
 
     async def _restore(self, held: int | None, error: LoadError) -> None:
+        if held is None:
+            self.failure = error
+            return
         try:
-            if held is None:
-                raise error
             await self._switch(held)
         except Exception:
             self.failure = error

@@ -121,7 +121,7 @@ class Classifier:
             ids = np.array(encoding.ids, dtype="<i4")
             self._recorder.arrived(len(ids))
             async with asyncio.timeout(timeout_s):
-                answer = await self._dispatch(ids, started + slo_s, parameters.utility)
+                answer = await self._dispatch(ids, started, slo_s, parameters.utility)
         except TimeoutError:
             self._recorder.failed(503)
             raise RequestError(503, f"no replica of {self.name} answered within {timeout_s:g} s", 1) from None
@@ -151,17 +151,17 @@ class Classifier:
         given = f"{len(encoding)}" if len(text) <= most else f"more than {len(encoding)}"
         return cut, f"text cut to the first {len(cut)} of {given} tokens"
 
-    async def _dispatch(self, ids: NDArray[np.int32], deadline: float, utility: float) -> Answer:
+    async def _dispatch(self, ids: NDArray[np.int32], started: float, slo_s: float, utility: float) -> Answer:
         """Send until answered. Once a replica failed us the SLO no longer counts: late is better than lost."""
         payload, length = ids.tobytes(), len(ids)
         lost = refused = 0
         interrupted = False
         while True:
-            budget_s = None if interrupted else deadline - time.monotonic()
+            budget_s = None if interrupted else started + slo_s - time.monotonic()
             try:
                 reply = await self._call(Query(payload, length, budget_s, utility))
             except DeadlineError as error:
-                raise self._overloaded(error.retry_after_s, utility) from None
+                raise self._late(error.retry_after_s, error.service_s, slo_s, utility) from None
             except (NoRuntimeError, NotDeployedError):
                 interrupted = True
                 self._recorder.retried("none")
@@ -183,15 +183,17 @@ class Classifier:
             if reply.reason == "busy":
                 refused += 1
                 if refused == _MOST_REFUSED:
-                    raise self._overloaded(reply.retry_after_s, utility)
+                    raise self._late(reply.retry_after_s, reply.report["service_s"], slo_s, utility)
 
-    def _overloaded(self, retry_after_s: float, utility: float) -> RequestError:
-        if math.isinf(retry_after_s):
-            return RequestError(429, f"{self.name} cannot meet what is left of this slo_ms even when idle: raise it", 1)
+    def _late(self, retry_after_s: float, service_s: float, slo_s: float, utility: float) -> RequestError:
+        """What is said of a request that cannot be answered in time: either never can, or the service is busy."""
+        if service_s > slo_s:
+            needed = f"this text takes about {service_s * 1e3:.1f} ms"
+            return RequestError(429, f"{self.name} cannot meet this slo_ms even when idle: {needed}; raise it", 1)
         if utility == 1:
             self._recorder.shed()
         reason = f"{self.name} is too busy to meet the SLO: retry later, raise slo_ms, or send fewer texts at once"
-        return RequestError(429, reason, retry_after_s)
+        return RequestError(429, reason, service_s if math.isinf(retry_after_s) else retry_after_s)
 
     def _read(self, answer: Answer, parameters: ClassifyParameters, warning: str | None) -> Prediction:
         logits = np.frombuffer(answer.logits, dtype="<f4")

@@ -147,8 +147,9 @@ async def test_a_refusal_teaches_the_table_and_is_tried_again(build: Build) -> N
 @pytest.mark.parametrize(
     ("reply", "retry_after", "reason"),
     [
-        (DeadlineError(2.5), "3", "too busy"),
-        (DeadlineError(float("inf")), "1", "even when idle"),
+        (DeadlineError(2.5, 0.1), "3", "too busy"),
+        (DeadlineError(float("inf"), 0.1), "1", "too busy"),
+        (DeadlineError(float("inf"), 60), "1", "even when idle: this text takes about 60000.0 ms"),
         (Refusal("busy", "r", REPORT, 0.01), "1", "too busy"),
     ],
 )

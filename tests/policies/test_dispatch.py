@@ -153,7 +153,7 @@ def test_a_refusal_counts_nothing_and_its_retry_succeeds() -> None:
     assert dispatcher.dispatch(1, budget_s=0.4) == "a"
 
 
-@pytest.mark.parametrize("error", [NoRuntimeError(65, 64), DeadlineError(0.25), DeadlineError(math.inf)])
+@pytest.mark.parametrize("error", [NoRuntimeError(65, 64), DeadlineError(0.25, 0.1), DeadlineError(math.inf, 0.1)])
 def test_errors_cross_processes(error: Exception) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
