@@ -14,6 +14,7 @@ from pliant.errors import PliantError
 _BENCHES = {
     "router": "pliant.bench.router",
     "encoder": "pliant.bench.encoder",
+    "llm": "pliant.bench.llm.compare",
 }
 """NAME -> the module whose `run` takes Options and gives a Report."""
 

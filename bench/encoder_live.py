@@ -104,7 +104,7 @@ def _application(services: Sequence[str], plan: _Plan, gpus: int) -> Application
             },
         }
     )
-    return assemble(config, {name: encoder(name, config.services[name], _REPLICAS[name]) for name in services})
+    return assemble(config, {name: encoder(name, config.encoders[name], _REPLICAS[name]) for name in services})
 
 
 async def _measure(

@@ -87,7 +87,7 @@ def application(model: str, cpus: float) -> Application:
     config = ServingConfig.model_validate(
         {"gateway": {"cpus": cpus}, "services": {_SERVICE: {**service, "cpus": cpus}}}
     )
-    return assemble(config, {_SERVICE: encoder(_SERVICE, config.services[_SERVICE], TimedReplica)})
+    return assemble(config, {_SERVICE: encoder(_SERVICE, config.encoders[_SERVICE], TimedReplica)})
 
 
 async def figures(http: aiohttp.ClientSession, address: str, runs: int, seconds: int) -> list[Figure]:

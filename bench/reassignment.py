@@ -42,7 +42,7 @@ def application(model: str, reserved: Mapping[str, float]) -> Application:
     config = ServingConfig.model_validate(
         {"gateway": {"cpus": reserved["cpus"]}, "services": {_SERVICE: {**service, **reserved}}}
     )
-    return assemble(config, {_SERVICE: encoder(_SERVICE, config.services[_SERVICE])})
+    return assemble(config, {_SERVICE: encoder(_SERVICE, config.encoders[_SERVICE])})
 
 
 async def measure(http: aiohttp.ClientSession, address: str, requests: int) -> Outcome:

@@ -89,7 +89,7 @@ def ours(model: str, replicas: int, cpus: float, service: str) -> Application:
             },
         }
     )
-    return assemble(config, {service: encoder(service, config.services[service], replica=NoopReplica)})
+    return assemble(config, {service: encoder(service, config.encoders[service], replica=NoopReplica)})
 
 
 def _deployment(target: type, cpus: float, **options: Any) -> serve.Deployment:

@@ -10,10 +10,11 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
-from pliant.config import EncoderConfig, ReplicaRange, ServingConfig, check_models, parse
+from pliant.config import EncoderConfig, LlmConfig, ReplicaRange, ServingConfig, check_models, parse
 from pliant.deployments.autoscaling import PLANNER, STAY
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.gateway.gateway import Gateway
+from pliant.deployments.llm.replica import LlmReplica
 from pliant.deployments.planner.planner import Planner
 from pliant.errors import PliantError
 
@@ -40,19 +41,22 @@ def build(args: dict[str, Any]) -> Application:
         check_models(config)
     except PliantError as error:
         raise RayServeException(str(error)) from None
-    return assemble(config, {name: encoder(name, service) for name, service in config.services.items()})
+    encoders = {name: encoder(name, service) for name, service in config.encoders.items()}
+    llms = {name: llm(name, service) for name, service in config.llms.items()}
+    return assemble(config, encoders | llms)
 
 
 def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Application:
-    """A gateway and a planner in front of `services`."""
+    """A gateway in front of `services`, and a planner for those of them that are encoders."""
     gateway = config.gateway
+    encoders = {name: service for name, service in services.items() if name in config.encoders}
     planner = _deployment(
         Planner,
         name=PLANNER,
         ray_actor_options={"num_cpus": _PLANNER_CPUS},
         max_ongoing_requests=_MOST_GATEWAYS,
         autoscaling_config=_between(ReplicaRange(min=1, max=1)),
-    ).bind(config, dict(services))
+    ).bind(config, encoders)
     return _deployment(
         Gateway,
         name="gateway",
@@ -66,19 +70,38 @@ def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Appl
 
 def encoder(name: str, config: EncoderConfig, replica: type[EncoderReplica] = EncoderReplica) -> Application:
     """The replicas of one classifier service; each is a `replica`."""
-    router: dict[str, Any] = {
-        "request_router_class": "pliant.deployments.router:LengthRouter",
-        "request_router_kwargs": {"service": name, "slo_s": config.slo_ms / 1e3},
-        "request_routing_stats_period_s": _STATS_PERIOD_S,
-    }
     return _deployment(
         replica,
         name=name,
         **_size(config.replicas),
         ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
         max_ongoing_requests=_MOST_OUTSTANDING,
-        request_router_config=RequestRouterConfig(**router),
+        request_router_config=_router(
+            "pliant.deployments.encoder.router:LengthRouter", service=name, slo_s=config.slo_ms / 1e3
+        ),
     ).bind(name, config)
+
+
+def llm(name: str, config: LlmConfig) -> Application:
+    """The replicas of one language model."""
+    return _deployment(
+        LlmReplica,
+        name=name,
+        num_replicas=config.replicas,
+        ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
+        max_ongoing_requests=_MOST_OUTSTANDING,
+        request_router_config=_router("pliant.deployments.llm.router:LiveTokenRouter", service=name),
+    ).bind(name, config)
+
+
+def _router(router: str, **kwargs: Any) -> RequestRouterConfig:
+    """`router`, given `kwargs` in each process that calls the deployment."""
+    options: dict[str, Any] = {
+        "request_router_class": router,
+        "request_router_kwargs": kwargs,
+        "request_routing_stats_period_s": _STATS_PERIOD_S,
+    }
+    return RequestRouterConfig(**options)
 
 
 def _size(replicas: ReplicaRange) -> dict[str, Any]:

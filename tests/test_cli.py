@@ -50,7 +50,7 @@ def test_simulate_tells_what_a_trace_would_cost(measured: Path, trace: Path, tmp
     [
         (("--gpus", "many"), "--gpus: got many; must be a number such as 8, or a range such as 2-8"),
         (("--gpus", "4-2"), "--gpus: got 4-2"),
-        (("--service", "other"), "no service other; there are: topics"),
+        (("--service", "other"), "no encoder service other; there are: topics"),
         (("--trace", "nothing.csv"), "nothing.csv: cannot be read: No such file"),
         (("--profile", ROOT / "cluster.yaml"), "is no profile; `pliant profile SERVICE` writes one"),
     ],

@@ -41,7 +41,7 @@ def test_the_default_cluster_needs_no_network() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"kind": "magic"}, "services.topics.kind: got 'magic'; input should be 'encoder'"),
+        ({"kind": "magic"}, "services.topics.kind: got 'magic'; it must be one of encoder, llm"),
         ({"slo_ms": "fast"}, "services.topics.slo_ms: got 'fast'; input should be a valid number"),
         ({"slo_ms": 0}, "services.topics.slo_ms: got 0; input should be greater than 0"),
         ({"lenghts": [1]}, "services.topics.lenghts: unknown key; did you mean lengths? allowed: cpus, demand"),
@@ -65,7 +65,7 @@ def test_each_mistake_is_one_line(changes: dict[str, Any], line: str) -> None:
 
 
 def test_all_mistakes_are_told_at_once() -> None:
-    assert len(problems(kind="magic", slo_ms=-1, extra=1)) == 3
+    assert len(problems(dtype="int8", slo_ms=-1, extra=1)) == 3
 
 
 @pytest.mark.parametrize(

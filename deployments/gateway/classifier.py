@@ -20,7 +20,7 @@ from tokenizers import Encoding, Tokenizer
 from pliant.config import EncoderConfig
 from pliant.deployments.encoder.engine import Answer, Query, Refusal
 from pliant.deployments.encoder.routing_table import RoutingTable
-from pliant.deployments.gateway.errors import RequestError
+from pliant.deployments.gateway.errors import NotDeployedError, ReplicaLostError, RequestError
 from pliant.deployments.gateway.parameters import ClassifyParameters
 from pliant.models import ModelInfo
 from pliant.policies.admission import DeadlineError
@@ -36,14 +36,6 @@ _MOST_LOST = 3
 _MOST_REFUSED = 3
 
 FloatArray = NDArray[Any]
-
-
-class ReplicaLostError(Exception):
-    """The replica died, or could not be reached, before it answered."""
-
-
-class NotDeployedError(Exception):
-    """The service has no replicas at all just now."""
 
 
 class Recorder(Protocol):

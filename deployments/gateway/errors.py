@@ -1,4 +1,4 @@
-"""What a client is told when its request is not answered."""
+"""What a client is told when its request is not answered, and what may happen to it between gateway and replica."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ class RequestError(PliantError):
         self.status = status
         self.reason = reason
         self.headers = {} if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+
+
+class ReplicaLostError(Exception):
+    """The replica died, or could not be reached, before it answered."""
+
+
+class NotDeployedError(Exception):
+    """The service has no replicas at all just now."""

@@ -15,14 +15,18 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from pliant import models
-from pliant.config import EncoderConfig, ServingConfig
+from pliant.config import EncoderConfig, LlmConfig, ServingConfig
 from pliant.deployments.encoder.engine import Answer, Query, Refusal
 from pliant.deployments.encoder.routing_table import shared
-from pliant.deployments.gateway.classifier import Classifier, NotDeployedError, ReplicaLostError
+from pliant.deployments.gateway.classifier import Classifier
+from pliant.deployments.gateway.errors import NotDeployedError, ReplicaLostError
 from pliant.deployments.gateway.follower import Exchange, Follower, Tally
 from pliant.deployments.gateway.http import application
+from pliant.deployments.gateway.language_model import CLIENT_LEFT, LanguageModel
 from pliant.deployments.gateway.status import exposition
-from pliant.deployments.metrics import EncoderMetrics
+from pliant.deployments.llm import router as llm_router
+from pliant.deployments.llm import routing_table as llm_routing_table
+from pliant.deployments.metrics import EncoderMetrics, LlmMetrics
 from pliant.deployments.planner.messages import Guidance, News
 from pliant.errors import ConfigError
 
@@ -35,12 +39,15 @@ class Gateway:
 
     async def __init__(self, config: ServingConfig, handles: Mapping[str, Handle], planner: Handle) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
-        self._tables = {name: shared(name, service.slo_ms / 1e3) for name, service in config.services.items()}
-        self._tallies = {name: Tally() for name in config.services}
+        self._tables = {name: shared(name, service.slo_ms / 1e3) for name, service in config.encoders.items()}
+        self._tallies = {name: Tally() for name in config.encoders}
         self._follower = Follower(_exchange(planner), self._tables, self._tallies)
         self._following = asyncio.create_task(self._follower.run())
         self._classifiers = {
-            name: await self._classifier(name, service, handles[name]) for name, service in config.services.items()
+            name: await self._classifier(name, service, handles[name]) for name, service in config.encoders.items()
+        }
+        self._language_models = {
+            name: await self._language_model(name, service, handles[name]) for name, service in config.llms.items()
         }
 
     async def _classifier(self, name: str, service: EncoderConfig, handle: Handle) -> Classifier:
@@ -48,6 +55,12 @@ class Gateway:
         info = models.describe(folder)
         recorder = _Recorder(name, self._tallies[name])
         return Classifier(name, service, folder, info, self._tables[name], _caller(handle), recorder)
+
+    async def _language_model(self, name: str, service: LlmConfig, handle: Handle) -> LanguageModel:
+        folder = await asyncio.to_thread(models.fetch, service.model)
+        info = models.describe_decoder(folder)
+        table = llm_routing_table.shared(name)
+        return LanguageModel(name, service, folder, info, table, llm_router.caller(handle), _LlmRecorder(name))
 
     async def check_health(self) -> None:
         """Serve replaces a gateway that does not listen to the planner any more."""
@@ -58,6 +71,7 @@ class Gateway:
         return application(
             self._config.gateway,
             self._classifiers,
+            self._language_models,
             self._stats,
             lambda: exposition(self._stats()),
             _api_keys(self._config.gateway.api_keys_env),
@@ -68,7 +82,10 @@ class Gateway:
             "services": {
                 name: {"plan": self._follower.guidance[name].plan, "replicas": table.replicas()}
                 for name, table in self._tables.items()
-            }
+            },
+            "language_models": {
+                name: {"replicas": llm_routing_table.shared(name).replicas()} for name in self._language_models
+            },
         }
 
 
@@ -149,4 +166,24 @@ class _Recorder:
             self._tally.lost()
 
     def retried(self, reason: Literal["lost", "length", "busy", "none"]) -> None:
+        self._metrics.retries.inc(tags={"reason": reason})
+
+
+class _LlmRecorder:
+    def __init__(self, service: str) -> None:
+        self._metrics = LlmMetrics(service)
+
+    def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int) -> None:
+        self._metrics.requests.inc(tags={"status": "200"})
+        self._metrics.prompt_tokens.inc(prompt_tokens)
+        self._metrics.generated_tokens.inc(tokens)
+        self._metrics.latency.observe(seconds)
+        self._metrics.time_to_first_token.observe(first_s)
+        if tokens > 1:
+            self._metrics.time_per_token.observe((seconds - first_s) / (tokens - 1))
+
+    def failed(self, status: int) -> None:
+        self._metrics.requests.inc(tags={"status": "client left" if status == CLIENT_LEFT else str(status)})
+
+    def retried(self, reason: Literal["lost", "busy", "none"]) -> None:
         self._metrics.retries.inc(tags={"reason": reason})

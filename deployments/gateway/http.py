@@ -14,9 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pliant import __version__
 from pliant.config import GatewayConfig
-from pliant.deployments.gateway import hugging_face, open_inference
+from pliant.deployments.gateway import hugging_face, open_inference, openai
 from pliant.deployments.gateway.classifier import Classifier
 from pliant.deployments.gateway.errors import RequestError
+from pliant.deployments.gateway.language_model import LanguageModel
+from pliant.deployments.gateway.openai_errors import error_response, speaks_openai
 
 _OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 """What load balancers probe without a key."""
@@ -25,6 +27,7 @@ _OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 def application(
     config: GatewayConfig,
     classifiers: Mapping[str, Classifier],
+    language_models: Mapping[str, LanguageModel],
     stats: Callable[[], dict[str, Any]],
     metrics: Callable[[], bytes],
     api_keys: Collection[str],
@@ -32,7 +35,8 @@ def application(
     """The gateway's routes. With `api_keys`, every path but the health probes asks for `Authorization: Bearer KEY`."""
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
     max_body = round(config.max_body_mb * 2**20)
-    app.include_router(open_inference.router(classifiers, max_body, config.max_texts))
+    app.include_router(openai.router(language_models, max_body))
+    app.include_router(open_inference.router(classifiers, language_models, max_body, config.max_texts))
     app.include_router(hugging_face.router(classifiers, max_body, config.max_texts))
 
     @app.get("/stats", tags=["Status"])
@@ -46,28 +50,39 @@ def application(
         return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.exception_handler(RequestError)
-    async def refused(_request: Request, error: Exception) -> Response:
+    async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
-        return JSONResponse({"error": error.reason}, error.status, error.headers)
+        return _response(request.scope, error)
 
     @app.exception_handler(HTTPException)
     async def not_routed(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        reason = f"{request.method} {request.url.path}: {error.detail}"
-        return JSONResponse({"error": reason}, error.status_code, error.headers)
+        response = _response(
+            request.scope, RequestError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+        )
+        response.headers.update(error.headers or {})
+        return response
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: Exception) -> Response:
+    async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return JSONResponse({"error": "; ".join(str(item["msg"]) for item in error.errors())}, 400)
+        return _response(request.scope, RequestError(400, "; ".join(str(item["msg"]) for item in error.errors())))
 
     @app.exception_handler(Exception)
-    async def failed(_request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": f"internal error: {type(error).__name__}; the log tells more"}, 500)
+    async def failed(request: Request, error: Exception) -> Response:
+        reason = f"internal error: {type(error).__name__}; the log tells more"
+        return _response(request.scope, RequestError(500, reason))
 
     if api_keys:
         app.add_middleware(_ApiKeys, keys=api_keys)
     return app
+
+
+def _response(scope: Scope, error: RequestError) -> Response:
+    """`error` in the shape of the protocol that the client of this request speaks."""
+    if speaks_openai(scope):
+        return error_response(error)
+    return JSONResponse({"error": error.reason}, error.status, error.headers)
 
 
 class _ApiKeys:
@@ -79,11 +94,8 @@ class _ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not scope["path"].endswith(_OPEN_PATHS) and not self._allowed(scope):
-            refusal = JSONResponse(
-                {"error": "no valid API key; send one as 'Authorization: Bearer KEY'"},
-                401,
-                {"WWW-Authenticate": "Bearer"},
-            )
+            refusal = _response(scope, RequestError(401, "no valid API key; send one as 'Authorization: Bearer KEY'"))
+            refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)
         else:
             await self._app(scope, receive, send)

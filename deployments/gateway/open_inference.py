@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -51,10 +51,21 @@ class InferRequest(BaseModel):
     outputs: list[RequestedOutput] | None = None
 
 
-def router(classifiers: Mapping[str, Classifier], max_body: int, max_texts: int) -> APIRouter:
+class Model(Protocol):
+    """Whatever clients may ask to be ready."""
+
+    @property
+    def ready(self) -> bool: ...
+
+
+def router(
+    classifiers: Mapping[str, Classifier], others: Mapping[str, Model], max_body: int, max_texts: int
+) -> APIRouter:
     """The protocol's routes over `classifiers` by model name. `max_body` is in bytes."""
     api = APIRouter(prefix="/v2", tags=["Open Inference Protocol v2"])
+    models: dict[str, Model] = {**classifiers, **others}
     find = finder(classifiers)
+    find_any = finder(models)
 
     @api.get("/health/live")
     async def live() -> dict[str, bool]:
@@ -62,7 +73,7 @@ def router(classifiers: Mapping[str, Classifier], max_body: int, max_texts: int)
 
     @api.get("/health/ready")
     async def ready() -> Response:
-        waiting = [name for name, classifier in classifiers.items() if not classifier.ready]
+        waiting = [name for name, model in models.items() if not model.ready]
         if waiting:
             raise RequestError(503, f"not ready yet: {', '.join(waiting)}", 1)
         return JSONResponse({"ready": True})
@@ -87,7 +98,7 @@ def router(classifiers: Mapping[str, Classifier], max_body: int, max_texts: int)
     @api.get("/models/{model}/versions/{version}/ready")
     @api.get("/models/{model}/ready")
     async def model_ready(model: str, version: str = VERSION) -> Response:
-        if not find(model, version).ready:
+        if not find_any(model, version).ready:
             raise RequestError(503, f"{model} is not ready yet", 1)
         return JSONResponse({"name": model, "ready": True})
 

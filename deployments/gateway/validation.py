@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from pliant.deployments.gateway.classifier import Classifier
 from pliant.deployments.gateway.errors import RequestError
+
+M = TypeVar("M")
 
 VERSION = "1"
 """The one version that each model has."""
 
 
-def finder(classifiers: Mapping[str, Classifier]) -> Callable[..., Classifier]:
-    """Looks a classifier up by model name and version; raises RequestError 404 that lists the models there are."""
+def finder(models: Mapping[str, M]) -> Callable[..., M]:
+    """Looks a model up by name and version; raises RequestError 404 that lists the models there are."""
 
-    def find(model: str, version: str = VERSION) -> Classifier:
-        if model not in classifiers:
-            raise RequestError(404, f"no model {model!r}; there are: {', '.join(classifiers)}")
+    def find(model: str, version: str = VERSION) -> M:
+        if model not in models:
+            raise RequestError(404, f"no model {model!r}; there are: {', '.join(models) or 'none'}")
         if version != VERSION:
             raise RequestError(404, f"no version {version!r} of {model}; there is: {VERSION}")
-        return classifiers[model]
+        return models[model]
 
     return find
 

@@ -44,7 +44,7 @@ class Planner:
         self._change = asyncio.Event()
         self._tasks = [
             asyncio.create_task(self._conduct(name, service, handles[name]))
-            for name, service in config.services.items()
+            for name, service in config.encoders.items()
         ]
 
     async def exchange(self, seen: str, news: Mapping[str, News]) -> tuple[str, dict[str, Guidance]]:

@@ -28,7 +28,8 @@ from pliant.profile import Profile
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic transformer serving on Ray Serve.")
 _console = Console(soft_wrap=True, highlight=False)
 _READY_WITHIN_S = 900
-_EXAMPLE = "The yield expression is used when defining a generator function"
+_TEXT = "The yield expression is used when defining a generator function"
+_PROMPT = "The for statement is used to"
 
 ClusterFile = Annotated[Path, typer.Argument(help="The cluster's configuration.")]
 ConfigOption = Annotated[Path, typer.Option("--config", help="The cluster's configuration.")]
@@ -67,7 +68,7 @@ def profile(
     from pliant.deployments.encoder.lengths import Lengths
     from pliant.profile_plot import plot
 
-    found = _measured(_service(_checked(path), service))
+    found = _measured(_encoder(_checked(path), service)[1])
     lengths = Lengths(None, found).current
     table = Table("tokens", "dynamic, ms", "static, ms")
     for length in sorted({*lengths, *found.static_at}):
@@ -99,8 +100,7 @@ def simulate(
     from pliant.deployments.encoder.lengths import Lengths
 
     cluster = _checked(path)
-    name = service or next(iter(cluster.serving.services))
-    config_of = _service(cluster, name)
+    name, config_of = _encoder(cluster, service)
     found = _read_profile(measured) if measured else _measured(config_of)
     lengths = Lengths(config_of.lengths, found)
     if lengths.longest > found.longest:
@@ -130,18 +130,14 @@ def simulate(
 
 @app.command(name="zoo")
 def zoo_models(train: Annotated[bool, typer.Option(help="Train the models that are missing.")] = False) -> None:
-    """List the tiny models that the default cluster serves, with their measured accuracy."""
+    """List the tiny models that the default cluster serves, and how good they are."""
     if train:
         for entry in zoo.status():
             _fetch(f"zoo/{entry.name}")
-    table = Table("model", "held-out accuracy", "parameters", "trained in")
+    table = Table("model", "on held-out texts", "parameters", "trained in")
     for entry in zoo.status():
-        if entry.accuracy is None:
-            table.add_row(f"zoo/{entry.name}", "not trained yet", "", "")
-        else:
-            table.add_row(
-                f"zoo/{entry.name}", f"{entry.accuracy:.1%}", f"{entry.parameters:,}", f"{entry.seconds:.0f} s"
-            )
+        size = (f"{entry.parameters:,}", f"{entry.seconds:.0f} s") if entry.trained else ("", "")
+        table.add_row(f"zoo/{entry.name}", _quality(entry), *size)
     _console.print(table)
 
 
@@ -165,11 +161,13 @@ def _checked(path: Path) -> config.ClusterConfig:
     return cluster
 
 
-def _service(cluster: config.ClusterConfig, name: str) -> config.EncoderConfig:
-    try:
-        return cluster.serving.services[name]
-    except KeyError:
-        raise ConfigError([f"no service {name}; there are: {', '.join(cluster.serving.services)}"]) from None
+def _encoder(cluster: config.ClusterConfig, name: str | None) -> tuple[str, config.EncoderConfig]:
+    """The encoder service `name`, or the first."""
+    encoders = cluster.serving.encoders
+    chosen = name or next(iter(encoders), None)
+    if chosen not in encoders:
+        raise ConfigError([f"no encoder service {name or 'at all'}; there are: {', '.join(encoders) or 'none'}"])
+    return chosen, encoders[chosen]
 
 
 def _measured(service: config.EncoderConfig) -> Profile:
@@ -187,6 +185,12 @@ def _read_profile(path: Path) -> Profile:
         raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
     except ValueError:
         raise ConfigError([f"{path}: is no profile; `pliant profile SERVICE` writes one"]) from None
+
+
+def _quality(entry: zoo.ZooEntry) -> str:
+    if entry.accuracy is not None:
+        return f"accuracy {entry.accuracy:.1%}"
+    return "not trained yet" if entry.perplexity is None else f"perplexity {entry.perplexity:.1f}"
 
 
 def _range(gpus: str) -> tuple[int, int]:
@@ -237,10 +241,13 @@ def _ready(address: str, process: subprocess.Popen[bytes]) -> bool:
 
 
 def _greeting(cluster: config.ClusterConfig) -> str:
-    name = next(iter(cluster.serving.services))
-    body = json.dumps({"inputs": _EXAMPLE, "parameters": {"top_k": 2}})
     key = " -H 'Authorization: Bearer KEY'" if cluster.serving.gateway.api_keys_env else ""
+    examples = [
+        *((f"models/{name}", {"inputs": _TEXT, "parameters": {"top_k": 2}}) for name in cluster.serving.encoders),
+        *(("v1/completions", {"model": name, "prompt": _PROMPT, "max_tokens": 40}) for name in cluster.serving.llms),
+    ]
+    calls = "\n".join(f"curl -s {cluster.address}/{path}{key} -d '{json.dumps(body)}'" for path, body in examples)
     return (
         f"\n[bold]Ready at {cluster.address}[/bold] (API: {cluster.address}/docs, replicas: {cluster.address}/stats). "
-        f"Try:\n\ncurl -s {cluster.address}/models/{name} {key} -d '{body}'\n"
+        f"Try:\n\n{calls}\n"
     )

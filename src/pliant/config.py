@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +19,11 @@ from pliant.errors import ConfigError, ModelError
 
 IMPORT_PATH = "pliant.deployments.app:build"
 AUTOSCALING_POLICY = "pliant.deployments.autoscaling:follow_planner"
+
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+_SHORTEST_SLOT = 128
+"""Tokens that a slot must have where nobody says how many."""
 
 
 class _Strict(BaseModel):
@@ -76,12 +82,31 @@ class ReplicaRange(_Strict):
         return self.min == self.max
 
 
-class EncoderConfig(_Strict):
+class _Service(_Strict):
+    """What every kind of service has."""
+
+    model: str
+    """A Hugging Face id, a local folder, or zoo/NAME."""
+    cpus: Annotated[float, Field(ge=0)] = 1
+    """CPUs that each replica reserves in Ray; it computes on that many threads, at least one."""
+    gpus: Annotated[float, Field(ge=0)] = 0
+    """GPUs that each replica reserves in Ray; with any it computes on CUDA."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        return "cuda" if self.gpus else "cpu"
+
+    @property
+    def threads(self) -> int:
+        """CPU threads that one replica computes on."""
+        return max(1, round(self.cpus))
+
+
+class EncoderConfig(_Service):
     """A text classifier on runtimes compiled per input length (Arlo)."""
 
     kind: Literal["encoder"]
-    model: str
-    """A Hugging Face id, a local folder, or zoo/NAME."""
     lengths: Annotated[
         Annotated[tuple[Annotated[int, Field(ge=4)], ...], Field(min_length=1), AfterValidator(_rising)] | None,
         BeforeValidator(_auto),
@@ -98,11 +123,6 @@ class EncoderConfig(_Strict):
     """How long a request may be kept alive while replicas fail or restart, before it gets 503."""
     truncate: bool = False
     """Cut texts that are too long, with a warning in the answer, instead of refusing them."""
-    cpus: Annotated[float, Field(ge=0)] = 1
-    """CPUs that each replica reserves in Ray; it computes on that many threads, at least one."""
-    gpus: Annotated[float, Field(ge=0)] = 0
-    """GPUs that each replica reserves in Ray; with any it computes on CUDA."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
     period_s: Annotated[float, Field(ge=10, le=3600)] = 120
     """How often the planner allocates lengths to replicas anew; it does so at once when demand shifts."""
     demand_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -112,16 +132,32 @@ class EncoderConfig(_Strict):
         """The longest text that is served, in tokens, for a model that takes `model_takes`."""
         return self.lengths[-1] if self.lengths else model_takes
 
-    @property
-    def device(self) -> Literal["cpu", "cuda"]:
-        return "cuda" if self.gpus else "cpu"
 
-    @property
-    def threads(self) -> int:
-        """CPU threads that one replica computes on."""
-        return max(1, round(self.cpus))
+class LlmConfig(_Service):
+    """A language model of the Llama family, all of whose requests share one decode loop (Flover)."""
+
+    kind: Literal["llm"]
+    replicas: Annotated[int, Field(ge=1)] = 1
+    slots: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Requests that one replica decodes at a time; each has a slot of `max_length` tokens for its keys and values."""
+    max_length: Annotated[int, Field(ge=16)] | None = None
+    """Tokens of a prompt and its answer together; by default what the model takes, or else what `memory_mb` holds."""
+    memory_mb: Annotated[int, Field(ge=1)] | None = None
+    """What keys and values may take; by default half of the machine's free memory, or nine tenths of the GPU's."""
+    queue: Annotated[int, Field(ge=0)] = 128
+    """Requests that may wait for a slot in each replica; more are refused, with 429."""
+    slo_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 10_000
+    """Objective for the time to the first token: a request that would miss it is refused early, with 429."""
+    timeout_s: Annotated[float, Field(gt=0)] = 60
+    """How long an answer may stand still while replicas fail or restart, before it ends with an error."""
+    stall_ms: Annotated[float, Field(gt=0)] = 50
+    """By how much the prompts of new requests may delay the next token of the others."""
+    max_tokens: Annotated[int, Field(ge=1)] = 256
+    """Length of an answer whose request does not give one."""
 
 
+Service = Annotated[EncoderConfig | LlmConfig, Field(discriminator="kind")]
+KINDS = ("encoder", "llm")
 ServiceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
@@ -129,7 +165,15 @@ class ServingConfig(_Strict):
     """The application's `args`."""
 
     gateway: GatewayConfig = GatewayConfig()
-    services: Annotated[dict[ServiceName, EncoderConfig], Field(min_length=1)]
+    services: Annotated[dict[ServiceName, Service], Field(min_length=1)]
+
+    @property
+    def encoders(self) -> dict[str, EncoderConfig]:
+        return {name: service for name, service in self.services.items() if isinstance(service, EncoderConfig)}
+
+    @property
+    def llms(self) -> dict[str, LlmConfig]:
+        return {name: service for name, service in self.services.items() if isinstance(service, LlmConfig)}
 
 
 class _ApplicationConfig(_Strict):
@@ -231,7 +275,7 @@ def read(path: Path) -> ClusterConfig:
     except ConfigError as error:
         prefix = f"applications.{ours[0]}.args."
         raise ConfigError([prefix + problem for problem in error.problems]) from None
-    scaled = [name for name, service in serving.services.items() if not service.replicas.fixed]
+    scaled = [name for name, service in serving.encoders.items() if not service.replicas.fixed]
     policy = (application.autoscaling_policy or {}).get("policy_function")
     if scaled and policy != AUTOSCALING_POLICY:
         raise ConfigError(
@@ -256,25 +300,50 @@ def check_models(config: ServingConfig) -> None:
     problems = []
     for name, service in config.services.items():
         try:
-            info = models.check(service.model)
+            found = _misfit_encoder(service) if isinstance(service, EncoderConfig) else _misfit_llm(service)
         except ModelError as error:
-            problems.append(f"services.{name}.model: {error}")
-            continue
-        if info and (longest := service.longest(info.max_length)) > info.max_length:
-            allowed = f"{service.model} takes at most {info.max_length} tokens"
-            problems.append(f"services.{name}.lengths: got {longest}; {allowed}")
+            found = f"model: {error}"
+        if found:
+            problems.append(f"services.{name}.{found}")
     if problems:
         raise ConfigError(problems)
 
 
+def _misfit_encoder(service: EncoderConfig) -> str | None:
+    """What the model cannot do of what `service` asks, beginning with the key."""
+    takes = models.check(service.model).max_length
+    longest = service.longest(takes)
+    return f"lengths: got {longest}; {service.model} takes at most {takes} tokens" if longest > takes else None
+
+
+def _misfit_llm(service: LlmConfig) -> str | None:
+    shape = models.check_decoder(service.model)
+    if service.max_length and service.max_length > shape.max_length:
+        return f"max_length: got {service.max_length}; {service.model} takes at most {shape.max_length} tokens"
+    token = shape.kv_bytes(1, _BYTES[service.dtype])
+    length = service.max_length or min(_SHORTEST_SLOT, shape.max_length)
+    needed_mb = math.ceil(service.slots * length * token / 2**20)
+    if service.memory_mb and needed_mb > service.memory_mb:
+        fitting = int(service.memory_mb * 2**20 / (length * token))
+        return (
+            f"memory_mb: got {service.memory_mb}; {service.slots} slots x {length} tokens x {token / 1024:g} KiB = "
+            f"{needed_mb} MB of keys and values; allow that much, or at most {fitting} slots, or a smaller max_length"
+        )
+    return None
+
+
 def _explain(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
     for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+        key = ".".join(str(part) for part in _written(problem["loc"]))
         if problem["type"] == "extra_forbidden":
             allowed = sorted(_fields(root, problem["loc"][:-1]))
             close = difflib.get_close_matches(str(problem["loc"][-1]), allowed, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
             yield f"{key}: unknown key; {hint}allowed: {', '.join(allowed)}"
+        elif problem["type"] == "union_tag_not_found":
+            yield f"{key}.kind: missing; it must be one of {', '.join(KINDS)}"
+        elif problem["type"] == "union_tag_invalid":
+            yield f"{key}.kind: got {problem['ctx']['tag']!r}; it must be one of {', '.join(KINDS)}"
         elif problem["type"] == "missing":
             yield f"{key}: missing; it must be given"
         else:
@@ -284,17 +353,27 @@ def _explain(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
             yield f"{key or 'the file'}: got {given}; {message[0].lower()}{message[1:]}"
 
 
+def _written(loc: tuple[int | str, ...]) -> Iterator[int | str]:
+    """`loc` without what pydantic adds to the keys of the file: the kind of a service, and marks of bad keys."""
+    for index, part in enumerate(loc):
+        if part != "[key]" and not (index == 2 and loc[0] == "services" and part in KINDS):
+            yield part
+
+
 def _fields(root: type[BaseModel], loc: tuple[int | str, ...]) -> set[str]:
     """The keys that are allowed at `loc` below `root`."""
     schema = root.model_json_schema()
     node = schema
     for part in loc:
         node = _resolve(schema, node)
-        node = node["properties"][part] if part in node.get("properties", {}) else _members(node)
+        node = node["properties"][part] if part in node.get("properties", {}) else _members(node, part)
     return set(_resolve(schema, node).get("properties", {}))
 
 
-def _members(node: dict[str, Any]) -> dict[str, Any]:
+def _members(node: dict[str, Any], part: int | str) -> dict[str, Any]:
+    """The schema of the member `part` of a mapping, a list, or a choice of kinds."""
+    if "discriminator" in node:
+        return {"$ref": node["discriminator"]["mapping"][part]}
     if "patternProperties" in node:
         return next(iter(node["patternProperties"].values()))
     return node.get("additionalProperties") or node.get("items") or {}

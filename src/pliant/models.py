@@ -5,35 +5,20 @@ a model of the zoo or to convert an old tokenizer, once: the gateway uses this m
 """
 
 import hashlib
-import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-)
-
-from pliant import zoo
+from pliant import decoder_info, hub, zoo
 from pliant.cache import cache_folder, made_once
+from pliant.decoder_info import DecoderInfo as DecoderInfo
+from pliant.decoder_shape import DecoderShape
 from pliant.errors import ModelError
-
-Progress = Callable[[str, float], object]
-"""Called with what is being done and the fraction done."""
+from pliant.hub import Progress as Progress
 
 _log = logging.getLogger(__name__)
-_CONFIG, _WEIGHTS, _TOKENIZER = _FILES = ("config.json", "model.safetensors", "tokenizer.json")
-_OLD_TOKENIZERS = ("vocab.*", "*.model")
-_BESIDE_TOKENIZERS = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json")
+_HELD = f"{hub.CONFIG}, {hub.WEIGHTS}, {hub.TOKENIZER}"
 _POSITIONS_START_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet"}
 """Model types that count positions from `pad_token_id + 1`, so that this many fewer tokens fit."""
 
@@ -54,7 +39,7 @@ class ModelInfo:
 
 
 def fetch(model: str, *, progress: Progress | None = None) -> Path:
-    """A folder with the model's config.json, model.safetensors and tokenizer.json.
+    """A folder with the model's config.json, tokenizer.json and weights, in one safetensors file or in several.
 
     A model of the zoo is trained on first use, and a Hugging Face model is downloaded; both are kept, and found again
     without a network. A kept download is not compared with newer versions on the hub. Several processes may call it at
@@ -66,34 +51,49 @@ def fetch(model: str, *, progress: Progress | None = None) -> Path:
         if progress is None and not zoo.folder(name).exists():
             _log.warning("training %s, once; this takes about a minute", model)
         return zoo.ensure(name, report)
-    folder = _local_folder(model) or _download(model, report)
-    if missing := [file for file in (_CONFIG, _WEIGHTS) if not (folder / file).is_file()]:
+    folder = _local_folder(model) or hub.download(model, report)
+    if missing := hub.missing(folder):
         raise ModelError(
-            f"{model}: {folder} has no {' and no '.join(missing)}; choose a model that is saved with both, as "
-            "transformers' save_pretrained does"
+            f"{model}: {folder} has no {' and no '.join(missing)}; choose a model that is saved whole, as by "
+            "transformers' save_pretrained"
         )
-    if (folder / _TOKENIZER).is_file():
+    if (folder / hub.TOKENIZER).is_file():
         return folder
     return _with_converted_tokenizer(model, folder, report)
 
 
 def check(model: str) -> ModelInfo:
-    """What `model` is; fetches no weights and trains nothing.
+    """What the text classifier `model` is; fetches no weights and trains nothing.
 
     Raises ModelError if there is no such model, or if it is no text classifier.
     """
-    if model.startswith("zoo/"):
-        return _info(zoo.config(_zoo_name(model)), model)
-    if folder := _local_folder(model):
-        return describe(folder)
-    with _hub_errors(model):
-        config = Path(hf_hub_download(model, _CONFIG))
-    return _read(config, model)
+    return _info(_config(model), model)
 
 
 def describe(folder: Path) -> ModelInfo:
     """What the config.json in a model's folder says. Raises ModelError if the model is no text classifier."""
-    return _read(folder / _CONFIG, str(folder))
+    return _info(_read(folder, str(folder)), str(folder))
+
+
+def check_decoder(model: str) -> DecoderShape:
+    """The shape of the language model `model`; fetches no weights and trains nothing.
+
+    Raises ModelError if there is no such model, or if it is no decoder that is supported.
+    """
+    return decoder_info.shape_of(_config(model), model)
+
+
+def describe_decoder(folder: Path) -> DecoderInfo:
+    """What the files in a language model's folder say. Raises ModelError if it is no decoder that is supported."""
+    _read(folder, str(folder))
+    return decoder_info.read(folder)
+
+
+def _config(model: str) -> dict[str, Any]:
+    """The config.json of `model`, fetched alone if it is on the hub."""
+    if model.startswith("zoo/"):
+        return zoo.config(_zoo_name(model))
+    return _read(_local_folder(model) or hub.download_config(model).parent, model)
 
 
 def _zoo_name(model: str) -> str:
@@ -110,66 +110,13 @@ def _local_folder(model: str) -> Path | None:
     if path.is_dir():
         return path.resolve()
     if model.startswith((".", "/", "~")):
-        raise ModelError(f"{model}: there is no such folder; choose one that holds {', '.join(_FILES)}")
+        raise ModelError(f"{model}: there is no such folder; choose one that holds {_HELD}")
     return None
-
-
-def _download(model: str, report: Progress) -> Path:
-    if kept := _kept_download(model):
-        return kept
-    lock = cache_folder() / "downloads" / f"{model.replace('/', '--')}.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock), _hub_errors(model):
-        report(f"downloading {model}", 0.0)
-        folder = snapshot_download(model, allow_patterns=[*_FILES, *_OLD_TOKENIZERS, *_BESIDE_TOKENIZERS])
-        report(f"downloading {model}", 1.0)
-    return Path(folder)
-
-
-def _kept_download(model: str) -> Path | None:
-    """The folder of an earlier download, if it was completed: `check` downloads the config.json alone."""
-    try:
-        folder = Path(snapshot_download(model, local_files_only=True))
-    except (OSError, ValueError):
-        return None
-    return folder if _has_tokenizer(folder) and all((folder / file).is_file() for file in (_CONFIG, _WEIGHTS)) else None
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any(next(folder.glob(pattern), None) for pattern in (_TOKENIZER, *_OLD_TOKENIZERS))
-
-
-@contextmanager
-def _hub_errors(model: str) -> Iterator[None]:
-    """Turns what the hub's client raises, its HTTP library's errors included, into one line for a person."""
-    given = f"{model}: neither a local folder nor"
-    try:
-        yield
-    except HFValidationError:
-        raise ModelError(f"{given} a Hugging Face id; choose zoo/NAME, a folder, or OWNER/NAME") from None
-    except GatedRepoError:
-        raise ModelError(
-            f"{model}: gated on the Hugging Face Hub; accept its terms there and log in with `hf auth login`"
-        ) from None
-    except RepositoryNotFoundError:
-        raise ModelError(
-            f"{given} found on the Hugging Face Hub; check the spelling, or `hf auth login` if it is private"
-        ) from None
-    except RemoteEntryNotFoundError:
-        raise ModelError(f"{model}: has no config.json on the Hugging Face Hub; choose a transformers model") from None
-    except LocalEntryNotFoundError:
-        raise ModelError(
-            f"{given} downloaded before, and the Hugging Face Hub cannot be reached; check the spelling, "
-            "the network and HF_HUB_OFFLINE, or name a folder"
-        ) from None
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ModelError(f"{model}: cannot be fetched from the Hugging Face Hub: {reason}; try again later") from error
 
 
 def _with_converted_tokenizer(model: str, folder: Path, report: Progress) -> Path:
     """A folder in the cache that links to the model's files and adds the tokenizer.json that it lacks."""
-    if not _has_tokenizer(folder):
+    if not hub.has_tokenizer(folder):
         raise ModelError(f"{model}: {folder} has no tokenizer.json; save the model's tokenizer there too")
 
     def convert(made: Path) -> None:
@@ -184,24 +131,21 @@ def _with_converted_tokenizer(model: str, folder: Path, report: Progress) -> Pat
         except (OSError, ValueError, ImportError) as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ModelError(f"{model}: no tokenizer.json, and none can be made: {reason}; add one") from error
-        if not (made / _TOKENIZER).is_file():
+        if not (made / hub.TOKENIZER).is_file():
             raise ModelError(f"{model}: no tokenizer.json, and its tokenizer cannot be saved as one; add one")
-        for file in (_CONFIG, _WEIGHTS):
-            (made / file).symlink_to(folder / file)
+        for file in {file for pattern in hub.FILES for file in folder.glob(pattern)}:
+            if not (made / file.name).exists():
+                (made / file.name).symlink_to(file)
 
-    weights = (folder / _WEIGHTS).stat()
+    weights = next(file for name in (hub.WEIGHTS, hub.INDEX) if (file := folder / name).is_file()).stat()
     identity = hashlib.sha256(f"{folder.resolve()} {weights.st_mtime_ns} {weights.st_size}".encode()).hexdigest()
     return made_once(cache_folder() / "models" / identity[:16], convert)
 
 
-def _read(file: Path, model: str) -> ModelInfo:
-    try:
-        config = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise ModelError(f"{model}: has no config.json; choose a folder that holds {', '.join(_FILES)}") from None
-    except ValueError as error:
-        raise ModelError(f"{model}: its config.json is not JSON ({error}); save the model again") from None
-    return _info(config, model)
+def _read(folder: Path, model: str) -> dict[str, Any]:
+    if not (folder / hub.CONFIG).is_file():
+        raise ModelError(f"{model}: has no config.json; choose a folder that holds {_HELD}")
+    return decoder_info.read_json(folder / hub.CONFIG)
 
 
 def most_tokens(config: dict[str, Any]) -> int | None:

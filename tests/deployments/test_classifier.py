@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from pliant.config import EncoderConfig
 from pliant.deployments.encoder.engine import Answer, Query, Refusal
 from pliant.deployments.encoder.routing_table import RoutingTable
-from pliant.deployments.gateway.classifier import Classifier, ReplicaLostError
-from pliant.deployments.gateway.errors import RequestError
+from pliant.deployments.gateway.classifier import Classifier
+from pliant.deployments.gateway.errors import ReplicaLostError, RequestError
 from pliant.deployments.gateway.parameters import ClassifyParameters
 from pliant.models import ModelInfo
 from pliant.policies.admission import DeadlineError

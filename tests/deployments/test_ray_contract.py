@@ -19,7 +19,8 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from pliant.config import AUTOSCALING_POLICY
 from pliant.deployments.autoscaling import follow_planner
-from pliant.deployments.router import LengthRouter
+from pliant.deployments.encoder.router import LengthRouter
+from pliant.deployments.llm.router import LiveTokenRouter
 
 
 def parameters(function: Any) -> list[str]:
@@ -74,7 +75,7 @@ def test_the_ingress_builds_its_application_in_the_replica() -> None:
 
 def test_deployment_options() -> None:
     assert BackpressureConfig(status_code=429, retry_after_s=1).status_code == 429
-    options: dict[str, Any] = {"request_router_class": "pliant.deployments.router:LengthRouter"}
+    options: dict[str, Any] = {"request_router_class": "pliant.deployments.encoder.router:LengthRouter"}
     config = RequestRouterConfig(**options, request_router_kwargs={"service": "s", "slo_s": 1.0})
     config._serialize_request_router_cls()
     router = config.get_request_router_class()
@@ -82,6 +83,22 @@ def test_deployment_options() -> None:
     from pliant.deployments.encoder import routing_table
 
     assert router.initialize_state.__globals__["shared"] is routing_table.shared, "it must meet the gateway's table"
+
+
+def test_both_sides_of_a_language_model_share_one_table() -> None:
+    options: dict[str, Any] = {"request_router_class": "pliant.deployments.llm.router:LiveTokenRouter"}
+    config = RequestRouterConfig(**options, request_router_kwargs={"service": "s"})
+    config._serialize_request_router_cls()
+    router = config.get_request_router_class()
+    from pliant.deployments.llm import routing_table
+
+    assert router.initialize_state.__globals__["shared"] is routing_table.shared
+
+
+def test_answers_are_streamed_through_handles() -> None:
+    assert "stream" in parameters(DeploymentHandle.options)
+    for hook in ("on_replica_actor_died", "on_replica_actor_unavailable", "choose_replicas", "update_replicas"):
+        assert hook in vars(LiveTokenRouter)
 
 
 def test_what_the_autoscaling_policy_reads() -> None:

@@ -167,7 +167,7 @@ def main() -> None:
     )
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        serve.run(assemble(config, {"topics": encoder("topics", config.services["topics"], PretendReplica)}))
+        serve.run(assemble(config, {"topics": encoder("topics", config.encoders["topics"], PretendReplica)}))
         scenario = Scenario(f"http://127.0.0.1:{port}")
         flag = Path(os.environ[BROKEN])
 

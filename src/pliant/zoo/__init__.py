@@ -19,25 +19,31 @@ NAMES = tuple(shapes.SHAPES)
 
 @dataclass(frozen=True)
 class ZooEntry:
-    """A model of the zoo; `accuracy` (of held-out paragraphs) is None until it is trained.
+    """A model of the zoo, and what was measured on texts that it has not seen, once it is trained.
 
-    `seconds` is the wall time that training took.
+    Classifiers have an `accuracy`, of held-out paragraphs, and language models a `perplexity`, of a token in held-out
+    documents. `seconds` is the wall time that training took.
     """
 
     name: str
     accuracy: float | None = None
+    perplexity: float | None = None
     parameters: int = 0
     seconds: float = 0.0
+
+    @property
+    def trained(self) -> bool:
+        return self.parameters > 0
 
 
 def folder(name: str) -> Path:
     """Where the model `name` lies, or will lie once it is trained."""
-    return cache_folder() / "zoo" / f"{name}-v{shapes.VERSION}"
+    return cache_folder() / "zoo" / f"{name}-v{shapes.SHAPES[name].version}"
 
 
 def config(name: str) -> dict[str, Any]:
     """The `config.json` that the model `name` has, or will have once it is trained."""
-    return shapes.config(shapes.SHAPES[name])
+    return shapes.SHAPES[name].config()
 
 
 def status() -> list[ZooEntry]:
@@ -56,18 +62,23 @@ def ensure(name: str, progress: Callable[[str, float], object]) -> Path:
 
 def train(name: str, folder: Path, progress: Callable[[str, float], object]) -> None:
     """Train the model `name` and write it to `folder`: weights, configuration, tokenizer and `zoo.json`."""
-    from pliant.zoo import corpus, topics
+    from pliant.zoo import llama, topics
 
     started = time.perf_counter()
     shape = shapes.SHAPES[name]
-    result = topics.train(shape, folder, lambda text, done: progress(f"{text}: zoo/{name}", done))
+
+    def report(text: str, done: float) -> object:
+        return progress(f"{text}: zoo/{name}", done)
+
+    if isinstance(shape, shapes.LlamaShape):
+        measured = asdict(llama.train(shape, folder, report))
+    else:
+        measured = asdict(topics.train(shape, folder, report))
     card = {
         "name": name,
-        "version": shapes.VERSION,
-        **asdict(result),
+        "version": shape.version,
+        **measured,
         "seconds": round(time.perf_counter() - started, 1),
-        "training_paragraphs": len(corpus.training()),
-        "held_out_paragraphs": len(corpus.held_out()),
     }
     (folder / "zoo.json").write_text(json.dumps(card, indent=2) + "\n")
 
@@ -77,4 +88,4 @@ def _entry(name: str) -> ZooEntry:
     if not card.exists():
         return ZooEntry(name)
     found = json.loads(card.read_text())
-    return ZooEntry(name, found["accuracy"], found["parameters"], found["seconds"])
+    return ZooEntry(name, found.get("accuracy"), found.get("perplexity"), found["parameters"], found["seconds"])

@@ -60,7 +60,7 @@ def texts() -> tuple[Text, ...]:
         for topic in names.split():
             for paragraph in topics.get(topic, "").split("\n\n"):
                 text = " ".join(_UNDERLINE.sub(" ", paragraph).split())
-                found.setdefault(_words(text), Text(text, label, topic))
+                found.setdefault(bare_words(text), Text(text, label, topic))
     return tuple(text for words, text in found.items() if len(words.split()) >= _MIN_WORDS)
 
 
@@ -93,10 +93,11 @@ def windows(paragraphs: Sequence[Text], count: int, rng: random.Random, words: t
     return made
 
 
-def _words(text: str) -> str:
+def bare_words(text: str) -> str:
+    """The words of a text in lower case, without punctuation: what makes two texts the same."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def _is_held_out(text: Text) -> bool:
     """Decided by the words alone, so that a paragraph stays on its side whatever else is in the corpus."""
-    return zlib.crc32(_words(text.text).encode()) % _HELD_OUT_ONE_IN == 0
+    return zlib.crc32(bare_words(text.text).encode()) % _HELD_OUT_ONE_IN == 0

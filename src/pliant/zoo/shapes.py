@@ -1,12 +1,16 @@
 """The zoo's models by name: their shapes and how long they learn. Nothing here imports torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pliant.zoo.corpus import LABELS
 
-VERSION = 1
-"""Raised whenever texts, shapes or training change, so that models of an older zoo are left alone."""
+Progress = Callable[[str, float], object]
+"""Called with what is being done and the fraction done."""
+
+BEGIN, END, SYSTEM, USER, ASSISTANT = range(5)
+"""The language model's special tokens, by id: where texts begin, where they and chat messages end, and who speaks."""
 
 
 @dataclass(frozen=True)
@@ -20,28 +24,65 @@ class Shape:
     learning_rate: float
     vocabulary: int = 3000
     positions: int = 512
+    version: int = 1
+    """Raised whenever texts, shape or training change, so that models of an older zoo are left alone."""
+
+    def config(self) -> dict[str, Any]:
+        """The `config.json` of a model of this shape, as `transformers.BertConfig` takes it."""
+        return {
+            "architectures": ["BertForSequenceClassification"],
+            "model_type": "bert",
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "intermediate_size": 4 * self.hidden,
+            "max_position_embeddings": self.positions,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "pad_token_id": 0,
+            "id2label": dict(enumerate(LABELS)),
+            "label2id": {label: index for index, label in enumerate(LABELS)},
+        }
 
 
-SHAPES = {
+@dataclass(frozen=True)
+class LlamaShape:
+    """A Llama decoder and its training: `steps` batches at a peak `learning_rate`."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    steps: int
+    learning_rate: float
+    vocabulary: int = 2048
+    positions: int = 1024
+    version: int = 1
+
+    def config(self) -> dict[str, Any]:
+        """The `config.json` of a model of this shape, as `transformers.LlamaConfig` takes it."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.intermediate,
+            "max_position_embeddings": self.positions,
+            "tie_word_embeddings": False,
+            "bos_token_id": BEGIN,
+            "eos_token_id": END,
+        }
+
+
+SHAPES: dict[str, Shape | LlamaShape] = {
     "topics-small": Shape(layers=2, hidden=128, heads=2, epochs=5, learning_rate=1.5e-3),
     "topics-large": Shape(layers=4, hidden=256, heads=4, epochs=8, learning_rate=1e-3),
+    "tiny-llama": LlamaShape(
+        layers=4, hidden=256, heads=4, kv_heads=2, intermediate=704, steps=800, learning_rate=2e-3
+    ),
 }
-
-
-def config(shape: Shape) -> dict[str, Any]:
-    """The `config.json` of a model of this shape, as `transformers.BertConfig` takes it."""
-    return {
-        "architectures": ["BertForSequenceClassification"],
-        "model_type": "bert",
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "intermediate_size": 4 * shape.hidden,
-        "max_position_embeddings": shape.positions,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "pad_token_id": 0,
-        "id2label": dict(enumerate(LABELS)),
-        "label2id": {label: index for index, label in enumerate(LABELS)},
-    }

@@ -12,7 +12,7 @@ A thousand paragraphs and a minute of a laptop's processor are little for a tran
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from torch.nn import functional
 from pliant.torchvision_mend import mend
 from pliant.zoo import corpus
 from pliant.zoo.corpus import LABELS, Text
-from pliant.zoo.shapes import Shape, config
+from pliant.zoo.shapes import Progress, Shape
 
 mend()
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast  # noqa: E402
@@ -47,9 +47,6 @@ _WINDOWS_PER_EPOCH = 40
 _WINDOW_WORDS = (30, 300)
 _WARM_UP = 0.1
 _STACK_AT = 0.75
-
-Progress = Callable[[str, float], object]
-"""Called with what is being done and the fraction done."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,7 @@ def _commonest(counts: Counter[str], size: int) -> list[str]:
 
 def new_model(shape: Shape) -> BertForSequenceClassification:
     """An untrained model that starts as a classifier of the mean of its word embeddings."""
-    model = BertForSequenceClassification(BertConfig(**config(shape)))
+    model = BertForSequenceClassification(BertConfig(**shape.config()))
     weights = {name.removesuffix(".weight"): weight for name, weight in model.named_parameters()}
     identity, nothing = torch.eye(shape.hidden), torch.tensor(0.0)
     with torch.no_grad():

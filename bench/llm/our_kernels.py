@@ -1,0 +1,109 @@
+"""The paper's baselines over our kernels: what their policies cost, apart from what kernels gain (Flover §III)."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pliant.bench.llm.outcome import Recorder
+from pliant.bench.llm.systems import Batch
+from pliant.bench.llm.workload import Integers
+from pliant.kernels import cpu_kernels
+from pliant.kernels.cpu_kernels import CpuKernels
+from pliant.kernels.decoder import Decoder
+from pliant.kernels.decoder_weights import SavedWeights
+from pliant.kernels.executor import DTYPES, Executor, Prefill, Step
+from pliant.kernels.huge_pages import Arena
+from pliant.kernels.kv_slots import KVSlots
+from pliant.kernels.sampling import Sampler
+from pliant.sampling import Sampling
+
+GREEDY = Sampling(temperature=0.0)
+_NO_INDICES = np.empty(0, np.int64)
+_NO_ROWS = np.empty(0, np.int32)
+
+
+class StaticBatch:
+    """Our kernels on a batch that nobody joins or leaves before its longest answer is there."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def __call__(self, batch: Batch, recorder: Recorder) -> None:
+        steps = max(request.tokens for _, request in batch)
+        for step, _ in enumerate(decode(self._executor, [request.prompt for _, request in batch], steps)):
+            recorder.note_all((index, 1) for index, request in batch if step < request.tokens)
+            recorder.passes += 1
+
+
+class Instances:
+    """Our kernels for many threads at once: each call takes an executor that is free."""
+
+    def __init__(self, executors: Sequence[Executor]) -> None:
+        self._free: queue.SimpleQueue[StaticBatch] = queue.SimpleQueue()
+        for executor in executors:
+            self._free.put(StaticBatch(executor))
+
+    def __call__(self, batch: Batch, recorder: Recorder) -> None:
+        instance = self._free.get()
+        try:
+            instance(batch, recorder)
+        finally:
+            self._free.put(instance)
+
+
+def instances(folder: Path, count: int, max_length: int, dtype: str) -> list[Executor]:
+    """Executors of one slot and one thread each, which share the packed weights and nothing else."""
+    kind, device = DTYPES[dtype], torch.device("cpu")
+    weights = SavedWeights(folder, kind, device)
+    arena = _SameTensors()
+    executors = []
+    for _ in range(count):
+        kernels = cpu_kernels.best(threads=1)
+        if isinstance(kernels, CpuKernels):
+            kernels.arena = arena.again()
+        with torch.inference_mode():
+            kv = KVSlots(weights.shape, 1, max_length, kind, device, kernels)
+            decoder = Decoder(weights, kernels, kv)
+        executors.append(Executor(decoder, Sampler(1, weights.shape.vocab, device)))
+    return executors
+
+
+class _SameTensors(Arena):
+    """Memory for packed weights that gives every decoder the tensors of the first, which the others fill alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._given: list[torch.Tensor] = []
+        self._next = 0
+
+    def again(self) -> _SameTensors:
+        """From the first tensor on."""
+        self._next = 0
+        return self
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        if self._next == len(self._given):
+            self._given.append(super().zeros(shape, dtype))
+        tensor = self._given[self._next]
+        self._next += 1
+        assert tensor.shape == torch.Size(shape)
+        return tensor
+
+
+def decode(executor: Executor, prompts: Sequence[Integers], steps: int, offset: int = 0) -> Iterator[NDArray[np.int64]]:
+    """Greedy tokens of a batch in the slots from `offset` on, [batch] for each step; prompts may differ in length."""
+    for slot in range(offset, offset + len(prompts)):
+        executor.admit(slot, GREEDY)
+    prefills = tuple(Prefill(slot, 0, prompt.astype(np.int32), True) for slot, prompt in enumerate(prompts))
+    first = np.zeros(len(prompts), np.int64)
+    yield executor.launch(Step(prefills, 0, _NO_ROWS, _NO_INDICES, first)).result().first
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    for index in range(1, steps):
+        step = Step((), 0, lengths + np.int32(index - 1), np.full(len(prompts), index), _NO_INDICES)
+        yield executor.launch(step).result().tokens

@@ -1,0 +1,134 @@
+"""Whether the GPU's kernels compute what the readable ones do, in the widths of the model that is measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pliant.decoder_shape import DecoderShape
+from pliant.errors import PliantError
+from pliant.kernels.cuda_executor import CudaExecutor
+from pliant.kernels.cuda_kernels import CudaKernels
+from pliant.kernels.decoder import Decoder
+from pliant.kernels.decoder_kernels import DecoderKernels, TorchKernels
+from pliant.kernels.decoder_weights import RandomWeights
+from pliant.kernels.executor import Executor, Prefill, Step
+from pliant.kernels.kv_slots import KVSlots
+from pliant.kernels.sampling import Sampler
+from pliant.sampling import Sampling
+
+GREEDY = Sampling(temperature=0.0)
+_NO_ROWS, _NO_INDICES = np.empty(0, np.int32), np.empty(0, np.int64)
+
+
+class WrongNumbersError(PliantError):
+    """Kernels that do not compute what the readable ones compute."""
+
+
+class Rounded(RandomWeights):
+    """The same numbers in every dtype: those that bfloat16 can hold."""
+
+    def copy(self, name: str, into: Tensor) -> None:
+        rounded = torch.empty_like(into, dtype=torch.bfloat16)
+        super().copy(name, rounded)
+        into.copy_(rounded)
+
+
+@torch.inference_mode()
+def check(shape: DecoderShape, device: torch.device) -> dict[str, float]:
+    """Relative errors of two layers' logits. Raises WrongNumbersError if they are more than rounding explains."""
+    small = replace(shape, layers=2, windows=(None, 64))
+    seed = time.time_ns() % 2**32
+    expected = _logits(small, TorchKernels(), torch.float32, device, seed)
+    variants: dict[str, tuple[DecoderKernels, torch.dtype]] = {
+        "float32": (CudaKernels(), torch.float32),
+        "bfloat16": (CudaKernels(), torch.bfloat16),
+        "bfloat16 in plain torch": (TorchKernels(), torch.bfloat16),
+    }
+    errors = {}
+    for name, (kernels, dtype) in variants.items():
+        found = _logits(small, kernels, dtype, device, seed).double()
+        errors[name] = float((found - expected.double()).norm() / expected.double().norm())
+    allowed = {"float32": 1e-4, "bfloat16": 1.5 * errors["bfloat16 in plain torch"]}
+    if wrong := [
+        f"{name}: {errors[name]:.2g} instead of {most:.2g} at most"
+        for name, most in allowed.items()
+        if not errors[name] <= most
+    ]:
+        raise WrongNumbersError(f"with seed {seed}, the logits' relative error is too large for {'; '.join(wrong)}")
+    _check_tokens(small, device, seed)
+    torch.cuda.empty_cache()
+    return errors
+
+
+def _logits(
+    shape: DecoderShape, kernels: DecoderKernels, dtype: torch.dtype, device: torch.device, seed: int
+) -> Tensor:
+    """Of prompts of many lengths in slots 1 to 5, prefilled in two chunks, and of three steps that follow."""
+    decoder, _ = parts(shape, kernels, dtype, device, 7, 512, seed)
+    texts = random_texts(shape, (1, 2, 64, 65, 500), seed)
+    decoder.prefill([Prefill(1 + i, 0, ids[: len(ids) // 3], False) for i, ids in enumerate(texts) if len(ids) > 2])
+    starts = [len(ids) // 3 if len(ids) > 2 else 0 for ids in texts]
+    last = [Prefill(1 + i, start, ids[start:], True) for i, (ids, start) in enumerate(zip(texts, starts, strict=True))]
+    found = [decoder.prefill(last).float()]
+    for step, tokens in enumerate(random_texts(shape, (5, 5, 5), seed + 1)):
+        lengths = torch.tensor([len(ids) + step for ids in texts], dtype=torch.int32, device=device)
+        found.append(decoder.decode(torch.from_numpy(tokens).long().to(device), 1, lengths).float())
+    return torch.cat(found)
+
+
+def _check_tokens(shape: DecoderShape, device: torch.device, seed: int) -> None:
+    """Recorded and pipelined steps give the tokens of plain ones."""
+    answers = []
+    for kind, kernels in ((Executor, TorchKernels()), (CudaExecutor, CudaKernels())):
+        executor = kind(*parts(shape, kernels, torch.float32, device, 7, 512, seed))
+        answers.append(_answers(executor, random_texts(shape, (1, 2, 64, 65, 400), seed), offset=2, steps=24))
+    if answers[0] != answers[1]:
+        raise WrongNumbersError(f"with seed {seed}, recorded steps give other tokens than plain ones: {answers}")
+
+
+def parts(
+    shape: DecoderShape,
+    kernels: DecoderKernels,
+    dtype: torch.dtype,
+    device: torch.device,
+    slots: int,
+    max_length: int,
+    seed: int,
+) -> tuple[Decoder, Sampler]:
+    """Whose weights depend on `seed` alone, up to rounding; keys and values are random, as zeros compute faster."""
+    with torch.inference_mode():
+        torch.manual_seed(seed)
+        kv = KVSlots(shape, slots, max_length, dtype, device, kernels)
+        decoder = Decoder(Rounded(shape, dtype, device), kernels, kv)
+        kv.keys.normal_()
+        kv.values.normal_()
+        return decoder, Sampler(slots, shape.vocab, device)
+
+
+def random_texts(shape: DecoderShape, lengths: Sequence[int], seed: int) -> list[NDArray[np.int32]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(shape.vocab, size=length, dtype=np.int32) for length in lengths]
+
+
+def _answers(executor: Executor, prompts: Sequence[NDArray[np.int32]], offset: int, steps: int) -> list[list[int]]:
+    """Greedy tokens by step."""
+    for slot in range(offset, offset + len(prompts)):
+        executor.admit(slot, GREEDY)
+    first = np.zeros(len(prompts), np.int64)
+    prefills = tuple(Prefill(slot, 0, ids, True) for slot, ids in enumerate(prompts, offset))
+    launched = [executor.launch(Step(prefills, 0, _NO_ROWS, _NO_INDICES, first))]
+    lengths = np.array([len(ids) for ids in prompts], np.int32)
+    launched += [executor.launch(decode_step(offset, lengths + step)) for step in range(steps)]
+    prefilled, *decoded = [one.result() for one in launched]
+    return [prefilled.first.tolist(), *(output.tokens.tolist() for output in decoded)]
+
+
+def decode_step(offset: int, lengths: NDArray[np.int32]) -> Step:
+    return Step((), offset, lengths.astype(np.int32), np.zeros(len(lengths), np.int64), _NO_INDICES)

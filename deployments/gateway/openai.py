@@ -1,0 +1,162 @@
+"""OpenAI's text endpoints, as the `openai` client calls them: /v1/completions, /v1/chat/completions and /v1/models.
+
+Errors are in OpenAI's shape (`openai_errors`). One that comes before the first token has its own HTTP status, streamed
+or not; one that comes later is the last event of the stream.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from pliant.deployments.gateway.body import read_body
+from pliant.deployments.gateway.language_model import LanguageModel
+from pliant.deployments.gateway.openai_answers import ChatShape, CompletionShape, Json, Shape, usage
+from pliant.deployments.gateway.openai_errors import OpenAIError
+from pliant.deployments.gateway.openai_schemas import ChatRequest, CompletionRequest, GenerationRequest, parsed
+from pliant.deployments.gateway.openai_stream import EventStream, begun, interleaved
+from pliant.deployments.llm.request import Generation, Piece, merged
+from pliant.sampling import Sampling
+
+_MOST_ANSWERS = 64
+"""Prompts times choices of one request."""
+
+
+def router(models: Mapping[str, LanguageModel], max_body: int) -> APIRouter:
+    """The routes over `models` by name. `max_body` is in bytes."""
+    api = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+    def find(name: str) -> LanguageModel:
+        if name not in models:
+            reason = f"model: there is no {name!r}; there are: {', '.join(models) or 'none'}"
+            raise OpenAIError(404, reason, "model", "model_not_found")
+        return models[name]
+
+    @api.get("/models")
+    async def listing() -> Json:
+        return {"object": "list", "data": [_card(model) for model in models.values()]}
+
+    @api.get("/models/{model:path}")
+    async def card(model: str) -> Json:
+        return _card(find(model))
+
+    @api.post("/completions", openapi_extra=_schema(CompletionRequest))
+    async def complete(request: Request) -> Response:
+        call = parsed(CompletionRequest, await read_body(request, max_body))
+        model = find(call.model)
+        _bound(len(call.prompts) * call.choices)
+        prompts = [await model.encode(prompt) for prompt in call.prompts]
+        echo = [model.text(prompt) for prompt in call.prompts for _ in range(call.choices)] if call.echo else None
+        shape = CompletionShape(model.token_texts, echo)
+        generations = _generations(model, call, prompts, call.max_tokens, call.logprobs, f"cmpl-{uuid.uuid4().hex}")
+        return await _answer(model, call, generations, shape, sum(map(len, prompts)))
+
+    @api.post("/chat/completions", openapi_extra=_schema(ChatRequest))
+    async def chat(request: Request) -> Response:
+        call = parsed(ChatRequest, await read_body(request, max_body))
+        model = find(call.model)
+        prompt = await model.encode_chat([message.for_template() for message in call.messages])
+        wanted = call.max_completion_tokens or call.max_tokens
+        generations = _generations(model, call, [prompt], wanted, call.alternatives, f"chatcmpl-{uuid.uuid4().hex}")
+        return await _answer(model, call, generations, ChatShape(model.token_texts), len(prompt))
+
+    return api
+
+
+def _card(model: LanguageModel) -> Json:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "pliant",
+        "parent": None,
+        "max_model_len": model.max_length,
+    }
+
+
+def _schema(body: type[BaseModel]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": body.model_json_schema()}}}}
+
+
+def _bound(answers: int) -> None:
+    if answers > _MOST_ANSWERS:
+        raise OpenAIError(400, f"n: {answers} answers in one request; at most {_MOST_ANSWERS} are allowed", "n")
+
+
+def _generations(
+    model: LanguageModel,
+    call: GenerationRequest,
+    prompts: Sequence[tuple[int, ...]],
+    wanted: int | None,
+    logprobs: int | None,
+    name: str,
+) -> list[Generation]:
+    """One for each choice of each prompt, in the order of OpenAI's choices."""
+    usual = model.defaults
+    sampling = Sampling(
+        temperature=usual.temperature if call.temperature is None else call.temperature,
+        top_k=usual.top_k if call.top_k is None else max(0, call.top_k),
+        top_p=usual.top_p if call.top_p is None else call.top_p,
+        logprobs=logprobs,
+    )
+    seed = secrets.randbits(63) if call.seed is None else call.seed
+    return [
+        Generation(
+            id=f"{name}-{index}",
+            prompt=prompt,
+            max_tokens=model.tokens_for(prompt, wanted),
+            sampling=replace(sampling, seed=_wrapped(seed + choice)),
+            stop=call.stops,
+            ignore_eos=call.ignore_eos,
+        )
+        for index, (prompt, choice) in enumerate(
+            (prompt, choice) for prompt in prompts for choice in range(call.choices)
+        )
+    ]
+
+
+def _wrapped(seed: int) -> int:
+    """`seed` as a whole number of 64 bits."""
+    return seed % 2**64
+
+
+async def _answer(
+    model: LanguageModel, call: GenerationRequest, generations: list[Generation], shape: Shape, prompt_tokens: int
+) -> Response:
+    """Run all `generations`; stream them, or wait for the last."""
+    name = generations[0].id.rsplit("-", 1)[0]
+    created = int(time.time())
+
+    def envelope(kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": name,
+            "object": kind,
+            "created": created,
+            "model": model.name,
+            "system_fingerprint": model.fingerprint,
+            "choices": choices,
+        }
+
+    answers = interleaved([model.answer(generation) for generation in generations])
+    if call.stream:
+        counted = partial(usage, prompt_tokens) if call.with_usage else None
+        pieces = await begun(answers)
+        return EventStream(pieces, len(generations), shape, partial(envelope, shape.chunk), counted)
+    parts: list[list[Piece]] = [[] for _ in generations]
+    async with aclosing(answers):
+        async for index, piece in answers:
+            parts[index].append(piece)
+    whole = [merged(pieces) for pieces in parts]
+    choices = [shape.choice(index, answer) for index, answer in enumerate(whole)]
+    counts = usage(prompt_tokens, sum(len(answer.tokens) for answer in whole))
+    return JSONResponse({**envelope(shape.whole, choices), "usage": counts})

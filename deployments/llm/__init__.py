@@ -1,0 +1,1 @@
+"""Language models, whose live requests share one decode loop (Flover)."""

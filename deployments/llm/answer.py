@@ -1,0 +1,80 @@
+"""One answer in the making: what it may become, and what each of its tokens means to the client."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.deployments.llm.detokenizer import Detokenizer, TokenBytes
+from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
+from pliant.kernels.sampling import RowLogprobs
+
+
+class TooLongError(ValueError):
+    """The request does not fit into a slot, whatever else there is."""
+
+
+class Answer:
+    """The answer to `generation` in a slot of `max_length` tokens; `eos` are the tokens that end it.
+
+    `max_tokens` is cut to what fits. Raises TooLongError when nothing does, and another ValueError when the request
+    makes no sense. Answers are compared by identity.
+    """
+
+    __slots__ = (
+        *("_detokenizer", "_eos", "_logprobs"),
+        *("count", "deadline", "ended", "id", "ids", "most", "sampling", "size"),
+    )
+
+    def __init__(self, generation: Generation, max_length: int, eos: Collection[int], contents: TokenBytes) -> None:
+        prompt, generated = len(generation.prompt), len(generation.generated)
+        if not prompt:
+            raise ValueError("the prompt has no tokens; give at least one")
+        if generation.max_tokens <= generated:
+            raise ValueError(f"max_tokens must be above the {generated} of the answer, got {generation.max_tokens}")
+        if prompt + generated >= max_length:
+            raise TooLongError(
+                f"a prompt of {prompt} tokens and {generated + 1} of its answer do not fit into {max_length} tokens; "
+                "shorten the prompt, or raise max_length"
+            )
+        self.id = generation.id
+        self.ids: NDArray[np.int32] = np.array(generation.prompt + generation.generated, np.int32)
+        """What is computed before its next token."""
+        self.sampling = generation.sampling
+        self.count = generated
+        """Its tokens until now."""
+        self.most = min(generation.max_tokens, max_length - prompt)
+        """Its tokens at the end, at most."""
+        self.size = prompt + self.most
+        """Tokens of prompt and answer at the end, at most."""
+        self.deadline: float | None = None
+        """By the engine's clock: when it must have a slot."""
+        self.ended = False
+        """What is still computed for it is dropped."""
+        self._eos = () if generation.ignore_eos else eos
+        self._logprobs = generation.sampling.logprobs is not None
+        self._detokenizer = Detokenizer(contents, generation.stop)
+        for token in generation.generated:
+            self._detokenizer.push(token)
+        if self._detokenizer.stopped:
+            raise ValueError(f"the answer has ended: there is a stop string in the {generated} tokens given")
+
+    def read(self, token: int, row: RowLogprobs | None) -> Piece:
+        """The piece that its next token makes."""
+        self.count += 1
+        finish: Literal["stop", "length"] | None = None
+        if token in self._eos:
+            text, finish = self._detokenizer.flush(), "stop"
+        else:
+            text = self._detokenizer.push(token)
+            if self.count == self.most and not self._detokenizer.stopped:
+                text, finish = text + self._detokenizer.flush(), "length"
+            if self._detokenizer.stopped:
+                finish = "stop"
+        logprobs = None
+        if self._logprobs and row is not None:
+            logprobs = (TokenLogprobs(token, row.chosen, tuple(row.top_ids), tuple(row.top)),)
+        return Piece((token,), text, logprobs, finish)

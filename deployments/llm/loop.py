@@ -1,0 +1,178 @@
+"""Runs an engine in a thread, and brings what it computes to coroutines.
+
+The thread steps while there is something to do, and sleeps otherwise. It takes new and cancelled requests between two
+steps, and hands over all that a step gave in one call into the event loop. A consumer that looks away finds everything
+new in one piece, so that a slow client costs less, not more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator
+from itertools import count
+
+from pliant.deployments.llm.engine import BrokenError, Engine, Item
+from pliant.deployments.llm.report import LlmReport
+from pliant.deployments.llm.request import Generation, Piece, merged
+from pliant.policies.decode_admission import QueueFullError
+
+_RETRY_S = 1.0
+_JOIN_S = 5.0
+
+
+class StandstillError(Exception):
+    """A request got nothing for as long as it waits at most."""
+
+
+class _Inbox:
+    """What has come for one request and was not consumed: pieces, and then perhaps an error."""
+
+    __slots__ = ("arrived", "error", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.error: Exception | None = None
+        self.arrived = asyncio.Event()
+
+
+class EngineLoop:
+    """An engine, its thread, and the requests of one event loop, from which all methods are called.
+
+    A request that gets nothing for `wait_s` seconds is ended. The thread starts at once, and ends with `close`.
+    """
+
+    def __init__(self, engine: Engine, wait_s: float = 60.0) -> None:
+        self._engine = engine
+        self._wait_s = wait_s
+        self._loop = asyncio.get_running_loop()
+        self._inboxes: dict[str, _Inbox] = {}
+        self._keys = count()
+        self._commands: deque[Generation | str] = deque()
+        """For the thread, to take between two steps: requests to add, and ids to cancel."""
+        self._wake = threading.Event()
+        self._closed = False
+        self._stepping_since: float | None = None
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
+        """The pieces of one answer as they come; the last says how it finished.
+
+        Raises what `Engine.add` does, LateError while it waits for a slot, BrokenError when the executor fails, and
+        StandstillError. Closing or cancelling it before its end frees its slot for the next step.
+        """
+        if self.failure or self._closed:
+            raise _broken(self.failure)
+        if len(self._commands) >= self._engine.capacity:
+            raise QueueFullError(f"{len(self._commands)} requests have come during one step", _RETRY_S)
+        # The engine knows it by a name of its own: one that is sent again must not get what is left of the first.
+        key = f"{generation.id} {next(self._keys)}"
+        inbox = self._inboxes[key] = _Inbox()
+        self._command(generation._replace(id=key))
+        finished = False
+        try:
+            while not finished:
+                await self._arrival(inbox)
+                if not inbox.pieces and inbox.error:
+                    raise inbox.error
+                piece, inbox.pieces = merged(inbox.pieces), []
+                finished = piece.finish is not None
+                yield piece
+        finally:
+            del self._inboxes[key]
+            if not (finished or inbox.error):
+                self._command(key)
+
+    async def _arrival(self, inbox: _Inbox) -> None:
+        if inbox.pieces or inbox.error:
+            return
+        inbox.arrived.clear()
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await inbox.arrived.wait()
+        except TimeoutError:
+            raise StandstillError(f"nothing was computed for this request in {self._wait_s:g} s") from None
+
+    def report(self) -> LlmReport:
+        return self._engine.report()
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why nothing is computed any more, if that is so."""
+        return self._engine.failure or self._failure
+
+    def stepping_s(self) -> float:
+        """Seconds that the step under way has taken; 0 when none is."""
+        since = self._stepping_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def close(self) -> None:
+        """End the thread after the step under way; requests that are left get a BrokenError."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join(_JOIN_S)
+
+    def _command(self, command: Generation | str) -> None:
+        self._commands.append(command)
+        self._wake.set()
+
+    def _deliver(self, items: list[Item]) -> None:
+        for key, item in items:
+            inbox = self._inboxes.get(key)
+            if inbox is None:
+                continue
+            if isinstance(item, Piece):
+                inbox.pieces.append(item)
+            else:
+                inbox.error = item
+            inbox.arrived.set()
+
+    def _fail(self) -> None:
+        """Nothing more will come for anyone."""
+        for inbox in self._inboxes.values():
+            inbox.error = inbox.error or _broken(self.failure)
+            inbox.arrived.set()
+
+    # In the thread:
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                items = self._obey()
+                if self._engine.busy:
+                    self._stepping_since = time.monotonic()
+                    items += self._engine.step()
+                    self._stepping_since = None
+                if items:
+                    self._loop.call_soon_threadsafe(self._deliver, items)
+                if not (self._engine.busy or self._commands):
+                    self._wake.wait()
+                    self._wake.clear()
+        except Exception as failure:
+            self._failure = failure
+        finally:
+            self._stepping_since = None
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._fail)
+
+    def _obey(self) -> list[Item]:
+        """Add and cancel what was asked for; the requests that were refused."""
+        refused: list[Item] = []
+        while self._commands:
+            command = self._commands.popleft()
+            if isinstance(command, str):
+                self._engine.cancel(command)
+                continue
+            try:
+                self._engine.add(command)
+            except Exception as error:
+                refused.append((command.id, error))
+        return refused
+
+
+def _broken(failure: Exception | None) -> BrokenError:
+    return BrokenError(f"the engine has failed: {failure}" if failure else "the engine was closed")

@@ -1,0 +1,119 @@
+"""The Ray Serve shell of the language model's engine: one decode loop on one GPU or a few CPU threads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from pliant import models
+from pliant.config import LlmConfig
+from pliant.deployments.llm.engine import BrokenError, Engine
+from pliant.deployments.llm.loop import EngineLoop, StandstillError
+from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
+from pliant.deployments.llm.request import Generation, Piece
+from pliant.deployments.metrics import LlmReplicaMetrics
+from pliant.kernels import executor
+from pliant.policies.decode_admission import BusyError
+from pliant.sampling import Sampling
+
+logger = logging.getLogger("pliant")
+
+_HANGS_AFTER_S = 60.0
+
+
+class LlmReplica:
+    """Answers tickets. When Serve stops the replica, it first waits for those under way."""
+
+    async def __init__(self, service: str, config: LlmConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._service = service
+        self._metrics = LlmReplicaMetrics(service)
+        self._held: Counter[str] = Counter()
+        """Live tokens by gateway."""
+        self._loop = EngineLoop(await asyncio.to_thread(_engine, config), config.timeout_s)
+        report = self._loop.report()
+        logger.info("%s: starts with %d slots of %d tokens", service, report["slots"], report["max_length"])
+
+    async def generate(self, ticket: Ticket) -> AsyncGenerator[Piece | Refusal, None]:
+        """The pieces of an answer, or a refusal.
+
+        Pieces that end before one of them says how the answer finished mean that this replica cannot go on with it,
+        and another had better.
+        """
+        self._held[ticket.gateway] += ticket.live_tokens
+        try:
+            async with aclosing(self._loop.generate(ticket.generation)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except BusyError as error:
+            yield Refusal(error.reason, error.retry_after_s)
+        except ValueError as error:
+            yield Refusal(str(error), None)
+        except (BrokenError, StandstillError) as error:
+            logger.error("%s: %s: %s", self._service, ticket.generation.id, error)
+        finally:
+            self._held[ticket.gateway] -= ticket.live_tokens
+            if not self._held[ticket.gateway]:
+                del self._held[ticket.gateway]
+
+    async def check_health(self) -> None:
+        """Serve replaces a replica whose engine is broken, or computes one step without end."""
+        if self._loop.failure:
+            raise self._loop.failure
+        if (seconds := self._loop.stepping_s()) > _HANGS_AFTER_S:
+            raise RuntimeError(f"one step has taken {seconds:.0f} s")
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What gateways know of a new replica before its first statistics."""
+        return dict(self._report())
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        report = self._report()
+        self._metrics.live.set(report["live"])
+        self._metrics.waiting.set(report["waiting"])
+        self._metrics.live_tokens.set(sum(report["live_tokens"].values()))
+        return dict(report)
+
+    def _report(self) -> ReplicaReport:
+        report = self._loop.report()
+        return ReplicaReport(
+            max_length=report["max_length"],
+            slots=report["slots"],
+            live=report["live"],
+            waiting=report["waiting"],
+            live_tokens=dict(self._held),
+            served=report["served"],
+            tokens_per_s=report["tokens_per_s"],
+            step_ms=report["step_ms"],
+        )
+
+    def __del__(self) -> None:
+        """Serve calls it when the last answer has ended, and waits for it."""
+        if hasattr(self, "_loop"):
+            self._loop.close()
+
+
+def _engine(config: LlmConfig) -> Engine:
+    folder = models.fetch(config.model)
+    budget_bytes = config.memory_mb and config.memory_mb * 2**20
+    loaded = executor.load(
+        folder, config.slots, config.max_length, config.dtype, config.device, config.threads, budget_bytes
+    )
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    eos = models.describe_decoder(folder).eos
+    _rehearse(Engine(loaded, tokenizer, (), queue=0, stall_s=1))
+    return Engine(loaded, tokenizer, eos, config.queue, config.stall_ms / 1e3)
+
+
+def _rehearse(engine: Engine) -> None:
+    """Compute one answer for nobody: the first is slow, and would be taken for the replica's speed."""
+    engine.add(Generation("rehearsal", prompt=(0,) * 8, max_tokens=8, sampling=Sampling()))
+    while engine.busy:
+        engine.step()
+    if engine.failure:
+        raise engine.failure

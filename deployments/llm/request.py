@@ -1,0 +1,66 @@
+"""What a gateway asks a language model's replica for, and what comes back: plain data, pickled between the two."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from pliant.sampling import Sampling
+
+
+class Generation(NamedTuple):
+    """One answer to compute."""
+
+    id: str
+    """Names the request; no two that are under way share it."""
+    prompt: tuple[int, ...]
+    """Token ids, at least one."""
+    max_tokens: int
+    """Of the whole answer, `generated` included."""
+    sampling: Sampling
+    generated: tuple[int, ...] = ()
+    """The tokens of the answer that the client has already: it goes on behind them."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these texts in it."""
+    ignore_eos: bool = False
+    """Whether tokens that end an answer are tokens like others, so that it gets max_tokens unless `stop` ends it."""
+    first_token_within_s: float | None = None
+    """Seconds in which the next token must come for the request to be worth taking; None takes it however late."""
+
+
+class TokenLogprobs(NamedTuple):
+    """The natural logarithms of a token's probability and of the likeliest tokens' in its place."""
+
+    token: int
+    logprob: float
+    top_ids: tuple[int, ...]
+    """The likeliest tokens, likeliest first: as many as were asked for."""
+    top: tuple[float, ...]
+    """Their log probabilities."""
+
+
+class Piece(NamedTuple):
+    """What is new of one answer.
+
+    Text may come later than its tokens: as long as a character is incomplete or a stop string may be beginning. So
+    `text` is the next text of the answer, not that of `tokens`.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each token; None if they were not asked for."""
+    finish: Literal["stop", "length"] | None = None
+    """Why the answer ends with this piece; None if it goes on."""
+
+
+def merged(pieces: list[Piece]) -> Piece:
+    """Successive pieces of one answer, at least one, as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    tokens, texts, logprobs, finishes = zip(*pieces, strict=True)
+    return Piece(
+        tokens=tuple(token for part in tokens for token in part),
+        text="".join(texts),
+        logprobs=None if logprobs[0] is None else tuple(row for part in logprobs for row in part),
+        finish=finishes[-1],
+    )

@@ -1,0 +1,135 @@
+"""A Llama-family decoder over slots: prompts in chunks, and one token at a time for all slots of a window together.
+
+One fused pass per iteration serves every live request, however their lengths differ (Flover §V): linear layers see one
+batch of tokens, and only attention looks at slots one by one. The code below is the whole model; what its operations do
+on a device is the kernels' business (see `decoder_kernels`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pliant.kernels.decoder_kernels import DecoderKernels, Linear, Norms
+from pliant.kernels.decoder_weights import DecoderWeights, LayerWeights
+from pliant.kernels.kv_slots import KVSlots
+from pliant.kernels.rope import rotation
+from pliant.kernels.upload import upload
+
+Attend = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
+"""(queries, one layer's keys, values, sliding window) -> [n, heads * head_dim]."""
+
+
+class Prefill(NamedTuple):
+    """A chunk of a prompt: `ids` are its tokens from position `start` on, which `slot` has stored all before."""
+
+    slot: int
+    start: int
+    ids: NDArray[np.int32]
+    last: bool
+    """Whether it ends the prompt, so that the answer's first token follows from it."""
+
+
+class _Layer:
+    def __init__(self, weights: LayerWeights, kernels: DecoderKernels) -> None:
+        self.input_norm: Tensor = weights.input_norm
+        self.qkv: Linear = kernels.linear(weights.qkv, weights.qkv_bias)
+        self.qk_norms: Norms | None = weights.qk_norms
+        self.output: Linear = kernels.linear(weights.output, weights.output_bias)
+        self.mlp_norm: Tensor = weights.mlp_norm
+        self.gate_up: Linear = kernels.linear(weights.gate_up, weights.gate_up_bias)
+        self.down: Linear = kernels.linear(weights.down, weights.down_bias)
+
+
+class Decoder:
+    """A decoder with its keys and values in `kv`, whose kernels it shares. Logits are in the weights' dtype.
+
+    The logits returned may be a buffer that the next call reuses.
+    """
+
+    def __init__(self, weights: DecoderWeights, kernels: DecoderKernels, kv: KVSlots) -> None:
+        self.shape = weights.shape
+        self.device = weights.device
+        self.kv = kv
+        self.kernels = kernels
+        self._embedding = weights.embedding()
+        self._layers = [_Layer(weights.layer(index), kernels) for index in range(self.shape.layers)]
+        self._norm = weights.norm()
+        self._head = kernels.linear(self._embedding if self.shape.tied else weights.head(), None)
+        self._rotation = rotation(self.shape.rope, self.shape.head_dim, kv.max_length, self.device)
+
+    def prefill(self, chunks: Sequence[Prefill]) -> Tensor:
+        """Store the chunks' keys and values; the logits after each `last` one, [number of those, vocab], in order.
+
+        Raises ValueError for a chunk that is empty, does not fit into its slot, or has an id outside the vocabulary.
+        """
+        for chunk in chunks:
+            self._check(chunk)
+        sizes = [len(chunk.ids) for chunk in chunks]
+        positions = np.concatenate([np.arange(c.start, c.start + len(c.ids), dtype=np.int32) for c in chunks])
+        slots = np.repeat(np.array([chunk.slot for chunk in chunks], np.int32), sizes)
+        ids = np.concatenate([chunk.ids for chunk in chunks], dtype=np.int32)
+
+        def attend(q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
+            rows = zip(chunks, q.split_with_sizes(sizes), strict=True)
+            prefill_attention = self.kernels.prefill_attention
+            parts = [prefill_attention(part, keys, values, c.slot, c.start, window) for c, part in rows]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+        tokens, at, where = (upload(array, self.device) for array in (ids, positions, slots))
+        hidden, delta = self._layers_of(tokens, at, where, attend)
+        ends = [end - 1 for end, chunk in zip(np.cumsum(sizes), chunks, strict=True) if chunk.last]
+        if not ends:
+            return hidden.new_empty((0, self.shape.vocab))
+        rows = upload(np.array(ends), self.device)
+        return self._logits(hidden[rows], delta[rows])
+
+    def decode(self, tokens: Tensor, offset: int, lengths: Tensor) -> Tensor:
+        """One step for each slot offset, offset + 1, …: the logits that follow its token, [n, vocab].
+
+        `tokens` [n] are the last of each slot's text and not stored yet, and `lengths` [n] int32 count the tokens that
+        are; they must be less than max_length, which is not checked here, as they may lie on a GPU.
+        """
+        slots = torch.arange(offset, offset + len(tokens), dtype=torch.int32, device=self.device)
+        stored = lengths + 1
+
+        def attend(q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
+            return self.kernels.decode_attention(q, keys, values, offset, stored, window)
+
+        return self.step(tokens, lengths, slots, attend)
+
+    def step(self, tokens: Tensor, positions: Tensor, slots: Tensor, attend: Attend) -> Tensor:
+        """The logits that follow each of `tokens` [n], which go to `positions` of `slots`, [n] int32; [n, vocab]."""
+        return self._logits(*self._layers_of(tokens, positions, slots, attend))
+
+    def _layers_of(self, tokens: Tensor, positions: Tensor, slots: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """All layers for a batch of tokens, [n] each: the residual stream and what is still to be added to it."""
+        kernels, eps = self.kernels, self.shape.norm_eps
+        hidden = self._embedding[tokens]
+        delta: Tensor | None = None
+        for index, (layer, window) in enumerate(zip(self._layers, self.shape.windows, strict=True)):
+            keys, values = self.kv.layer(index)
+            qkv = layer.qkv(kernels.add_norm(hidden, delta, layer.input_norm, eps))
+            q = kernels.rotate_and_store(qkv, positions, slots, self._rotation, layer.qk_norms, eps, keys, values)
+            delta = layer.output(attend(q, keys, values, window))
+            gate_up = layer.gate_up(kernels.add_norm(hidden, delta, layer.mlp_norm, eps))
+            delta = layer.down(kernels.gate(gate_up))
+        assert delta is not None
+        return hidden, delta
+
+    def _logits(self, hidden: Tensor, delta: Tensor) -> Tensor:
+        return self._head(self.kernels.add_norm(hidden, delta, self._norm, self.shape.norm_eps))
+
+    def _check(self, chunk: Prefill) -> None:
+        stop = chunk.start + len(chunk.ids)
+        if not 0 <= chunk.slot < self.kv.slots or not 0 <= chunk.start < stop <= self.kv.max_length:
+            raise ValueError(
+                f"a chunk of tokens {chunk.start} to {stop} for slot {chunk.slot} does not fit: there are "
+                f"{self.kv.slots} slots of {self.kv.max_length} tokens, and a chunk has at least one"
+            )
+        low, high = int(chunk.ids.min()), int(chunk.ids.max())
+        if low < 0 or high >= self.shape.vocab:
+            raise ValueError(f"token ids must lie in 0 to {self.shape.vocab - 1}, got {low} to {high}")

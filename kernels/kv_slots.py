@@ -1,0 +1,156 @@
+"""The memory for keys and values: `slots` places of `max_length` tokens, allocated once (Flover §V-D).
+
+A request holds one slot from its prefill to its end, so nothing is allocated while requests come and go, and whether it
+all fits is plain arithmetic, done before anything is allocated and told in full when the answer is no.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pliant.decoder_shape import DecoderShape
+from pliant.errors import PliantError
+from pliant.kernels import huge_pages
+from pliant.kernels.decoder_kernels import DecoderKernels
+
+MOST_SLOTS = 32
+"""Slots where nobody says how many."""
+_SHORTEST = 2048
+"""Tokens below which fewer slots are preferred to shorter ones, where nobody says which."""
+_LEAST = 128
+"""Tokens below which a slot is refused rather than offered, where nobody says how long."""
+_ROUND = 16
+
+
+class KVMemoryError(PliantError):
+    """Slots that do not fit into the memory they may take; the message says by how much, and what would fit."""
+
+
+def bytes_needed(shape: DecoderShape, slots: int, max_length: int, dtype: torch.dtype) -> int:
+    """What `slots` slots of `max_length` tokens take, in bytes."""
+    return shape.kv_bytes(slots * max_length, dtype.itemsize)
+
+
+def slots_that_fit(shape: DecoderShape, max_length: int, dtype: torch.dtype, budget_bytes: int) -> int:
+    """The most slots of `max_length` tokens that `budget_bytes` hold; may be 0."""
+    return budget_bytes // bytes_needed(shape, 1, max_length, dtype)
+
+
+def length_that_fits(shape: DecoderShape, slots: int, dtype: torch.dtype, budget_bytes: int) -> int:
+    """The longest text, in tokens, that each of `slots` slots can hold in `budget_bytes`; may be 0."""
+    return budget_bytes // bytes_needed(shape, slots, 1, dtype)
+
+
+def allowed_bytes(device: torch.device, budget_bytes: int | None, reserved: int = 0) -> int:
+    """What keys and values may take: `budget_bytes`, if so much is free beside `reserved` bytes that others will take.
+
+    None stands for nine tenths of what is free on a GPU, and for half of it in a machine, which has other tenants.
+    """
+    on_gpu = device.type == "cuda"
+    free = max(0, (torch.cuda.mem_get_info(device)[0] if on_gpu else _free_bytes()) - reserved)
+    if budget_bytes is None:
+        return free * 9 // 10 if on_gpu else free // 2
+    return min(budget_bytes, free)
+
+
+def _free_bytes() -> int:
+    """The memory that this machine, or the container that this process runs in, can give without swapping."""
+    meminfo, limit, used = map(Path, ("/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"))
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if meminfo.exists() and (found := re.search(r"^MemAvailable: +(\d+) kB", meminfo.read_text(), re.MULTILINE)):
+        free = int(found[1]) * 1024
+    if limit.exists() and (most := limit.read_text().strip()).isdecimal():
+        free = min(free, int(most) - int(used.read_text()))
+    return free
+
+
+def fit(
+    shape: DecoderShape, slots: int | None, max_length: int | None, dtype: torch.dtype, budget_bytes: int
+) -> tuple[int, int]:
+    """Slots and max_length that `budget_bytes` hold; what is None is chosen, what is given is kept or refused.
+
+    Slots are 32 at most, and max_length is the model's own at most. If both are open, texts become shorter first, down
+    to 2,048 tokens, and slots fewer then. Raises KVMemoryError with the arithmetic if it cannot be, and ValueError for
+    a max_length that the model has no positions for.
+    """
+    if max_length is not None and not 1 <= max_length <= shape.max_length:
+        raise ValueError(f"max_length must be 1 to {shape.max_length:,}, the model's own, got {max_length:,} tokens")
+    if slots is not None and slots < 1:
+        raise ValueError(f"slots must be at least 1, got {slots}")
+    if slots is None:
+        length = max_length or min(_SHORTEST, shape.max_length)
+        slots = min(MOST_SLOTS, max(1, slots_that_fit(shape, length, dtype, budget_bytes)))
+    if max_length is None:
+        longest = length_that_fits(shape, slots, dtype, budget_bytes) // _ROUND * _ROUND
+        max_length = min(shape.max_length, max(longest, _LEAST))
+    _check(shape, slots, max_length, dtype, budget_bytes)
+    return slots, max_length
+
+
+def _check(shape: DecoderShape, slots: int, max_length: int, dtype: torch.dtype, budget_bytes: int) -> None:
+    needed = bytes_needed(shape, slots, max_length, dtype)
+    if needed <= budget_bytes:
+        return
+    token = bytes_needed(shape, 1, 1, dtype)
+    fewer = slots_that_fit(shape, max_length, dtype, budget_bytes)
+    shorter = length_that_fits(shape, slots, dtype, budget_bytes)
+    remedies = [f"at most {fewer:,} slots"] * (fewer > 0) + [f"max_length {shorter:,}"] * (shorter > 0)
+    remedies = remedies or [f"memory_mb {-(-needed // 2**20):,}"]
+    raise KVMemoryError(
+        f"keys and values do not fit: {slots:,} slots x {max_length:,} tokens x {_size(token)} = {_size(needed)}, but "
+        f"{_size(budget_bytes)} are allowed (memory_mb, or what is free): use {', or '.join(remedies)}"
+    )
+
+
+def _size(count: float) -> str:
+    """A number of bytes for a person."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    digits = 0 if unit == "bytes" or (unit == "KiB" and count == round(count)) else 1
+    return f"{count:,.{digits}f} {unit}"
+
+
+def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return huge_pages.zeros(size, dtype) if device.type == "cpu" else torch.zeros(*size, dtype=dtype, device=device)
+
+
+class KVSlots:
+    """`keys` and `values`, [layers, slots, kv_heads, max_length, head_dim] each, contiguous, zero at first.
+
+    Raises KVMemoryError if they would take more than `allowed_bytes`.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        slots: int,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: DecoderKernels,
+        budget_bytes: int | None = None,
+    ) -> None:
+        _check(shape, slots, max_length, dtype, allowed_bytes(device, budget_bytes))
+        self.slots = slots
+        self.max_length = max_length
+        size = (shape.layers, slots, shape.kv_heads, max_length, shape.head_dim)
+        self.keys, self.values = (_zeros(size, dtype, device) for _ in range(2))
+        self._kernels = kernels
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values, [slots, kv_heads, max_length, head_dim] each."""
+        return self.keys[index], self.values[index]
+
+    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Copy the first tokens of slots, (source, target, tokens), in every layer.
+
+        No slot is both a source and a target, nor the target of two moves.
+        """
+        if moves:
+            self._kernels.move(self.keys, self.values, moves)

@@ -1,0 +1,238 @@
+"""Trains the zoo's language model: a Llama-shaped decoder that goes on with Python's documentation, and answers on it.
+
+A minute of a laptop's processor is four times through the texts in small steps, which is little for a transformer, so
+it is given three helps:
+
+- It begins as a bigram model: embeddings and head are factors of the logarithms of how often one token follows another,
+  and the layers add nothing yet. Training starts where it would else have spent most of its time to get to.
+- The heads of the first layer begin by attending to the last token, the one before that, and so on, so that what is
+  learned first is to go on from the last few tokens together.
+- Most rows are short, which is cheap. Some have all the positions of the model, so that it knows them.
+
+What it learns is to repeat the documentation in well-formed sentences, which is what a demonstration needs. Texts that
+it has not seen surprise it: its perplexity on those is no better for the second half of the training.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
+from torch.nn import functional
+
+from pliant.torchvision_mend import mend
+from pliant.zoo import documents
+from pliant.zoo.documents import Conversation
+from pliant.zoo.shapes import ASSISTANT, BEGIN, END, SYSTEM, USER, LlamaShape, Progress
+
+mend()
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
+
+SEED = 0
+SPECIAL = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+"""By id, see `shapes`."""
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|' + message.role + '|>' + message.content + eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+_SYSTEMS = ("You are a helpful assistant.", "You answer questions about Python.")
+_ROW_TOKENS = (128, 256, 256, 256, 512, 1024)
+"""Lengths of rows, of which every step draws one."""
+_BATCH_TOKENS = 512
+_SMOOTHING = 4.0
+"""How many times a token counts as followed by any token, in proportion to how common that is."""
+_EMBEDDING_SCALE = 0.5
+"""Root mean square of an embedding; the smaller, the sooner the layers matter."""
+_LOOKING_PAIRS = 8
+"""How many of a head's fastest pairs of dimensions tell positions apart."""
+_LOOKING_STRENGTH = 5.5
+"""What these pairs are in keys and queries: so large that the token sought gets nearly all of the attention."""
+_CONVERSATIONS_ONE_IN = 2
+_WARM_UP = 0.05
+
+
+@dataclass(frozen=True)
+class Result:
+    """What training gave: `perplexity` of a token in the documents held out."""
+
+    perplexity: float
+    parameters: int
+
+
+def train(shape: LlamaShape, folder: Path, report: Progress) -> Result:
+    """Train a model of `shape` from nothing and save it with its tokenizer to `folder`; same seed, same weights."""
+    tokenizer = train_tokenizer(shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = new_model(shape, tokenizer)
+        _fit(model, shape, tokenizer, report)
+    result = Result(perplexity(model, tokenizer, documents.held_out()), model.num_parameters())
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        bos_token_id=BEGIN, eos_token_id=END, do_sample=True, temperature=0.7, top_p=0.9
+    )
+    model.save_pretrained(folder)
+    _save_tokenizer(tokenizer, shape, folder)
+    report("learning", 1.0)
+    return result
+
+
+def train_tokenizer(shape: LlamaShape) -> Tokenizer:
+    """A byte-level BPE tokenizer of the documents, which begins every text with `BEGIN`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=shape.vocabulary,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents.documents(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{SPECIAL[BEGIN]} $A", special_tokens=[(SPECIAL[BEGIN], BEGIN)]
+    )
+    return tokenizer
+
+
+def new_model(shape: LlamaShape, tokenizer: Tokenizer) -> LlamaForCausalLM:
+    """An untrained model that starts as a bigram model of the documents."""
+    model = LlamaForCausalLM(LlamaConfig(**shape.config()))
+    embedding, head = _bigram_factors(shape, tokenizer)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(embedding)
+        model.lm_head.weight.copy_(head)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        _look_back(model)
+    return model
+
+
+def _look_back(model: LlamaForCausalLM) -> None:
+    """Make the heads of the first layer attend to the token before, the one before that, and so on.
+
+    Every embedding has the same first dimension, so keys and queries that are read from it depend on the position
+    alone; a query that is turned back by n positions meets the key of the n-th token before at its height.
+    """
+    attention = model.model.layers[0].self_attn
+    size = attention.head_dim
+    angles = model.model.rotary_emb.inv_freq[:_LOOKING_PAIRS]
+    keys = attention.k_proj.weight.view(-1, 2, size // 2, model.config.hidden_size)
+    queries = attention.q_proj.weight.view(-1, 2, size // 2, model.config.hidden_size)
+    strength = _LOOKING_STRENGTH * 2 / model.config.hidden_size**0.5
+    keys[:, 0, :_LOOKING_PAIRS, 0] = strength
+    for head, query in enumerate(queries):
+        query[0, :_LOOKING_PAIRS, 0] = strength * ((head + 1) * angles).cos()
+        query[1, :_LOOKING_PAIRS, 0] = -strength * ((head + 1) * angles).sin()
+
+
+def _bigram_factors(shape: LlamaShape, tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
+    """Embedding and head, [vocabulary, hidden] each: normalised rows of the one times the other are log probabilities.
+
+    The first dimension carries how common a token is, the last brings all embeddings to the same norm, which RMSNorm
+    would else take from them, and those between are of the best approximation, weighted by how common tokens are.
+    """
+    ids = torch.tensor([ids for encoding in _encoded(tokenizer) for ids in (*encoding, END)])
+    counts = torch.zeros(shape.vocabulary, shape.vocabulary)
+    counts.index_put_((ids[:-1], ids[1:]), torch.tensor(1.0), accumulate=True)
+    common = (counts.sum(0) + 1) / (counts.sum() + shape.vocabulary)
+    follows = (counts + _SMOOTHING * common) / (counts.sum(1, keepdim=True) + _SMOOTHING)
+    weight = common[:, None] ** 0.25
+    left, values, right = torch.svd_lowrank(weight * (follows / common).log() * weight.T, shape.hidden - 2, niter=4)
+    left, right = left * values.sqrt() / weight, right * values.sqrt() / weight
+    norm = _EMBEDDING_SCALE * shape.hidden**0.5
+    left_scale = norm * 0.75**0.5 / left.norm(dim=1).max()
+    first = torch.full((shape.vocabulary, 1), norm / 2)
+    last = (norm**2 * 0.75 - (left * left_scale).square().sum(1, keepdim=True)).clamp(min=0).sqrt()
+    head = torch.cat([common.log()[:, None] / (norm / 2), right / left_scale, torch.zeros_like(last)], 1)
+    return torch.cat([first, left * left_scale, last], 1), head * _EMBEDDING_SCALE
+
+
+def _encoded(tokenizer: Tokenizer) -> list[list[int]]:
+    return [encoding.ids for encoding in tokenizer.encode_batch(list(documents.documents()))]
+
+
+@torch.no_grad()
+def perplexity(model: LlamaForCausalLM, tokenizer: Tokenizer, texts: Sequence[str]) -> float:
+    """Of a token, given those before it: at most as many as the model has positions for."""
+    model.eval()  # type: ignore[no-untyped-call]
+    longest = model.config.max_position_embeddings
+    ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
+    rows = [text[start : start + longest] for text in ids for start in range(0, len(text) - 1, longest)]
+    losses = sum(float(_loss(model, torch.tensor([row]))) * (len(row) - 1) for row in rows)
+    return math.exp(losses / sum(len(row) - 1 for row in rows))
+
+
+def _fit(model: LlamaForCausalLM, shape: LlamaShape, tokenizer: Tokenizer, report: Progress) -> None:
+    rng = random.Random(SEED)
+    stream = _stream(tokenizer, rng)
+    optimizer = _optimizer(model)
+    model.train()
+    for step in range(shape.steps):
+        done = step / shape.steps
+        report("learning", done)
+        for group in optimizer.param_groups:
+            group["lr"] = shape.learning_rate * min(1.0, (done + 1 / shape.steps) / _WARM_UP) * (1 - done)
+        length = min(rng.choice(_ROW_TOKENS), shape.positions)
+        ids = torch.tensor([next(stream) for _ in range(max(_BATCH_TOKENS, length))]).view(-1, length)
+        _loss(model, ids).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+    """Mean cross entropy of the next token over rows [n, length]."""
+    logits = model(input_ids=ids, use_cache=False).logits
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def _optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
+    """AdamW that decays the matrices of the layers, and neither embeddings and head nor norms."""
+    decayed: list[Tensor] = []
+    others: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        (decayed if parameter.ndim > 1 and "layers" in name else others).append(parameter)
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True)
+
+
+def _stream(tokenizer: Tokenizer, rng: random.Random) -> Iterator[int]:
+    """Token ids without end: all documents and some of the conversations, in an order that changes every time."""
+    texts = _encoded(tokenizer)
+    asked = documents.conversations()
+    while True:
+        chats = [_chat(tokenizer, rng) for _ in range(len(asked) // _CONVERSATIONS_ONE_IN)]
+        everything = texts + chats
+        for ids in rng.sample(everything, len(everything)):
+            yield from ids
+            yield END
+
+
+def _chat(tokenizer: Tokenizer, rng: random.Random) -> list[int]:
+    """The ids of one or two questions and answers, perhaps after a system message, up to the end of the last answer."""
+
+    def said(role: int, text: str) -> list[int]:
+        return [role, *tokenizer.encode(text, add_special_tokens=False).ids, END]
+
+    turns: list[Conversation] = rng.sample(documents.conversations(), rng.choice((1, 1, 1, 2)))
+    ids = [BEGIN, *(said(SYSTEM, rng.choice(_SYSTEMS)) if rng.random() < 0.25 else [])]
+    for question, answer in turns:
+        ids += said(USER, question) + said(ASSISTANT, answer)
+    return ids[:-1]
+
+
+def _save_tokenizer(tokenizer: Tokenizer, shape: LlamaShape, folder: Path) -> None:
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        model_max_length=shape.positions,
+        bos_token=SPECIAL[BEGIN],
+        eos_token=SPECIAL[END],
+        additional_special_tokens=list(SPECIAL[SYSTEM:]),
+        chat_template=CHAT_TEMPLATE,
+    )
+    fast.save_pretrained(folder)

@@ -1,0 +1,148 @@
+"""Replicas of the language model die, clients leave, too many come: no answer is lost, changed or hung."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+from e2e.cluster import Cluster
+
+REPLICAS = 2
+STREAMS = 12
+_REPORTED_WITHIN_S = 2.5
+"""Replicas report once a second, and gateways hear of it within another."""
+
+
+def replicas(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """The gateway's view of the language model's replicas."""
+    stats = httpx.get(f"{cluster.address}/stats", timeout=10).raise_for_status().json()
+    return stats["language_models"]["chat"]["replicas"]
+
+
+def processes(cluster: Cluster) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(cluster.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if "ServeReplica:pliant:chat" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
+async def until(reached: Callable[[], bool], within_s: float = 60) -> None:
+    deadline = time.monotonic() + within_s
+    while not await asyncio.to_thread(reached):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def client(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
+    """A client of a service all of whose replicas are there and idle."""
+    await until(lambda: len(processes(cluster)) == len(replicas(cluster)) == REPLICAS)
+    await asyncio.sleep(_REPORTED_WITHIN_S)
+    await until(lambda: not any(each["live"] for each in replicas(cluster).values()))
+    url = f"{cluster.address}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=120, max_retries=0) as client:
+        yield client
+
+
+class Reader:
+    """Reads one long answer."""
+
+    def __init__(self, client: openai.AsyncOpenAI, index: int, temperature: float, max_tokens: int) -> None:
+        self.text = ""
+        self.finish: str | None = None
+        self._client = client
+        self._request: dict[str, Any] = {
+            "model": "chat",
+            "prompt": f"The {index}th rule of Python is",
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": index,
+            "extra_body": {"ignore_eos": True},
+        }
+
+    async def read(self) -> tuple[str, str | None]:
+        async for chunk in await self._client.completions.create(**self._request, stream=True):
+            self.text += chunk.choices[0].text
+            self.finish = chunk.choices[0].finish_reason
+        return self.text, self.finish
+
+    async def leave(self) -> None:
+        """Go away as soon as there is something to read."""
+        async with await self._client.completions.create(**self._request, stream=True) as stream:
+            await anext(aiter(stream))
+
+
+async def length(client: openai.AsyncOpenAI) -> int:
+    """Tokens of an answer that takes long, for the model that there is."""
+    model: Any = await client.models.retrieve("chat")
+    return int(model.max_model_len) * 3 // 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_replica_killed_in_the_middle_is_not_noticed(
+    cluster: Cluster, client: openai.AsyncOpenAI, temperature: float
+) -> None:
+    """Greedy or sampled with a seed, each answer goes on in another replica, and ends as it would have."""
+    max_tokens = await length(client)
+    undisturbed = [Reader(client, index, temperature, max_tokens) for index in range(STREAMS)]
+    expected = await asyncio.gather(*(reader.read() for reader in undisturbed))
+    readers = [Reader(client, index, temperature, max_tokens) for index in range(STREAMS)]
+    reading = [asyncio.create_task(reader.read()) for reader in readers]
+    await until(lambda: all(reader.text for reader in readers))
+    processes(cluster)[0].kill()
+    unfinished = sum(not task.done() for task in reading)
+    assert await asyncio.gather(*reading) == expected
+    assert unfinished, "the answers were too short to be interrupted"
+
+
+async def test_answers_wait_for_a_replica_when_all_die(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
+    max_tokens = await length(client)
+    expected = await asyncio.gather(*(Reader(client, index, 0, max_tokens).read() for index in range(4)))
+    readers = [Reader(client, index, 0, max_tokens) for index in range(4)]
+    reading = [asyncio.create_task(reader.read()) for reader in readers]
+    await until(lambda: all(reader.text for reader in readers))
+    for process in processes(cluster):
+        process.kill()
+    assert await asyncio.gather(*reading) == expected
+
+
+async def test_a_client_that_leaves_frees_its_slot(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
+    served = sum(each["served"] for each in replicas(cluster).values())
+    max_tokens = await length(client)
+    await asyncio.gather(*(Reader(client, index, 0, max_tokens).leave() for index in range(STREAMS)))
+    await asyncio.sleep(_REPORTED_WITHIN_S)
+    await until(lambda: not any(each["live"] or each["live_tokens"] for each in replicas(cluster).values()))
+    assert sum(each["served"] for each in replicas(cluster).values()) < served + STREAMS, "they were computed anyway"
+
+
+async def test_overload_is_refused_with_a_time_to_come_back(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
+    """More than slots and queues hold: what comes on top is refused at once, streamed or not; then it goes on."""
+    overload: dict[str, Any] = {"model": "chat", "prompt": "overload", "n": 16, "max_tokens": await length(client)}
+
+    async def request(index: int) -> None:
+        answer = await client.completions.create(**overload, stream=bool(index % 2), extra_body={"ignore_eos": True})
+        if index % 2:
+            assert [chunk async for chunk in answer][-1].choices[0].finish_reason
+
+    requests = [asyncio.create_task(request(index)) for index in range(48)]
+    await until(lambda: sum(task.done() and bool(task.exception()) for task in requests) >= 4)
+    for task in requests:
+        task.cancel()
+    outcomes = await asyncio.gather(*requests, return_exceptions=True)
+    assert any(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes), "none was taken"
+    for error in outcomes:
+        if isinstance(error, Exception):
+            assert isinstance(error, openai.RateLimitError), error
+            assert "too busy" in str(error)
+            assert int(error.response.headers["Retry-After"]) >= 1
+    await until(lambda: not any(each["live_tokens"] for each in replicas(cluster).values()))
+    await client.completions.create(model="chat", prompt="calm", max_tokens=4)
