@@ -68,7 +68,9 @@ class LlmReplicaMetrics:
     def __init__(self, service: str) -> None:
         self.waiting = _gauge(service, "pliant_llm_requests_waiting", "Requests that wait for a slot.")
         self.live = _gauge(service, "pliant_llm_requests_running", "Requests that have a slot.")
-        self.live_tokens = _gauge(service, "pliant_llm_live_tokens", "Tokens of the requests that have a slot.")
+        self.live_tokens = _gauge(
+            service, "pliant_llm_live_tokens", "Tokens that its requests hold or may come to hold."
+        )
 
 
 class ReplicaMetrics:

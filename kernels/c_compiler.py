@@ -44,7 +44,12 @@ def library(sources: Sequence[Path], options: Sequence[str] = THIS_MACHINE) -> c
     def build(folder: Path) -> None:
         _run([command, *OPTIONS, *options, *map(str, sources), "-o", str(folder / "library.so"), "-lm"])
 
-    folder = made_once(cache_folder() / "libraries" / f"{sources[0].stem}-{key}", build)
+    try:
+        folder = made_once(cache_folder() / "libraries" / f"{sources[0].stem}-{key}", build)
+    except OSError as error:
+        raise CompilerError(
+            f"the cache folder cannot be written ({error}); set PLIANT_CACHE to one that can"
+        ) from error
     try:
         return ctypes.CDLL(str(folder / "library.so"))
     except OSError as error:

@@ -1,7 +1,7 @@
 """What a decoder computes with: the protocol that every device's kernels follow, and its readable form in plain torch.
 
 `TorchKernels` runs on any device, is what faster kernels are tested against, and what a machine without a compiler
-gets. All kernels take norms, softmax and rotations in float32, whatever the dtype, as transformers does.
+gets. All kernels take norms, softmax and rotations in float32, whatever the dtype; transformers rounds rotations to it.
 
 Buffers: a result of any method, or of a `Linear`, may be a buffer that the kernels own. It stays valid until the same
 method, or the same `Linear`, is called again; only `prefill_attention` gives its result away. Nobody but the kernels

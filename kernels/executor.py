@@ -211,7 +211,8 @@ def build(
 ) -> Executor:
     """As `load`, from weights of any origin."""
     shape, dtype, device = weights.shape, weights.dtype, weights.device
-    allowed = allowed_bytes(device, budget_bytes, reserved=shape.parameters() * dtype.itemsize)
+    packed = shape.vocab * shape.hidden if shape.tied and device.type == "cpu" else 0  # the head, as a copy of its own
+    allowed = allowed_bytes(device, budget_bytes, reserved=(shape.parameters() + packed) * dtype.itemsize)
     slots, max_length = fit(shape, slots, max_length, dtype, allowed)
     kernels, kind = _on_cuda() if device.type == "cuda" else _on_cpu(threads)
     with torch.inference_mode():

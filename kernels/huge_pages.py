@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 
 import torch
@@ -16,7 +17,8 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     if not hasattr(mmap, "MADV_HUGEPAGE") or not prod(shape):
         return torch.zeros(*shape, dtype=dtype)
     mapping = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    mapping.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a kernel without them
+        mapping.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(mapping, dtype=dtype).view(*shape)
 
 

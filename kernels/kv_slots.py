@@ -24,6 +24,12 @@ _SHORTEST = 2048
 _LEAST = 128
 """Tokens below which a slot is refused rather than offered, where nobody says how long."""
 _ROUND = 16
+_CGROUP, _CGROUP_1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
+_CGROUP_FILES = (
+    (_CGROUP / "memory.max", _CGROUP / "memory.current", "inactive_file"),
+    (_CGROUP_1 / "memory.limit_in_bytes", _CGROUP_1 / "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of either version of control groups: the limit, what is used, and in memory.stat what of it can be had back."""
 
 
 class KVMemoryError(PliantError):
@@ -59,12 +65,14 @@ def allowed_bytes(device: torch.device, budget_bytes: int | None, reserved: int 
 
 def _free_bytes() -> int:
     """The memory that this machine, or the container that this process runs in, can give without swapping."""
-    meminfo, limit, used = map(Path, ("/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"))
+    meminfo = Path("/proc/meminfo")
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if meminfo.exists() and (found := re.search(r"^MemAvailable: +(\d+) kB", meminfo.read_text(), re.MULTILINE)):
         free = int(found[1]) * 1024
-    if limit.exists() and (most := limit.read_text().strip()).isdecimal():
-        free = min(free, int(most) - int(used.read_text()))
+    for limit, used, cached in _CGROUP_FILES:
+        if limit.exists() and (most := limit.read_text().strip()).isdecimal():
+            given_back = re.search(rf"^{cached} (\d+)$", (limit.parent / "memory.stat").read_text(), re.MULTILINE)
+            free = min(free, int(most) - int(used.read_text()) + int(given_back[1] if given_back else 0))
     return free
 
 

@@ -1,9 +1,10 @@
 """How much of which prompt is computed in the next iteration, so that live answers are not held up for long.
 
 Flover computes every new request's prompt outside the loop, in one piece and beside it (§V-B). On one device a prompt
-takes its time from the live requests wherever it runs, and a long one would stall them; so it is cut into chunks. Of a
+takes its time from the live requests wherever it runs, and a long one would stall them; so it is cut into chunks. For a
 chunk the live requests' next token waits, no longer than a stated bound, as the rate at which prompts are computed is
-measured. Prompts go in order of arrival, and the next begins when the one before is whole.
+measured; but a chunk has 16 tokens at least, however long they take. Prompts go in order of arrival, and the next
+begins when the one before is whole.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ CHUNK_MULTIPLE = 16
 """Tokens of a chunk are a multiple of this, and at least this many: fewer would not use a matrix unit."""
 MOST_TOKENS = 2048
 """In one iteration, even when nothing waits for it: what buffers must hold."""
+IDLE_S = 1.0
+"""What an iteration may take when nothing waits for it: then a request that comes does, and whoever looks for life."""
+_FIRST_TOKENS = 256
+"""In the first iteration, of which nobody knows how long it will take."""
 _DECAY = 0.8
 _LEAST_SHARE = 0.1
 """Of an iteration's time that is put down to its prompts, when the decode step seems to explain all of it."""
@@ -45,9 +50,9 @@ class PrefillBudget:
 
     def tokens(self, live: bool) -> int:
         """For the next iteration, at most; `live` tells whether answers wait for it."""
-        if not live:
-            return MOST_TOKENS
-        within = int(min(self._stall_s * self.tokens_per_s, MOST_TOKENS))
+        if not (live or self.tokens_per_s):
+            return _FIRST_TOKENS
+        within = int(min((self._stall_s if live else max(IDLE_S, self._stall_s)) * self.tokens_per_s, MOST_TOKENS))
         return max(CHUNK_MULTIPLE, within - within % CHUNK_MULTIPLE)
 
 

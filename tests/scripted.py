@@ -156,5 +156,6 @@ def language_model(folder: Path, replicas: Replicas, template: str | None = TEMP
         special_tokens={"eos_token": "</s>"},
         sampling=Sampling(),
     )
-    config = LlmConfig(kind="llm", model="m", max_tokens=8, **options)
+    patience = {"slo_ms": options["timeout_s"] * 1e3} if "timeout_s" in options else {}
+    config = LlmConfig(kind="llm", model="m", max_tokens=8, **{**patience, **options})
     return LanguageModel("chat", config, folder, info, replicas.table, replicas, replicas)

@@ -85,6 +85,11 @@ def _response(scope: Scope, error: RequestError) -> Response:
     return JSONResponse({"error": error.reason}, error.status, error.headers)
 
 
+def _path(scope: Scope) -> str:
+    """The request's path below the application's route prefix."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
+
+
 class _ApiKeys:
     """Answers 401 unless the request carries one of `keys`."""
 
@@ -93,7 +98,7 @@ class _ApiKeys:
         self._keys = [f"Bearer {key}".encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].endswith(_OPEN_PATHS) and not self._allowed(scope):
+        if scope["type"] == "http" and _path(scope) not in _OPEN_PATHS and not self._allowed(scope):
             refusal = _response(scope, RequestError(401, "no valid API key; send one as 'Authorization: Bearer KEY'"))
             refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)

@@ -82,9 +82,10 @@ class _Course:
         return generation._replace(generated=tuple(self.received), first_token_within_s=within_s)
 
     def refused(self, refusal: Refusal) -> None:
-        if refusal.retry_after_s is None:
-            raise OpenAIError(400, refusal.reason)
-        self.refusals.append((refusal.retry_after_s, refusal.reason))
+        if refusal.retry_after_s is not None:
+            self.refusals.append((refusal.retry_after_s, refusal.reason))
+        elif not self.received:
+            raise OpenAIError(400, refusal.reason, code="context_length_exceeded")
 
 
 class LanguageModel:

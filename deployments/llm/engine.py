@@ -36,6 +36,8 @@ from pliant.policies.recent_ratio import RecentRatio
 from pliant.sampling import Sampling
 
 _DECAY = 0.95
+_REHEARSED = 16
+"""Tokens of a rehearsal's prompt, and of its answer."""
 
 
 class BrokenError(Exception):
@@ -100,18 +102,39 @@ class Engine:
         self._clock = clock
         self._debug = debug
         self._admission = DecodeAdmission(queue)
-        self._budget = PrefillBudget(stall_s)
+        self._stall_s = stall_s
         self._batch = Batch(executor.slots, compact)
         self._waiting: deque[Answer] = deque()
         self._flights: deque[_Flight] = deque()
         self._open: dict[str, Answer] = {}
         """All that have not ended: they wait, have a slot, or have their last tokens in flight."""
         self._read_at = -math.inf
-        self._step_s = RecentRatio(_DECAY)
-        self._tokens_per_s = RecentRatio(_DECAY)
-        self._live_tokens = self._served = self._tokens = 0
+        self._live_tokens = 0
+        self._forget()
         self.failure: Exception | None = None
         """Why the engine is broken, if it is: every request got a BrokenError, and every further one will."""
+
+    def _forget(self) -> None:
+        """Begin to measure anew."""
+        self._budget = PrefillBudget(self._stall_s)
+        self._step_s = RecentRatio(_DECAY)
+        self._tokens_per_s = RecentRatio(_DECAY)
+        self._served = self._tokens = 0
+
+    def rehearse(self) -> None:
+        """Compute two answers for nobody: the first is slow, and the second tells what requests will be promised.
+
+        Raises what the executor does.
+        """
+        prompt = (0,) * min(_REHEARSED, self._executor.max_length // 2)
+        for _ in range(2):
+            self._forget()
+            self.add(Generation("rehearsal", prompt, max_tokens=len(prompt), sampling=Sampling(), ignore_eos=True))
+            while self.busy:
+                self.step()
+            if self.failure:
+                raise self.failure
+        self._served = self._tokens = 0
 
     def add(self, generation: Generation) -> None:
         """Queue a request; it joins the next step that has a slot for it. `max_tokens` is cut to what fits into one.

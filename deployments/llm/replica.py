@@ -16,15 +16,12 @@ from pliant.config import LlmConfig
 from pliant.deployments.llm.engine import BrokenError, Engine
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
-from pliant.deployments.llm.request import Generation, Piece
+from pliant.deployments.llm.request import Piece
 from pliant.deployments.metrics import LlmReplicaMetrics
 from pliant.kernels import executor
 from pliant.policies.decode_admission import BusyError
-from pliant.sampling import Sampling
 
 logger = logging.getLogger("pliant")
-
-_HANGS_AFTER_S = 60.0
 
 
 class LlmReplica:
@@ -35,7 +32,9 @@ class LlmReplica:
         self._metrics = LlmReplicaMetrics(service)
         self._held: Counter[str] = Counter()
         """Live tokens by gateway."""
-        self._loop = EngineLoop(await asyncio.to_thread(_engine, config), config.timeout_s)
+        self._hangs_after_s = config.timeout_s / 2
+        """What is left of an answer's time is another replica's."""
+        self._loop = EngineLoop(await asyncio.to_thread(_engine, config), self._hangs_after_s)
         report = self._loop.report()
         logger.info("%s: starts with %d slots of %d tokens", service, report["slots"], report["max_length"])
 
@@ -65,7 +64,7 @@ class LlmReplica:
         """Serve replaces a replica whose engine is broken, or computes one step without end."""
         if self._loop.failure:
             raise self._loop.failure
-        if (seconds := self._loop.stepping_s()) > _HANGS_AFTER_S:
+        if (seconds := self._loop.stepping_s()) > self._hangs_after_s:
             raise RuntimeError(f"one step has taken {seconds:.0f} s")
 
     def record_replica_metadata(self) -> dict[str, Any]:
@@ -106,14 +105,6 @@ def _engine(config: LlmConfig) -> Engine:
     )
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     eos = models.describe_decoder(folder).eos
-    _rehearse(Engine(loaded, tokenizer, (), queue=0, stall_s=1))
-    return Engine(loaded, tokenizer, eos, config.queue, config.stall_ms / 1e3)
-
-
-def _rehearse(engine: Engine) -> None:
-    """Compute one answer for nobody: the first is slow, and would be taken for the replica's speed."""
-    engine.add(Generation("rehearsal", prompt=(0,) * 8, max_tokens=8, sampling=Sampling()))
-    while engine.busy:
-        engine.step()
-    if engine.failure:
-        raise engine.failure
+    engine = Engine(loaded, tokenizer, eos, config.queue, config.stall_ms / 1e3, debug=config.debug)
+    engine.rehearse()
+    return engine

@@ -151,9 +151,17 @@ class LlmConfig(_Service):
     timeout_s: Annotated[float, Field(gt=0)] = 60
     """How long an answer may stand still while replicas fail or restart, before it ends with an error."""
     stall_ms: Annotated[float, Field(gt=0)] = 50
-    """By how much the prompts of new requests may delay the next token of the others."""
+    """By how much the prompts of new requests may delay the next token of the others; 16 tokens always may."""
     max_tokens: Annotated[int, Field(ge=1)] = 256
     """Length of an answer whose request does not give one."""
+    debug: bool = False
+    """Check after every step that slots, lengths and requests agree; replaces the replica if they do not. Slow."""
+
+    @model_validator(mode="after")
+    def _patient(self) -> LlmConfig:
+        if self.slo_ms > self.timeout_s * 1e3:
+            raise ValueError(f"slo_ms must be at most timeout_s ({self.timeout_s:g} s); lower it, or raise timeout_s")
+        return self
 
 
 Service = Annotated[EncoderConfig | LlmConfig, Field(discriminator="kind")]

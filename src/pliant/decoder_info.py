@@ -65,8 +65,8 @@ def shape_of(config: Mapping[str, Any], model: str) -> DecoderShape:
     """The decoder that a config.json describes. Raises ModelError that names `model` if there is none."""
     try:
         return DecoderShape.from_config(config)
-    except ValueError as error:
-        raise ModelError(f"{model}: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{model}: its config.json is not understood: {error}") from None
 
 
 def read_json(file: Path) -> dict[str, Any]:

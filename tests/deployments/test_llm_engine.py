@@ -217,9 +217,27 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
 def test_alone_a_prompt_goes_in_one_piece() -> None:
     executor = ScriptedExecutor(3, max_length=512)
     served = engine(executor, stall_s=0.001)
-    served.add(generation("long", prompt=300))
+    served.add(generation("long", prompt=250))
     run(served)
-    assert [len(prefill.ids) for step in executor.steps for prefill in step.prefills] == [300]
+    assert [len(prefill.ids) for step in executor.steps for prefill in step.prefills] == [250]
+
+
+def test_a_rehearsal_tells_the_speeds_and_leaves_nothing_behind() -> None:
+    served = engine(ScriptedExecutor(), clock=Clock(tick_s=0.01))
+    served.rehearse()
+    report = served.report()
+    assert report["step_ms"] > 0
+    assert report["prompt_tokens_per_s"] > 0
+    assert report["served"] == report["tokens"] == report["live"] == report["live_tokens"] == 0
+
+
+def test_an_answer_that_goes_on_is_never_too_many() -> None:
+    served = engine(ScriptedExecutor(slots=1), queue=0)
+    served.add(generation("first"))
+    with pytest.raises(QueueFullError):
+        served.add(generation("new"))
+    served.add(generation("resumed", generated=(1, 2)))
+    assert {name for name, _ in run(served)} == {"first", "resumed"}
 
 
 def test_a_pipelined_step_is_launched_before_the_last_is_read() -> None:

@@ -48,7 +48,7 @@ class Loop:
 
 def replica(loop: Loop) -> Any:
     made: Any = LlmReplica.__new__(LlmReplica)
-    made._service, made._held, made._loop = "chat", Counter(), loop
+    made._service, made._held, made._loop, made._hangs_after_s = "chat", Counter(), loop, 60
     return made
 
 

@@ -177,6 +177,7 @@ def test_not_ready_is_503() -> None:
 def test_api_keys() -> None:
     http = client(api_keys=["one", "two"])
     assert http.get("/v2/health/ready").status_code == 200
+    assert http.get("/v1/models/x/v2/health/ready").status_code == 401
     for headers in ({}, {"Authorization": "Bearer three"}, {"Authorization": "two"}):
         refused = http.post("/models/topics", json={"inputs": "a"}, headers=headers)
         assert refused.status_code == 401

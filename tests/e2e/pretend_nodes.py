@@ -47,7 +47,7 @@ class PretendRuntimes(Sleepers):
 class PretendReplica(EncoderReplica):
     def runtimes(self, config: EncoderConfig) -> Sleepers:
         assert config.lengths
-        return PretendRuntimes(config.lengths, service_s=0, per_token_s=1e-4)
+        return PretendRuntimes(config.lengths, service_s=0, per_token_s=3e-4)
 
 
 class Clients:

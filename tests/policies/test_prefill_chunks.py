@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.policies.prefill_chunks import CHUNK_MULTIPLE, MOST_TOKENS, PrefillBudget, chunks
+from pliant.policies.prefill_chunks import CHUNK_MULTIPLE, IDLE_S, MOST_TOKENS, PrefillBudget, chunks
 
 
 @given(st.lists(st.integers(1, 100)), st.integers(0, 300))
@@ -17,8 +17,13 @@ def test_prompts_are_computed_in_order_and_whole(prompts: list[int], budget: int
     assert all(0 < tokens <= needed for tokens, needed in zip(granted, prompts, strict=False))
 
 
-def test_alone_a_prompt_need_not_be_cut() -> None:
-    assert PrefillBudget(0.05).tokens(live=False) == MOST_TOKENS
+def test_alone_a_prompt_is_cut_only_where_it_takes_long() -> None:
+    fast, slow, unknown = PrefillBudget(0.05), PrefillBudget(0.05), PrefillBudget(0.05)
+    fast.observe(256, 0.01, 0)
+    slow.observe(256, 8, 0)
+    assert fast.tokens(live=False) == MOST_TOKENS
+    assert slow.tokens(live=False) == 32 * IDLE_S
+    assert CHUNK_MULTIPLE < unknown.tokens(live=False) < MOST_TOKENS
 
 
 def test_an_unknown_rate_begins_with_the_least() -> None:
