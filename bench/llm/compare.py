@@ -134,9 +134,6 @@ def _small_model(plan: _Plan, dtype: str, threads: int, done: Callable[[], objec
     loaded = executor.load(folder, _REQUESTS, max_length, dtype, "cpu", threads)
     own_instances = Instances(instances(folder, _REQUESTS, max_length, dtype))
     generate = with_transformers.Generate(with_transformers.load(folder, dtype, "cpu"))
-    continuous = with_transformers.ContinuousBatching(
-        with_transformers.load(folder, dtype, "cpu"), _REQUESTS * max_length, _REQUESTS
-    )
     systems: dict[str, System] = {
         saturated.OURS: Fused(loaded, _tokenizer(folder)),
         saturated.UNCOMPACTED: Fused(loaded, _tokenizer(folder), compact=False),
@@ -145,7 +142,9 @@ def _small_model(plan: _Plan, dtype: str, threads: int, done: Callable[[], objec
         saturated.ONE_BY_ONE: DynamicBatching(generate, 0, 1),
         saturated.STATIC: DynamicBatching(generate, 0, _REQUESTS),
         saturated.OWN_STATIC: DynamicBatching(StaticBatch(loaded), 0, _REQUESTS),
-        saturated.CONTINUOUS: continuous,
+        saturated.CONTINUOUS: with_transformers.ContinuousBatching(
+            with_transformers.load(folder, dtype, "cpu"), _REQUESTS * max_length, _REQUESTS
+        ),
     }
     texts = prompts(_REQUESTS, _PROMPT, SMALL.vocab, seed=0)
     alike = at_once(texts, [plan.tokens] * _REQUESTS)
@@ -154,7 +153,6 @@ def _small_model(plan: _Plan, dtype: str, threads: int, done: Callable[[], objec
         system.run(at_once(texts[:4], [4] * 4))
     suffix = "" if repeats_paper else f"_{dtype}"
     found = saturated.compare(systems, alike, ranging, plan.repetitions, done, suffix)
-    continuous.close()
     if repeats_paper:
         ours = systems[saturated.OURS]
         bench = paper.Bench(ours, systems[saturated.UNCOMPACTED], systems[saturated.OWN_INSTANCES], StaticBatch(loaded))

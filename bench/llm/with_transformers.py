@@ -12,7 +12,7 @@ import torch
 
 from pliant.bench.llm.outcome import Outcome, Recorder
 from pliant.bench.llm.systems import Batch
-from pliant.bench.llm.workload import Integers, Workload
+from pliant.bench.llm.workload import Integers, Request, Workload
 from pliant.errors import PliantError
 from pliant.torchvision_mend import mend
 
@@ -61,36 +61,44 @@ class Generate:
 
 
 class ContinuousBatching:
-    """transformers' manager of a fused, paged batch. Call `close` when done with it.
+    """transformers' manager of a fused, paged batch.
 
-    Its cache holds `tokens` tokens. Prefix sharing is off, since no two prompts share one, and is only work.
+    Its cache holds `tokens` tokens. Prefix sharing is off, since no two prompts share one, and is only work. Its thread
+    computes nothing but takes a processor while it waits for requests, so it lives only while it is measured.
     """
 
     def __init__(self, model: Any, tokens: int, most: int, max_batch_tokens: int = 512) -> None:
         from transformers import ContinuousBatchingConfig
 
         model.generation_config.update(do_sample=False, eos_token_id=-1)
-        self._manager = model.init_continuous_batching(
-            continuous_batching_config=ContinuousBatchingConfig(
-                page_size=_PAGE,
-                num_blocks=-(-tokens // _PAGE) + most,
-                max_batch_tokens=max_batch_tokens,
-                max_requests_per_batch=most,
-                allow_block_sharing=False,
-            ),
+        self._model = model
+        self._config = ContinuousBatchingConfig(
+            page_size=_PAGE,
+            num_blocks=-(-tokens // _PAGE) + most,
+            max_batch_tokens=max_batch_tokens,
+            max_requests_per_batch=most,
+            allow_block_sharing=False,
         )
-        self._manager.start()
 
     def run(self, workload: Workload) -> Outcome:
+        manager = self._model.init_continuous_batching(continuous_batching_config=self._config)
+        manager.start()
+        try:
+            self._answer(manager, [Request(workload[0].prompt, tokens=2)])
+            return self._answer(manager, workload)
+        finally:
+            manager.stop(block=True)
+
+    def _answer(self, manager: Any, workload: Workload) -> Outcome:
         recorder = Recorder(threads=1)
         indices: dict[str, int] = {}
         done = 0
         while done < len(workload):
             while len(indices) < len(workload) and workload[len(indices)].at_s <= recorder.now():
                 request = workload[len(indices)]
-                name = self._manager.add_request(request.prompt.tolist(), max_new_tokens=request.tokens)
+                name = manager.add_request(request.prompt.tolist(), max_new_tokens=request.tokens)
                 indices[name] = len(indices)
-            answer = self._manager.get_result(timeout=_POLL_S)
+            answer = manager.get_result(timeout=_POLL_S)
             if answer is not None and answer.is_finished():
                 if answer.error:
                     raise ContinuousBatchingError(f"transformers' continuous batching failed: {answer.error}")
@@ -99,7 +107,3 @@ class ContinuousBatching:
             if recorder.now() > _GIVE_UP_S:
                 raise ContinuousBatchingError(f"transformers' continuous batching answered {done} requests only")
         return recorder.outcome(workload)
-
-    def close(self) -> None:
-        """Stop its thread."""
-        self._manager.stop(block=True)
