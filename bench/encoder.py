@@ -13,8 +13,7 @@ from pliant.bench.cluster import cluster
 from pliant.bench.encoder_live import MODEL, RESERVED
 from pliant.bench.encoder_simulated import simulate_paper
 from pliant.bench.load import session
-from pliant.bench.report import Figure, Options, Report
-from pliant.bench.simulated_runs import paper_and_here
+from pliant.bench.report import Figure, Options, Report, paper_and_here
 
 _ALLOCATION_REPEATS = 5
 _MOVED_REQUESTS = (1_500, 5_000)
@@ -30,7 +29,7 @@ def run(options: Options) -> Report:
     live = encoder_live.compare(options)
     moved = _live_planner(options)
     simulated = simulate_paper(options)
-    Console().print(paper_and_here(simulated.rows))
+    Console().print(paper_and_here("Arlo's evaluation, repeated in simulation", simulated.rows))
     figures = [*live.figures, *moved, *simulated.figures, *allocation_rate.figures(_ALLOCATION_REPEATS)]
     rows = [row._asdict() for row in simulated.rows]
     return Report(figures, {**live.config, "paper_and_here": rows}, {**live.plots, **simulated.plots})

@@ -19,9 +19,9 @@ from pliant.bench import simulated_plots, workloads
 from pliant.bench.arrivals import Integers
 from pliant.bench.outcome import Outcome
 from pliant.bench.profiles import BASE, LARGE
-from pliant.bench.report import Figure, Options, median, ratio
+from pliant.bench.report import Figure, Options, Row, median, ratio
 from pliant.bench.schemes import Setting
-from pliant.bench.simulated_runs import FULL, NAMES, QUICK, WARMUP, Repeated, Row, Runs, mean, ms, p98
+from pliant.bench.simulated_runs import FULL, NAMES, QUICK, WARMUP, Repeated, Runs, mean, ms, p98
 
 _SPARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 """Headrooms for the baselines' autoscaling; each gets the one that meets the SLO with the fewest GPUs."""

@@ -6,11 +6,11 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure as Plot
@@ -43,6 +43,14 @@ class Figure:
     """What the number was made of, for people."""
 
 
+class Row(NamedTuple):
+    """A number of the paper, and the same here."""
+
+    what: str
+    paper: str
+    here: str
+
+
 @dataclass(frozen=True)
 class Report:
     """The figures of one run, what was run, and the plots by name."""
@@ -50,6 +58,14 @@ class Report:
     figures: Sequence[Figure]
     config: dict[str, Any]
     plots: dict[str, Plot]
+
+
+def paper_and_here(title: str, rows: Iterable[Row]) -> Table:
+    """The table "paper / here"."""
+    table = Table("", "paper", "here", title=title)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def median(name: str, values: Sequence[float], target: str = "", beside: str = "") -> Figure:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from matplotlib.figure import Figure as Plot
-from rich.table import Table
 
 from pliant.bench import workloads
 from pliant.bench.arrivals import Stream
 from pliant.bench.outcome import Outcome
-from pliant.bench.report import Figure
+from pliant.bench.report import Figure, Row
 from pliant.bench.schemes import Setting, arrived, simulation
 
 NAMES = {"arlo": "Arlo", "st": "ST", "dt": "DT", "infaas": "INFaaS"}
@@ -47,14 +45,6 @@ FULL = Plan(
 )  # fmt: skip
 
 
-class Row(NamedTuple):
-    """A number of the paper, and the same here."""
-
-    what: str
-    paper: str
-    here: str
-
-
 @dataclass
 class Repeated:
     """What `simulate_paper` found."""
@@ -62,14 +52,6 @@ class Repeated:
     figures: list[Figure] = field(default_factory=list)
     plots: dict[str, Plot] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
-
-
-def paper_and_here(rows: Iterable[Row]) -> Table:
-    """The table "paper / here"."""
-    table = Table("", "paper", "here", title="Arlo's evaluation, repeated in simulation")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 class Runs:

@@ -23,12 +23,12 @@ from pliant.bench.llm import (
     with_transformers,
 )
 from pliant.bench.llm.checkpoints import LARGE, SMALL, checkpoint, gguf
-from pliant.bench.llm.findings import Findings, paper_and_here
+from pliant.bench.llm.findings import Findings
 from pliant.bench.llm.our_kernels import Instances, StaticBatch, decode, instances
 from pliant.bench.llm.ours import Fused
 from pliant.bench.llm.systems import ConcurrentInstances, DynamicBatching, System
 from pliant.bench.llm.workload import PAPER_LAMBDAS_MS, Integers, at_once, prompts, uniform_lengths
-from pliant.bench.report import Figure, Options, Report, median
+from pliant.bench.report import Figure, Options, Report, median, paper_and_here
 from pliant.kernels import executor
 
 _REQUESTS = 32
@@ -103,7 +103,7 @@ def run(options: Options) -> Report:
         found.add(_large_model(plan, threads, done, others=against_others))
         found.add(_long_prompt(plan.long_prompt, threads, done))
         found.figures.append(_agreement(threads))
-    Console().print(paper_and_here(found.rows))
+    Console().print(paper_and_here("Flover's evaluation, repeated", found.rows))
     rows = [row._asdict() for row in found.rows]
     config = {**asdict(plan), "threads": threads, "requests": _REQUESTS, "prompt": _PROMPT, "paper_and_here": rows}
     return Report(found.figures, config, found.plots)

@@ -6,26 +6,16 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from matplotlib.figure import Figure as Plot
-from rich.table import Table
 
 from pliant.bench.llm.outcome import Outcome
 from pliant.bench.llm.systems import System
 from pliant.bench.llm.workload import Workload
-from pliant.bench.report import Figure, ratio
+from pliant.bench.report import Figure, Row, ratio
 
 Outcomes = dict[str, list[Outcome]]
 """System -> an outcome for each repetition; those with the same place ran side by side."""
-
-
-class Row(NamedTuple):
-    """A number of the paper, and the same here."""
-
-    what: str
-    paper: str
-    here: str
 
 
 @dataclass
@@ -41,14 +31,6 @@ class Findings:
         self.figures += other.figures
         self.rows += other.rows
         self.plots |= other.plots
-
-
-def paper_and_here(rows: Iterable[Row]) -> Table:
-    """The table "paper / here"."""
-    table = Table("", "paper", "here", title="Flover's evaluation, repeated")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def interleaved(

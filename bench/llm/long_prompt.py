@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.bench.llm.findings import Findings, Row, interleaved
+from pliant.bench.llm.findings import Findings, interleaved
 from pliant.bench.llm.ours import STALL_S
 from pliant.bench.llm.outcome import Floats, Outcome
 from pliant.bench.llm.systems import System
 from pliant.bench.llm.workload import Request, at_once, prompts
-from pliant.bench.report import median
+from pliant.bench.report import Row, median
 
 CHUNKED = "ours"
 WHOLE = "ours, prompts in one piece"

@@ -13,7 +13,6 @@ from pliant.bench.llm import plots
 from pliant.bench.llm.findings import (
     Findings,
     Outcomes,
-    Row,
     best,
     interleaved,
     mean_latencies,
@@ -23,7 +22,7 @@ from pliant.bench.llm.saturated import OURS, UNCOMPACTED
 from pliant.bench.llm.saturated import OWN_INSTANCES as INSTANCES
 from pliant.bench.llm.systems import DynamicBatching, Generate, System
 from pliant.bench.llm.workload import PAPER_INTERVAL_MS, Integers, at_once, every, poisson, scaled, uniform_lengths
-from pliant.bench.report import Figure, median, ratio
+from pliant.bench.report import Figure, Row, median, ratio
 
 _PAPER_FIG_5 = {20: "11.2x", 50: "11.1x", 100: "10.2x", 500: "4.5x", 1000: "4.2x", 5000: "1.1x"}
 
