@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pliant.decoder_info import shape_of
 from pliant.decoder_shape import DecoderShape
 from pliant.errors import ModelError
 
@@ -185,10 +186,7 @@ class RandomWeights(DecoderWeights):
 
 def read_shape(folder: Path) -> DecoderShape:
     """The decoder that a folder's config.json describes. Raises ModelError if there is none that is supported."""
-    try:
-        return DecoderShape.from_config(_read_json(folder / "config.json"))
-    except ValueError as error:
-        raise ModelError(f"{folder}: {error}") from None
+    return shape_of(_read_json(folder / "config.json"), str(folder))
 
 
 def _weight_files(folder: Path) -> list[Path]:
