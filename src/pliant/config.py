@@ -133,6 +133,36 @@ class EncoderConfig(_Service):
         return self.lengths[-1] if self.lengths else model_takes
 
 
+def _in_folder(adapters: object) -> object:
+    return {"folder": adapters} if isinstance(adapters, str) else adapters
+
+
+class AdaptersConfig(_Strict):
+    """The LoRA adapters of a language model (Chameleon); a plain text in cluster.yaml means its `folder`."""
+
+    folder: str | None = None
+    """Holds the adapters that are there from the start, a PEFT folder each; or zoo/adapters."""
+    roots: tuple[str, ...] = ()
+    """Folders from which adapters may be loaded at run time; `folder` is one in any case."""
+    cache: Literal["compound", "fair_share", "lru", "lfu", "none"] = "compound"
+    """Which adapters that nobody uses leave the memory first; "none": all, and at once."""
+    prefetch: Literal["queued", "predicted", "none"] = "queued"
+    """Load adapters of requests that wait, and, "predicted", of requests that are likely to come."""
+    pinned: tuple[str, ...] = ()
+    """Adapters of `folder` that never leave the memory."""
+    max_rank: Annotated[int, Field(ge=1, le=256)] = 256
+    registry: str | None = None
+    """A file that keeps what was loaded at run time; by default in the user's cache folder, one for each service."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> AdaptersConfig:
+        if self.folder is None and not self.roots:
+            raise ValueError("needs a folder of adapters, or roots from which they may be loaded")
+        if self.pinned and self.folder is None:
+            raise ValueError("pinned: only adapters of a folder can be pinned; give one")
+        return self
+
+
 class LlmConfig(_Service):
     """A language model of the Llama family, all of whose requests share one decode loop (Flover)."""
 
@@ -143,7 +173,15 @@ class LlmConfig(_Service):
     max_length: Annotated[int, Field(ge=16)] | None = None
     """Tokens of a prompt and its answer together; by default what the model takes, or else what `memory_mb` holds."""
     memory_mb: Annotated[int, Field(ge=1)] | None = None
-    """What keys and values may take; by default half of the machine's free memory, or nine tenths of the GPU's."""
+    """What keys, values and adapters may take together.
+
+    By default keys and values have half of the machine's free memory, or nine tenths of the GPU's, and adapters what
+    these leave idle.
+    """
+    adapters: Annotated[AdaptersConfig | None, BeforeValidator(_in_folder)] = None
+    """LoRA adapters that share the model; each is a model of its own to clients."""
+    scheduler: Literal["multi_queue", "fifo", "sjf"] = "multi_queue"
+    """Which waiting request is next: of queues by size, the first, or the one with the shortest predicted answer."""
     queue: Annotated[int, Field(ge=0)] = 128
     """Requests that may wait for a slot in each replica; more are refused, with 429."""
     slo_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 10_000
