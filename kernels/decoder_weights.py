@@ -4,7 +4,6 @@ Queries, keys and values become one matrix, gate and up another, so that a layer
 Only one layer is held at a time: whoever prepares weights for a device drops what was read before the next layer.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pliant.decoder_info import shape_of
+from pliant.decoder_info import read_json, shape_of
 from pliant.decoder_shape import DecoderShape
 from pliant.errors import ModelError
 
@@ -186,26 +185,14 @@ class RandomWeights(DecoderWeights):
 
 def read_shape(folder: Path) -> DecoderShape:
     """The decoder that a folder's config.json describes. Raises ModelError if there is none that is supported."""
-    return shape_of(_read_json(folder / "config.json"), str(folder))
+    if not (config := folder / "config.json").is_file():
+        raise ModelError(f"{folder}: has no config.json; choose a folder that transformers saved a model in")
+    return shape_of(read_json(config), str(folder))
 
 
 def _weight_files(folder: Path) -> list[Path]:
     if (single := folder / _WEIGHTS).is_file():
         return [single]
     if (index := folder / _INDEX).is_file():
-        return [folder / name for name in sorted(set(_read_json(index).get("weight_map", {}).values()))]
+        return [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
     raise ModelError(f"{folder}: has neither {_WEIGHTS} nor {_INDEX}; save the model as safetensors there")
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise ModelError(
-            f"{file.parent}: has no {file.name}; choose a folder that transformers saved a model in"
-        ) from None
-    except ValueError as error:
-        raise ModelError(f"{file}: is not JSON ({error}); save the model again") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"{file}: holds no JSON object; save the model again")
-    return found
