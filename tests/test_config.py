@@ -174,3 +174,15 @@ def test_every_key_of_serve_is_known() -> None:
     assert set(config.CLUSTER_KEYS) == set(ServeDeploySchema.model_fields)
     assert set(config.HTTP_KEYS) == set(HTTPOptionsSchema.model_fields)
     assert set(config.APPLICATION_KEYS) == set(ServeApplicationSchema.model_fields) - {"host", "port"}
+
+
+@pytest.mark.parametrize("folder", ["zoo/others", "/nowhere"])
+def test_adapters_that_cannot_be_are_named(folder: str) -> None:
+    parsed = config.parse({"services": {"chat": {"kind": "llm", "model": "zoo/tiny-llama", "adapters": folder}}})
+    with pytest.raises(ConfigError, match=f"services.chat.adapters.folder: {folder}: "):
+        config.check_models(parsed)
+
+
+def test_adapters_need_a_place_to_come_from() -> None:
+    with pytest.raises(ConfigError, match=r"services\.chat\.adapters: .*roots from which they may be loaded"):
+        config.parse({"services": {"chat": {"kind": "llm", "model": "zoo/tiny-llama", "adapters": {"cache": "lru"}}}})

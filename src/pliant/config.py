@@ -364,6 +364,11 @@ def _misfit_encoder(service: EncoderConfig) -> str | None:
 
 def _misfit_llm(service: LlmConfig) -> str | None:
     shape = models.check_decoder(service.model)
+    if service.adapters and service.adapters.folder:
+        try:
+            models.check_adapters(service.adapters.folder)
+        except ModelError as error:
+            return f"adapters.folder: {error}"
     if service.max_length and service.max_length > shape.max_length:
         return f"max_length: got {service.max_length}; {service.model} takes at most {shape.max_length} tokens"
     token = shape.kv_bytes(1, _BYTES[service.dtype])

@@ -45,12 +45,9 @@ def fetch(model: str, *, progress: Progress | None = None) -> Path:
     without a network. A kept download is not compared with newer versions on the hub. Several processes may call it at
     once. Raises ModelError.
     """
-    report = progress or (lambda _text, _done: None)
     if model.startswith("zoo/"):
-        name = _zoo_name(model)
-        if progress is None and not zoo.folder(name).exists():
-            _log.warning("training %s, once; this takes about a minute", model)
-        return zoo.ensure(name, report)
+        return _trained(_zoo_name(model), progress)
+    report = progress or (lambda _text, _done: None)
     folder = _local_folder(model) or hub.download(model, report)
     if missing := hub.missing(folder):
         raise ModelError(
@@ -60,6 +57,26 @@ def fetch(model: str, *, progress: Progress | None = None) -> Path:
     if (folder / hub.TOKENIZER).is_file():
         return folder
     return _with_converted_tokenizer(model, folder, report)
+
+
+def fetch_adapters(folder: str, progress: Progress | None = None) -> Path:
+    """The folder that holds what `folder` names, zoo/adapters or a local folder: adapters, a PEFT folder each.
+
+    The zoo's are trained on first use, as its models are, and with their model if that is not there. Raises ModelError.
+    """
+    check_adapters(folder)
+    if folder.startswith("zoo/"):
+        return _trained(zoo.ADAPTERS, progress)
+    return Path(folder).expanduser().resolve()
+
+
+def check_adapters(folder: str) -> None:
+    """Raise ModelError if there is nothing that `folder` may name as adapters; trains nothing."""
+    if folder.startswith("zoo/"):
+        if folder != f"zoo/{zoo.ADAPTERS}":
+            raise ModelError(f"{folder}: the zoo has no such adapters; choose zoo/{zoo.ADAPTERS}, or a folder")
+    elif not Path(folder).expanduser().is_dir():
+        raise ModelError(f"{folder}: there is no such folder; choose one that holds adapters, a PEFT folder each")
 
 
 def check(model: str) -> ModelInfo:
@@ -103,6 +120,12 @@ def _zoo_name(model: str) -> str:
             f"{model}: the zoo has no such model; choose one of {', '.join(f'zoo/{n}' for n in zoo.NAMES)}"
         )
     return name
+
+
+def _trained(name: str, progress: Progress | None) -> Path:
+    if progress is None and not zoo.folder(name).exists():
+        _log.warning("training zoo/%s, once; this takes about a minute", name)
+    return zoo.ensure(name, progress or (lambda _text, _done: None))
 
 
 def _local_folder(model: str) -> Path | None:

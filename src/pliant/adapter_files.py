@@ -1,0 +1,123 @@
+"""Reads the two files of a PEFT folder, which strangers may have written: bounded, and without torch or pickle.
+
+Whatever is in a file, it is either understood or refused with a ValueError that says what is wrong with it.
+"""
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""What tensors may be stored as, and how many bytes each number then takes."""
+_MOST_BYTES = 2**21
+"""Of JSON; ten times what the largest model's adapter needs."""
+_SAMPLED = 2**16
+"""Bytes of numbers at the file's beginning and at its end, by which it is recognised: training changes them all."""
+
+
+class StoredTensors(NamedTuple):
+    """What a safetensors file says before its numbers."""
+
+    shapes: dict[str, tuple[int, ...]]
+    """By the tensors' names."""
+    identity: bytes
+    """Differs for other numbers, as far as the first and the last of them show; copies of a file have the same."""
+
+
+def read_object(file: Path) -> tuple[dict[str, Any], bytes]:
+    """The JSON object in `file`, and the bytes that it was read from. Raises ValueError."""
+    with _opened(file) as (opened, size):
+        if size > _MOST_BYTES:
+            raise ValueError(f"has {size:,} bytes; at most {_MOST_BYTES:,} are read")
+        raw = opened.read(_MOST_BYTES)
+    return _object(raw), raw
+
+
+def read_tensors(file: Path) -> StoredTensors:
+    """Which tensors a safetensors file holds. The file's size must fit the numbers, of which a sample is read.
+
+    Raises ValueError for what the safetensors library would not read either, and for tensors that are no floats.
+    """
+    with _opened(file) as (opened, size):
+        length = int.from_bytes(opened.read(8), "little")
+        if size < 8 + length:
+            raise ValueError(f"is cut off: {size:,} bytes, of which the header alone should take {8 + length:,}")
+        if length > _MOST_BYTES:
+            raise ValueError(f"has a header of {length:,} bytes; at most {_MOST_BYTES:,} are read")
+        raw = opened.read(length)
+        first = opened.read(_SAMPLED)
+        opened.seek(max(8 + length, size - _SAMPLED))
+        sample = first + opened.read(_SAMPLED)
+    entries = _object(raw)
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("has a __metadata__ that is not all text")
+    found = {name: _tensor(name, entry) for name, entry in entries.items()}
+    end = 0
+    for name, (_, start, stop) in sorted(found.items(), key=lambda item: item[1][1:]):
+        if start != end:
+            raise ValueError(f"has {shown(name)} at byte {start:,} of its data instead of {end:,}")
+        end = stop
+    if size != 8 + length + end:
+        raise ValueError(f"has {size - 8 - length:,} bytes of data, but its header describes {end:,}; is it cut off?")
+    return StoredTensors({name: shape for name, (shape, _, _) in found.items()}, b"%d " % size + raw + sample)
+
+
+def shown(text: object) -> str:
+    """Foreign text as it may stand in a message of one line."""
+    escaped = ascii(text)
+    return escaped if len(escaped) <= 80 else f"{escaped[:77]}..."
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A plain file and its size. A link may lead anywhere and a pipe may never answer, so neither is opened."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        reason = "is a link; put what it leads to there" if file.is_symlink() else f"cannot be opened: {error.strerror}"
+        raise ValueError(reason) from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise ValueError("is no plain file")
+    with open(descriptor, "rb") as opened:
+        yield opened, found.st_size
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"holds {constant}, which is no number")
+
+    try:
+        found = json.loads(raw.decode(), parse_constant=refuse)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON ({error})") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("holds no JSON object")
+    return found
+
+
+def _tensor(name: str, entry: Any) -> tuple[tuple[int, ...], int, int]:
+    """A tensor's shape, and where its bytes begin and end."""
+    try:
+        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    except (TypeError, KeyError, ValueError):
+        raise ValueError(f"does not say dtype, shape and data_offsets of {shown(name)}") from None
+    if len(shape) > 2 or not all(type(number) is int and 0 <= number < 2**48 for number in (*shape, start, stop)):
+        raise ValueError(f"says of {shown(name)} what is no size of a matrix")
+    if dtype not in tuple(DTYPE_BYTES):
+        raise ValueError(f"stores {shown(name)} as {shown(dtype)}; choose one of {', '.join(DTYPE_BYTES)}")
+    if stop - start != math.prod(shape) * DTYPE_BYTES[dtype]:
+        size = " x ".join(map(str, shape))
+        raise ValueError(f"keeps {stop - start} bytes for {shown(name)}, which is {size} in {dtype}")
+    return shape, start, stop
