@@ -49,6 +49,9 @@ def serve(path: ClusterFile = Path("cluster.yaml")) -> None:
     cluster = _checked(path)
     for service in cluster.serving.services.values():
         _fetch(service.model)
+    for llm in cluster.serving.llms.values():
+        if llm.adapters and llm.adapters.folder:
+            _fetch_adapters(llm.adapters.folder)
     _console.print("Starting the cluster; a first start also compiles each runtime, which takes about a minute.")
     process = _serve_run(path)
     if _ready(cluster.address, process):
@@ -129,12 +132,13 @@ def simulate(
 
 
 @app.command(name="zoo")
-def zoo_models(train: Annotated[bool, typer.Option(help="Train the models that are missing.")] = False) -> None:
-    """List the tiny models that the default cluster serves, and how good they are."""
+def zoo_models(train: Annotated[bool, typer.Option(help="Train what is missing.")] = False) -> None:
+    """List the tiny models and adapters that the default cluster serves, and how good they are."""
     if train:
-        for entry in zoo.status():
-            _fetch(f"zoo/{entry.name}")
-    table = Table("model", "on held-out texts", "parameters", "trained in")
+        for name in zoo.NAMES:
+            _fetch(f"zoo/{name}")
+        _fetch_adapters(f"zoo/{zoo.ADAPTERS}")
+    table = Table("model or adapter", "on held-out texts", "parameters", "trained in")
     for entry in zoo.status():
         size = (f"{entry.parameters:,}", f"{entry.seconds:.0f} s") if entry.trained else ("", "")
         table.add_row(f"zoo/{entry.name}", _quality(entry), *size)
@@ -190,7 +194,10 @@ def _read_profile(path: Path) -> Profile:
 def _quality(entry: zoo.ZooEntry) -> str:
     if entry.accuracy is not None:
         return f"accuracy {entry.accuracy:.1%}"
-    return "not trained yet" if entry.perplexity is None else f"perplexity {entry.perplexity:.1f}"
+    if entry.perplexity is None:
+        return "not trained yet"
+    base = f"{entry.base_perplexity:.0f} → " if entry.base_perplexity else ""
+    return f"perplexity {base}{entry.perplexity:.1f}"
 
 
 def _range(gpus: str) -> tuple[int, int]:
@@ -203,6 +210,11 @@ def _range(gpus: str) -> tuple[int, int]:
 def _fetch(model: str) -> None:
     with _progress() as update:
         models.fetch(model, progress=update)
+
+
+def _fetch_adapters(folder: str) -> None:
+    with _progress() as update:
+        models.fetch_adapters(folder, update)
 
 
 @contextmanager

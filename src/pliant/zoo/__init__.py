@@ -1,8 +1,10 @@
-"""Tiny models that every machine can train in about a minute, so that no download is needed to serve real ones.
+"""Tiny models that every machine can train in about a minute each, so that no download is needed to serve real ones,
+and adapters of one of them.
 
 Importing this package imports neither torch nor transformers; training does.
 """
 
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -15,14 +17,17 @@ from pliant.zoo import shapes
 
 NAMES = tuple(shapes.SHAPES)
 """The models that there are, named `zoo/NAME` elsewhere."""
+ADAPTERS = "adapters"
+"""The entry that holds all adapters, a PEFT folder each."""
 
 
 @dataclass(frozen=True)
 class ZooEntry:
-    """A model of the zoo, and what was measured on texts that it has not seen, once it is trained.
+    """A model or an adapter, and what was measured on texts that it has not seen, once it is trained.
 
-    Classifiers have an `accuracy`, of held-out paragraphs, and language models a `perplexity`, of a token in held-out
-    documents. `seconds` is the wall time that training took.
+    Classifiers have an `accuracy`, of held-out paragraphs. Language models have a `perplexity`, of a token in held-out
+    documents, and adapters one in held-out docstrings of their part, where the model has `base_perplexity` without
+    them. `seconds` is the wall time that training took.
     """
 
     name: str
@@ -30,6 +35,7 @@ class ZooEntry:
     perplexity: float | None = None
     parameters: int = 0
     seconds: float = 0.0
+    base_perplexity: float | None = None
 
     @property
     def trained(self) -> bool:
@@ -37,7 +43,9 @@ class ZooEntry:
 
 
 def folder(name: str) -> Path:
-    """Where the model `name` lies, or will lie once it is trained."""
+    """Where the model `name`, or `ADAPTERS` for one version of their model, lies, or will lie once trained."""
+    if name == ADAPTERS:
+        return cache_folder() / "zoo" / f"{name}-v{shapes.ADAPTERS_VERSION}-of-{folder(shapes.BASE).name}"
     return cache_folder() / "zoo" / f"{name}-v{shapes.SHAPES[name].version}"
 
 
@@ -47,17 +55,21 @@ def config(name: str) -> dict[str, Any]:
 
 
 def status() -> list[ZooEntry]:
-    """All models of the zoo, in the order of `NAMES`."""
-    return [_entry(name) for name in NAMES]
+    """All models of the zoo, in the order of `NAMES`, and then each adapter."""
+    adapters = [_entry(f"{ADAPTERS}/{name}", folder(ADAPTERS) / name) for name in shapes.ADAPTERS]
+    return [*(_entry(name, folder(name)) for name in NAMES), *adapters]
 
 
 def ensure(name: str, progress: Callable[[str, float], object]) -> Path:
-    """The folder of the model `name`, which is trained first if this user has never done so.
+    """The folder of the model `name`, or of the `ADAPTERS`, which are trained first if this user has never done so.
 
     One process trains, others that ask meanwhile wait for it. `progress` is called with what is being done and the
-    fraction done.
+    fraction done; adapters may need their model to be trained before.
     """
-    return made_once(folder(name), lambda unfinished: train(name, unfinished, progress))
+    if name == ADAPTERS and not folder(name).exists():
+        ensure(shapes.BASE, progress)
+    make = train_adapters if name == ADAPTERS else functools.partial(train, name)
+    return made_once(folder(name), lambda unfinished: make(unfinished, progress))
 
 
 def train(name: str, folder: Path, progress: Callable[[str, float], object]) -> None:
@@ -74,18 +86,33 @@ def train(name: str, folder: Path, progress: Callable[[str, float], object]) -> 
         measured = asdict(llama.train(shape, folder, report))
     else:
         measured = asdict(topics.train(shape, folder, report))
-    card = {
-        "name": name,
-        "version": shape.version,
-        **measured,
-        "seconds": round(time.perf_counter() - started, 1),
-    }
+    _write_card(folder, name, shape.version, measured, started)
+
+
+def train_adapters(into: Path, progress: Callable[[str, float], object]) -> None:
+    """Train all adapters of `BASE`, which is there already: a folder in `into` for each, as PEFT saves it."""
+    from pliant.zoo import adapters
+
+    for index, (name, shape) in enumerate(shapes.ADAPTERS.items()):
+
+        def report(text: str, done: float, name: str = name, index: int = index) -> object:
+            return progress(f"{text}: zoo/{ADAPTERS}/{name}", (index + done) / len(shapes.ADAPTERS))
+
+        started = time.perf_counter()
+        measured = asdict(adapters.train(shape, folder(shapes.BASE), into / name, report))
+        _write_card(into / name, name, shapes.ADAPTERS_VERSION, measured, started)
+
+
+def _write_card(folder: Path, name: str, version: int, measured: dict[str, Any], started: float) -> None:
+    seconds = round(time.perf_counter() - started, 1)
+    card = {"name": name, "version": version, **measured, "seconds": seconds}
     (folder / "zoo.json").write_text(json.dumps(card, indent=2) + "\n")
 
 
-def _entry(name: str) -> ZooEntry:
-    card = folder(name) / "zoo.json"
+def _entry(name: str, folder: Path) -> ZooEntry:
+    card = folder / "zoo.json"
     if not card.exists():
         return ZooEntry(name)
     found = json.loads(card.read_text())
-    return ZooEntry(name, found.get("accuracy"), found.get("perplexity"), found["parameters"], found["seconds"])
+    measured = {key: found.get(key) for key in ("accuracy", "perplexity", "base_perplexity")}
+    return ZooEntry(name, parameters=found["parameters"], seconds=found["seconds"], **measured)

@@ -163,7 +163,7 @@ def perplexity(model: LlamaForCausalLM, tokenizer: Tokenizer, texts: Sequence[st
     longest = model.config.max_position_embeddings
     ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
     rows = [text[start : start + longest] for text in ids for start in range(0, len(text) - 1, longest)]
-    losses = sum(float(_loss(model, torch.tensor([row]))) * (len(row) - 1) for row in rows)
+    losses = sum(float(loss(model, torch.tensor([row]))) * (len(row) - 1) for row in rows)
     return math.exp(losses / sum(len(row) - 1 for row in rows))
 
 
@@ -179,13 +179,13 @@ def _fit(model: LlamaForCausalLM, shape: LlamaShape, tokenizer: Tokenizer, repor
             group["lr"] = shape.learning_rate * min(1.0, (done + 1 / shape.steps) / _WARM_UP) * (1 - done)
         length = min(rng.choice(_ROW_TOKENS), shape.positions)
         ids = torch.tensor([next(stream) for _ in range(max(_BATCH_TOKENS, length))]).view(-1, length)
-        _loss(model, ids).backward()  # type: ignore[no-untyped-call]
+        loss(model, ids).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
 
-def _loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+def loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
     """Mean cross entropy of the next token over rows [n, length]."""
     logits = model(input_ids=ids, use_cache=False).logits
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())

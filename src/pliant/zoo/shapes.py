@@ -1,9 +1,10 @@
-"""The zoo's models by name: their shapes and how long they learn. Nothing here imports torch."""
+"""The zoo's models and adapters by name: their shapes and how long they learn. Nothing here imports torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pliant.lora_layout import MODULES
 from pliant.zoo.corpus import LABELS
 
 Progress = Callable[[str, float], object]
@@ -11,6 +12,10 @@ Progress = Callable[[str, float], object]
 
 BEGIN, END, SYSTEM, USER, ASSISTANT = range(5)
 """The language model's special tokens, by id: where texts begin, where they and chat messages end, and who speaks."""
+
+
+ATTENTION = MODULES[:4]
+"""The linear layers of attention: queries, keys, values and output."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,21 @@ class LlamaShape:
         }
 
 
+@dataclass(frozen=True)
+class AdapterShape:
+    """A LoRA adapter of the language model `BASE` and its training: `steps` batches at a peak `learning_rate`."""
+
+    part: str
+    """Of the standard library, see `docstrings`."""
+    rank: int
+    modules: tuple[str, ...]
+    alpha: int
+    steps: int
+    learning_rate: float
+    rank_stabilised: bool = False
+    """Scaled by alpha / sqrt(rank) instead of alpha / rank."""
+
+
 SHAPES: dict[str, Shape | LlamaShape] = {
     "topics-small": Shape(layers=2, hidden=128, heads=2, epochs=5, learning_rate=1.5e-3),
     "topics-large": Shape(layers=4, hidden=256, heads=4, epochs=8, learning_rate=1e-3),
@@ -86,3 +106,19 @@ SHAPES: dict[str, Shape | LlamaShape] = {
         layers=4, hidden=256, heads=4, kv_heads=2, intermediate=704, steps=800, learning_rate=2e-3
     ),
 }
+
+BASE = "tiny-llama"
+"""The model that the adapters are for."""
+ADAPTERS = {
+    f"{shape.part}-{shape.rank}": shape
+    for shape in (
+        AdapterShape("logging", 8, MODULES, alpha=16, steps=200, learning_rate=6e-3),
+        AdapterShape("email", 16, ATTENTION, alpha=32, steps=220, learning_rate=6e-3),
+        AdapterShape("asyncio", 32, MODULES, alpha=32, steps=180, learning_rate=4e-3),
+        AdapterShape("unittest", 64, MODULES, alpha=16, steps=160, learning_rate=2e-3, rank_stabilised=True),
+        AdapterShape("decimal", 128, ATTENTION, alpha=128, steps=200, learning_rate=2e-3),
+    )
+}
+"""By name: part and rank."""
+ADAPTERS_VERSION = 1
+"""Raised whenever their texts, shapes or training change."""
