@@ -8,10 +8,10 @@
 
 typedef struct {
     const void *q;             // [rows][heads][head_dim]
-    const void *keys, *values; // [rows][kv_heads][max_length][head_dim]
+    const void *keys, *values; // [rows][kv_heads][max_length][head_dim], rows slot_stride apart
     const int32_t *lengths;    // [rows]
     void *out;                 // [rows][heads][head_dim]
-    int64_t heads, kv_heads, max_length, head_dim, window, heads_per_task;
+    int64_t heads, kv_heads, max_length, head_dim, slot_stride, window, heads_per_task;
     float scale;
 } Attention;
 
@@ -94,10 +94,16 @@ static float soften(float *scores, int64_t tokens, float *largest, float *total)
     return shrink;
 }
 
+// Where the text of a row's key/value head begins, counted through all rows.
+INLINE int64_t text_of(const Attention *job, int64_t index, const int64_t d) {
+    return index / job->kv_heads * job->slot_stride + index % job->kv_heads * job->max_length * d;
+}
+
 // One row's queries that share a key/value head, `queries` of them from `head` on.
 INLINE void attend(const Attention *job, int64_t row, int64_t head, const int queries, const int64_t d, bool bf16) {
     int64_t group = job->heads / job->kv_heads, length = job->lengths[row];
-    int64_t text = (row * job->kv_heads + head / group) * job->max_length;
+    int64_t index = row * job->kv_heads + head / group;
+    int64_t text = text_of(job, index, d), next_text = text_of(job, index + 1, d);
     float q[QUERIES][LARGEST_HEAD], out[QUERIES][LARGEST_HEAD], scores[QUERIES][TOKENS];
     float largest[QUERIES], total[QUERIES], shrink[QUERIES];
     for (int g = 0; g < queries; g++) {
@@ -110,12 +116,13 @@ INLINE void attend(const Attention *job, int64_t row, int64_t head, const int qu
     }
     int64_t first = job->window && length > job->window ? length - job->window : 0;
     for (int64_t t = first; t < length; t += TOKENS) {
-        int64_t tokens = least(length - t, TOKENS), next = t + tokens < length ? t + tokens : job->max_length + first;
-        const void *keys = at(job->keys, (text + t) * d, bf16), *values = at(job->values, (text + t) * d, bf16);
+        int64_t tokens = least(length - t, TOKENS), end = t + tokens;
+        int64_t next = end < length ? text + end * d : next_text + first * d;
+        const void *keys = at(job->keys, text + t * d, bf16), *values = at(job->values, text + t * d, bf16);
         score(q, keys, scores, values, queries, tokens, d, bf16);
         for (int g = 0; g < queries; g++)
             shrink[g] = soften(scores[g], tokens, &largest[g], &total[g]);
-        mix(scores, values, shrink, out, at(job->keys, (text + next) * d, bf16), queries, tokens, d, bf16);
+        mix(scores, values, shrink, out, at(job->keys, next, bf16), queries, tokens, d, bf16);
     }
     for (int g = 0; g < queries; g++)
         for (int64_t i = 0; i < d; i++)
@@ -152,10 +159,10 @@ static void bf16_task(const void *job, int64_t index) { task(job, index, true); 
 void pliant_decode_attention(
     Pool *pool, bool bf16, const void *q, const void *keys, const void *values,
     const int32_t *lengths, void *out, int64_t rows, int64_t heads, int64_t kv_heads, int64_t max_length,
-    int64_t head_dim, int64_t window
+    int64_t head_dim, int64_t slot_stride, int64_t window
 ) {
     int64_t heads_per_task = rows < 4 * pool_threads(pool) ? 1 : kv_heads;
-    Attention job = {q, keys, values, lengths, out, heads, kv_heads, max_length, head_dim, window, heads_per_task,
-                     1 / sqrtf(head_dim)};
+    Attention job = {q, keys, values, lengths, out, heads, kv_heads, max_length, head_dim, slot_stride, window,
+                     heads_per_task, 1 / sqrtf(head_dim)};
     share(pool, bf16 ? bf16_task : float32_task, &job, rows * kv_heads / heads_per_task);
 }

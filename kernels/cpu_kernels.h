@@ -98,3 +98,9 @@ typedef struct Pool Pool;
 // Run tasks 0 to tasks - 1, each once, on the threads of the pool and the caller's.
 void share(Pool *pool, void (*task)(const void *job, int64_t index), const void *job, int64_t tasks);
 int pool_threads(const Pool *pool);
+
+// out [rows][outs] = x [rows][in] @ weight.T + bias, with the weight packed as cpu_linear.c says.
+void pliant_linear(
+    Pool *pool, bool bf16, const void *x, const void *weight, const float *bias, void *out,
+    int64_t rows, int64_t in, int64_t outs
+);

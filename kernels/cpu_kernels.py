@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from pliant.kernels import c_compiler
-from pliant.kernels.decoder_kernels import DecoderKernels, Linear, Norms, Rotation, TorchKernels
+from pliant.kernels.decoder_kernels import AddLora, DecoderKernels, Linear, Norms, Rotation, TorchKernels
 from pliant.kernels.huge_pages import Arena
+from pliant.kernels.lora import LoraBatch
 
-SOURCES = [Path(__file__).with_name(f"cpu_{name}.c") for name in ("kernels", "linear", "attention", "pool")]
+SOURCES = [Path(__file__).with_name(f"cpu_{name}.c") for name in ("kernels", "linear", "lora", "attention", "pool")]
 OPTIONS = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"]
 """Let the compiler order sums as it likes; what is infinite or not a number stays so."""
 PANEL = 16  # outputs that lie together in a packed weight
@@ -30,11 +31,12 @@ KEPT_ROWS = 64  # up to which results go to buffers that are kept: a decode step
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
     "linear": [_POINTER] * 4 + [_LONG] * 3,
+    "lora": [_POINTER] * 7 + [_LONG] * 4,
     "add_norm": [_POINTER] * 4 + [_LONG] * 2 + [_FLOAT],
     "gate": [_POINTER] * 2 + [_LONG] * 2,
-    "rotate_and_store": [_POINTER] * 7 + [_FLOAT] + [_POINTER] * 3 + [_LONG] * 5,
-    "decode_attention": [_POINTER] * 5 + [_LONG] * 6,
-    "move": [_POINTER] * 3 + [_LONG] * 5,
+    "rotate_and_store": [_POINTER] * 7 + [_FLOAT] + [_POINTER] * 3 + [_LONG] * 6,
+    "decode_attention": [_POINTER] * 5 + [_LONG] * 7,
+    "move": [_POINTER] * 3 + [_LONG] * 6,
 }
 _warn_once = functools.cache(logging.getLogger("pliant").warning)
 
@@ -65,6 +67,12 @@ class CpuKernels(TorchKernels):
         if weight.dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"the CPU kernels compute in float32 or bfloat16; a weight is {weight.dtype}")
         return _PackedLinear(self, weight, bias)
+
+    def lora(self, batch: LoraBatch) -> AddLora:
+        """See `DecoderKernels.lora`; matrices of an odd number of inputs are multiplied as `TorchKernels` do."""
+        if any(site.inputs % 2 for site in batch.sites.values()):
+            return super().lora(batch)
+        return _AddLora(self, batch)
 
     def add_norm(self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         rows, width = hidden.shape
@@ -99,7 +107,7 @@ class CpuKernels(TorchKernels):
         inputs = [tensor.data_ptr() for tensor in (qkv, positions, slots, *rotation)]
         weights = [norm.data_ptr() for norm in norms] if norms else [None, None]
         buffers = keys.data_ptr(), values.data_ptr(), address
-        sizes = rows, heads, kv_heads, max_length, head_dim
+        sizes = rows, heads, kv_heads, max_length, head_dim, keys.stride(0)
         self.call("rotate_and_store", qkv.dtype, *inputs, *weights, eps, *buffers, *sizes)
         return out.view(rows, heads, head_dim)
 
@@ -111,17 +119,18 @@ class CpuKernels(TorchKernels):
             return super().decode_attention(q, keys, values, offset, lengths, window)
         out, address = self._result("decode_attention", rows, heads * head_dim, q.dtype)
         _, kv_heads, max_length, _ = keys.shape
-        first = offset * kv_heads * max_length * head_dim * keys.element_size()
+        stride = keys.stride(0)
+        first = offset * stride * keys.element_size()
         texts = keys.data_ptr() + first, values.data_ptr() + first, lengths.data_ptr()
-        sizes = rows, heads, kv_heads, max_length, head_dim, window or 0
+        sizes = rows, heads, kv_heads, max_length, head_dim, stride, window or 0
         self.call("decode_attention", q.dtype, q.data_ptr(), *texts, address, *sizes)
         return out
 
     def move(self, keys: Tensor, values: Tensor, moves: Sequence[tuple[int, int, int]]) -> None:
-        layers, slots, kv_heads, max_length, head_dim = keys.shape
+        layers, _, kv_heads, max_length, head_dim = keys.shape
         flat = [number for source, target, tokens in moves for number in (source, target, tokens * head_dim)]
         places = (_LONG * len(flat))(*flat)
-        sizes = len(moves), layers, slots, kv_heads, max_length * head_dim
+        sizes = len(moves), layers, kv_heads, *keys.stride()[:2], max_length * head_dim
         self.call("move", keys.dtype, keys.data_ptr(), values.data_ptr(), places, *sizes)
 
     def call(self, name: str, dtype: torch.dtype, *arguments: object) -> None:
@@ -177,6 +186,22 @@ class _PackedLinear:
         sizes = rows, self._ins, self._outs
         self._kernels.call("linear", x.dtype, x.data_ptr(), *self._parameters, address, *sizes)
         return out
+
+
+class _AddLora:
+    """Adds the adapters of a batch by cpu_lora.c."""
+
+    def __init__(self, kernels: CpuKernels, batch: LoraBatch) -> None:
+        self._kernels = kernels
+        self._batch = batch  # whose tables stay where they are as long as it does
+        self._tables = [table.ctypes.data for table in (batch.rows, batch.starts, batch.places, batch.outs)]
+        self._sites = {name: (at, site.inputs) for at, (name, site) in enumerate(batch.sites.items())}
+
+    def __call__(self, y: Tensor, x: Tensor, layer: int, site: str) -> None:
+        at, inputs = self._sites[site]
+        x = x.contiguous()
+        addresses = self._batch.arena.data_ptr(), x.data_ptr(), y.data_ptr(), *self._tables
+        self._kernels.call("lora", y.dtype, *addresses, len(self._batch.groups), layer, at, inputs)
 
 
 def best(threads: int) -> DecoderKernels:

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pliant.kernels import triton_attention, triton_decode
-from pliant.kernels.decoder_kernels import Norms, Rotation, TorchKernels
+from pliant.kernels import triton_attention, triton_decode, triton_lora
+from pliant.kernels.decoder_kernels import AddLora, Norms, Rotation, TorchKernels
+from pliant.kernels.lora import LoraBatch
 from pliant.kernels.upload import upload
 
 _PROGRAMS = 4  # attention programs that a processor of the GPU has in flight
@@ -25,6 +26,10 @@ class CudaKernels(TorchKernels):
         if processors is None:
             processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
         self._programs = _PROGRAMS * processors
+
+    def lora(self, batch: LoraBatch) -> AddLora:
+        """As in `DecoderKernels`; a recorded graph adds `LoraTiles` of its own instead."""
+        return triton_lora.tiles_of(batch).add
 
     def add_norm(self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         return triton_decode.add_norm(hidden, delta, weight, eps)

@@ -1,8 +1,9 @@
 """A Llama-family decoder over slots: prompts in chunks, and one token at a time for all slots of a window together.
 
 One fused pass per iteration serves every live request, however their lengths differ (Flover §V): linear layers see one
-batch of tokens, and only attention looks at slots one by one. The code below is the whole model; what its operations do
-on a device is the kernels' business (see `decoder_kernels`).
+batch of tokens, and only attention looks at slots one by one. Rows that use a LoRA adapter get what it adds after each
+linear layer (Chameleon §4.1). The code below is the whole model; what its operations do on a device is the kernels'
+business (see `decoder_kernels`).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pliant.kernels.decoder_kernels import DecoderKernels, Linear, Norms
+from pliant.kernels.decoder_kernels import AddLora, DecoderKernels, Linear, Norms
 from pliant.kernels.decoder_weights import DecoderWeights, LayerWeights
 from pliant.kernels.kv_slots import KVSlots
+from pliant.kernels.lora import LoraBatch
 from pliant.kernels.rope import rotation
 from pliant.kernels.upload import upload
 
@@ -61,9 +63,10 @@ class Decoder:
         self._head = kernels.linear(self._embedding if self.shape.tied else weights.head(), None)
         self._rotation = rotation(self.shape.rope, self.shape.head_dim, kv.max_length, self.device)
 
-    def prefill(self, chunks: Sequence[Prefill]) -> Tensor:
+    def prefill(self, chunks: Sequence[Prefill], lora: LoraBatch | None = None) -> Tensor:
         """Store the chunks' keys and values; the logits after each `last` one, [number of those, vocab], in order.
 
+        The rows of `lora` are those of all chunks' tokens one after the other.
         Raises ValueError for a chunk that is empty, does not fit into its slot, or has an id outside the vocabulary.
         """
         for chunk in chunks:
@@ -80,18 +83,19 @@ class Decoder:
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         tokens, at, where = (upload(array, self.device) for array in (ids, positions, slots))
-        hidden, delta = self._layers_of(tokens, at, where, attend)
+        hidden, delta = self._layers_of(tokens, at, where, attend, self._adder(lora))
         ends = [end - 1 for end, chunk in zip(np.cumsum(sizes), chunks, strict=True) if chunk.last]
         if not ends:
             return hidden.new_empty((0, self.shape.vocab))
         rows = upload(np.array(ends), self.device)
         return self._logits(hidden[rows], delta[rows])
 
-    def decode(self, tokens: Tensor, offset: int, lengths: Tensor) -> Tensor:
+    def decode(self, tokens: Tensor, offset: int, lengths: Tensor, lora: LoraBatch | None = None) -> Tensor:
         """One step for each slot offset, offset + 1, …: the logits that follow its token, [n, vocab].
 
         `tokens` [n] are the last of each slot's text and not stored yet, and `lengths` [n] int32 count the tokens that
-        are; they must be less than max_length, which is not checked here, as they may lie on a GPU.
+        are; they must be less than max_length, which is not checked here, as they may lie on a GPU. The i-th row of
+        `lora` is slot offset + i.
         """
         slots = torch.arange(offset, offset + len(tokens), dtype=torch.int32, device=self.device)
         stored = lengths + 1
@@ -99,26 +103,45 @@ class Decoder:
         def attend(q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
             return self.kernels.decode_attention(q, keys, values, offset, stored, window)
 
-        return self.step(tokens, lengths, slots, attend)
+        return self.step(tokens, lengths, slots, attend, self._adder(lora))
 
-    def step(self, tokens: Tensor, positions: Tensor, slots: Tensor, attend: Attend) -> Tensor:
+    def step(
+        self, tokens: Tensor, positions: Tensor, slots: Tensor, attend: Attend, add_lora: AddLora | None = None
+    ) -> Tensor:
         """The logits that follow each of `tokens` [n], which go to `positions` of `slots`, [n] int32; [n, vocab]."""
-        return self._logits(*self._layers_of(tokens, positions, slots, attend))
+        return self._logits(*self._layers_of(tokens, positions, slots, attend, add_lora))
 
-    def _layers_of(self, tokens: Tensor, positions: Tensor, slots: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+    def _layers_of(
+        self, tokens: Tensor, positions: Tensor, slots: Tensor, attend: Attend, add_lora: AddLora | None
+    ) -> tuple[Tensor, Tensor]:
         """All layers for a batch of tokens, [n] each: the residual stream and what is still to be added to it."""
         kernels, eps = self.kernels, self.shape.norm_eps
         hidden = self._embedding[tokens]
         delta: Tensor | None = None
         for index, (layer, window) in enumerate(zip(self._layers, self.shape.windows, strict=True)):
             keys, values = self.kv.layer(index)
-            qkv = layer.qkv(kernels.add_norm(hidden, delta, layer.input_norm, eps))
+            normed = kernels.add_norm(hidden, delta, layer.input_norm, eps)
+            qkv = layer.qkv(normed)
+            if add_lora is not None:
+                add_lora(qkv, normed, index, "qkv")
             q = kernels.rotate_and_store(qkv, positions, slots, self._rotation, layer.qk_norms, eps, keys, values)
-            delta = layer.output(attend(q, keys, values, window))
-            gate_up = layer.gate_up(kernels.add_norm(hidden, delta, layer.mlp_norm, eps))
-            delta = layer.down(kernels.gate(gate_up))
+            mixed = attend(q, keys, values, window)
+            delta = layer.output(mixed)
+            if add_lora is not None:
+                add_lora(delta, mixed, index, "output")
+            normed = kernels.add_norm(hidden, delta, layer.mlp_norm, eps)
+            gate_up = layer.gate_up(normed)
+            if add_lora is not None:
+                add_lora(gate_up, normed, index, "gate_up")
+            gated = kernels.gate(gate_up)
+            delta = layer.down(gated)
+            if add_lora is not None:
+                add_lora(delta, gated, index, "down")
         assert delta is not None
         return hidden, delta
+
+    def _adder(self, lora: LoraBatch | None) -> AddLora | None:
+        return None if lora is None else self.kernels.lora(lora)
 
     def _logits(self, hidden: Tensor, delta: Tensor) -> Tensor:
         return self._head(self.kernels.add_norm(hidden, delta, self._norm, self.shape.norm_eps))

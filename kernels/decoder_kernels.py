@@ -5,10 +5,11 @@ gets. All kernels take norms, softmax and rotations in float32, whatever the dty
 
 Buffers: a result of any method, or of a `Linear`, may be a buffer that the kernels own. It stays valid until the same
 method, or the same `Linear`, is called again; only `prefill_attention` gives its result away. Nobody but the kernels
-writes to it, except that `add_norm` updates the `hidden` it is given.
+writes to it, except that `add_norm` updates the `hidden` it is given, and `AddLora` what a `Linear` gave.
 
-Positions, slots and lengths are int32 tensors on the decoder's device. `keys` and `values` are one layer's buffers,
-[slots, kv_heads, max_length, head_dim] and contiguous (see `kv_slots`).
+Positions, slots and lengths are int32 tensors on the decoder's device. `keys` and `values` are one layer's, views
+[slots, kv_heads, max_length, head_dim] of the same strides: slots lie apart, and what a slot holds of the layer's keys,
+or of its values, is contiguous (see `kv_slots`).
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from pliant.kernels.lora import LoraBatch
+from pliant.kernels.upload import upload
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines by position, float32 [max_length, head_dim]; the second half of a row repeats the first."""
@@ -31,11 +35,24 @@ class Linear(Protocol):
         """[n, in] -> [n, out]."""
 
 
+class AddLora(Protocol):
+    """What the adapters of one `LoraBatch` do to a linear layer's result."""
+
+    def __call__(self, y: Tensor, x: Tensor, layer: int, site: str) -> None:
+        """Add B A x of each row's adapter to `y` [n, out], which fused linear layer `site` made of `x` [n, in].
+
+        `site` is one of `lora_layout.SITES`. Rows that are in no group of the batch stay as they are.
+        """
+
+
 class DecoderKernels(Protocol):
     """The operations of one decoder layer, and of a batch of slots whose texts differ in length."""
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The layer x -> x @ weight.T + bias, with weight [out, in]. May pack the weight; the caller drops its own."""
+
+    def lora(self, batch: LoraBatch) -> AddLora:
+        """What adds the adapters of `batch`, during the launch that the batch was made for (Chameleon §4.1)."""
 
     def add_norm(self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Add `delta`, if any, to `hidden` [n, h] in place, and return RMSNorm(hidden) * weight, [n, h]."""
@@ -80,8 +97,8 @@ class DecoderKernels(Protocol):
     def move(self, keys: Tensor, values: Tensor, moves: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first tokens of slots in every layer: (source, target, tokens).
 
-        Here keys and values are the whole buffers, [layers, slots, kv_heads, max_length, head_dim]. No slot is both a
-        source and a target, nor the target of two moves.
+        Here keys and values are those of all layers, [layers, slots, kv_heads, max_length, head_dim]. No slot is both
+        a source and a target, nor the target of two moves.
         """
 
 
@@ -90,6 +107,23 @@ class TorchKernels:
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return lambda x: functional.linear(x, weight, bias)
+
+    def lora(self, batch: LoraBatch) -> AddLora:
+        arena = batch.arena
+        rows = [upload(group.rows, arena.device) for group in batch.groups]
+
+        def add(y: Tensor, x: Tensor, layer: int, site: str) -> None:
+            for group, at in zip(batch.groups, rows, strict=True):
+                start, found = group.offset + layer * group.layout.block, group.layout.sites[site]
+                if not found.rank:
+                    continue
+                a = arena[start + found.a :][: found.rank * found.inputs].view(found.rank, found.inputs)
+                inner = (x[at] @ a.T).split_with_sizes([module.rank for module in found.modules], dim=1)
+                for module, part in zip(found.modules, inner, strict=True):
+                    b = arena[start + module.b :][: module.rank * module.out].view(module.rank, module.out)
+                    y[:, module.first : module.first + module.out].index_add_(0, at, part @ b)
+
+        return add
 
     def add_norm(self, hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         if delta is not None:
@@ -133,7 +167,7 @@ class TorchKernels:
             hidden |= positions < lengths[:, None] - window
         grouped = q.view(n, keys.shape[1], -1, head_dim).float() * head_dim**-0.5
         scores = (grouped @ k.transpose(2, 3)).masked_fill(hidden[:, None, None], -torch.inf)
-        mixed: Tensor = scores.softmax(-1) @ v
+        mixed: Tensor = scores.softmax(-1) @ v.masked_fill(hidden[:, None, :, None], 0)  # 0 times what others left
         return mixed.to(q.dtype).view(n, heads * head_dim)
 
     def prefill_attention(

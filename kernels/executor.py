@@ -1,7 +1,10 @@
 """Runs a decoder's iterations for the engine: prefills, then one fused step for every live request (Flover §V).
 
-The executor keeps on its device what the next iteration needs, the last token of every slot and how to sample, so that
-a step takes nothing from the engine but which slots are live and how long their texts are.
+The executor keeps on its device what the next iteration needs, the last token of every slot, how to sample and which
+adapter to use, so that a step takes nothing from the engine but which slots are live and how long their texts are.
+
+Slots and adapters share one arena (Chameleon §4.1): `keep_slots` says how many slots it holds from now on, and the rest
+is room for adapters, which the engine has loaded (`stage`), copied in (`install`) and dropped (`remove`).
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pliant.kernels import cpu_kernels
+from pliant.adapter_info import AdapterInfo
+from pliant.kernels import adapter_weights, cpu_kernels
 from pliant.kernels.decoder import Decoder
 from pliant.kernels.decoder import Prefill as Prefill
 from pliant.kernels.decoder_kernels import DecoderKernels
@@ -20,6 +24,7 @@ from pliant.kernels.decoder_weights import DecoderWeights, SavedWeights
 from pliant.kernels.kv_slots import KVSlots, allowed_bytes, fit
 from pliant.kernels.sampling import RowLogprobs as RowLogprobs
 from pliant.kernels.sampling import Sampled, Sampler, Sampling
+from pliant.kernels.slot_adapters import SlotAdapters
 from pliant.kernels.upload import upload
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -82,23 +87,57 @@ class Executor:
     """A decoder, its slots and its sampler behind one interface, computing at once on the calling thread.
 
     Calls must not overlap. `slots` says how many requests fit, `max_length` how many tokens each, prompt and answer
-    together.
+    together. Adapters have ranks of up to `most_rank`; 0 stands for no adapters at all.
     """
 
     pipelined: bool = False
     """Whether to launch step t + 1 before reading the result of step t, because the device computes meanwhile."""
 
-    def __init__(self, decoder: Decoder, sampler: Sampler) -> None:
+    def __init__(self, decoder: Decoder, sampler: Sampler, most_rank: int = 0) -> None:
+        kv = decoder.kv
         self.shape = decoder.shape
-        self.slots = decoder.kv.slots
-        self.max_length = decoder.kv.max_length
+        self.slots = kv.slots
+        self.max_length = kv.max_length
+        self.slot_bytes = kv.slot_bytes
+        self.arena_bytes = kv.arena.nbytes
+        """What slots and adapters may take together."""
+        self.adapters = most_rank > 0
+        """Whether adapters may be installed."""
+        self._adapters = SlotAdapters(decoder.shape, kv.slots, kv.arena, most_rank)
         self._decoder = decoder
         self._sampler = sampler
         self._last = torch.zeros(self.slots, dtype=torch.int64, device=decoder.device)
         """By slot: the last token of its text, which is not stored yet."""
 
-    def admit(self, slot: int, sampling: Sampling) -> None:
-        """From the next launch on, sample for `slot` in this way."""
+    def stage(self, adapter: AdapterInfo) -> torch.Tensor:
+        """An adapter's weights, to be installed. Slow; may be called on any thread. Raises AdapterError."""
+        kv = self._decoder.kv
+        return adapter_weights.stage(adapter, self.shape, kv.arena.dtype, kv.arena.device)
+
+    def install(self, key: str, ranks: Sequence[int], blob: torch.Tensor) -> None:
+        """Copy a staged adapter of `ranks` (by `lora_layout.MODULES`) behind the slots; others may move for it.
+
+        Raises PoolError if there is no room or `key` is installed, and ValueError if the blob or its ranks are wrong.
+        """
+        self._adapters.install(key, ranks, blob)
+
+    def remove(self, key: str) -> None:
+        """Give back an adapter's memory. No slot may use it in later steps. Raises KeyError if it is not installed."""
+        self._adapters.remove(key)
+
+    def keep_slots(self, limit: int) -> None:
+        """From now on only the first `limit` slots are used, all at first; what lies behind them is for adapters.
+
+        Raises PoolError if those that are installed do not fit there.
+        """
+        self._adapters.keep(limit * self._decoder.kv.slot_values)
+
+    def admit(self, slot: int, sampling: Sampling, adapter: str | None = None) -> None:
+        """From the next launch on, sample for `slot` in this way, and use the installed adapter of that key.
+
+        Raises PoolError if it is not installed.
+        """
+        self._adapters.assign(slot, adapter)
         self._sampler.set(slot, sampling)
 
     @torch.inference_mode()
@@ -123,9 +162,13 @@ class Executor:
         sources, targets, _ = upload(np.array(moves).T, self._last.device)
         self._last[targets] = self._last[sources]
         self._sampler.move(moves)
+        self._adapters.move(moves)
 
     def check(self, step: Step) -> None:
-        """Raise ValueError if the window of `step` leaves the slots, or its numbers do not fit together."""
+        """Raise ValueError if the window of `step` leaves the slots, or its numbers do not fit together.
+
+        Raises PoolError if it uses an adapter that was removed.
+        """
         rows, ended = len(step.lengths), sum(prefill.last for prefill in step.prefills)
         if not 0 <= step.offset <= step.offset + rows <= self.slots:
             raise ValueError(f"the window {step.offset} to {step.offset + rows} is not within {self.slots} slots")
@@ -139,11 +182,14 @@ class Executor:
                 f"a step needs an index for each of {rows} rows and {ended} prompts that end; got {len(step.indices)} "
                 f"and {len(step.prefill_indices)}"
             )
+        self._adapters.check([prefill.slot for prefill in step.prefills])
+        self._adapters.check((np.flatnonzero(step.lengths) + step.offset).tolist())
 
     def _prefill(self, step: Step) -> Sampled | None:
         if not step.prefills:
             return None
-        logits = self._decoder.prefill(step.prefills)
+        slots, sizes = [prefill.slot for prefill in step.prefills], [len(prefill.ids) for prefill in step.prefills]
+        logits = self._decoder.prefill(step.prefills, self._adapters.of_chunks(slots, sizes))
         if not len(logits):
             return None
         return self._sampler.sample(logits, self._ended(step), self._indices(step.prefill_indices))
@@ -159,8 +205,9 @@ class Executor:
 
     def _logits(self, step: Step) -> torch.Tensor:
         """Of the rows of the window, [n, vocab]."""
-        window = slice(step.offset, step.offset + len(step.lengths))
-        return self._decoder.decode(self._last[window], step.offset, upload(step.lengths, self._last.device))
+        tokens = self._last[step.offset : step.offset + len(step.lengths)]
+        lora = self._adapters.of_window(step.offset, step.lengths)
+        return self._decoder.decode(tokens, step.offset, upload(step.lengths, self._last.device), lora)
 
     def _launched(self, first: Sampled | None, window: Sampled | None) -> Launched:
         return Done(first, window)
@@ -190,16 +237,22 @@ def load(
     device: str = "cpu",
     threads: int = 1,
     budget_bytes: int | None = None,
+    arena_bytes: int | None = None,
+    most_rank: int = 0,
 ) -> Executor:
     """The decoder in `folder`, ready to run. `slots` and `max_length` that are None are chosen (see `kv_slots.fit`).
 
-    `budget_bytes` is for keys and values (see `kv_slots.allowed_bytes`). On CPUs this sets the whole process's
-    number of torch threads to `threads`: a process serves one decoder. Raises ModelError if the folder holds no decoder
-    that is supported, KVMemoryError if the slots do not fit, and ValueError for a max_length beyond the model's.
+    `budget_bytes` is what keys, values and adapters may take (see `kv_slots.allowed_bytes`), `arena_bytes` what they do
+    take, if that is more than the slots need, and `most_rank` the greatest rank of an adapter; 0 for none.
+
+    On CPUs this sets the whole process's number of torch threads to `threads`: a process serves one decoder. Raises
+    ModelError if the folder holds no decoder that is supported, KVMemoryError if the slots do not fit, and ValueError
+    for a max_length beyond the model's.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
-    return build(SavedWeights(folder, DTYPES[dtype], torch.device(device)), slots, max_length, threads, budget_bytes)
+    weights = SavedWeights(folder, DTYPES[dtype], torch.device(device))
+    return build(weights, slots, max_length, threads, budget_bytes, arena_bytes, most_rank)
 
 
 def build(
@@ -208,6 +261,8 @@ def build(
     max_length: int | None = None,
     threads: int = 1,
     budget_bytes: int | None = None,
+    arena_bytes: int | None = None,
+    most_rank: int = 0,
 ) -> Executor:
     """As `load`, from weights of any origin."""
     shape, dtype, device = weights.shape, weights.dtype, weights.device
@@ -216,8 +271,8 @@ def build(
     slots, max_length = fit(shape, slots, max_length, dtype, allowed)
     kernels, kind = _on_cuda() if device.type == "cuda" else _on_cpu(threads)
     with torch.inference_mode():
-        kv = KVSlots(shape, slots, max_length, dtype, device, kernels, allowed)
-        return kind(Decoder(weights, kernels, kv), Sampler(slots, shape.vocab, device))
+        kv = KVSlots(shape, slots, max_length, dtype, device, kernels, allowed, arena_bytes)
+        return kind(Decoder(weights, kernels, kv), Sampler(slots, shape.vocab, device), most_rank)
 
 
 def _on_cpu(threads: int) -> tuple[DecoderKernels, type[Executor]]:

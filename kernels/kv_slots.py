@@ -2,6 +2,9 @@
 
 A request holds one slot from its prefill to its end, so nothing is allocated while requests come and go, and whether it
 all fits is plain arithmetic, done before anything is allocated and told in full when the answer is no.
+
+All of it is one flat tensor, the arena, in which each slot is one run of values. What lies behind the slots that are in
+use serves adapters (`adapter_pool`).
 """
 
 import os
@@ -15,6 +18,7 @@ from torch import Tensor
 from pliant.decoder_shape import DecoderShape
 from pliant.errors import PliantError
 from pliant.kernels import huge_pages
+from pliant.kernels.adapter_pool import ALIGNED
 from pliant.kernels.decoder_kernels import DecoderKernels
 
 MOST_SLOTS = 32
@@ -124,14 +128,18 @@ def _size(count: float) -> str:
     return f"{count:,.{digits}f} {unit}"
 
 
-def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return huge_pages.zeros(size, dtype) if device.type == "cpu" else torch.zeros(*size, dtype=dtype, device=device)
+def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return huge_pages.zeros([count], dtype) if device.type == "cpu" else torch.zeros(count, dtype=dtype, device=device)
 
 
 class KVSlots:
-    """`keys` and `values`, [layers, slots, kv_heads, max_length, head_dim] each, contiguous, zero at first.
+    """`arena`, flat and zero at first, begins with [slots, layers, 2, kv_heads, max_length, head_dim]: keys, values.
 
-    Raises KVMemoryError if they would take more than `allowed_bytes`.
+    `keys` and `values` are views of it, [layers, slots, kv_heads, max_length, head_dim] each; a head's tokens are
+    contiguous, and slots lie `slot_values` values, `slot_bytes` bytes, apart. The arena takes `arena_bytes`, or what
+    the slots need where that is more, rounded up to whole units of `ALIGNED` bytes.
+
+    Raises KVMemoryError if it would take more than `allowed_bytes`.
     """
 
     def __init__(
@@ -143,12 +151,23 @@ class KVSlots:
         device: torch.device,
         kernels: DecoderKernels,
         budget_bytes: int | None = None,
+        arena_bytes: int | None = None,
     ) -> None:
-        _check(shape, slots, max_length, dtype, allowed_bytes(device, budget_bytes))
+        allowed = allowed_bytes(device, budget_bytes)
+        _check(shape, slots, max_length, dtype, allowed)
+        wanted = max(bytes_needed(shape, slots, max_length, dtype), arena_bytes or 0)
+        if wanted > allowed:
+            raise KVMemoryError(
+                f"keys, values and adapters do not fit: they shall share {_size(wanted)}, but {_size(allowed)} are "
+                "allowed (memory_mb, or what is free): use less memory_mb"
+            )
         self.slots = slots
         self.max_length = max_length
-        size = (shape.layers, slots, shape.kv_heads, max_length, shape.head_dim)
-        self.keys, self.values = (_zeros(size, dtype, device) for _ in range(2))
+        self.slot_bytes = bytes_needed(shape, 1, max_length, dtype)
+        self.slot_values = self.slot_bytes // dtype.itemsize
+        self.arena = _zeros(-(-wanted // ALIGNED) * ALIGNED // dtype.itemsize, dtype, device)
+        size = (slots, shape.layers, 2, shape.kv_heads, max_length, shape.head_dim)
+        self.keys, self.values = self.arena[: slots * self.slot_values].view(size).transpose(0, 1).unbind(2)
         self._kernels = kernels
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:

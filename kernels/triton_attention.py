@@ -42,6 +42,7 @@ def attend(
         logs,
         head_dim**-0.5 * _LOG2_E,
         max_length,
+        keys.stride(0),
         max_length if window is None else window,
         group=group,
         head_dim=head_dim,
@@ -69,6 +70,7 @@ def _attend(
     logs: tl.tensor,
     scale: tl.tensor,
     max_length: tl.tensor,
+    slot_stride: tl.tensor,
     window: tl.tensor,
     group: tl.constexpr,
     head_dim: tl.constexpr,
@@ -97,7 +99,7 @@ def _attend(
     at_heads = heads[:, None] * head_dim + dims[None, :]
     stored = part_of[:, None] & in_head[None, :]
     queries = tl.load(q + at_heads, mask=stored, other=0.0)
-    text = (slot.to(tl.int64) * kv_heads + kv_head) * max_length * head_dim
+    text = slot.to(tl.int64) * slot_stride + kv_head.to(tl.int64) * max_length * head_dim
 
     top = tl.full([block_group], float("-inf"), tl.float32)
     total = tl.zeros([block_group], tl.float32)

@@ -64,6 +64,7 @@ def rotate_and_store(
         values,
         q,
         max_length,
+        keys.stride(0),
         normalises=norms is not None,
         group=group,
         head_dim=head_dim,
@@ -77,12 +78,13 @@ def rotate_and_store(
 
 def move(keys: Tensor, values: Tensor, places: Tensor, moves: Sequence[tuple[int, int, int]]) -> None:
     """See `DecoderKernels.move`; `places` [moves, 3] int64 is `moves` on the device. One launch moves all layers."""
-    layers, slots, kv_heads, max_length, head_dim = keys.shape
+    layers, _, kv_heads, _, head_dim = keys.shape
     longest = max(tokens for _, _, tokens in moves)
     blocks = triton.cdiv(longest * head_dim, _MOVED)
     if blocks:
         grid = blocks, layers * kv_heads, len(moves)
-        _move[grid](keys, values, places, slots, kv_heads, max_length, head_dim=head_dim, block=_MOVED, num_warps=4)
+        strides = keys.stride()[:3]
+        _move[grid](keys, values, places, kv_heads, *strides, head_dim=head_dim, block=_MOVED, num_warps=4)
 
 
 @triton.jit
@@ -136,6 +138,7 @@ def _rotate_and_store(
     values: tl.tensor,
     q: tl.tensor,
     max_length: tl.tensor,
+    slot_stride: tl.tensor,
     normalises: tl.constexpr,
     group: tl.constexpr,
     head_dim: tl.constexpr,
@@ -150,7 +153,7 @@ def _rotate_and_store(
     kv_heads = tl.num_programs(1)
     slot = tl.load(slots + row).to(tl.int64)
     position = tl.load(positions + row)
-    place = ((slot * kv_heads + kv_head) * max_length + position) * head_dim
+    place = slot * slot_stride + (kv_head.to(tl.int64) * max_length + position) * head_dim
     from_row = qkv + row * (group + 2) * kv_heads * head_dim
 
     heads = tl.arange(0, block_heads)
@@ -211,9 +214,10 @@ def _move(
     keys: tl.tensor,
     values: tl.tensor,
     moves: tl.tensor,
-    slots: tl.tensor,
     kv_heads: tl.tensor,
-    max_length: tl.tensor,
+    layer_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    head_stride: tl.tensor,
     head_dim: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
@@ -225,9 +229,8 @@ def _move(
     tokens = tl.load(numbers + 2)
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < tokens * head_dim
-    layer = page // kv_heads
-    head = page % kv_heads
-    from_page = ((layer * slots + source) * kv_heads + head) * max_length * head_dim + at
-    to_page = ((layer * slots + target) * kv_heads + head) * max_length * head_dim + at
+    head = (page // kv_heads).to(tl.int64) * layer_stride + (page % kv_heads).to(tl.int64) * head_stride
+    from_page = head + source * slot_stride + at
+    to_page = head + target * slot_stride + at
     tl.store(keys + to_page, tl.load(keys + from_page, mask=inside), mask=inside)
     tl.store(values + to_page, tl.load(values + from_page, mask=inside), mask=inside)

@@ -10,6 +10,8 @@ Beyond the paper, and beside it:
 - What a slot holds is weighed in tokens, as the move costs time for every key and value, not one unit a slot.
 - A request that comes while there is a hole fills it. It holds no tokens yet, so that wherever it lies it costs a later
   compaction nothing, and saves the move that would have closed the hole.
+- Slots may be lent to others from the last one on, and come back (`resize`; Chameleon §4.1: adapters lie in what live
+  requests leave idle). Requests that lie there move to the front, with the least to move again.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class SlotMap(Generic[R]):
     """Places requests in `slots` slots; the occupied ones lie in the window [offset, offset + count).
 
     With `compact`=False the window keeps its holes, as Flover's does without the shuffle; ends that fall empty are left
-    out in any case.
+    out in any case. Only the first `limit` slots may be used, at first all.
     """
 
     def __init__(self, slots: int, compact: bool = True) -> None:
@@ -48,6 +50,7 @@ class SlotMap(Generic[R]):
             raise ValueError(f"slots must be at least 1, got {slots}")
         self.offset = 0
         self.count = 0
+        self.limit = slots
         self._compact = compact
         self._requests: list[R | None] = [None] * slots
         self._slots: dict[R, int] = {}
@@ -61,22 +64,37 @@ class SlotMap(Generic[R]):
 
     @property
     def free(self) -> int:
-        """Slots that hold no request."""
-        return len(self._requests) - len(self._slots)
+        """Slots that may be used and hold no request, as soon as all requests lie within the limit."""
+        return self.limit - len(self._slots)
+
+    def resize(self, limit: int) -> None:
+        """Use no slots but the first `limit` from now on; the next `compact` moves what lies behind them.
+
+        Raises ValueError for fewer than there are requests, or more than there are slots.
+        """
+        if not len(self._slots) <= limit <= len(self._requests):
+            raise ValueError(
+                f"a limit must be {len(self._slots)}, the requests that hold a slot, to {len(self._requests)}, the "
+                f"slots there are; got {limit}"
+            )
+        self.limit = limit
 
     def append(self, request: R) -> int:
         """Give `request` a slot: a hole in the window, or else the one behind its end or the one before its front.
 
-        Raises SlotsFullError when no slot is free, and ValueError when the request has one already.
+        Raises SlotsFullError when no slot is free, and ValueError when the request has one already, or others still lie
+        behind the limit.
         """
         if request in self._slots:
             raise ValueError(f"{request!r} is in slot {self._slots[request]} already")
         if not self.free:
-            raise SlotsFullError(f"all {len(self._requests)} slots hold requests")
+            raise SlotsFullError(f"all {self.limit} slots hold requests")
         end = self.offset + self.count
+        if end > self.limit:
+            raise ValueError(f"requests lie in slots up to {end - 1}, but only {self.limit} may be used: compact first")
         if self.count > len(self._slots):
             slot = self._requests.index(None, self.offset, end)
-        elif end < len(self._requests):
+        elif end < self.limit:
             slot = end
             self.count += 1
         else:
@@ -90,14 +108,7 @@ class SlotMap(Generic[R]):
         """Free the slot of `request`, and return it. Raises KeyError when it has none."""
         slot = self._slots.pop(request)
         self._requests[slot] = None
-        if not self._slots:
-            self.offset = self.count = 0
-            return slot
-        while self._requests[self.offset] is None:
-            self.offset += 1
-            self.count -= 1
-        while self._requests[self.offset + self.count - 1] is None:
-            self.count -= 1
+        self._tighten()
         return slot
 
     def slot(self, request: R) -> int:
@@ -113,20 +124,32 @@ class SlotMap(Generic[R]):
         return self._requests[self.offset : self.offset + self.count]
 
     def compact(self, sizes: Callable[[R], int]) -> list[Move]:
-        """Close the holes: the moves, made here already, that do it with the fewest tokens and then the fewest moves.
+        """Close the holes, and bring all requests within the limit.
 
-        `sizes` tells the tokens, at least 0, that a request holds. No slot is both a source and a target. Takes time
-        proportional to the window, and none when there is no hole.
+        Returns the moves, made here already, that do it with the fewest tokens and then the fewest moves; with
+        `compact`=False, those that bring in what lies behind the limit. `sizes` tells the tokens, at least 0, that a
+        request holds. No slot is both a source and a target. Takes time proportional to the slots up to the window's
+        end, and none when there is nothing to do.
         """
-        if self.count == len(self._slots) or not self._compact:
+        inside = self.offset + self.count <= self.limit
+        if inside and (self.count == len(self._slots) or not self._compact):
             return []
-        first = _fullest([None if request is None else sizes(request) for request in self.window()], len(self._slots))
-        start, end = self.offset + first, self.offset + first + len(self._slots)
-        outside = [*range(self.offset, start), *range(end, self.offset + self.count)]
-        sources = [slot for slot in outside if self._requests[slot] is not None]
-        holes = [slot for slot in range(start, end) if self._requests[slot] is None]
-        self.offset, self.count = start, len(self._slots)
-        return [self._move(source, hole, sizes) for source, hole in zip(sources, holes, strict=True)]
+        kept = self._kept(sizes) if self._compact else range(self.limit)
+        window = range(self.offset, self.offset + self.count)
+        sources = [slot for slot in window if slot not in kept and self._requests[slot] is not None]
+        holes = [slot for slot in kept if self._requests[slot] is None]
+        nearest = sorted(holes, key=lambda slot: max(self.offset - slot, 0))
+        moves = [self._move(source, hole, sizes) for source, hole in zip(sources, nearest, strict=False)]
+        self._tighten()
+        return moves
+
+    def _kept(self, sizes: Callable[[R], int]) -> range:
+        """The slots, as many as there are requests, that all requests are to lie in."""
+        n, end = len(self._slots), min(self.offset + self.count, self.limit)
+        start = self.offset if self.offset + n <= end else 0
+        held = [None if request is None else sizes(request) for request in self._requests[start:end]]
+        first = start + _fullest(held, n)
+        return range(first, first + n)
 
     def _move(self, source: int, target: int, sizes: Callable[[R], int]) -> Move:
         request = self._requests[source]
@@ -135,6 +158,11 @@ class SlotMap(Generic[R]):
         self._requests[source], self._requests[target] = None, request
         self._slots[request] = target
         return move
+
+    def _tighten(self) -> None:
+        """Have the window begin and end with a request."""
+        self.offset = min(self._slots.values(), default=0)
+        self.count = max(self._slots.values(), default=-1) + 1 - self.offset
 
     def check(self) -> None:
         """Raise SlotError unless the two directions of the map and the window agree."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +20,15 @@ from pliant.kernels.decoder_kernels import DecoderKernels, TorchKernels
 from pliant.kernels.decoder_weights import RandomWeights
 from pliant.kernels.executor import Executor, Launched, Output, Prefill, Step
 from pliant.kernels.kv_slots import KVSlots
+from pliant.kernels.lora import LoraBatch
 from pliant.kernels.sampling import Sampler, Sampling
+from pliant.lora_layout import LoraLayout
 
 pytest.importorskip("triton")
 from pliant.kernels import cuda_executor
 from pliant.kernels.cuda_executor import CudaExecutor, RecordedStep, graph_rows
 from pliant.kernels.cuda_kernels import CudaKernels
+from pliant.kernels.triton_lora import LoraTiles, tables_of
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -56,12 +58,17 @@ needs_gpu = pytest.mark.skipif(
 class Eager(RecordedStep):
     """A step that is computed when it runs, as there is no GPU to record it on."""
 
-    def __init__(self, forward: Callable[[Tensor, Tensor], Tensor], logits: Tensor, *_: Any) -> None:
-        self.rows, self._logits, self._forward = len(logits), logits, forward
+    def __init__(
+        self, forward: Callable[..., Tensor], logits: Tensor, pool: None, stream: None, tiles: LoraTiles | None = None
+    ) -> None:
+        self.rows, self._logits, self._forward, self._tiles = len(logits), logits, forward, tiles
 
-    def run(self, offset: int, lengths: NDArray[np.int32]) -> Tensor:
+    def run(self, offset: int, lengths: NDArray[np.int32], lora: LoraBatch | None = None) -> Tensor:
         slots, stored = torch.from_numpy(cuda_executor._table(self.rows, offset, lengths))[:, : self.rows]
-        self._logits.copy_(self._forward(slots, stored))
+        if self._tiles is not None:
+            for tensor, table in zip((self._tiles.rows, self._tiles.places), tables_of(lora, self.rows), strict=True):
+                tensor.copy_(torch.from_numpy(table))
+        self._logits.copy_(self._forward(slots, stored, self._tiles))
         return self._logits[: len(lengths)]
 
 
@@ -81,13 +88,13 @@ def executors(monkeypatch: pytest.MonkeyPatch) -> tuple[Executor, CudaExecutor]:
         monkeypatch.setattr(torch.cuda, "Event", NoEvent)
         monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    return Executor(*parts(TorchKernels())), CudaExecutor(*parts(CudaKernels(processors=2)))
+    return Executor(*parts(TorchKernels()), 8), CudaExecutor(*parts(CudaKernels(processors=2)), 8)
 
 
 @torch.inference_mode()
 def parts(kernels: DecoderKernels) -> tuple[Decoder, Sampler]:
     torch.manual_seed(0)
-    kv = KVSlots(SHAPE, SLOTS, SHAPE.max_length, torch.float32, DEVICE, kernels)
+    kv = KVSlots(SHAPE, SLOTS, SHAPE.max_length, torch.float32, DEVICE, kernels, arena_bytes=400_000)
     weights = RandomWeights(SHAPE, torch.float32, DEVICE)
     return Decoder(weights, kernels, kv), Sampler(SLOTS, SHAPE.vocab, DEVICE)
 
@@ -116,11 +123,11 @@ SCRIPT: list[tuple[Moves, Step, list[int]]] = [
 """Moves, the step that follows, and the rows that mean something."""
 
 
-def outputs(executor: Executor) -> Iterator[Output]:
-    """Of the script's steps, each read when the next one is launched."""
-    for slot in range(SLOTS):
-        executor.admit(slot, Sampling(temperature=0.0))
-    executor.admit(2, Sampling(temperature=0.8, top_p=0.9, seed=3, logprobs=2))
+def outputs(executor: Executor, adapters: Sequence[str | None] = (None,) * SLOTS) -> Iterator[Output]:
+    """Of the script's steps, each read when the next one is launched; slots use `adapters` at first."""
+    for slot, adapter in enumerate(adapters):
+        executor.admit(slot, Sampling(temperature=0.0), adapter)
+    executor.admit(2, Sampling(temperature=0.8, top_p=0.9, seed=3, logprobs=2), adapters[2])
     under_way: Launched | None = None
     for moves, following, _ in SCRIPT:
         executor.move(moves)
@@ -148,6 +155,23 @@ def test_outputs_are_those_of_the_plain_executor(executors: tuple[Executor, Cuda
                 assert asked.top_ids == theirs.top_ids
                 assert [asked.chosen, *asked.top] == pytest.approx([theirs.chosen, *theirs.top], abs=1e-5)
     assert told == 8
+
+
+@needs_gpu
+def test_adapters_add_what_they_add_in_the_plain_executor(executors: tuple[Executor, CudaExecutor]) -> None:
+    bare = [output.tokens.tolist() for output in outputs(executors[0])]
+    found = []
+    for executor in executors:
+        executor.keep_slots(SLOTS)
+        for key, ranks in {"a": [8] * 7, "b": [0, 3, 0, 0, 0, 5, 1]}.items():
+            torch.manual_seed(len(ranks))
+            blob = torch.randn(LoraLayout(SHAPE, ranks).values, device=DEVICE) / 10
+            executor.install(key, ranks, blob)
+        found.append(list(outputs(executor, (None, "a", "b", "a", None))))
+    for expected, output, (_, _, rows) in zip(*found, SCRIPT, strict=True):
+        assert output.first.tolist() == expected.first.tolist()
+        assert output.tokens[rows].tolist() == expected.tokens[rows].tolist()
+    assert [output.tokens.tolist() for output in found[0]] != bare
 
 
 @needs_gpu

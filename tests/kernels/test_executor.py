@@ -1,21 +1,34 @@
-"""Iterations of an executor: greedy answers are transformers', whatever else shares the slots and whenever it comes."""
+"""Iterations of an executor: greedy answers are transformers', whatever else shares the slots and whenever it comes.
+
+The same holds for adapters, in a memory that is too small for all of them: answers are PEFT's.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from decoders import FAMILIES, greedy, logits, save
+from lora_adapters import KINDS, adapt
 from numpy.typing import NDArray
+from torch import Tensor
 
+from pliant.adapter_info import read_adapter
 from pliant.kernels import executor
+from pliant.kernels.adapter_pool import PoolError
 from pliant.kernels.executor import Executor, Prefill, Step
 from pliant.kernels.kv_slots import KVMemoryError
 from pliant.kernels.sampling import Sampling
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 GREEDY = Sampling(temperature=0.0)
+Staged = tuple[tuple[int, ...], Tensor]
+"""An adapter's ranks and blob."""
 
 
 @dataclass
@@ -26,6 +39,7 @@ class Request:
     arrival: int
     """The iteration from which it may have a slot."""
     sampling: Sampling = GREEDY
+    adapter: str | None = None
     slot: int = -1
     stored: int = 0
     answer: list[int] = field(default_factory=list)
@@ -58,14 +72,23 @@ class Scheduler:
             self._iterate()
             now += 1
 
+    @property
+    def slots(self) -> int:
+        """How many it may use."""
+        return self.run.slots
+
+    def prepare(self, request: Request) -> None:
+        """Called before the request is admitted."""
+
     def _free(self) -> list[int]:
-        return sorted(set(range(self.run.slots)) - {request.slot for request in self.live})
+        return sorted(set(range(self.slots)) - {request.slot for request in self.live})
 
     def _admit(self, now: int) -> None:
         while self.waiting and self.waiting[0].arrival <= now and (free := self._free()):
             request = self.waiting.pop(0)
             request.slot = int(self.rng.choice(free))
-            self.run.admit(request.slot, request.sampling)
+            self.prepare(request)
+            self.run.admit(request.slot, request.sampling, request.adapter)
             self.live.append(request)
 
     def _move(self) -> None:
@@ -194,3 +217,108 @@ def test_loading_chooses_or_refuses_sizes(tmp_path: Path) -> None:
         executor.load(tmp_path, max_length=97)
     with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, got int8"):
         executor.load(tmp_path, dtype="int8")
+
+
+class AdaptingScheduler(Scheduler):
+    """Installs what a request needs when it comes, and drops as little for it as it must, in no order."""
+
+    slots = 3
+
+    def __init__(
+        self, run: Executor, requests: list[Request], rng: np.random.Generator, staged: dict[str, Staged]
+    ) -> None:
+        super().__init__(run, requests, rng)
+        run.keep_slots(self.slots)
+        self.staged = staged
+        self.installed: set[str] = set()
+        self.room = run.arena_bytes - self.slots * run.slot_bytes
+
+    def prepare(self, request: Request) -> None:
+        if request.adapter is None or request.adapter in self.installed:
+            return
+        ranks, blob = self.staged[request.adapter]
+        idle = self.rng.permutation(sorted(self.installed - {other.adapter for other in self.live})).tolist()
+        while self.room < blob.nbytes:
+            self.room += self.staged[idle[-1]][1].nbytes
+            self.installed.remove(idle[-1])
+            self.run.remove(idle.pop())
+        self.run.install(request.adapter, ranks, blob)
+        self.room -= blob.nbytes
+        self.installed.add(request.adapter)
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str | None, PreTrainedModel]]:
+    """A folder with a decoder ("base") and an adapter of every kind, and the models that result."""
+    folder = tmp_path_factory.mktemp("adapted")
+    models: dict[str | None, PreTrainedModel] = {kind: adapt("llama3", kind, folder / kind) for kind in KINDS}
+    return folder, {None: save("llama3", folder / "base"), **models}
+
+
+def test_adapted_answers_are_those_of_peft(adapted: tuple[Path, dict[str | None, PreTrainedModel]]) -> None:
+    folder, models = adapted
+    rng = np.random.default_rng(0)
+    bare = executor.load(folder / "base", slots=1)
+    infos = {kind: read_adapter(folder / kind, bare.shape) for kind in KINDS}
+    staged = {kind: (info.ranks, bare.stage(info)) for kind, info in infos.items() if kind != "rank-256"}
+    sizes = sorted(blob.nbytes for _, blob in staged.values())
+    requests = [
+        Request(
+            rng.integers(0, 97, rng.integers(1, 60)).tolist(),
+            int(rng.integers(1, 20)),
+            int(rng.integers(0, 60)),
+            adapter=[None, *staged][rng.integers(0, 1 + len(staged))],
+        )
+        for _ in range(24)
+    ]
+    arena = AdaptingScheduler.slots * bare.slot_bytes + sum(sizes[-3:])
+    run = executor.load(folder / "base", slots=4, arena_bytes=arena, most_rank=64)
+    assert (run.adapters, run.slot_bytes, run.arena_bytes) == (True, bare.slot_bytes, arena)
+    AdaptingScheduler(run, requests, rng, staged).serve()
+    for request in requests:
+        assert request.answer == greedy(models[request.adapter], request.prompt, request.tokens), request.adapter
+
+
+def test_adapters_that_are_not_there_are_never_used(adapted: tuple[Path, dict[str | None, PreTrainedModel]]) -> None:
+    folder, _ = adapted
+    run = executor.load(folder / "base", slots=4, most_rank=8)
+    info = read_adapter(folder / "rank-8", run.shape)
+    blob = run.stage(info)
+    with pytest.raises(PoolError, match="adapters must be removed first"):
+        run.install("a", info.ranks, blob)
+    run.keep_slots(2)
+    run.install("a", info.ranks, blob)
+    with pytest.raises(PoolError, match="adapters must be removed first"):
+        run.keep_slots(4)
+    with pytest.raises(PoolError, match="a lies in the pool already"):
+        run.install("a", info.ranks, blob)
+    with pytest.raises(PoolError, match="slot 0 cannot use adapter b, which is not installed"):
+        run.admit(0, GREEDY, "b")
+    run.admit(0, GREEDY, "a")
+    run.move([(0, 1, 0)])
+    run.remove("a")
+    none = np.zeros(0, np.int64)
+    chunk = Prefill(1, 0, np.arange(4, dtype=np.int32), False)
+    for step in (
+        Step((chunk,), 0, none.astype(np.int32), none, none),
+        Step((), 0, np.array([0, 4], np.int32), np.zeros(2, np.int64), none),
+    ):
+        with pytest.raises(PoolError, match="slot 1 uses adapter a, which was removed while a request needed it"):
+            run.launch(step)
+    run.launch(Step((), 0, np.array([0, 0], np.int32), np.zeros(2, np.int64), none)).result()
+    run.admit(1, GREEDY)
+    run.launch(Step((chunk,), 0, none.astype(np.int32), none, none)).result()
+
+
+def test_adapters_of_other_sizes_are_refused(adapted: tuple[Path, dict[str | None, PreTrainedModel]]) -> None:
+    folder, _ = adapted
+    run = executor.load(folder / "base", slots=2)
+    assert not run.adapters
+    info = read_adapter(folder / "rank-8", run.shape)
+    with pytest.raises(
+        ValueError, match=r"adapter a: ranks 8, 0, 8, 0, 0, 0, 0 need [\d,]+ values and must be at most 0"
+    ):
+        run.install("a", info.ranks, run.stage(info))
+    run = executor.load(folder / "base", slots=2, most_rank=8)
+    with pytest.raises(ValueError, match="its blob has 32"):
+        run.install("a", info.ranks, run.stage(info)[:32])

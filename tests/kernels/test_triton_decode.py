@@ -9,9 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+
+from pliant.decoder_shape import DecoderShape
+from pliant.kernels.lora import LoraBatch, LoraGroup
+from pliant.lora_layout import LoraLayout
 
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -19,6 +24,18 @@ from triton.runtime.jit import KernelInterface  # noqa: E402
 
 from pliant.kernels.cuda_kernels import CudaKernels, shares  # noqa: E402
 
+LLAMA = DecoderShape.from_config(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 8,
+        "max_position_embeddings": 8,
+    }
+)
 FILES = [Path(__file__).with_name(name) for name in ("triton_cases.py", "test_cuda_executor.py")]
 
 
@@ -67,7 +84,11 @@ def test_every_launch_compiles_for_gpus(capability: int, monkeypatch: pytest.Mon
     kernels.decode_attention(zeros(2, 32, 128), keys, keys, 0, slots, 256)
     kernels.gate(zeros(2, 28672))
     kernels.move(keys[None], keys[None], [(0, 1, 300)])
-    assert set(compiled) == {"_add_norm", "_rotate_and_store", "_attend", "_merge", "_gate", "_move"}
+    layout = LoraLayout(LLAMA, [256] * 7)
+    lora = LoraBatch(zeros(layout.values), [LoraGroup(np.arange(2, dtype=np.int32), 0, layout)])
+    kernels.lora(lora)(zeros(2, 6144), zeros(2, 4096), 1, "qkv")
+    launched = {"_add_norm", "_rotate_and_store", "_attend", "_merge", "_gate", "_move", "_shrink", "_expand"}
+    assert set(compiled) == launched
     assert "cp.async" in compiled["_attend"].asm["ptx"]  # loads the next tile while it computes
 
 

@@ -6,12 +6,17 @@ these in one of their own. The interpreter takes about a millisecond for each pr
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from pliant.decoder_shape import DecoderShape
 from pliant.kernels.cuda_kernels import CudaKernels
 from pliant.kernels.decoder_kernels import TorchKernels
+from pliant.kernels.lora import LoraBatch, LoraGroup
+from pliant.kernels.triton_lora import tables_of, tiles_of
+from pliant.lora_layout import LoraLayout
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.bfloat16 if torch.cuda.is_available() else torch.float16]
@@ -133,3 +138,64 @@ def test_prefill_attention(start: int, window: int | None) -> None:
     q = random(9, 6, 16)
     found = kernels().prefill_attention(q, keys, values, 1, start, window)
     assert_near(found, TORCH.prefill_attention(q, keys, values, 1, start, window), torch.float32)
+
+
+LORA_SHAPE = DecoderShape.from_config(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 48,
+        "intermediate_size": 1100,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "vocab_size": 8,
+        "max_position_embeddings": 8,
+    }
+)
+
+
+def lora_batch(dtype: torch.dtype) -> LoraBatch:
+    """Rows of 20: 17 of one adapter, two of others, and one of none; what lies between blobs is not a number."""
+    groups, offset = [], 64
+    order = np.random.default_rng(0).permutation(20).astype(np.int32)
+    for rows, ranks in (
+        (order[:17], [40, 1, 0, 8, 3, 70, 33]),
+        (order[17:18], [16] * 7),
+        (order[18:19], [0, 0, 5] + [0] * 4),
+    ):
+        layout = LoraLayout(LORA_SHAPE, ranks)
+        groups.append(LoraGroup(rows, offset, layout))
+        offset += layout.values + 64
+    arena = torch.full((offset,), torch.nan, device=DEVICE, dtype=dtype)
+    for group in groups:
+        arena[group.offset : group.offset + group.layout.values] = random(group.layout.values, dtype=dtype) / 10
+    return LoraBatch(arena, groups)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("site", "layer"), [("qkv", 1), ("output", 0), ("gate_up", 0), ("down", 1)])
+def test_lora(site: str, layer: int, dtype: torch.dtype) -> None:
+    batch = lora_batch(dtype)
+    sizes = batch.sites[site]
+    x, y = random(20, sizes.inputs, dtype=dtype), random(20, sum(m.out for m in sizes.modules), dtype=dtype)
+    expected = y.float().clone()
+    TORCH.lora(LoraBatch(batch.arena.float(), batch.groups))(expected, x.float(), layer, site)
+    found = y.clone()
+    kernels().lora(batch)(found, x, layer, site)
+    assert_near(found, expected, dtype)
+    untouched = (expected == y).all(1)
+    assert untouched.any()
+    assert torch.equal(found[untouched], y[untouched])
+
+
+def test_tiles_without_rows_add_nothing() -> None:
+    batch = lora_batch(torch.float32)
+    tiles = tiles_of(batch)
+    assert len(tiles.rows) == 4
+    rows, places = tables_of(None, len(tiles.rows))
+    tiles.rows.copy_(torch.from_numpy(rows))
+    tiles.places.copy_(torch.from_numpy(places))
+    y = torch.ones(20, 48, device=DEVICE)
+    tiles.add(y, random(20, 60), 0, "output")
+    assert bool((y == 1).all())
