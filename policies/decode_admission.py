@@ -3,7 +3,8 @@
 A request waits in a bounded queue until a slot is free, and then for its prompt. When its first token must come within
 some time, the wait is predicted from what is there: live answers free their slots in the order of the tokens they still
 may get, those that wait ahead take these slots in turn, and prompts are computed one after another. Answers usually end
-before their maximum; how much earlier is learned from those that ended. Flover (§V-A) lets requests wait without end.
+before their maximum; how much earlier is learned from those that ended. Flover (§V-A) lets requests wait without end,
+and so does Chameleon, where an adapter may have to be loaded meanwhile.
 """
 
 from __future__ import annotations
@@ -59,7 +60,11 @@ class Load(NamedTuple):
     prompt: int
     """Prompt tokens of these that are still to be computed."""
     waiting: Sequence[Waiting]
-    """In their order; the free slots go to them first."""
+    """Those ahead of a new request, in their order; the free slots go to them first."""
+    behind: int = 0
+    """Requests that wait too, and that it will pass."""
+    ready_s: float = 0.0
+    """Seconds until the weights that it needs are there."""
 
 
 class DecodeAdmission:
@@ -86,8 +91,9 @@ class DecodeAdmission:
         `within_s` is the time in which its first token must come, None for any. `step_s` is how long a decode step
         takes, `prompt_tokens_per_s` how fast prompts are computed; 0 where it is not known, and then not counted.
         """
-        if len(load.waiting) >= self._queue + load.free:
-            reason = f"{len(load.waiting)} requests wait already, of at most {self._queue}"
+        waiting = len(load.waiting) + load.behind
+        if waiting >= self._queue + load.free:
+            reason = f"{waiting} requests wait already, of at most {self._queue}"
             raise QueueFullError(reason, self.next_turn_s(load, step_s, prompt_tokens_per_s))
         if within_s is None:
             return
@@ -98,7 +104,7 @@ class DecodeAdmission:
 
     def next_turn_s(self, load: Load, step_s: float, prompt_tokens_per_s: float) -> float:
         """Seconds until the next request of the queue leaves it, as predicted."""
-        return first_token_s(load._replace(waiting=()), 0, self.ratio, step_s, prompt_tokens_per_s)
+        return first_token_s(load._replace(waiting=(), ready_s=0.0), 0, self.ratio, step_s, prompt_tokens_per_s)
 
 
 def first_token_s(load: Load, prompt: int, ratio: float, step_s: float, prompt_tokens_per_s: float) -> float:
@@ -107,9 +113,9 @@ def first_token_s(load: Load, prompt: int, ratio: float, step_s: float, prompt_t
     Answers get `ratio` of the tokens they may. Where `step_s` or `prompt_tokens_per_s` is 0 that part is not counted.
     More load never makes it less.
     """
-    ends = [0.0] * load.free + [tokens * ratio for tokens in load.live]
+    ends = [0.0] * load.free + [tokens * ratio for tokens in load.live] or [0.0]
     heapq.heapify(ends)
     for ahead in load.waiting:
         heapq.heapreplace(ends, ends[0] + ahead.answer * ratio)
     prompts = load.prompt + prompt + sum(ahead.prompt for ahead in load.waiting)
-    return ends[0] * step_s + (prompts / prompt_tokens_per_s if prompt_tokens_per_s else 0.0)
+    return max(ends[0] * step_s, load.ready_s) + (prompts / prompt_tokens_per_s if prompt_tokens_per_s else 0.0)

@@ -1,4 +1,4 @@
-"""Which replica gets a request: the one that holds the fewest live tokens.
+"""Which replica gets a request: the one that holds the fewest live tokens, or for an adapter the one that it prefers.
 
 A request's live tokens are those it may come to hold: its prompt and the longest answer it asked for. They stand for
 the two things that requests compete for within a replica, memory for keys and values and time in each decode step,
@@ -6,13 +6,17 @@ better than the number of requests does. What this process has sent itself is co
 others have sent is as fresh as the replica's last report, so several gateways agree roughly.
 
 The greedy rule keeps replicas close: as long as nothing ends, two of them differ by at most the largest request.
-Flover runs one instance; how to share out requests among several is beyond the paper.
+Requests for an adapter go by `adapter_affinity` instead, which bounds how far a replica gets above the mean; requests
+for the model itself fill what these leave uneven. Flover and Chameleon run one instance; how to share out requests
+among several is beyond the papers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
+
+from pliant.policies.adapter_affinity import preferred
 
 R = TypeVar("R", bound=Hashable)
 
@@ -40,16 +44,18 @@ class LiveTokens(Generic[R]):
         self._own.pop(replica, None)
         self._others.pop(replica, None)
 
-    def choose(self, tokens: int, avoid: Collection[R] = ()) -> R:
-        """The replica with the fewest live tokens that is not to be avoided; from now on it holds `tokens` more.
+    def choose(self, tokens: int, avoid: Collection[R] = (), adapter: str | None = None) -> R:
+        """The replica for a request of `tokens`, not one to be avoided; from now on it holds so many more.
 
-        Among equals it is the one whose turn is longest ago. Raises NoReplicaError.
+        Without an `adapter` it is the one with the fewest live tokens, and among equals the one whose turn is longest
+        ago; otherwise it is the one that the adapter prefers within the bound on its load. Raises NoReplicaError.
         """
         if tokens < 1:
             raise ValueError(f"a request has at least 1 live token, got {tokens}")
-        replica = min((replica for replica in self._own if replica not in avoid), key=self.live, default=None)
-        if replica is None:
+        live = {replica: self.live(replica) for replica in self._own if replica not in avoid}
+        if not live:
             raise NoReplicaError(f"none of {len(self._own)} replicas may be chosen")
+        replica = min(live, key=live.__getitem__) if adapter is None else preferred(adapter, tokens, live)
         self._own[replica] = self._own.pop(replica) + tokens  # to the end: its turn was now
         return replica
 

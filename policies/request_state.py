@@ -82,7 +82,7 @@ class RequestState(Generic[K, A]):
     def _keep_first(self) -> None:
         """The adapter of the one booked first stays, so that at least that one gets on."""
         first = next(iter(self.booked.values()), None)
-        self.memory.keep(first and first.job.adapter)
+        self.memory.keep(first.job.adapter if first else None)
 
     def admit(self, waiting: Waiting[K, A], now: float, spare_wanted: bool, passed: list[K]) -> list[A] | None:
         """Let a request run, for which nothing is lacking. Returns as `SharedMemory.take`."""

@@ -16,6 +16,7 @@ from pliant.config import LlmConfig
 from pliant.deployments.gateway.errors import ReplicaLostError
 from pliant.deployments.gateway.language_model import LanguageModel
 from pliant.deployments.llm.messages import Refusal, ReplicaLeftError, ReplicaReport, Ticket
+from pliant.deployments.llm.report import AdapterReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
 from pliant.deployments.llm.routing_table import LlmRoutingTable
 from pliant.sampling import Sampling
@@ -123,9 +124,9 @@ class Replicas:
         finally:
             replica.live -= 1
 
-    def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int) -> None:
+    def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
         assert 0 < first_s <= seconds
-        self.recorded.append(("answered", prompt_tokens, tokens))
+        self.recorded.append(("answered", prompt_tokens, tokens, rank))
 
     def failed(self, status: int) -> None:
         self.recorded.append(status)
@@ -144,6 +145,21 @@ def report(**held: int) -> ReplicaReport:
         served=0,
         tokens_per_s=0.0,
         step_ms=0.0,
+        squashed=0,
+        bypassed=0,
+        classes=[],
+        predictor=PredictorReport(accuracy=0.0, error=0.0),
+        adapters=AdapterReport(
+            resident=[],
+            bytes=0,
+            hits=0,
+            misses=0,
+            loads=0,
+            failed_loads=0,
+            loaded_bytes=0,
+            load_s=0.0,
+            evictions={},
+        ),
     )
 
 

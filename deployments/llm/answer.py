@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pliant.adapter_info import AdapterRef
 from pliant.deployments.llm.detokenizer import Detokenizer, TokenBytes
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
 from pliant.kernels.sampling import RowLogprobs
@@ -25,8 +26,9 @@ class Answer:
     """
 
     __slots__ = (
-        *("_detokenizer", "_eos", "_logprobs"),
-        *("count", "deadline", "ended", "id", "ids", "most", "sampling", "size"),
+        *("_detokenizer", "_eos", "_fresh", "_logprobs"),
+        *("adapter", "begun", "count", "deadline", "ended", "id", "ids"),
+        *("most", "predicted", "running", "sampling", "size"),
     )
 
     def __init__(self, generation: Generation, max_length: int, eos: Collection[int], contents: TokenBytes) -> None:
@@ -44,16 +46,23 @@ class Answer:
         self.ids: NDArray[np.int32] = np.array(generation.prompt + generation.generated, np.int32)
         """What is computed before its next token."""
         self.sampling = generation.sampling
-        self.count = generated
-        """Its tokens until now."""
+        self.adapter: AdapterRef | None = generation.adapter
+        self.begun = self.count = generated
+        """Its tokens when it came, and until now."""
         self.most = min(generation.max_tokens, max_length - prompt)
         """Its tokens at the end, at most."""
         self.size = prompt + self.most
         """Tokens of prompt and answer at the end, at most."""
         self.deadline: float | None = None
-        """By the engine's clock: when it must have a slot."""
+        """By the engine's clock: when it must have a slot; None once it had one."""
+        self.predicted = self.most
+        """Its tokens at the end, as predicted."""
+        self.running = False
+        """Whether it holds memory, from its admission to its end or until it is put back."""
         self.ended = False
         """What is still computed for it is dropped."""
+        self._fresh: list[int] = []
+        """Its tokens that are not in `ids`."""
         self._eos = () if generation.ignore_eos else eos
         self._logprobs = generation.sampling.logprobs is not None
         self._detokenizer = Detokenizer(contents, generation.stop)
@@ -62,9 +71,21 @@ class Answer:
         if self._detokenizer.stopped:
             raise ValueError(f"the answer has ended: there is a stop string in the {generated} tokens given")
 
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self.size - self.most
+
+    def put_back(self) -> None:
+        """It loses its slot, and goes on later behind the tokens it has."""
+        self.running = False
+        self.ids = np.concatenate((self.ids, np.array(self._fresh, np.int32)))
+        self._fresh.clear()
+
     def read(self, token: int, row: RowLogprobs | None) -> Piece:
         """The piece that its next token makes."""
         self.count += 1
+        self._fresh.append(token)
         finish: Literal["stop", "length"] | None = None
         if token in self._eos:
             text, finish = self._detokenizer.flush(), "stop"

@@ -1,23 +1,45 @@
-"""The answers that have slots, and the numbers that an iteration needs of each (Flover's inference map, §V-C)."""
+"""The answers that have an executor's slots, and the numbers that an iteration needs (Flover's inference map, §V-C)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from pliant.deployments.llm.adapters import key
 from pliant.deployments.llm.answer import Answer
+from pliant.deployments.llm.executor import Slots
 from pliant.kernels.executor import Prefill, Step
-from pliant.policies.decode_slots import Move, SlotError, SlotMap
+from pliant.policies.decode_slots import SlotError, SlotMap
+
+
+class Served(NamedTuple):
+    """Whom an iteration serves."""
+
+    prompts: list[Answer | None]
+    """Whose prompts, or parts of them."""
+    firsts: list[Answer | None]
+    """Of these, whose first tokens."""
+    rows: list[Answer | None]
+    """By row of the window: whose next token; None for rows that mean nothing."""
+    computed: list[Answer]
+    """Of all of them, those that need no further iteration."""
+
+    def has(self, answer: Answer) -> bool:
+        return answer in self.rows or answer in self.prompts
 
 
 class Batch:
-    """Answers by slot. What it tells is true once all iterations that were launched are through.
+    """Answers by slot of `executor`. What it tells is true once all iterations that were launched are through.
 
-    At most one answer has a slot and its prompt in part only: the one prefilled last.
+    At most one answer has a slot and its prompt in part only: the one prefilled last. `compact`=False leaves the gaps
+    between answers open.
     """
 
-    def __init__(self, slots: int, compact: bool) -> None:
+    def __init__(self, executor: Slots, compact: bool) -> None:
+        slots = executor.slots
+        self._executor = executor
         self._slots: SlotMap[Answer] = SlotMap(slots, compact)
         self._lengths = np.zeros(slots, np.int32)
         """By slot: tokens stored; 0 for holes, as in all of these."""
@@ -29,6 +51,7 @@ class Batch:
         """By slot: whether the prompt is stored whole."""
         self.partial: Answer | None = None
         """The one whose prompt is not."""
+        executor.keep_slots(slots)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -37,9 +60,9 @@ class Batch:
         return answer in self._slots
 
     @property
-    def free(self) -> int:
-        """Slots."""
-        return self._slots.free
+    def limit(self) -> int:
+        """Slots that may be used, the first ones."""
+        return self._slots.limit
 
     @property
     def decoding(self) -> bool:
@@ -61,21 +84,34 @@ class Batch:
         self._counts[slot] = answer.count
         self._most[slot] = answer.most
 
-    def compact(self) -> list[Move]:
-        """Close the gaps; what must be moved for it. Answers that were placed just now have nothing to move."""
+    def resize(self, limit: int) -> None:
+        """Use only the first `limit` slots from now on, no fewer than there are answers."""
+        if limit == self.limit:
+            return
+        shrinks = limit < self.limit
+        self._slots.resize(limit)
+        if shrinks:
+            self.compact()
+        self._executor.keep_slots(limit)
+
+    def compact(self) -> None:
+        """Close the gaps. Answers that were placed just now have nothing to move."""
         moves = self._slots.compact(lambda answer: int(self._lengths[self._slots.slot(answer)]))
         if not moves:
-            return []
+            return
         sources, targets = [move.source for move in moves], [move.target for move in moves]
         for values in (self._lengths, self._counts, self._most, self._decoding):
             values[targets] = values[sources]
             values[sources] = 0
-        return [move for move in moves if move.size]
+        if stored := [move for move in moves if move.size]:
+            self._executor.move(stored)
 
     def prefill(self, answer: Answer, tokens: int) -> Prefill:
         """The next `tokens` of a prompt, as a chunk that the next step computes."""
         slot = self._slots.slot(answer)
         start = int(self._lengths[slot])
+        if not start:
+            self._executor.admit(slot, answer.sampling, answer.adapter and key(answer.adapter))
         self._lengths[slot] = end = start + tokens
         last = end == len(answer.ids)
         self.partial = None if last else answer
@@ -93,11 +129,8 @@ class Batch:
             prefill_indices=self._counts[[prefill.slot for prefill in prefills if prefill.last]],
         )
 
-    def launched(self, step: Step) -> tuple[list[Answer | None], list[Answer | None]]:
-        """`step` is under way: count its tokens, and free the slots of answers that need no more.
-
-        Returns whose tokens its `last` prefills and its rows compute; None for rows that mean nothing.
-        """
+    def launched(self, step: Step) -> Served:
+        """`step` is under way: count its tokens, and free the slots of answers that need no more."""
         window = slice(step.offset, step.offset + len(step.lengths))
         decoding = self._decoding[window]
         rows = [
@@ -107,16 +140,19 @@ class Batch:
         self._lengths[window] += decoding
         self._counts[window] += decoding
         ended = [prefill.slot for prefill in step.prefills if prefill.last]
-        firsts = [self._slots.request(slot) for slot in ended]
+        prompts = [self._slots.request(prefill.slot) for prefill in step.prefills]
+        firsts = [answer for answer, prefill in zip(prompts, step.prefills, strict=True) if prefill.last]
         self._counts[ended] += 1
         self._decoding[ended] = True
-        for slot in np.flatnonzero(self._decoding & (self._counts == self._most)).tolist():
-            self.evict(self._slots.request(slot))
-        return firsts, rows
+        full = np.flatnonzero(self._decoding & (self._counts == self._most)).tolist()
+        computed = [answer for slot in full if (answer := self._slots.request(slot))]
+        for answer in computed:
+            self.evict(answer)
+        return Served(prompts, firsts, rows, computed)
 
-    def evict(self, answer: Answer | None) -> None:
+    def evict(self, answer: Answer) -> None:
         """Free the slot of `answer`, if it has one."""
-        if answer is None or answer not in self._slots:
+        if answer not in self._slots:
             return
         slot = self._slots.evict(answer)
         for values in (self._lengths, self._counts, self._most, self._decoding):

@@ -6,38 +6,47 @@ and postprocesses what it sampled. Plain and synchronous, without Ray: `loop.py`
 An executor may compute while the host goes on (`pipelined`). Then iteration t + 1 is launched before the tokens of t
 are read. It needs none of them: how long every text is, and which answers have reached their maximal length, is known
 without. Only an answer that ends early is found out one iteration late, and what that computed for it is dropped.
+
+Who waits is `waiting_room.py`, and adapters are `adapters.py`; a scheduler decides about both (Chameleon §4). An answer
+uses its adapter until no iteration under way computes anything for it, whether it has ended by then or not.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
-from itertools import islice, repeat
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from pliant.adapter_info import AdapterRef
+from pliant.deployments.llm.adapter_loader import AdapterLoader
+from pliant.deployments.llm.adapter_loader import AdapterLoadError as AdapterLoadError
+from pliant.deployments.llm.adapters import Adapters
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.answer import TooLongError as TooLongError
 from pliant.deployments.llm.batch import Batch
 from pliant.deployments.llm.detokenizer import TokenBytes
-from pliant.deployments.llm.report import LlmReport
+from pliant.deployments.llm.executor import Executor
+from pliant.deployments.llm.flights import Flight, Flights
+from pliant.deployments.llm.report import LlmReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece
-from pliant.kernels.executor import Launched, Prefill, RowLogprobs, Step
-from pliant.policies.decode_admission import DecodeAdmission, LateError, Load, Waiting
+from pliant.deployments.llm.speeds import Speeds
+from pliant.deployments.llm.waiting_room import AnswerJob, AnswerScheduler, WaitingRoom, in_order
+from pliant.kernels.executor import RowLogprobs, Step
+from pliant.policies.decode_admission import Load
 from pliant.policies.decode_slots import SlotError
-from pliant.policies.prefill_chunks import PrefillBudget, chunks
-from pliant.policies.recent_ratio import RecentRatio
+from pliant.policies.output_length import LengthPredictor, OutputLengths
+from pliant.policies.prefill_chunks import chunks
 from pliant.sampling import Sampling
 
-_DECAY = 0.95
 _REHEARSED = 16
 """Tokens of a rehearsal's prompt, and of its answer."""
+_LOAD_S = 0.005
+"""How long a step waits for adapters that are being loaded when there is nothing else to do."""
 
 
 class BrokenError(Exception):
@@ -48,39 +57,16 @@ Item = tuple[str, Piece | Exception]
 """A request's id, and what is new of it; an error is the last of it, as is a piece that says `finish`."""
 
 
-class Executor(Protocol):
-    """What the engine runs, as `pliant.kernels.executor` describes it."""
-
-    slots: int
-    max_length: int
-    pipelined: bool
-
-    def admit(self, slot: int, sampling: Sampling) -> None: ...
-
-    def launch(self, step: Step) -> Launched: ...
-
-    def move(self, moves: Sequence[tuple[int, int, int]]) -> None: ...
-
-
-class _Flight(NamedTuple):
-    """An iteration under way."""
-
-    launched: Launched
-    at: float
-    prompt_tokens: int
-    firsts: list[Answer | None]
-    """Whose first tokens it computes."""
-    rows: list[Answer | None]
-    """By row of the window: whose next token it computes; None for rows that mean nothing."""
-
-
 class Engine:
     """Answers generations on `executor`, whose slots and max_length are its own.
 
     `eos` are the tokens that end an answer. At most `queue` requests wait for a slot, besides those for whom slots are
-    free. `stall_s` bounds for how long prompts may hold up the next tokens of live requests (see `prefill_chunks`).
-    `clock` tells seconds. `compact`=False leaves gaps between live requests, as Flover does without its shuffle.
-    With `debug` every step checks the engine's integrity. Calls must not overlap, save for `busy` and `report`.
+    free, in the order of `scheduler`; by default that of their arrival. `predictor` tells it how long answers will be,
+    and `loader` loads adapters; without one requests have none. `stall_s` bounds for how long prompts may hold up the
+    next tokens of live requests (see `prefill_chunks`). `clock` tells seconds. `compact`=False leaves gaps between live
+    requests, as Flover does without its shuffle. With `debug` every step checks the engine's integrity.
+
+    Calls must not overlap, save for `busy` and `report`.
     """
 
     def __init__(
@@ -93,6 +79,9 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         compact: bool = True,
         debug: bool = False,
+        scheduler: AnswerScheduler | None = None,
+        predictor: LengthPredictor[str] | None = None,
+        loader: AdapterLoader | None = None,
     ) -> None:
         self.capacity = executor.slots + queue
         """Requests that there is room for, live or waiting."""
@@ -101,25 +90,20 @@ class Engine:
         self._eos = frozenset(eos)
         self._clock = clock
         self._debug = debug
-        self._admission = DecodeAdmission(queue)
         self._stall_s = stall_s
-        self._batch = Batch(executor.slots, compact)
-        self._waiting: deque[Answer] = deque()
-        self._flights: deque[_Flight] = deque()
+        self._speeds = Speeds(stall_s)
+        scheduler = scheduler or in_order(executor.arena_bytes)
+        self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, executor.slot_bytes)
+        self._batch = Batch(executor, compact)
+        self._adapters = Adapters(executor, scheduler, loader)
+        self._flights = Flights()
         self._open: dict[str, Answer] = {}
         """All that have not ended: they wait, have a slot, or have their last tokens in flight."""
         self._read_at = -math.inf
         self._live_tokens = 0
-        self._forget()
+        self._served = 0
         self.failure: Exception | None = None
         """Why the engine is broken, if it is: every request got a BrokenError, and every further one will."""
-
-    def _forget(self) -> None:
-        """Begin to measure anew."""
-        self._budget = PrefillBudget(self._stall_s)
-        self._step_s = RecentRatio(_DECAY)
-        self._tokens_per_s = RecentRatio(_DECAY)
-        self._served = self._tokens = 0
 
     def rehearse(self) -> None:
         """Compute two answers for nobody: the first is slow, and the second tells what requests will be promised.
@@ -127,44 +111,57 @@ class Engine:
         Raises what the executor does.
         """
         prompt = (0,) * min(_REHEARSED, self._executor.max_length // 2)
+        room, self._room = (
+            self._room,
+            WaitingRoom(in_order(self._executor.arena_bytes), OutputLengths(), 1, self._room.charge),
+        )
         for _ in range(2):
-            self._forget()
+            self._speeds = Speeds(self._stall_s)
             self.add(Generation("rehearsal", prompt, max_tokens=len(prompt), sampling=Sampling(), ignore_eos=True))
             while self.busy:
                 self.step()
             if self.failure:
                 raise self.failure
-        self._served = self._tokens = 0
+        self._room = room
+        self._served = self._speeds.tokens = 0
+
+    def pin(self, adapter: AdapterRef) -> None:
+        """Load `adapter`, and keep it for good. Before the first request. Raises AdapterLoadError."""
+        now = self._clock()
+        self._adapters.pin(adapter)
+        self._room.schedule(now, 0, 0)  # asks for this load, as pinned adapters come first
+        self._batch.resize(self._adapters.limit)
+        try:
+            self._adapters.load_now(adapter, now)
+        finally:
+            self._batch.resize(self._adapters.limit)
 
     def add(self, generation: Generation) -> None:
         """Queue a request; it joins the next step that has a slot for it. `max_tokens` is cut to what fits into one.
 
         Raises QueueFullError or LateError, both BusyError, when it had better be sent elsewhere or later, which an
-        answer that goes on is never told; TooLongError
-        when it never fits, and another ValueError when it makes no sense; BrokenError when the engine is.
+        answer that goes on is never told; TooLongError when it never fits, AdapterLoadError when its adapter does not,
+        and another ValueError when it makes no sense; BrokenError when the engine is.
         """
         if self.failure:
             raise self._broken(self.failure)
         if generation.id in self._open:
             raise ValueError(f"a request {generation.id!r} is under way already; ids must differ")
         answer = Answer(generation, self._executor.max_length, self._eos, self._contents)
-        within_s = generation.first_token_within_s
+        now, within_s = self._clock(), generation.first_token_within_s
+        job = self._room.job(answer, self._adapters.bytes(answer.adapter), now)
         if not generation.generated:  # one that was begun elsewhere is not made to begin again
-            self._admission.admit(self._load(), len(answer.ids), within_s, *self._speeds())
+            self._room.refuse(job, self._load(answer.adapter), within_s, self._speeds)
         if within_s is not None:
-            answer.deadline = self._clock() + within_s
+            answer.deadline = now + within_s
+        self._room.enter(answer, job, now)
         self._open[answer.id] = answer
-        self._waiting.append(answer)
         self._live_tokens += answer.size
 
     def cancel(self, id: str) -> None:
         """End a request without another word; its slot is free in the next step. Unknown ids are ignored."""
-        answer = self._open.get(id)
-        if answer is None:
-            return
-        with suppress(ValueError):
-            self._waiting.remove(answer)
-        self._end(answer)
+        if answer := self._open.get(id):
+            self._end(answer)
 
     @property
     def busy(self) -> bool:
@@ -177,68 +174,92 @@ class Engine:
         Does not raise: when the executor fails, every request gets a BrokenError, and `failure` says why.
         """
         items: list[Item] = []
+        if self.failure:
+            return items
         try:
-            self._refuse_late(items)
-            step = self._schedule()
+            now = self._clock()
+            self._give_up(now, items)
+            step = self._schedule(now, items)
             if step is not None:
                 self._flights.append(self._run(step))
             in_flight = 1 if step is not None and self._executor.pipelined else 0
-            while len(self._flights) > in_flight:
-                self._postprocess(self._flights.popleft(), items)
+            idle = not self._flights
+            self._postprocess(in_flight, items)
             if self._debug:
                 self.check()
+            if idle and self._open and not items:
+                self._adapters.wait(_LOAD_S)
         except Exception as failure:
             self._break(failure, items)
         return items
 
-    def _schedule(self) -> Step | None:
+    def _schedule(self, now: float, items: list[Item]) -> Step | None:
         """The next iteration, None if there is nothing to compute.
 
         Requests that wait get their slots before gaps are closed, as they fill gaps for nothing.
         """
-        granted = self._place()
-        if moves := self._batch.compact():
-            self._executor.move(moves)
-        prefills = [self._prefill(answer, tokens) for answer, tokens in granted]
+        budget = self._speeds.prompt_tokens(live=self._batch.decoding)
+        slots, prompts = self._executor.slots - len(self._batch), budget - self._batch.prompt_left
+        decisions = self._room.schedule(now, slots, prompts)
+        self._put_back(decisions.squash, items)
+        self._adapters.evict(decisions.evict)
+        self._batch.resize(self._adapters.limit)
+        self._adapters.load(decisions.load)
+        granted = self._place(decisions.admit, budget)
+        self._batch.compact()
+        prefills = [self._batch.prefill(answer, tokens) for answer, tokens in granted]
         return self._batch.step(prefills) if prefills or self._batch.decoding else None
 
-    def _place(self) -> list[tuple[Answer, int]]:
-        """Whose prompts get how many tokens computed, in order of arrival; each of them has a slot then."""
-        batch, partial = self._batch, self._batch.partial
-        if not (self._waiting or partial):
-            return []
-        left = [batch.prompt_left] if partial else []
-        left += [len(answer.ids) for answer in islice(self._waiting, batch.free)]
-        granted = []
-        for tokens in chunks(left, self._budget.tokens(live=batch.decoding)):
-            if partial:
-                answer, partial = partial, None
-            else:
-                answer = self._waiting.popleft()
-                batch.place(answer)
-            granted.append((answer, tokens))
-        return granted
+    def _put_back(self, answers: list[Answer], items: list[Item]) -> None:
+        """These lose their slots and go on later. Their adapters may go at once, so iterations under way come first.
 
-    def _prefill(self, answer: Answer, tokens: int) -> Prefill:
-        prefill = self._batch.prefill(answer, tokens)
-        if not prefill.start:
-            self._executor.admit(prefill.slot, answer.sampling)
-        return prefill
+        One may have ended, and have held its memory for those iterations alone.
+        """
+        if not answers:
+            return
+        for answer in answers:
+            self._room.put_back(answer)
+            self._batch.evict(answer)
+        self._flights.drop(answers)
+        self._postprocess(0, items)
+        for answer in answers:
+            if answer.ended:
+                self._room.cancel(answer, self._clock())
 
-    def _run(self, step: Step) -> _Flight:
+    def _place(self, admitted: Iterable[AnswerJob], budget: int) -> list[tuple[Answer, int]]:
+        """Whose prompts get how many tokens computed; each of them has a slot then."""
+        answers, left = [], []
+        if partial := self._batch.partial:
+            answers, left = [partial], [self._batch.prompt_left]
+        for job in admitted:
+            self._room.take(job.key)
+            self._batch.place(job.key)
+            answers.append(job.key)
+            left.append(len(job.key.ids))
+        return list(zip(answers, chunks(left, budget), strict=True))
+
+    def _run(self, step: Step) -> Flight:
         at = self._clock()
         launched = self._executor.launch(step)
-        return _Flight(launched, at, sum(len(prefill.ids) for prefill in step.prefills), *self._batch.launched(step))
+        served = self._batch.launched(step)
+        for answer in served.computed:
+            if answer.adapter is None:
+                self._room.left(answer, at)
+        return Flight(launched, at, sum(len(prefill.ids) for prefill in step.prefills), served, [])
 
-    def _postprocess(self, flight: _Flight, items: list[Item]) -> None:
-        """Read what an iteration sampled, and end the answers that end with it."""
-        output = flight.launched.result()
-        before = len(items)
-        self._read(flight.firsts, output.first, output.first_logprobs, items)
-        self._read(flight.rows, output.tokens, output.logprobs, items)
-        now = self._clock()
-        self._observe(flight, now - max(flight.at, self._read_at), len(items) - before)
-        self._read_at = now
+    def _postprocess(self, in_flight: int, items: list[Item]) -> None:
+        """Read what iterations sampled, until so many are under way, and end the answers that end with them."""
+        while len(self._flights) > in_flight:
+            flight = self._flights.popleft()
+            output = flight.launched.result()
+            before = len(items)
+            self._read(flight.served.firsts, output.first, output.first_logprobs, items)
+            self._read(flight.served.rows, output.tokens, output.logprobs, items)
+            now = self._clock()
+            seconds, self._read_at = now - max(flight.at, self._read_at), now
+            self._speeds.observe(flight.prompt_tokens, bool(flight.served.rows), len(items) - before, seconds)
+            for answer in flight.leaving:
+                self._room.left(answer, now)
 
     def _read(
         self,
@@ -247,24 +268,18 @@ class Engine:
         logprobs: Iterable[RowLogprobs | None] | None,
         items: list[Item],
     ) -> None:
+        scheduler = self._room.scheduler
         for answer, token, row in zip(answers, tokens.tolist(), logprobs or repeat(None), strict=False):
             if answer is None or answer.ended:
                 continue
             piece = answer.read(token, row)
+            if answer.running:
+                scheduler.generated(answer, answer.count - answer.begun)
             items.append((answer.id, piece))
             if piece.finish:
                 self._end(answer)
                 self._served += 1
-                self._admission.ended(answer.count, answer.most)
-
-    def _observe(self, flight: _Flight, seconds: float, tokens: int) -> None:
-        """An iteration took `seconds` and gave so many `tokens`."""
-        if flight.prompt_tokens:
-            self._budget.observe(flight.prompt_tokens, seconds, self._step_s.value if flight.rows else 0.0)
-        else:
-            self._step_s.add(seconds, 1)
-        self._tokens_per_s.add(tokens, seconds)
-        self._tokens += tokens
+                self._room.learn(answer)
 
     def _end(self, answer: Answer) -> None:
         """Nothing more of `answer` is told, and nothing more computed."""
@@ -272,67 +287,84 @@ class Engine:
         del self._open[answer.id]
         self._live_tokens -= answer.size
         self._batch.evict(answer)
+        if answer in self._room:
+            self._room.cancel(answer, self._clock())
+        elif answer.adapter and (flight := self._flights.last_for(answer)):
+            flight.leaving.append(answer)
+        else:
+            self._room.left(answer, self._clock())
 
-    def _refuse_late(self, items: list[Item]) -> None:
-        """End the requests that have waited in vain."""
-        if not self._waiting:
-            return
-        now = self._clock()
-        late = [answer for answer in self._waiting if answer.deadline is not None and answer.deadline < now]
-        if not late:
-            return
-        for answer in late:
-            self._waiting.remove(answer)
+    def _give_up(self, now: float, items: list[Item]) -> None:
+        """End the requests that have waited in vain: for an adapter that cannot be loaded, or for too long."""
+        for answer, failure in self._adapters.collect(now):
             self._end(answer)
-        retry_s = self._admission.next_turn_s(self._load(), *self._speeds())
-        error = LateError("no slot was free before the time for the first token was over", retry_s)
-        items += [(answer.id, error) for answer in late]
+            items.append((answer.id, failure))
+        late = self._room.late(now)
+        for answer in late:
+            self._end(answer)
+        if late:
+            error = self._room.late_error(self._load(), self._speeds)
+            items += [(answer.id, error) for answer in late]
 
     def _break(self, failure: Exception, items: list[Item]) -> None:
+        """End everything, and ask nobody who may have been the cause."""
         self.failure = failure
+        items += [(id, self._broken(failure)) for id in self._open]
+        for answer in self._open.values():
+            self._batch.evict(answer)
+        self._open.clear()
         self._flights.clear()
-        self._waiting.clear()
-        for answer in list(self._open.values()):
-            self._end(answer)
-            items.append((answer.id, self._broken(failure)))
+        self._room.clear()
+        self._live_tokens = 0
 
     def _broken(self, failure: Exception) -> BrokenError:
         return BrokenError(f"the model's executor failed: {type(failure).__name__}: {failure}")
 
-    def _load(self) -> Load:
+    def _load(self, adapter: AdapterRef | None = None) -> Load:
+        """What there is to do before a request for `adapter` that comes now; those who wait are the room's."""
         return Load(
-            free=self._batch.free,
+            free=self._adapters.free_slots(adapter, len(self._batch)),
             live=self._batch.tokens_left(),
             prompt=self._batch.prompt_left,
-            waiting=[Waiting(len(answer.ids), answer.most - answer.count) for answer in self._waiting],
+            waiting=(),
+            ready_s=self._adapters.ready_s(adapter),
         )
 
-    def _speeds(self) -> tuple[float, float]:
-        """Seconds of a decode step, and prompt tokens in a second."""
-        return self._step_s.value, self._budget.tokens_per_s
-
     def report(self) -> LlmReport:
+        stats, predictor = self._room.scheduler.stats(), self._room.predictor
         return LlmReport(
             max_length=self._executor.max_length,
             slots=self._executor.slots,
             live=len(self._batch),
-            waiting=len(self._waiting),
+            waiting=len(self._room),
             live_tokens=self._live_tokens,
             served=self._served,
-            tokens=self._tokens,
-            tokens_per_s=round(self._tokens_per_s.value, 1),
-            step_ms=round(self._step_s.value * 1e3, 3),
-            prompt_tokens_per_s=round(self._budget.tokens_per_s, 1),
-            answer_ratio=round(self._admission.ratio, 3),
+            tokens=self._speeds.tokens,
+            tokens_per_s=round(self._speeds.tokens_per_s, 1),
+            step_ms=round(self._speeds.step_s * 1e3, 3),
+            prompt_tokens_per_s=round(self._speeds.prompt_tokens_per_s, 1),
+            answer_ratio=round(self._room.answer_ratio, 3),
+            squashed=stats.squashed,
+            bypassed=stats.bypassed,
+            classes=self._room.classes(),
+            predictor=PredictorReport(accuracy=round(predictor.accuracy, 3), error=round(predictor.error, 3)),
+            adapters=self._adapters.report(),
         )
 
+    def close(self) -> None:
+        """End the thread that loads adapters."""
+        self._adapters.close()
+
     def check(self) -> None:
-        """Raise SlotError unless slots, lengths and requests agree. Slow: for tests and debugging."""
-        flying = [answer for flight in self._flights for answer in (*flight.firsts, *flight.rows) if answer]
-        self._batch.check(flying)
+        """Raise SlotError, SchedulerError or CacheError unless all that is counted agrees. Slow: for debugging."""
+        self._batch.check(self._flights.tokens())
+        self._room.check()
+        self._adapters.check()
+        if self._batch.limit != self._adapters.limit:
+            raise SlotError(f"{self._batch.limit} slots are used, but adapters leave {self._adapters.limit}")
         for answer in self._open.values():
-            places = (answer in self._waiting) + (answer in self._batch)
-            if answer.ended or places > 1 or not (places or answer in flying):
+            places = (answer in self._room) + (answer in self._batch)
+            if answer.ended or places > 1 or not (places or self._flights.last_for(answer)):
                 raise SlotError(f"request {answer.id} has {places} places, ended {answer.ended}")
         if self._live_tokens != sum(answer.size for answer in self._open.values()):
             raise SlotError(f"{self._live_tokens} live tokens are counted, {len(self._open)} requests are open")

@@ -62,8 +62,8 @@ class EngineLoop:
     async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
         """The pieces of one answer as they come; the last says how it finished.
 
-        Raises what `Engine.add` does, LateError while it waits for a slot, BrokenError when the executor fails, and
-        StandstillError. Closing or cancelling it before its end frees its slot for the next step.
+        Raises what `Engine.add` does, LateError and AdapterLoadError while it waits, BrokenError when the executor
+        fails, and StandstillError. Closing or cancelling it before its end frees its slot for the next step.
         """
         if self.failure or self._closed:
             raise _broken(self.failure)
@@ -115,6 +115,7 @@ class EngineLoop:
         self._closed = True
         self._wake.set()
         self._thread.join(_JOIN_S)
+        self._engine.close()
 
     def _command(self, command: Generation | str) -> None:
         self._commands.append(command)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
+from pliant.deployments.llm.report import AdapterReport, ClassReport, PredictorReport
 from pliant.deployments.llm.request import Generation
 
 
@@ -21,11 +22,13 @@ class Ticket(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The replica does not take the request: its queue is full, or the first token would come too late."""
+    """The replica does not take the request, or not any more."""
 
     reason: str
     retry_after_s: float | None
-    """None: it never takes such a request."""
+    """None: to send it again will not help."""
+    kind: Literal["busy", "too_long", "adapter"] = "busy"
+    """Its queue is full, or the first token would come too late; it does not fit; its adapter cannot be had."""
 
 
 class ReplicaLeftError(Exception):
@@ -49,3 +52,11 @@ class ReplicaReport(TypedDict):
     """Of answers, in a second of computing, of late."""
     step_ms: float
     """A decode step, of late."""
+    squashed: int
+    """Requests that were put back, since the start: they outlived what was predicted when they passed others."""
+    bypassed: int
+    """Requests that passed others that waited for memory, since the start."""
+    classes: list[ClassReport]
+    """The queues, small requests first."""
+    predictor: PredictorReport
+    adapters: AdapterReport

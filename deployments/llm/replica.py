@@ -9,16 +9,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from pliant import models
 from pliant.config import LlmConfig
-from pliant.deployments.llm.engine import BrokenError, Engine
+from pliant.deployments.llm.assembly import assemble
+from pliant.deployments.llm.engine import AdapterLoadError, BrokenError
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
 from pliant.deployments.llm.request import Piece
 from pliant.deployments.metrics import LlmReplicaMetrics
-from pliant.kernels import executor
 from pliant.policies.decode_admission import BusyError
 
 logger = logging.getLogger("pliant")
@@ -34,7 +31,7 @@ class LlmReplica:
         """Live tokens by gateway."""
         self._hangs_after_s = config.timeout_s / 2
         """What is left of an answer's time is another replica's."""
-        self._loop = EngineLoop(await asyncio.to_thread(_engine, config), self._hangs_after_s)
+        self._loop = EngineLoop(await asyncio.to_thread(assemble, config), self._hangs_after_s)
         report = self._loop.report()
         logger.info("%s: starts with %d slots of %d tokens", service, report["slots"], report["max_length"])
 
@@ -51,8 +48,10 @@ class LlmReplica:
                     yield piece
         except BusyError as error:
             yield Refusal(error.reason, error.retry_after_s)
+        except AdapterLoadError as error:
+            yield Refusal(str(error), None, "adapter")
         except ValueError as error:
-            yield Refusal(str(error), None)
+            yield Refusal(str(error), None, "too_long")
         except (BrokenError, StandstillError) as error:
             logger.error("%s: %s: %s", self._service, ticket.generation.id, error)
         finally:
@@ -73,9 +72,7 @@ class LlmReplica:
 
     def record_routing_stats(self) -> dict[str, Any]:
         report = self._report()
-        self._metrics.live.set(report["live"])
-        self._metrics.waiting.set(report["waiting"])
-        self._metrics.live_tokens.set(sum(report["live_tokens"].values()))
+        self._metrics.record(report)
         return dict(report)
 
     def _report(self) -> ReplicaReport:
@@ -89,22 +86,14 @@ class LlmReplica:
             served=report["served"],
             tokens_per_s=report["tokens_per_s"],
             step_ms=report["step_ms"],
+            squashed=report["squashed"],
+            bypassed=report["bypassed"],
+            classes=report["classes"],
+            predictor=report["predictor"],
+            adapters=report["adapters"],
         )
 
     def __del__(self) -> None:
         """Serve calls it when the last answer has ended, and waits for it."""
         if hasattr(self, "_loop"):
             self._loop.close()
-
-
-def _engine(config: LlmConfig) -> Engine:
-    folder = models.fetch(config.model)
-    budget_bytes = config.memory_mb and config.memory_mb * 2**20
-    loaded = executor.load(
-        folder, config.slots, config.max_length, config.dtype, config.device, config.threads, budget_bytes
-    )
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    eos = models.describe_decoder(folder).eos
-    engine = Engine(loaded, tokenizer, eos, config.queue, config.stall_ms / 1e3, debug=config.debug)
-    engine.rehearse()
-    return engine

@@ -5,6 +5,47 @@ from __future__ import annotations
 from typing import TypedDict
 
 
+class ClassReport(TypedDict):
+    """One queue of the scheduler. Counts without "waiting" are since the start."""
+
+    cut_off: float | None
+    """The largest weighted size of its requests; None for any."""
+    quota: int
+    """Bytes that its requests may borrow together."""
+    waiting: int
+    admitted: int
+    waited_s: float
+    """Seconds that those admitted have waited, together."""
+
+
+class PredictorReport(TypedDict):
+    """How well the lengths of answers are predicted, of late."""
+
+    accuracy: float
+    """The share of answers whose length is of the class that was predicted."""
+    error: float
+    """Mean of |predicted - real| / real."""
+
+
+class AdapterReport(TypedDict):
+    """What became of adapters' weights; counts are since the start."""
+
+    resident: list[str]
+    """Names of those that are in memory."""
+    bytes: int
+    """Of those and of those that are being loaded."""
+    hits: int
+    """Requests whose adapter was in memory when they came."""
+    misses: int
+    loads: int
+    failed_loads: int
+    loaded_bytes: int
+    load_s: float
+    """Seconds that all loads took, together."""
+    evictions: dict[str, int]
+    """By reason: "memory", "unused", "shrink"."""
+
+
 class LlmReport(TypedDict):
     """Counts are of now, speeds of late."""
 
@@ -28,3 +69,11 @@ class LlmReport(TypedDict):
     prompt_tokens_per_s: float
     answer_ratio: float
     """Tokens of answers to the most that they might have had."""
+    squashed: int
+    """Requests that were put back, since the start: they outlived what was predicted when they passed others."""
+    bypassed: int
+    """Requests that passed others that waited for memory, since the start."""
+    classes: list[ClassReport]
+    """The queues, small requests first."""
+    predictor: PredictorReport
+    adapters: AdapterReport

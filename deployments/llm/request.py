@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from pliant.adapter_info import AdapterRef
 from pliant.sampling import Sampling
 
 
@@ -25,6 +26,8 @@ class Generation(NamedTuple):
     """Whether tokens that end an answer are tokens like others, so that it gets max_tokens unless `stop` ends it."""
     first_token_within_s: float | None = None
     """Seconds in which the next token must come for the request to be worth taking; None takes it however late."""
+    adapter: AdapterRef | None = None
+    """None for the base model."""
 
 
 class TokenLogprobs(NamedTuple):

@@ -57,9 +57,9 @@ class LlmRoutingTable:
         """`replica` may be reached again, if it still lives."""
         self._suspects.discard(replica)
 
-    def choose(self, tokens: int, avoid: Collection[str] = ()) -> str:
+    def choose(self, tokens: int, avoid: Collection[str] = (), adapter: str | None = None) -> str:
         """The replica for a request of so many live tokens, counted there until `done`. Raises NoReplicaError."""
-        return self._tokens.choose(tokens, self._suspects.union(avoid))
+        return self._tokens.choose(tokens, self._suspects.union(avoid), adapter)
 
     def done(self, replica: str, tokens: int) -> None:
         """A request that `choose` sent to `replica` ended, well or not."""

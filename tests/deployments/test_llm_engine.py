@@ -376,6 +376,11 @@ def test_the_report_tells_what_is_there() -> None:
     report = served.report()
     assert (report["slots"], report["max_length"], report["live"], report["waiting"]) == (2, 64, 2, 1)
     assert (report["live_tokens"], report["tokens"], report["served"]) == (45, 2, 0)
+    assert [(one["waiting"], one["admitted"], one["cut_off"]) for one in report["classes"]] == [(1, 2, None)]
+    assert (report["squashed"], report["bypassed"], report["predictor"]["accuracy"]) == (0, 0, 0.0)
+    assert (report["adapters"]["resident"], report["adapters"]["bytes"], report["adapters"]["hits"]) == ([], 0, 0)
+    run(served)
+    assert served.report()["predictor"] == {"accuracy": 1.0, "error": 0.0}
 
 
 def test_check_finds_a_wrong_number() -> None:

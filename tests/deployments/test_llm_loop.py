@@ -9,8 +9,9 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from scripted_executor import EOS, ScriptedExecutor, byte_tokenizer, expected
+from scripted_executor import EOS, ScriptedAdapters, ScriptedExecutor, adapter, byte_tokenizer, expected
 
+from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadError
 from pliant.deployments.llm.engine import BrokenError, Engine, TooLongError
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.request import Generation, Piece, merged
@@ -52,7 +53,9 @@ async def start() -> AsyncIterator[Start]:
 
     def start(executor: Gated, queue: int = 100, **options: Any) -> EngineLoop:
         executors.append(executor)
-        loops.append(EngineLoop(Engine(executor, TOKENIZER, (EOS,), queue, 0.05, debug=True), **options))
+        loader = options.pop("loader", None)
+        engine = Engine(executor, TOKENIZER, (EOS,), queue, 0.05, debug=True, loader=loader)
+        loops.append(EngineLoop(engine, **options))
         return loops[-1]
 
     yield start
@@ -152,6 +155,23 @@ async def test_a_failed_executor_ends_all_requests(start: Start) -> None:
     assert isinstance(loop.failure, RuntimeError)
     with pytest.raises(BrokenError, match="out of memory"):
         await answer(loop, generation())
+
+
+async def test_adapters_are_loaded_while_others_go_on(start: Start) -> None:
+    loader = AdapterLoader(ScriptedAdapters())
+    loop = start(Gated(slots=4), loader=loader)
+    there, missing = adapter("p"), adapter("q", folder="broken")
+    asked = [generation(str(index), adapter=(None, there, missing)[index % 3]) for index in range(12)]
+    answers = await asyncio.gather(*(answer(loop, wanted) for wanted in asked), return_exceptions=True)
+    for wanted, got in zip(asked, answers, strict=True):
+        if wanted.adapter == missing:
+            assert isinstance(got, AdapterLoadError)
+        else:
+            assert isinstance(got, Piece)
+            assert list(got.tokens) == expected(wanted, 64)
+    loop.close()
+    with pytest.raises(RuntimeError, match="it is closed"):
+        loader.begin(there)
 
 
 async def test_pieces_come_before_the_error(start: Start) -> None:

@@ -63,3 +63,15 @@ def test_a_replica_without_a_report_may_be_chosen() -> None:
     assert known.choose(1) == "a"
     assert known.max_length is None
     assert known.replicas() == {}
+
+
+def test_an_adapter_has_its_replica() -> None:
+    known = table("a", "b", "c")
+    home = known.choose(10, adapter="sql")
+    assert {known.choose(10, adapter="sql") for _ in range(3)} == {home}
+    assert known.choose(10) != home, "requests without an adapter go where least is to do"
+    known.suspect(home)
+    second = known.choose(10, adapter="sql")
+    assert second != home
+    known.trust(home)
+    assert known.choose(10, {home}, "sql") == second

@@ -15,6 +15,8 @@ loads = st.builds(
     live=st.lists(counts, min_size=1, max_size=6),
     prompt=st.integers(0, 500),
     waiting=st.lists(st.builds(Waiting, counts, counts), max_size=6),
+    behind=st.integers(0, 6),
+    ready_s=st.floats(0, 10),
 )
 ratios = st.floats(0.01, 1)
 seconds = st.floats(1e-4, 0.1)
@@ -37,7 +39,7 @@ def steps_until_free(load: Load) -> int:
 
 @given(loads)
 def test_equals_a_simulation_when_answers_have_their_maximal_length(load: Load) -> None:
-    assert first_token_s(load, 1, 1.0, 1.0, 0) == steps_until_free(load)
+    assert first_token_s(load, 1, 1.0, 1.0, 0) == max(steps_until_free(load), load.ready_s)
 
 
 @given(loads, counts, ratios, seconds, rates, st.data())
@@ -53,6 +55,7 @@ def test_more_load_never_comes_sooner(
         (load._replace(waiting=[*load.waiting[:place], further, *load.waiting[place:]]), prompt, ratio, step_s, rate),
         (load._replace(live=longer), prompt, ratio, step_s, rate),
         (load._replace(prompt=load.prompt + 5), prompt, ratio, step_s, rate),
+        (load._replace(ready_s=load.ready_s + 1), prompt, ratio, step_s, rate),
         (load, prompt + 5, ratio, step_s, rate),
         (load, prompt, min(1.0, ratio * 1.1), step_s, rate),
         (load, prompt, ratio, step_s * 1.1, rate),
@@ -83,6 +86,20 @@ def test_a_full_queue_says_when_its_head_leaves_it() -> None:
     with pytest.raises(QueueFullError, match=r"1 requests wait already, of at most 1; retry after 3\.0 s") as refused:
         admission.admit(load, 10, None, 0.1, 100)
     assert refused.value.retry_after_s == pytest.approx(3.0)
+
+
+def test_those_that_it_will_pass_fill_the_queue_and_keep_nobody_waiting() -> None:
+    load = Load(free=0, live=[10], prompt=0, waiting=[Waiting(10, 10)], behind=3)
+    with pytest.raises(QueueFullError, match="4 requests wait already, of at most 4"):
+        DecodeAdmission(queue=4).admit(load, 10, None, 0.1, 100)
+    assert first_token_s(load, 10, 1.0, 0.1, 0) == first_token_s(load._replace(behind=0), 10, 1.0, 0.1, 0)
+
+
+def test_an_adapter_is_loaded_while_a_slot_is_waited_for() -> None:
+    load = Load(free=0, live=[30], prompt=0, waiting=[], ready_s=2.0)
+    assert first_token_s(load, 10, 1.0, 0.1, 10) == pytest.approx(3.0 + 1.0)
+    assert first_token_s(load._replace(ready_s=5.0), 10, 1.0, 0.1, 10) == pytest.approx(5.0 + 1.0)
+    assert DecodeAdmission(queue=1).next_turn_s(load._replace(ready_s=5.0), 0.1, 10) == pytest.approx(3.0)
 
 
 def test_free_slots_are_no_queue() -> None:

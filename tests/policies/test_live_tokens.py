@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from pliant.policies.adapter_affinity import bound
 from pliant.policies.live_tokens import LiveTokens, NoReplicaError
 
 NAMES = st.integers(0, 4)
@@ -90,17 +91,20 @@ class Books(RuleBasedStateMachine):
         self.others.pop(name, None)
         self.live = [(replica, tokens) for replica, tokens in self.live if replica != name]
 
-    @rule(tokens=TOKENS, avoid=st.sets(NAMES))
-    def choose(self, tokens: int, avoid: set[int]) -> None:
+    @rule(tokens=TOKENS, avoid=st.sets(NAMES), adapter=st.sampled_from((None, "sql", "law")))
+    def choose(self, tokens: int, avoid: set[int], adapter: str | None) -> None:
         before = self.loads()
         allowed = self.others.keys() - avoid
         if not allowed:
             with pytest.raises(NoReplicaError):
-                self.table.choose(tokens, avoid)
+                self.table.choose(tokens, avoid, adapter)
             return
-        replica = self.table.choose(tokens, avoid)
+        replica = self.table.choose(tokens, avoid, adapter)
         assert replica in allowed
-        assert before[replica] == min(before[name] for name in allowed)
+        if adapter is None:
+            assert before[replica] == min(before[name] for name in allowed)
+        else:
+            assert before[replica] + tokens <= bound(tokens, {name: before[name] for name in allowed})
         self.live.append((replica, tokens))
 
     @precondition(lambda self: self.live)

@@ -1,0 +1,153 @@
+"""Reads adapters in a thread of its own, so that the decode loop never waits for a disk (Chameleon §4.1).
+
+Whoever asks for loads counts their bytes first; here is only bounded how many may be under way. What is read is handed
+over to the engine's thread, which alone puts it where iterations use it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+from threading import Condition, Thread
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from pliant.adapter_info import AdapterError, AdapterInfo, AdapterRef, bytes_of, read_adapter
+from pliant.decoder_shape import DecoderShape
+from pliant.errors import PliantError
+
+_MOST = 8
+_JOIN_S = 5.0
+
+
+class AdapterLoadError(PliantError):
+    """An adapter that a replica cannot load, or has no room for."""
+
+
+class Stager(Protocol):
+    """What brings an adapter's weights to the device, as `pliant.kernels.executor` does."""
+
+    shape: DecoderShape
+
+    def stage(self, adapter: AdapterInfo) -> Tensor: ...
+
+
+class AdapterSource(Protocol):
+    """Where adapters come from."""
+
+    def bytes(self, ref: AdapterRef) -> int:
+        """What it takes in the executor's memory."""
+
+    def stage(self, ref: AdapterRef) -> Tensor:
+        """Its weights, flat, as the executor installs them. Slow, and called from another thread."""
+
+
+class PeftFolders:
+    """Adapters in PEFT folders, of ranks up to `most_rank`, staged by `stager` in a dtype of `dtype_bytes`."""
+
+    def __init__(self, stager: Stager, dtype_bytes: int, most_rank: int) -> None:
+        self._stager = stager
+        self._dtype_bytes = dtype_bytes
+        self._most_rank = most_rank
+
+    def bytes(self, ref: AdapterRef) -> int:
+        return bytes_of(ref.ranks, self._stager.shape, self._dtype_bytes)
+
+    def stage(self, ref: AdapterRef) -> Tensor:
+        """Raises AdapterError, also when the folder holds other weights than when it was registered."""
+        info = read_adapter(Path(ref.folder), self._stager.shape, self._most_rank)
+        if info.revision != ref.revision:
+            raise AdapterError(f"{ref.folder} has changed since it was registered; load the adapter again")
+        return self._stager.stage(info)
+
+
+class Loaded(NamedTuple):
+    """A load that is over."""
+
+    ref: AdapterRef
+    seconds: float
+    blob: Tensor | AdapterLoadError
+    """Its weights, or why there are none."""
+
+
+class AdapterLoader:
+    """Loads from `source`, one after another; at most `most` may be asked for and not yet handed over.
+
+    All methods are for one thread, the engine's. The loader's own starts with the first load, and ends with `close`.
+    """
+
+    def __init__(self, source: AdapterSource, most: int = _MOST) -> None:
+        self._source = source
+        self._most = most
+        self._changed = Condition()
+        self._asked: deque[AdapterRef] = deque()
+        self._finished: deque[Loaded] = deque()
+        self._closed = False
+        self._thread: Thread | None = None
+        self.pending = 0
+        """Loads that were asked for and not yet handed over."""
+
+    def bytes(self, ref: AdapterRef) -> int:
+        """What `ref` takes in the executor's memory."""
+        return self._source.bytes(ref)
+
+    def load(self, ref: AdapterRef) -> Loaded:
+        """Load `ref` on the calling thread."""
+        started = time.monotonic()
+        blob: Tensor | AdapterLoadError
+        try:
+            blob = self._source.stage(ref)
+        except AdapterError as error:
+            blob = AdapterLoadError(f"adapter {ref.name} cannot be loaded: {error}")
+        except Exception as error:
+            blob = AdapterLoadError(f"adapter {ref.name} cannot be loaded: {type(error).__name__}: {error}")
+        return Loaded(ref, time.monotonic() - started, blob)
+
+    def begin(self, ref: AdapterRef) -> None:
+        """Load `ref` after those asked for before. Raises RuntimeError when there are too many, or after `close`."""
+        if self._closed or self.pending >= self._most:
+            state = "it is closed" if self._closed else f"{self.pending} loads are under way, of at most {self._most}"
+            raise RuntimeError(f"{ref.name} cannot be loaded: {state}")
+        self.pending += 1
+        with self._changed:
+            self._asked.append(ref)
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="adapter-loader", daemon=True)
+            self._thread.start()
+
+    def finished(self) -> list[Loaded]:
+        """The loads that are over, each once, in the order of `begin`."""
+        with self._changed:
+            finished = list(self._finished)
+            self._finished.clear()
+        self.pending -= len(finished)
+        return finished
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when a load is over, or after `timeout_s` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._finished), timeout_s)
+
+    def close(self) -> None:
+        """End the thread after the load under way; those behind it are forgotten."""
+        with self._changed:
+            self._closed = True
+            self._asked.clear()
+            self._changed.notify_all()
+        if self._thread:
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked or self._closed)
+                if self._closed:
+                    return
+                ref = self._asked.popleft()
+            loaded = self.load(ref)
+            with self._changed:
+                self._finished.append(loaded)
+                self._changed.notify_all()

@@ -1,0 +1,155 @@
+"""Adapters on their way from disk into an executor's memory and out of it, as the scheduler decides (Chameleon §4.1).
+
+Slots and adapters share the executor's arena: slots from its front, as many as adapters leave room for. Bytes are
+counted by the scheduler and its cache when it decides, so that what is carried out here always fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pliant.adapter_info import AdapterRef
+from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadError, Loaded
+from pliant.deployments.llm.answer import Answer
+from pliant.deployments.llm.executor import AdapterMemory
+from pliant.deployments.llm.report import AdapterReport
+from pliant.deployments.llm.waiting_room import AnswerScheduler
+from pliant.policies.jobs import SchedulerError
+from pliant.policies.recent_ratio import RecentRatio
+
+_DECAY = 0.9
+_MIB = 2**20
+
+
+def key(adapter: AdapterRef) -> str:
+    """What the executor calls `adapter`."""
+    return f"{adapter.key} {adapter.folder}"
+
+
+class Adapters:
+    """The adapters of `executor`; `loader` is None where requests have none."""
+
+    def __init__(self, executor: AdapterMemory, scheduler: AnswerScheduler, loader: AdapterLoader | None) -> None:
+        self._executor = executor
+        self._scheduler = scheduler
+        self._cache = scheduler.cache
+        self._loader = loader
+        self._installed: dict[AdapterRef, int] = {}
+        """Bytes of each."""
+        self._loading: dict[AdapterRef, int] = {}
+        self._pinned: dict[AdapterRef, int] = {}
+        self._load_s = 0.0
+        self._s_per_byte = RecentRatio(_DECAY)
+
+    @property
+    def limit(self) -> int:
+        """Slots that adapters leave room for."""
+        return min(self._executor.slots, (self._executor.arena_bytes - self._cache.bytes) // self._executor.slot_bytes)
+
+    def bytes(self, adapter: AdapterRef | None) -> int:
+        """What `adapter` takes. Raises AdapterLoadError if it never fits beside a slot and what is pinned."""
+        if adapter is None:
+            return 0
+        if self._loader is None:
+            raise AdapterLoadError(f"adapter {adapter.name} cannot be loaded: this service has no `adapters`")
+        size = self._loader.bytes(adapter)
+        room = self._executor.arena_bytes - self._executor.slot_bytes - sum(self._pinned.values())
+        if size > room and adapter not in self._pinned:
+            raise AdapterLoadError(
+                f"adapter {adapter.name} takes {size / _MIB:.1f} MiB, but one slot and the pinned adapters leave "
+                f"{max(room, 0) / _MIB:.1f} MiB: raise memory_mb, or use a smaller max_length"
+            )
+        return size
+
+    def free_slots(self, adapter: AdapterRef | None, live: int) -> int:
+        """For how many more requests, one of them for `adapter`, there is room, were all idle adapters evicted."""
+        room = self._executor.arena_bytes - self._cache.bytes + self._cache.idle
+        if adapter and self._cache.state(adapter) == "absent":
+            room -= self.bytes(adapter)
+        return max(0, min(self._executor.slots, room // self._executor.slot_bytes) - live)
+
+    def ready_s(self, adapter: AdapterRef | None) -> float:
+        """Seconds until `adapter`, if asked for now, is installed, as predicted from the loads before."""
+        if adapter is None or adapter in self._installed:
+            return 0.0
+        ahead = sum(self._loading.values()) + (0 if adapter in self._loading else self.bytes(adapter))
+        return ahead * self._s_per_byte.value
+
+    def collect(self, now: float) -> list[tuple[Answer, AdapterLoadError]]:
+        """Install what has been loaded; whoever waits in vain, because it failed."""
+        finished = self._loader.finished() if self._loader else []
+        return [in_vain for loaded in finished for in_vain in self._settle(loaded, now)]
+
+    def _settle(self, loaded: Loaded, now: float) -> list[tuple[Answer, AdapterLoadError]]:
+        adapter, size = loaded.ref, self._loading.pop(loaded.ref)
+        self._load_s += loaded.seconds
+        if isinstance(loaded.blob, AdapterLoadError):
+            return [(answer, loaded.blob) for answer in self._scheduler.load_failed(adapter)]
+        self._s_per_byte.add(loaded.seconds, size)
+        self._executor.install(key(adapter), adapter.ranks, loaded.blob)
+        self._installed[adapter] = size
+        self._scheduler.loaded(adapter, now)
+        return []
+
+    def evict(self, adapters: Iterable[AdapterRef]) -> None:
+        """Remove what the scheduler has evicted."""
+        for adapter in adapters:
+            self._executor.remove(key(adapter))
+            del self._installed[adapter]
+
+    def load(self, adapters: Iterable[AdapterRef]) -> None:
+        """Begin the loads that the scheduler asks for."""
+        for adapter in adapters:
+            assert self._loader
+            self._loading[adapter] = self._loader.bytes(adapter)
+            self._loader.begin(adapter)
+
+    def pin(self, adapter: AdapterRef) -> None:
+        """Set memory aside for `adapter`, which stays once it is loaded. Raises AdapterLoadError if it does not fit."""
+        size = self.bytes(adapter)
+        self._scheduler.pin(adapter, size)
+        self._pinned[adapter] = size
+
+    def load_now(self, adapter: AdapterRef, now: float) -> None:
+        """Load a pinned `adapter`, as the scheduler has asked, before this returns. Raises AdapterLoadError."""
+        assert self._loader
+        self._loading[adapter] = self._pinned[adapter]
+        loaded = self._loader.load(adapter)
+        self._settle(loaded, now)
+        if isinstance(loaded.blob, AdapterLoadError):
+            del self._pinned[adapter]
+            raise loaded.blob
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when something has been loaded, or after `timeout_s` seconds; at once if nothing ever is."""
+        if self._loader:
+            self._loader.wait(timeout_s)
+
+    def close(self) -> None:
+        if self._loader:
+            self._loader.close()
+
+    def report(self) -> AdapterReport:
+        stats = self._cache.stats
+        return AdapterReport(
+            resident=[adapter.name for adapter in list(self._installed)],
+            bytes=self._cache.bytes,
+            hits=stats.hits,
+            misses=stats.misses,
+            loads=stats.loads,
+            failed_loads=stats.failed_loads,
+            loaded_bytes=stats.loaded_bytes,
+            load_s=round(self._load_s, 3),
+            evictions={str(reason): count for reason, count in list(stats.evictions.items())},
+        )
+
+    def check(self) -> None:
+        """Raise SchedulerError unless what is installed is what the cache takes for resident, and fits."""
+        resident = set(self._cache.resident())
+        if resident != self._installed.keys():
+            raise SchedulerError(f"{len(self._installed)} adapters are installed, the cache has {len(resident)}")
+        counted = sum(self._installed.values()) + sum(self._loading.values())
+        if counted != self._cache.bytes:
+            raise SchedulerError(f"adapters take {counted} bytes, the cache counts {self._cache.bytes}")
+        if self._scheduler.used > self._executor.arena_bytes:
+            raise SchedulerError(f"{self._scheduler.used} bytes are given out, of {self._executor.arena_bytes}")

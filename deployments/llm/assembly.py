@@ -1,0 +1,91 @@
+"""A language model's engine as cluster.yaml describes it: executor, scheduler, cache and loader put together."""
+
+from __future__ import annotations
+
+import logging
+
+from tokenizers import Tokenizer
+
+from pliant import models
+from pliant.adapter_info import AdapterError, AdapterRef, read_adapter
+from pliant.config import AdaptersConfig, LlmConfig
+from pliant.decoder_shape import DecoderShape
+from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadError, PeftFolders
+from pliant.deployments.llm.answer import Answer
+from pliant.deployments.llm.engine import Engine
+from pliant.deployments.llm.waiting_room import AnswerScheduler
+from pliant.kernels import executor
+from pliant.kernels.executor import DTYPES, Executor
+from pliant.policies.adapter_cache import AdapterCache
+from pliant.policies.arrival_histogram import ArrivalHistogram
+from pliant.policies.multi_queue import MultiQueue
+from pliant.policies.queue_classes import QueueClasses
+from pliant.policies.queue_order import Fifo, Queues, ShortestFirst
+from pliant.policies.request_scheduler import Scheduler
+
+logger = logging.getLogger("pliant")
+
+
+def assemble(config: LlmConfig) -> Engine:
+    """The engine, rehearsed, with the pinned adapters in memory. Raises what `executor.load` does, and ModelError."""
+    folder = models.fetch(config.model)
+    most_rank = config.adapters.max_rank if config.adapters else 0
+    budget = config.memory_mb and config.memory_mb * 2**20
+    loaded = executor.load(
+        folder,
+        config.slots,
+        config.max_length,
+        config.dtype,
+        config.device,
+        config.threads,
+        budget_bytes=budget,
+        arena_bytes=budget if config.adapters else None,
+        most_rank=most_rank,
+    )
+    engine = Engine(
+        loaded,
+        Tokenizer.from_file(str(folder / "tokenizer.json")),
+        models.describe_decoder(folder).eos,
+        config.queue,
+        config.stall_ms / 1e3,
+        debug=config.debug,
+        scheduler=scheduler(config, loaded),
+        loader=AdapterLoader(PeftFolders(loaded, DTYPES[config.dtype].itemsize, most_rank)) if most_rank else None,
+    )
+    engine.rehearse()
+    if config.adapters:
+        _pin(engine, config.adapters, loaded.shape)
+    return engine
+
+
+def scheduler(config: LlmConfig, loaded: Executor) -> AnswerScheduler:
+    """Who waits in what order, and which adapters stay (Chameleon §4)."""
+    eviction, prefetch = (config.adapters.cache, config.adapters.prefetch) if config.adapters else ("none", "none")
+    return Scheduler(
+        _queues(config),
+        AdapterCache(eviction),
+        loaded.arena_bytes,
+        prefetch=prefetch != "none",
+        histogram=ArrivalHistogram() if prefetch == "predicted" else None,
+        slots=loaded.slots,
+    )
+
+
+def _queues(config: LlmConfig) -> Queues[Answer, AdapterRef]:
+    if config.scheduler == "fifo":
+        return Fifo()
+    if config.scheduler == "sjf":
+        return ShortestFirst()
+    return MultiQueue(QueueClasses(config.slo_ms / 1e3))
+
+
+def _pin(engine: Engine, adapters: AdaptersConfig, shape: DecoderShape) -> None:
+    """Load the pinned adapters. One that cannot be had is reported, and does not keep the others from being served."""
+    if not adapters.folder:
+        return
+    folder = models.fetch_adapters(adapters.folder)
+    for name in dict.fromkeys(adapters.pinned):
+        try:
+            engine.pin(read_adapter(folder / name, shape, adapters.max_rank).ref(name))
+        except (AdapterError, AdapterLoadError) as error:
+            logger.error("adapter %s cannot be pinned: %s", name, error)
