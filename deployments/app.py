@@ -47,7 +47,7 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Application:
-    """A gateway in front of `services`, and a planner for those of them that are encoders."""
+    """A gateway in front of `services`, and a planner for those that are encoders and the adapters of the others."""
     gateway = config.gateway
     encoders = {name: service for name, service in services.items() if name in config.encoders}
     planner = _deployment(

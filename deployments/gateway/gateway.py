@@ -18,16 +18,17 @@ from pliant import models
 from pliant.config import EncoderConfig, LlmConfig, ServingConfig
 from pliant.deployments.encoder.engine import Answer, Query, Refusal
 from pliant.deployments.encoder.routing_table import shared
+from pliant.deployments.gateway.adapter_follower import AdapterFollower
 from pliant.deployments.gateway.classifier import Classifier
 from pliant.deployments.gateway.errors import NotDeployedError, ReplicaLostError
-from pliant.deployments.gateway.follower import Exchange, Follower, Tally
+from pliant.deployments.gateway.follower import Follower, Tally
 from pliant.deployments.gateway.http import application
 from pliant.deployments.gateway.language_model import CLIENT_LEFT, LanguageModel
 from pliant.deployments.gateway.status import exposition
 from pliant.deployments.llm import router as llm_router
 from pliant.deployments.llm import routing_table as llm_routing_table
 from pliant.deployments.metrics import EncoderMetrics, LlmMetrics
-from pliant.deployments.planner.messages import Guidance, News
+from pliant.deployments.planner.messages import AdapterNews, Guidance, News, Registered, Rejected
 from pliant.errors import ConfigError
 
 Handle = DeploymentHandle[Any]
@@ -41,8 +42,13 @@ class Gateway:
         self._config = config
         self._tables = {name: shared(name, service.slo_ms / 1e3) for name, service in config.encoders.items()}
         self._tallies = {name: Tally() for name in config.encoders}
-        self._follower = Follower(_exchange(planner), self._tables, self._tallies)
-        self._following = asyncio.create_task(self._follower.run())
+        calls = _Planner(planner)
+        self._follower = Follower(calls.exchange, self._tables, self._tallies)
+        self._following = [asyncio.create_task(self._follower.run())]
+        self._adapters = None
+        if any(service.adapters for service in config.llms.values()):
+            self._adapters = AdapterFollower(calls)
+            self._following.append(asyncio.create_task(self._adapters.run()))
         self._classifiers = {
             name: await self._classifier(name, service, handles[name]) for name, service in config.encoders.items()
         }
@@ -64,14 +70,16 @@ class Gateway:
 
     async def check_health(self) -> None:
         """Serve replaces a gateway that does not listen to the planner any more."""
-        if self._following.done():
-            raise RuntimeError(f"the planner is not followed any more: {self._following}")
+        for task in self._following:
+            if task.done():
+                raise RuntimeError(f"the planner is not followed any more: {task}")
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return application(
             self._config.gateway,
             self._classifiers,
             self._language_models,
+            self._adapters,
             self._stats,
             lambda: exposition(self._stats()),
             _api_keys(self._config.gateway.api_keys_env),
@@ -86,22 +94,41 @@ class Gateway:
             "language_models": {
                 name: {"replicas": llm_routing_table.shared(name).replicas()} for name in self._language_models
             },
+            "adapters": self._adapters.facts() if self._adapters else {},
         }
 
 
-def _exchange(planner: Handle) -> Exchange:
-    async def exchange(seen: str, news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
-        response = planner.exchange.remote(seen, news)
-        try:
-            answer: tuple[str, Mapping[str, Guidance]] = await response
-        except asyncio.CancelledError:
-            response.cancel()  # type: ignore[no-untyped-call]
-            if (task := asyncio.current_task()) and task.cancelling():
-                raise
-            raise ReplicaLostError from None
+class _Planner:
+    """Calls to the planner, that end when whoever waits for them leaves."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    async def exchange(self, seen: str, news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
+        answer: tuple[str, Mapping[str, Guidance]] = await _answer(self._handle.exchange.remote(seen, news))
         return answer
 
-    return exchange
+    async def adapter_news(self, gateway: str, seen: tuple[str, int], wait: bool) -> AdapterNews:
+        news: AdapterNews = await _answer(self._handle.adapter_news.remote(gateway, seen, wait))
+        return news
+
+    async def load_adapter(self, name: str, path: str, service: str | None, in_place: bool) -> Registered | Rejected:
+        done: Registered | Rejected = await _answer(self._handle.load_adapter.remote(name, path, service, in_place))
+        return done
+
+    async def unload_adapter(self, name: str) -> Registered | Rejected:
+        done: Registered | Rejected = await _answer(self._handle.unload_adapter.remote(name))
+        return done
+
+
+async def _answer(response: Any) -> Any:
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        if (task := asyncio.current_task()) and task.cancelling():
+            raise
+        raise ReplicaLostError from None
 
 
 def _caller(handle: Handle) -> Callable[[Query], Awaitable[Answer | Refusal]]:
@@ -173,14 +200,15 @@ class _LlmRecorder:
     def __init__(self, service: str) -> None:
         self._metrics = LlmMetrics(service)
 
-    def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int) -> None:
+    def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
+        by_rank = {"rank": str(rank)}
         self._metrics.requests.inc(tags={"status": "200"})
         self._metrics.prompt_tokens.inc(prompt_tokens)
         self._metrics.generated_tokens.inc(tokens)
         self._metrics.latency.observe(seconds)
-        self._metrics.time_to_first_token.observe(first_s)
+        self._metrics.time_to_first_token.observe(first_s, tags=by_rank)
         if tokens > 1:
-            self._metrics.time_per_token.observe((seconds - first_s) / (tokens - 1))
+            self._metrics.time_per_token.observe((seconds - first_s) / (tokens - 1), tags=by_rank)
 
     def failed(self, status: int) -> None:
         self._metrics.requests.inc(tags={"status": "client left" if status == CLIENT_LEFT else str(status)})

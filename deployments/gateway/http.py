@@ -14,11 +14,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pliant import __version__
 from pliant.config import GatewayConfig
-from pliant.deployments.gateway import hugging_face, open_inference, openai
+from pliant.deployments.gateway import hugging_face, lora_adapters, open_inference, openai
+from pliant.deployments.gateway.adapter_follower import AdapterFollower
 from pliant.deployments.gateway.classifier import Classifier
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.language_model import LanguageModel
 from pliant.deployments.gateway.openai_errors import error_response, speaks_openai
+from pliant.deployments.gateway.served_models import ServedModels
 
 _OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 """What load balancers probe without a key."""
@@ -28,14 +30,19 @@ def application(
     config: GatewayConfig,
     classifiers: Mapping[str, Classifier],
     language_models: Mapping[str, LanguageModel],
+    adapters: AdapterFollower | None,
     stats: Callable[[], dict[str, Any]],
     metrics: Callable[[], bytes],
     api_keys: Collection[str],
 ) -> FastAPI:
-    """The gateway's routes. With `api_keys`, every path but the health probes asks for `Authorization: Bearer KEY`."""
+    """The gateway's routes; `adapters` is None if no language model takes any.
+
+    With `api_keys`, every path but the health probes asks for `Authorization: Bearer KEY`.
+    """
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
     max_body = round(config.max_body_mb * 2**20)
-    app.include_router(openai.router(language_models, max_body))
+    app.include_router(openai.router(ServedModels(language_models, adapters), max_body))
+    app.include_router(lora_adapters.router(adapters, max_body))
     app.include_router(open_inference.router(classifiers, language_models, max_body, config.max_texts))
     app.include_router(hugging_face.router(classifiers, max_body, config.max_texts))
 

@@ -50,8 +50,8 @@ Call = Callable[[Ticket], AsyncGenerator[Piece | Refusal, None]]
 class LlmRecorder(Protocol):
     """Where a language model records what happened to an answer."""
 
-    def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int) -> None:
-        """It took `seconds` in all, and `first_s` to its first token."""
+    def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
+        """It took `seconds` in all, and `first_s` to its first token. `rank` is its adapter's, 0 without one."""
 
     def failed(self, status: int) -> None: ...
 
@@ -63,6 +63,8 @@ class LlmRecorder(Protocol):
 class _Course:
     """How far one answer has come."""
 
+    model: str
+    """What computes it, in words."""
     moved: float
     """When it last got on."""
     deadline: float | None
@@ -73,6 +75,8 @@ class _Course:
     refusals: list[tuple[float, str]] = field(default_factory=list)
     """When to come back, and why."""
     lost: int = 0
+    unloadable: list[str] = field(default_factory=list)
+    """Why replicas could not load its adapter."""
 
     def rest(self, generation: Generation) -> Generation:
         """What is left to do of `generation`."""
@@ -82,14 +86,26 @@ class _Course:
         return generation._replace(generated=tuple(self.received), first_token_within_s=within_s)
 
     def refused(self, refusal: Refusal) -> None:
-        if refusal.retry_after_s is not None:
-            self.refusals.append((refusal.retry_after_s, refusal.reason))
+        """Raises OpenAIError when others need not be asked."""
+        if refusal.kind == "busy":
+            self.refusals.append((refusal.retry_after_s or 0.0, refusal.reason))
+        elif refusal.kind == "adapter":
+            self.unloadable.append(refusal.reason)
+            if len(self.unloadable) == _MOST_REFUSED:
+                raise self.given_up()
         elif not self.received:
             raise OpenAIError(400, refusal.reason, code="context_length_exceeded")
 
+    def given_up(self) -> RequestError:
+        """What to tell the client when enough replicas have refused."""
+        if self.refusals:
+            retry_after_s, reason = min(self.refusals)
+            return RequestError(429, f"{self.model} is too busy: {reason}; retry later", retry_after_s)
+        return OpenAIError(503, self.unloadable[-1], "model", "adapter_not_loadable")
+
 
 class LanguageModel:
-    """Answers prompts. Each answer is sent by itself, to the replica with the fewest live tokens."""
+    """Answers prompts, with adapters or without. Each answer is sent by itself, to the replica that the table says."""
 
     def __init__(
         self,
@@ -102,6 +118,8 @@ class LanguageModel:
         recorder: LlmRecorder,
     ) -> None:
         self.name = name
+        self.root = config.model
+        self.root = config.model
         self.created = int(time.time())
         identity = f"{__version__} {config.model} {config.dtype}"
         self.fingerprint = f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
@@ -203,14 +221,17 @@ class LanguageModel:
         except Exception:
             self._recorder.failed(500)
             raise
-        self._recorder.answered(time.monotonic() - started, first_s, len(generation.prompt), count)
+        rank = generation.adapter.rank if generation.adapter else 0
+        self._recorder.answered(time.monotonic() - started, first_s, len(generation.prompt), count, rank)
 
     async def _pieces(self, generation: Generation, started: float) -> AsyncGenerator[Piece, None]:
         """Send until answered. Once a replica failed us the SLO no longer counts: late is better than never."""
-        course = _Course(started, started + self._config.slo_ms / 1e3)
+        adapter = generation.adapter and generation.adapter.name
+        model = f"{adapter} ({self.name})" if adapter else self.name
+        course = _Course(model, started, started + self._config.slo_ms / 1e3)
         size = len(generation.prompt) + generation.max_tokens
         while True:
-            replica = await self._choose(size, course)
+            replica = await self._choose(size, adapter, course)
             ticket = Ticket(replica, self._table.gateway, course.rest(generation))
             try:
                 async with aclosing(self._call(ticket)) as items:
@@ -229,20 +250,19 @@ class LanguageModel:
                 course.deadline = None
                 course.lost += 1
                 if course.lost == _MOST_LOST:
-                    raise RequestError(
-                        503, f"{course.lost} replicas of {self.name} died while they computed this"
-                    ) from None
+                    reason = f"{course.lost} replicas of {model} died while they computed this"
+                    raise RequestError(503, reason) from None
                 self._recorder.retried("lost")
             finally:
                 self._table.done(replica, size)
 
-    async def _choose(self, size: int, course: _Course) -> str:
+    async def _choose(self, size: int, adapter: str | None, course: _Course) -> str:
         """A replica that has not failed or refused this answer lately, waited for if that makes sense."""
         while len(course.refusals) < _MOST_REFUSED or course.received:
             try:
-                replica = self._table.choose(size, course.avoid)
+                replica = self._table.choose(size, course.avoid, adapter)
             except NoReplicaError:
-                if course.refusals and not course.received:
+                if (course.refusals or course.unloadable) and not course.received:
                     break
                 course.avoid.clear()
                 course.deadline = None
@@ -251,8 +271,7 @@ class LanguageModel:
             else:
                 course.avoid.add(replica)
                 return replica
-        retry_after_s, reason = min(course.refusals)
-        raise RequestError(429, f"{self.name} is too busy: {reason}; retry later", retry_after_s)
+        raise course.given_up()
 
     async def _next(self, items: AsyncGenerator[Piece | Refusal, None], course: _Course) -> Piece | Refusal:
         try:
@@ -270,4 +289,4 @@ class LanguageModel:
 
     def _standstill(self, course: _Course) -> RequestError:
         what = "went on with this answer" if course.received else "answered"
-        return RequestError(503, f"no replica of {self.name} {what} within {self._config.timeout_s:g} s", 1)
+        return RequestError(503, f"no replica of {course.model} {what} within {self._config.timeout_s:g} s", 1)

@@ -9,22 +9,26 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 
 from pliant.deployments.gateway.body import read_body
-from pliant.deployments.gateway.language_model import LanguageModel
 from pliant.deployments.gateway.openai_answers import ChatShape, CompletionShape, Json, Shape, usage
 from pliant.deployments.gateway.openai_errors import OpenAIError
-from pliant.deployments.gateway.openai_schemas import ChatRequest, CompletionRequest, GenerationRequest, parsed
+from pliant.deployments.gateway.openai_schemas import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    body_schema,
+    parsed,
+)
 from pliant.deployments.gateway.openai_stream import EventStream, begun, interleaved
+from pliant.deployments.gateway.served_models import ServedModel, ServedModels
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.sampling import Sampling
 
@@ -32,60 +36,41 @@ _MOST_ANSWERS = 64
 """Prompts times choices of one request."""
 
 
-def router(models: Mapping[str, LanguageModel], max_body: int) -> APIRouter:
-    """The routes over `models` by name. `max_body` is in bytes."""
+def router(models: ServedModels, max_body: int) -> APIRouter:
+    """The routes over `models`. `max_body` is in bytes."""
     api = APIRouter(prefix="/v1", tags=["OpenAI"])
 
-    def find(name: str) -> LanguageModel:
-        if name not in models:
-            reason = f"model: there is no {name!r}; there are: {', '.join(models) or 'none'}"
-            raise OpenAIError(404, reason, "model", "model_not_found")
-        return models[name]
-
     @api.get("/models")
-    async def listing() -> Json:
-        return {"object": "list", "data": [_card(model) for model in models.values()]}
+    async def listing() -> Response:
+        return JSONResponse({"object": "list", "data": [served.card() for served in models]})
 
     @api.get("/models/{model:path}")
     async def card(model: str) -> Json:
-        return _card(find(model))
+        return (await models.find(model)).card()
 
-    @api.post("/completions", openapi_extra=_schema(CompletionRequest))
+    @api.post("/completions", openapi_extra=body_schema(CompletionRequest))
     async def complete(request: Request) -> Response:
         call = parsed(CompletionRequest, await read_body(request, max_body))
-        model = find(call.model)
+        served = await models.find(call.model)
+        model = served.base
         _bound(len(call.prompts) * call.choices)
         prompts = [await model.encode(prompt) for prompt in call.prompts]
         echo = [model.text(prompt) for prompt in call.prompts for _ in range(call.choices)] if call.echo else None
         shape = CompletionShape(model.token_texts, echo)
-        generations = _generations(model, call, prompts, call.max_tokens, call.logprobs, f"cmpl-{uuid.uuid4().hex}")
-        return await _answer(model, call, generations, shape, sum(map(len, prompts)))
+        generations = _generations(served, call, prompts, call.max_tokens, call.logprobs, f"cmpl-{uuid.uuid4().hex}")
+        return await _answer(served, call, generations, shape, sum(map(len, prompts)))
 
-    @api.post("/chat/completions", openapi_extra=_schema(ChatRequest))
+    @api.post("/chat/completions", openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
         call = parsed(ChatRequest, await read_body(request, max_body))
-        model = find(call.model)
+        served = await models.find(call.model)
+        model = served.base
         prompt = await model.encode_chat([message.for_template() for message in call.messages])
         wanted = call.max_completion_tokens or call.max_tokens
-        generations = _generations(model, call, [prompt], wanted, call.alternatives, f"chatcmpl-{uuid.uuid4().hex}")
-        return await _answer(model, call, generations, ChatShape(model.token_texts), len(prompt))
+        generations = _generations(served, call, [prompt], wanted, call.alternatives, f"chatcmpl-{uuid.uuid4().hex}")
+        return await _answer(served, call, generations, ChatShape(model.token_texts), len(prompt))
 
     return api
-
-
-def _card(model: LanguageModel) -> Json:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "pliant",
-        "parent": None,
-        "max_model_len": model.max_length,
-    }
-
-
-def _schema(body: type[BaseModel]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": body.model_json_schema()}}}}
 
 
 def _bound(answers: int) -> None:
@@ -94,7 +79,7 @@ def _bound(answers: int) -> None:
 
 
 def _generations(
-    model: LanguageModel,
+    served: ServedModel,
     call: GenerationRequest,
     prompts: Sequence[tuple[int, ...]],
     wanted: int | None,
@@ -102,7 +87,7 @@ def _generations(
     name: str,
 ) -> list[Generation]:
     """One for each choice of each prompt, in the order of OpenAI's choices."""
-    usual = model.defaults
+    usual = served.base.defaults
     sampling = Sampling(
         temperature=usual.temperature if call.temperature is None else call.temperature,
         top_k=usual.top_k if call.top_k is None else max(0, call.top_k),
@@ -114,10 +99,11 @@ def _generations(
         Generation(
             id=f"{name}-{index}",
             prompt=prompt,
-            max_tokens=model.tokens_for(prompt, wanted),
+            max_tokens=served.base.tokens_for(prompt, wanted),
             sampling=replace(sampling, seed=_wrapped(seed + choice)),
             stop=call.stops,
             ignore_eos=call.ignore_eos,
+            adapter=served.registered and served.registered.adapter,
         )
         for index, (prompt, choice) in enumerate(
             (prompt, choice) for prompt in prompts for choice in range(call.choices)
@@ -131,7 +117,7 @@ def _wrapped(seed: int) -> int:
 
 
 async def _answer(
-    model: LanguageModel, call: GenerationRequest, generations: list[Generation], shape: Shape, prompt_tokens: int
+    served: ServedModel, call: GenerationRequest, generations: list[Generation], shape: Shape, prompt_tokens: int
 ) -> Response:
     """Run all `generations`; stream them, or wait for the last."""
     name = generations[0].id.rsplit("-", 1)[0]
@@ -142,12 +128,12 @@ async def _answer(
             "id": name,
             "object": kind,
             "created": created,
-            "model": model.name,
-            "system_fingerprint": model.fingerprint,
+            "model": served.name,
+            "system_fingerprint": served.fingerprint,
             "choices": choices,
         }
 
-    answers = interleaved([model.answer(generation) for generation in generations])
+    answers = interleaved([served.base.answer(generation) for generation in generations])
     if call.stream:
         counted = partial(usage, prompt_tokens) if call.with_usage else None
         pieces = await begun(answers)

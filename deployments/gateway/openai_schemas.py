@@ -195,15 +195,38 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+class LoadAdapterRequest(_Body):
+    """Body of POST /v1/load_lora_adapter."""
+
+    lora_name: str
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    load_inplace: bool = False
+    """Replace the adapter of this name, if there is one."""
+    base_model_name: str | None = None
+    """The language model to adapt; needed only if the adapter fits several."""
+
+
+class UnloadAdapterRequest(_Body):
+    """Body of POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+    """Of vLLM: accepted, without effect."""
+
+
 _WANTED = {
     "prompt": "must be a text, its token ids, or a list of either; none may be empty",
     "content": "must be a text, or a list of parts {type: text, text: ...}",
     "stop": f"must be a text, or a list of at most {_MOST_STOPS}, each of 1 to {_MOST_STOP_CHARACTERS} characters",
 }
 """What is said of parameters that may be of several types."""
-_FIELDS = {
-    field for body in (CompletionRequest, ChatRequest, Message, TextPart, StreamOptions) for field in body.model_fields
-}
+_BODIES = (CompletionRequest, ChatRequest, Message, TextPart, StreamOptions, LoadAdapterRequest, UnloadAdapterRequest)
+_FIELDS = {field for body in _BODIES for field in body.model_fields}
+
+
+def body_schema(body: type[BaseModel]) -> dict[str, Any]:
+    """What OpenAPI says of a route that takes a `body`."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": body.model_json_schema()}}}}
 
 
 def parsed(model: type[M], body: bytes) -> M:

@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pliant.deployments.gateway.llm_status import llm_metrics
+
 _PLAN = {
     "version": ("pliant_plan_version", "Counts the plans that were made since the planner started."),
     "age_s": ("pliant_plan_age_seconds", "How long ago the current plan was made."),
@@ -40,15 +42,6 @@ _GAUGES = {
 }
 
 
-_LLM_LABELS = ("service", "replica")
-_LLM_GAUGES = {
-    "live": ("pliant_llm_requests_running", "Requests that have a slot in the replica."),
-    "waiting": ("pliant_llm_requests_waiting", "Requests that wait for a slot in the replica."),
-    "live_tokens": ("pliant_llm_live_tokens", "Tokens that the replica's requests hold or may come to hold."),
-    "tokens_per_s": ("pliant_llm_tokens_per_second", "Tokens that the replica generates."),
-}
-
-
 def exposition(stats: Mapping[str, Any]) -> bytes:
     """`stats` in Prometheus' text format."""
     registry = CollectorRegistry()
@@ -58,14 +51,10 @@ def exposition(stats: Mapping[str, Any]) -> bytes:
 
 class _Snapshot(Collector):
     def __init__(self, stats: Mapping[str, Any]) -> None:
+        self._stats = stats
         self._replicas = [
             ((service, replica, str(report["max_length"])), report)
             for service, view in stats["services"].items()
-            for replica, report in view["replicas"].items()
-        ]
-        self._llm_replicas = [
-            ((service, replica), report)
-            for service, view in stats["language_models"].items()
             for replica, report in view["replicas"].items()
         ]
         self._plans = {service: view["plan"] for service, view in stats["services"].items() if view["plan"]}
@@ -83,15 +72,7 @@ class _Snapshot(Collector):
             served.add_metric(labels, report["served"])
         yield served
         yield from self._planned()
-        for key, (name, description) in _LLM_GAUGES.items():
-            gauge = GaugeMetricFamily(name, description, labels=_LLM_LABELS)
-            for of, report in self._llm_replicas:
-                gauge.add_metric(of, report[key])
-            yield gauge
-        answered = CounterMetricFamily("pliant_llm_answers", "Answers that the replica completed.", labels=_LLM_LABELS)
-        for of, report in self._llm_replicas:
-            answered.add_metric(of, report["served"])
-        yield answered
+        yield from llm_metrics(self._stats)
 
     def _planned(self) -> Iterator[Metric]:
         for key, (name, description) in _PLAN.items():

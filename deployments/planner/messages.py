@@ -1,12 +1,13 @@
-"""What gateways and the planner tell each other about a service."""
+"""What gateways and the planner tell each other about services and adapters."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from pliant.adapter_info import AdapterRef
 from pliant.deployments.encoder.engine import Report
 
 
@@ -35,3 +36,37 @@ class Guidance:
     """Of replicas that switched lately; newer than what Ray Serve has spread yet."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """For people and Prometheus."""
+
+
+class Registered(NamedTuple):
+    """A LoRA adapter that clients may name as a model."""
+
+    service: str
+    """The language model that it adapts."""
+    adapter: AdapterRef
+    created: int
+    """When it was registered, in Unix seconds."""
+
+
+class Rejected(NamedTuple):
+    """Why an adapter is not loaded or unloaded."""
+
+    status: int
+    """As of HTTP."""
+    reason: str
+    param: str | None = None
+    """What is wrong of the call."""
+
+
+class AdapterNews(NamedTuple):
+    """What became of adapters since a gateway last heard."""
+
+    life: str
+    """Names the planner's process; versions count from 0 in each."""
+    version: int
+    changes: Mapping[str, Registered | None]
+    """By name; None for those that are gone."""
+    whole: bool
+    """Whether all that is not among `changes` is gone."""
+    problems: tuple[str, ...]
+    """Of adapters that should be there and are not."""

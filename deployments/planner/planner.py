@@ -1,7 +1,7 @@
 """The Ray Serve shell of the planner: one replica for all services of the application.
 
-It may die and come back without a request noticing: gateways go on with what they know, and each conductor goes on from
-what the replicas hold.
+It may die and come back without a request noticing: gateways go on with what they know, each conductor goes on from
+what the replicas hold, and the registry of adapters from its files.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from pliant.config import EncoderConfig, ServingConfig
 from pliant.deployments.encoder.engine import Assignment, Report
 from pliant.deployments.encoder.lengths import Lengths
 from pliant.deployments.encoder.routing_table import RoutingTable, shared
+from pliant.deployments.planner.adapter_board import Seen
+from pliant.deployments.planner.adapter_registry import AdapterRegistry, RejectedError
 from pliant.deployments.planner.conductor import Conductor
-from pliant.deployments.planner.messages import Guidance, News
+from pliant.deployments.planner.messages import AdapterNews, Guidance, News, Registered, Rejected
 from pliant.profile import Profile
 
 logger = logging.getLogger("pliant")
@@ -30,18 +32,20 @@ Handle = DeploymentHandle[Any]
 
 _STEP_S = 0.2
 _ANSWER_WITHIN_S = 1.0
+_ADAPTER_NEWS_WITHIN_S = 5.0
 _RETRY_S = 1.0
 _CALL_WITHIN_S = 60.0
 
 
 class Planner:
-    """Runs a conductor for each service, and exchanges news for guidance with the gateways."""
+    """Runs a conductor for each classifier, and exchanges news for guidance with the gateways; registers adapters."""
 
     def __init__(self, config: ServingConfig, handles: Mapping[str, Handle]) -> None:
         self._conductors: dict[str, Conductor] = {}
         self._life = uuid.uuid4().hex
         self._changes = 0
         self._change = asyncio.Event()
+        self._adapters = AdapterRegistry(config)
         self._tasks = [
             asyncio.create_task(self._conduct(name, service, handles[name]))
             for name, service in config.encoders.items()
@@ -61,13 +65,33 @@ class Planner:
                 await asyncio.wait_for(self._change.wait(), _ANSWER_WITHIN_S)
         return self._state, {name: conductor.guidance() for name, conductor in self._conductors.items()}
 
+    async def adapter_news(self, gateway: str, seen: Seen, wait: bool) -> AdapterNews:
+        """What became of adapters since `seen`: now, or else as soon as there is something, or after some seconds."""
+        await self._adapters.started()
+        return await self._adapters.board.follow(gateway, seen, _ADAPTER_NEWS_WITHIN_S if wait else 0)
+
+    async def load_adapter(self, name: str, path: str, service: str | None, in_place: bool) -> Registered | Rejected:
+        """See `AdapterRegistry.load`."""
+        try:
+            return await self._adapters.load(name, path, service, in_place)
+        except RejectedError as error:
+            return error.rejected
+
+    async def unload_adapter(self, name: str) -> Registered | Rejected:
+        """See `AdapterRegistry.unload`."""
+        try:
+            return await self._adapters.unload(name)
+        except RejectedError as error:
+            return error.rejected
+
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """How many replicas each service should have, for `deployments/autoscaling.py`."""
         wanted = {name: conductor.wanted() for name, conductor in self._conductors.items()}
         return {name: replicas for name, replicas in wanted.items() if replicas is not None}
 
     def check_health(self) -> None:
-        """Serve replaces a planner one of whose conductors has ended."""
+        """Serve replaces a planner one of whose conductors has ended, or whose registry could not start."""
+        self._adapters.check()
         for task in self._tasks:
             if task.done():
                 raise RuntimeError(f"a conductor has ended: {task}")

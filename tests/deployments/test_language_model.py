@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scripted import MAX_LENGTH, TOKENIZER, Replica, Replicas, ids, language_model, report, said
 
+from pliant.adapter_info import AdapterRef
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.openai_errors import OpenAIError
 from pliant.deployments.llm.messages import Refusal
@@ -35,7 +36,7 @@ async def test_an_answer_comes_whole(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica())
     piece = await answer(tmp_path, replicas)
     assert (piece.text, piece.finish, len(piece.tokens)) == (said(GREEDY), "length", 20)
-    assert replicas.recorded == [("answered", 5, 20)]
+    assert replicas.recorded == [("answered", 5, 20, 0)]
     [ticket] = replicas.tickets
     assert 0 < (ticket.generation.first_token_within_s or 0) <= 10
     assert ticket.live_tokens == 25
@@ -49,7 +50,7 @@ async def test_a_killed_replica_is_not_noticed(tmp_path: Path, generation: Gener
     piece = await answer(tmp_path, replicas, generation)
     assert piece.text == said(generation)
     assert len(piece.tokens) == 20
-    assert replicas.recorded == ["lost", ("answered", 5, 20)]
+    assert replicas.recorded == ["lost", ("answered", 5, 20, 0)]
     resumed = replicas.replicas["b"].tickets[0].generation
     assert len(resumed.generated) == dies_after
     assert resumed.first_token_within_s is None, "late is better than never"
@@ -139,7 +140,7 @@ async def test_when_all_are_busy_it_is_429_with_a_time_to_come_back(tmp_path: Pa
 
 
 async def test_what_a_replica_never_takes_is_a_bad_request(tmp_path: Path) -> None:
-    replicas = Replicas(a=Replica(gives=[Refusal("does not fit", None)]), b=Replica())
+    replicas = Replicas(a=Replica(gives=[Refusal("does not fit", None, "too_long")]), b=Replica())
     with pytest.raises(OpenAIError, match="does not fit") as error:
         await answer(tmp_path, replicas)
     assert error.value.status == 400
@@ -248,3 +249,58 @@ async def test_replicas_say_how_much_they_take(tmp_path: Path) -> None:
     replicas.table.sync({})
     assert model.max_length == 50
     assert not model.ready
+
+
+ADAPTER = AdapterRef("sql", "/adapters/sql", "1", (8, 0, 8, 0, 0, 0, 0))
+ADAPTED = GREEDY._replace(adapter=ADAPTER)
+NOT_LOADED = Refusal("adapter sql cannot be loaded: no such folder", None, "adapter")
+
+
+async def test_an_adapter_s_requests_go_to_one_replica(tmp_path: Path) -> None:
+    replicas = Replicas(**{name: Replica() for name in "abcd"})
+    model = language_model(tmp_path, replicas)
+    for _ in range(6):
+        assert merged([piece async for piece in model.answer(ADAPTED)]).finish == "length"
+    assert sorted(len(replica.tickets) for replica in replicas.replicas.values()) == [0, 0, 0, 6]
+    assert replicas.recorded == [("answered", 5, 20, 8)] * 6
+
+
+async def test_another_replica_may_load_what_one_cannot(tmp_path: Path) -> None:
+    replicas = Replicas(a=Replica(), b=Replica())
+    replicas.replicas[replicas.table.choose(1, adapter="sql")].gives = [NOT_LOADED]
+    assert (await answer(tmp_path, replicas, ADAPTED)).text == said(ADAPTED)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+async def test_an_adapter_that_no_replica_can_load_is_unavailable(tmp_path: Path, count: int) -> None:
+    replicas = Replicas(**{name: Replica(gives=[NOT_LOADED]) for name in "abcde"[:count]})
+    with pytest.raises(OpenAIError, match="adapter sql cannot be loaded: no such folder") as error:
+        await answer(tmp_path, replicas, ADAPTED)
+    assert (error.value.status, error.value.param, error.value.code) == (503, "model", "adapter_not_loadable")
+    assert len(replicas.tickets) == min(count, 3)
+    assert replicas.recorded[-1] == 503
+
+
+async def test_a_busy_replica_may_load_it_later(tmp_path: Path) -> None:
+    replicas = Replicas(a=Replica(gives=[NOT_LOADED]), b=Replica(gives=[BUSY]))
+    with pytest.raises(RequestError, match=r"sql \(chat\) is too busy: 128 requests wait") as error:
+        await answer(tmp_path, replicas, ADAPTED)
+    assert (error.value.status, error.value.headers) == (429, {"Retry-After": "3"})
+
+
+async def test_an_answer_goes_on_with_its_adapter(tmp_path: Path) -> None:
+    replicas = Replicas(a=Replica(), b=Replica())
+    home = replicas.table.choose(1, adapter="sql")
+    replicas.replicas[home].dies_after = 7
+    assert (await answer(tmp_path, replicas, ADAPTED)).text == said(ADAPTED)
+    assert [ticket.generation.adapter for ticket in replicas.tickets] == [ADAPTER, ADAPTER]
+
+
+async def test_an_answer_ends_when_its_adapter_cannot_be_loaded_again(tmp_path: Path) -> None:
+    replicas = Replicas(a=Replica(), b=Replica(gives=[NOT_LOADED]))
+    home = replicas.table.choose(1, adapter="sql")
+    other = next(name for name in "ab" if name != home)
+    replicas.replicas = {home: Replica(dies_after=7), other: Replica(gives=[NOT_LOADED])}
+    with pytest.raises(OpenAIError, match="adapter sql cannot be loaded"):
+        await answer(tmp_path, replicas, ADAPTED)
+    assert len(replicas.replicas[other].tickets) == 3

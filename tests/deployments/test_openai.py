@@ -44,7 +44,7 @@ def greedy(prompt: str, max_tokens: int = 12) -> str:
 
 def gateway(folder: Path, replicas: Replicas, keys: Collection[str] = (), **options: Any) -> FastAPI:
     models = {"chat": language_model(folder, replicas, **options)}
-    return application(GatewayConfig(max_body_mb=0.02), {}, models, dict, bytes, keys)
+    return application(GatewayConfig(max_body_mb=0.02), {}, models, None, dict, bytes, keys)
 
 
 @pytest.fixture

@@ -37,7 +37,9 @@ def client(**options: Any) -> TestClient:
     keys = options.pop("api_keys", ())
     config = GatewayConfig(max_body_mb=0.01, max_texts=3)
     classifiers: Any = {"topics": options.pop("classifier", Parrot())}
-    return TestClient(application(config, classifiers, {}, lambda: {"services": {}}, lambda: b"# nothing\n", keys))
+    return TestClient(
+        application(config, classifiers, {}, None, lambda: {"services": {}}, lambda: b"# nothing\n", keys)
+    )
 
 
 def infer(*texts: str, **extra: Any) -> dict[str, Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 READY_WITHIN_S = 600
@@ -84,10 +88,40 @@ class Cluster:
         port = next(self.ray_folder.glob("ray/session_latest/gcs_server_port_*")).read_text()
         return f"127.0.0.1:{port}"
 
-    def replica_processes(self) -> list[psutil.Process]:
-        """The replicas of the topics service."""
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in family if "ServeReplica:pliant:topics" in " ".join(child.cmdline())]
+    def replica_processes(self, deployment: str = "topics") -> list[psutil.Process]:
+        """The processes of the deployment's replicas."""
+        found = []
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                if f"ServeReplica:pliant:{deployment}" in " ".join(child.cmdline()):
+                    found.append(child)
+        return found
+
+
+@contextlib.contextmanager
+def serving(content: dict[str, Any], folder: Path) -> Iterator[Cluster]:
+    """A cluster of its own for the cluster.yaml `content`, on a free port; ready, and ended afterwards."""
+    ray_folder = Path(tempfile.mkdtemp(prefix="pliant"))  # short, because Ray puts Unix sockets below it
+    port = free_port()
+    path = folder / "cluster.yaml"
+    path.write_text(yaml.safe_dump({**content, "http_options": {"port": port}}))
+    log = folder / "log"
+    with log.open("w") as opened:
+        process = subprocess.Popen(
+            [Path(sys.executable).with_name("pliant"), "serve", path],
+            env=environment(ray_folder),
+            cwd=folder,
+            stdout=opened,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        cluster = Cluster(f"http://127.0.0.1:{port}", path, ray_folder, process)
+        wait_until_ready(cluster, log)
+        yield cluster
+    finally:
+        stop(process)
+        shutil.rmtree(ray_folder, ignore_errors=True)
 
 
 def environment(ray_folder: Path) -> dict[str, str]:

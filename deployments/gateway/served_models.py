@@ -1,0 +1,75 @@
+"""What clients may name as a model of text: language models, and adapters of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from pliant.deployments.gateway.adapter_follower import AdapterFollower
+from pliant.deployments.gateway.language_model import LanguageModel
+from pliant.deployments.gateway.openai_errors import OpenAIError
+from pliant.deployments.planner.messages import Registered
+
+_NAMED = 20
+"""Adapters that an error lists."""
+
+
+class ServedModel(NamedTuple):
+    """A language model, alone or with an adapter."""
+
+    base: LanguageModel
+    registered: Registered | None = None
+
+    @property
+    def name(self) -> str:
+        return self.registered.adapter.name if self.registered else self.base.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the same seed may give another answer."""
+        revision = self.registered and self.registered.adapter.revision[:10]
+        return f"{self.base.fingerprint}-{revision}" if revision else self.base.fingerprint
+
+    def card(self) -> dict[str, Any]:
+        """As /v1/models shows it. `root` is where the weights are from."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.registered.created if self.registered else self.base.created,
+            "owned_by": "pliant",
+            "root": self.registered.adapter.folder if self.registered else self.base.root,
+            "parent": self.base.name if self.registered else None,
+            "max_model_len": self.base.max_length,
+        }
+
+
+class ServedModels:
+    """Looks them up. `adapters` is None if no model takes any."""
+
+    def __init__(self, models: Mapping[str, LanguageModel], adapters: AdapterFollower | None) -> None:
+        self._models = models
+        self._adapters = adapters
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        """The models, then all adapters."""
+        yield from map(ServedModel, self._models.values())
+        for entry in list(self._adapters.known.values()) if self._adapters else ():
+            if entry.service in self._models:
+                yield ServedModel(self._models[entry.service], entry)
+
+    async def find(self, name: str) -> ServedModel:
+        """What is called so. Raises OpenAIError 404, or RequestError 503 while it cannot be said."""
+        if name in self._models:
+            return ServedModel(self._models[name])
+        entry = await self._adapters.find(name) if self._adapters else None
+        if entry is None or entry.service not in self._models:
+            reason = f"model: there is no {name[:200]!r}; there are: {self._names()}"
+            raise OpenAIError(404, reason, "model", "model_not_found")
+        return ServedModel(self._models[entry.service], entry)
+
+    def _names(self) -> str:
+        names = [served.name for served in islice(self, len(self._models) + _NAMED + 1)]
+        if len(names) > len(self._models) + _NAMED:
+            names[-1] = "and more, which /v1/models lists"
+        return ", ".join(names) or "none"

@@ -1,0 +1,109 @@
+"""Where one language model's adapters may come from, and whether one of them fits it. All of this reads files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pliant import models
+from pliant.adapter_info import CONFIG, AdapterError, AdapterInfo, AdapterRef, bytes_of, read_adapter
+from pliant.config import AdaptersConfig, LlmConfig
+from pliant.decoder_shape import DecoderShape
+from pliant.errors import ModelError
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+_SHORTEST_SLOT = 128
+"""Tokens that a slot has at least where the configuration does not say how many, as far as the model takes them."""
+
+
+class OutsideError(AdapterError):
+    """A path that leads out of the folders from which adapters may be loaded."""
+
+
+class MissingError(AdapterError):
+    """A path to no folder."""
+
+
+class AdapterFolders:
+    """The adapters that the language model `service` may have."""
+
+    def __init__(self, service: str, config: LlmConfig, adapters: AdaptersConfig) -> None:
+        """Trains the zoo's adapters if the configuration names them and they are not there yet. Raises ModelError."""
+        self.service = service
+        self._model = config.model
+        self._most_rank = adapters.max_rank
+        self._shape: DecoderShape = models.check_decoder(config.model)
+        self._dtype_bytes = _BYTES[config.dtype]
+        self._memory_mb = config.memory_mb
+        self._slot_tokens = config.max_length or min(_SHORTEST_SLOT, self._shape.max_length)
+        self._folder: Path | None = None
+        self._missing: ModelError | None = None
+        try:
+            self._folder = models.fetch_adapters(adapters.folder) if adapters.folder else None
+        except ModelError as error:
+            self._missing = error
+        roots = [Path(root).expanduser().resolve() for root in adapters.roots]
+        self._roots = (self._folder, *roots) if self._folder else tuple(roots)
+
+    def confine(self, path: str) -> Path:
+        """The folder that a client calls `path`: whole, or from one of the roots on.
+
+        Raises OutsideError when it leads, by links or otherwise, out of all roots, whether it exists or not, and
+        MissingError when there is no such folder in them.
+        """
+        try:
+            meant = [(root / path).resolve() for root in self._roots]
+            for folder in meant:
+                if self._allowed(folder) and folder.is_dir():
+                    return folder
+        except (ValueError, RuntimeError, OSError):
+            raise MissingError(f"{path!r} is no path") from None
+        if all(map(self._allowed, meant)):
+            raise MissingError(f"there is no folder {path!r}; choose one that PEFT's save_pretrained wrote")
+        roots = ", ".join(map(str, self._roots))
+        raise OutsideError(f"{path!r} lies outside of the folders from which {self.service} loads adapters: {roots}")
+
+    def read(self, folder: Path) -> AdapterInfo:
+        """The adapter in `folder`, if it fits the model and its replicas' memory. Raises AdapterError."""
+        info = read_adapter(folder, self._shape, self._most_rank)
+        self._check_memory(info.ref(folder.name))
+        return info
+
+    def check(self, kept: AdapterRef) -> None:
+        """Whether an adapter that was registered for the same model may still be. Raises AdapterError."""
+        self.confine(kept.folder)
+        if kept.rank > self._most_rank:
+            raise AdapterError(f"its rank is {kept.rank}; at most {self._most_rank} is allowed (max_rank)")
+        self._check_memory(kept)
+
+    def trained_on(self, base: str | None) -> bool:
+        """Whether `base` is what this service or its model is called."""
+        return base in (self.service, self._model)
+
+    def present(self) -> Iterator[Path]:
+        """Those of the configured folder that should hold an adapter each. Raises AdapterError."""
+        if self._missing:
+            raise AdapterError(f"adapters.folder: {self._missing}")
+        if self._folder is None:
+            return
+        if (self._folder / CONFIG).is_file():
+            raise AdapterError(f"adapters.folder: {self._folder} is an adapter; it must be the folder around it")
+        for entry in sorted(self._folder.iterdir()):
+            if entry.is_dir() and not entry.name.startswith("."):
+                yield entry
+
+    def _allowed(self, folder: Path) -> bool:
+        return any(folder.is_relative_to(root) for root in self._roots)
+
+    def _check_memory(self, adapter: AdapterRef) -> None:
+        """A request needs its adapter and a slot at the same time."""
+        if self._memory_mb is None:
+            return
+        own = bytes_of(adapter.ranks, self._shape, self._dtype_bytes) / 2**20
+        slot = self._shape.kv_bytes(self._slot_tokens, self._dtype_bytes) / 2**20
+        if own + slot > self._memory_mb:
+            raise AdapterError(
+                f"rank {adapter.rank} takes {own:.1f} MB, and keys and values of one request of {self._slot_tokens} "
+                f"tokens {slot:.1f} MB: {own + slot:.1f} MB, but {self.service} has memory_mb: {self._memory_mb}; "
+                "choose a smaller rank, or allow more"
+            )
