@@ -15,6 +15,7 @@ _BENCHES = {
     "router": "pliant.bench.router",
     "encoder": "pliant.bench.encoder",
     "llm": "pliant.bench.llm.compare",
+    "adapters": "pliant.bench.adapters.compare",
 }
 """NAME -> the module whose `run` takes Options and gives a Report."""
 

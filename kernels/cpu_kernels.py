@@ -21,7 +21,8 @@ from pliant.kernels.decoder_kernels import AddLora, DecoderKernels, Linear, Norm
 from pliant.kernels.huge_pages import Arena
 from pliant.kernels.lora import LoraBatch
 
-SOURCES = [Path(__file__).with_name(f"cpu_{name}.c") for name in ("kernels", "linear", "lora", "attention", "pool")]
+_NAMES = ("kernels", "linear", "lora", "lora_packed", "attention", "pool")
+SOURCES = [Path(__file__).with_name(f"cpu_{name}.c") for name in _NAMES]
 OPTIONS = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"]
 """Let the compiler order sums as it likes; what is infinite or not a number stays so."""
 PANEL = 16  # outputs that lie together in a packed weight
