@@ -1,0 +1,1 @@
+"""Many LoRA adapters: Chameleon repeated, in simulation and live."""
