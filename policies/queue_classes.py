@@ -11,6 +11,8 @@ Beyond the paper, and beside it:
   is penalised, and a load that is all of a kind has one class.
 - In one dimension K-means is solved exactly, by dynamic programming, not from random starts.
 - There are only as many classes as the memory can be divided among so that each quota holds its largest request.
+- Where the memory is less than what all classes need together, small requests get theirs first: they would else wait
+  behind their own quota while large ones run.
 - One request of exceptional length does not make all others look alike: maxima are the 99th percentiles.
 """
 
@@ -121,10 +123,10 @@ class QueueClasses:
         return self._learn_after <= self._arrived and self._learn_after <= _SAMPLE
 
     def learn(self, now: float, total: int) -> list[QueueClass]:
-        """The classes from now on, small requests first; their quotas add up to `total` bytes.
+        """The classes from now on, small requests first; their quotas add up to `total` bytes (see `share_out`).
 
         Each quota is at least the largest request of its class that was observed, adapter included, provided that this
-        is within `total`. In the main each is in proportion to what its class needs to meet the SLO.
+        is within `total`. What a class needs is what it must have to meet the SLO.
         """
         self._learned_at = now
         while self._learn_after <= self._arrived and self._learn_after <= _SAMPLE:
@@ -164,23 +166,21 @@ class QueueClasses:
 
 
 def share_out(needs: Sequence[float], floors: Sequence[int], total: int) -> list[int]:
-    """`total` bytes in proportion to positive `needs`, but each at least its floor if the floors add up to no more.
+    """`total` bytes among classes, small requests first, each of which has a positive need.
 
-    If they add up to more, the shares are in proportion to them.
+    All get what they need, and the rest is shared in proportion to that. If it is not enough, small requests get theirs
+    first, so that in overload they still pass, and large ones what is left; but each class gets at least its floor.
+    Should even the floors add up to more than `total`, the shares are in proportion to them.
     """
+    wanted = [max(need, floor) for need, floor in zip(needs, floors, strict=True)]
     if sum(floors) > total:
-        needs, floors = floors, [0] * len(floors)
-    shares, open_ = list(floors), list(range(len(needs)))
-    while open_:
-        rest = total - sum(shares[index] for index in range(len(shares)) if index not in open_)
-        weight = sum(needs[index] for index in open_)
-        fair = {index: int(rest * (needs[index] / weight)) for index in open_}
-        enough = [index for index in open_ if fair[index] >= floors[index]]
-        if enough == open_:
-            for index in open_:
-                shares[index] = fair[index]
-            break
-        open_ = enough
+        shares = [total * floor // sum(floors) for floor in floors]
+    elif sum(wanted) <= total:
+        shares = [int(total * want / sum(wanted)) for want in wanted]
+    else:
+        shares = []
+        for index, want in enumerate(wanted):
+            shares.append(int(min(want, total - sum(shares) - sum(floors[index + 1 :]))))
     shares[-1] += total - sum(shares)
     return shares
 

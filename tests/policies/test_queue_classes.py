@@ -99,10 +99,13 @@ def test_memory_is_shared_out(classes: list[tuple[float, int]], total: int) -> N
     if sum(floors) > total:
         assert quotas == pytest.approx([total * floor / sum(floors) for floor in floors], abs=4)
         return
+    wanted = [max(need, floor) for need, floor in zip(needs, floors, strict=True)]
+    if sum(wanted) <= total:
+        assert quotas == pytest.approx([total * want / sum(wanted) for want in wanted], rel=1e-6, abs=8)
+        return
     assert all(quota >= floor for quota, floor in zip(quotas, floors, strict=True))
-    above = [(quota, need) for quota, floor, need in zip(quotas, floors, needs, strict=True) if quota > floor + 4]
-    for quota, need in above:
-        assert quota * above[0][1] == pytest.approx(above[0][0] * need, rel=1e-6, abs=8 * max(need, above[0][1]))
+    short = next((index for index, want in enumerate(wanted) if quotas[index] < int(want)), len(wanted))
+    assert quotas[short + 1 :] == list(floors[short + 1 :]), "small requests first"
 
 
 def learned(classes: QueueClasses, total: int, now: float = 100.0) -> list[QueueClass]:
