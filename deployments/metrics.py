@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ray.serve.metrics import Counter, Gauge, Histogram
 
 from pliant.deployments.llm.messages import ReplicaReport
+from pliant.deployments.llm.metric_tables import ADAPTERS, CLASSES, EVICTIONS, PREDICTOR, REPLICA, RESIDENT, Table
 
 _TOKEN_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0]
 _ANSWER_S = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0]
@@ -70,79 +74,26 @@ class LlmReplicaMetrics:
     """Of one replica of a language model, which Ray adds as a tag."""
 
     def __init__(self, service: str) -> None:
-        self.waiting = _gauge(service, "pliant_llm_requests_waiting", "Requests that wait for a slot.")
-        self.live = _gauge(service, "pliant_llm_requests_running", "Requests that have a slot.")
-        self.live_tokens = _gauge(
-            service, "pliant_llm_live_tokens", "Tokens that its requests hold or may come to hold."
-        )
-        self._classes = 0
-        """The most queues that there ever were."""
-        self.class_waiting = _gauge(
-            service, "pliant_queue_requests_waiting", "Requests that wait, by queue, 0 for the smallest.", "class"
-        )
-        self.class_admitted = _Followed(
-            service, "pliant_queue_requests_admitted_total", "Requests that left their queue for a slot.", "class"
-        )
-        self.class_waited = _Followed(
-            service, "pliant_queue_wait_seconds_total", "What these had waited, summed up.", "class"
-        )
-        self.squashed = _Followed(
-            service, "pliant_requests_squashed_total", "Requests put back after they had passed others."
-        )
-        self.bypassed = _Followed(
-            service, "pliant_requests_bypassed_total", "Requests that passed others that waited for memory."
-        )
-        self.length_accuracy = _gauge(
-            service, "pliant_output_length_accuracy", "Share of answers whose length was predicted in the right class."
-        )
-        self.length_error = _gauge(
-            service, "pliant_output_length_error", "Mean of |predicted - real| / real over the lengths of answers."
-        )
-        self.adapter_hits = _Followed(
-            service, "pliant_adapter_cache_hits_total", "Requests whose adapter was in memory when they came."
-        )
-        self.adapter_misses = _Followed(service, "pliant_adapter_cache_misses_total", "Requests whose adapter was not.")
-        self.adapter_evictions = _Followed(
-            service, "pliant_adapter_cache_evictions_total", "Adapters that left the memory, by why.", "reason"
-        )
-        self.adapter_loads = _Followed(service, "pliant_adapter_loads_total", "Adapters that were loaded.")
-        self.adapter_load_failures = _Followed(
-            service, "pliant_adapter_load_failures_total", "Adapters that could not be loaded."
-        )
-        self.adapter_load_seconds = _Followed(
-            service, "pliant_adapter_load_seconds_total", "What loads took, failed ones too, summed up."
-        )
-        self.adapter_bytes = _gauge(
-            service, "pliant_adapter_bytes_resident", "Memory of adapters that are loaded or being loaded."
-        )
-        self.adapters_resident = _gauge(service, "pliant_adapters_resident", "Adapters that are in memory.")
+        self._replica = _Followed(service, REPLICA)
+        self._predictor = _Followed(service, PREDICTOR)
+        self._adapters = _Followed(service, {**ADAPTERS, "resident": RESIDENT})
+        self._evictions = _Followed(service, {"evictions": EVICTIONS}, "reason")
+        self._classes = _Followed(service, CLASSES, "class")
+        self._most_classes = 0
+        """That there ever were."""
 
     def record(self, report: ReplicaReport) -> None:
         """Once for every report, in order."""
-        self.live.set(report["live"])
-        self.waiting.set(report["waiting"])
-        self.live_tokens.set(sum(report["live_tokens"].values()))
-        self.squashed.follow(report["squashed"])
-        self.bypassed.follow(report["bypassed"])
-        self.length_accuracy.set(report["predictor"]["accuracy"])
-        self.length_error.set(report["predictor"]["error"])
+        self._replica.follow({**report, "live_tokens": sum(report["live_tokens"].values())})
+        self._predictor.follow(report["predictor"])
+        self._adapters.follow({**report["adapters"], "resident": len(report["adapters"]["resident"])})
+        for reason, count in report["adapters"]["evictions"].items():
+            self._evictions.follow({"evictions": count}, reason)
         for index, one in enumerate(report["classes"]):
-            self.class_waiting.set(one["waiting"], {"class": str(index)})
-            self.class_admitted.follow(one["admitted"], str(index))
-            self.class_waited.follow(one["waited_s"], str(index))
-        for index in range(len(report["classes"]), self._classes):
-            self.class_waiting.set(0, {"class": str(index)})
-        self._classes = max(self._classes, len(report["classes"]))
-        adapters = report["adapters"]
-        self.adapter_hits.follow(adapters["hits"])
-        self.adapter_misses.follow(adapters["misses"])
-        for reason, count in adapters["evictions"].items():
-            self.adapter_evictions.follow(count, reason)
-        self.adapter_loads.follow(adapters["loads"])
-        self.adapter_load_failures.follow(adapters["failed_loads"])
-        self.adapter_load_seconds.follow(adapters["load_s"])
-        self.adapter_bytes.set(adapters["bytes"])
-        self.adapters_resident.set(len(adapters["resident"]))
+            self._classes.follow(one, str(index))
+        for index in range(len(report["classes"]), self._most_classes):
+            self._classes.follow({"waiting": 0}, str(index))
+        self._most_classes = max(self._most_classes, len(report["classes"]))
 
 
 class ReplicaMetrics:
@@ -153,19 +104,28 @@ class ReplicaMetrics:
 
 
 class _Followed:
-    """A counter that follows a count which something else keeps, and which may begin again at 0."""
+    """The metrics of `table`, which follow what something else keeps; its counts may begin again at 0."""
 
-    def __init__(self, service: str, name: str, description: str, *tags: str) -> None:
-        self._counter = _counter(service, name, description, *tags)
+    def __init__(self, service: str, table: Table, *tags: str) -> None:
+        self._gauges = {key: _gauge(service, *each[1:], *tags) for key, each in table.items() if not each.counts}
+        self._counters = {
+            key: _counter(service, f"{each.name}_total", each.description, *tags)
+            for key, each in table.items()
+            if each.counts
+        }
         self._tags = tags
         self._counts: dict[tuple[str, ...], float] = {}
 
-    def follow(self, count: float, *values: str) -> None:
-        """The count now; `values` are those of the tags."""
-        before = self._counts.get(values, 0.0)
-        self._counts[values] = count
-        if more := count - before if count >= before else count:
-            self._counter.inc(more, dict(zip(self._tags, values, strict=True)))
+    def follow(self, report: Mapping[str, Any], *values: str) -> None:
+        """Those that `report` has, as it has them now; `values` are those of the tags."""
+        tags = dict(zip(self._tags, values, strict=True))
+        for key in self._gauges.keys() & report.keys():
+            self._gauges[key].set(report[key], tags)
+        for key in self._counters.keys() & report.keys():
+            before = self._counts.get((key, *values), 0.0)
+            count = self._counts[key, *values] = report[key]
+            if more := count - before if count >= before else count:
+                self._counters[key].inc(more, tags)
 
 
 def _counter(service: str, name: str, description: str, *tags: str) -> Counter:

@@ -75,7 +75,9 @@ class AdapterPool:
 
     @torch.inference_mode()
     def place(self, key: str, blob: Tensor) -> None:
-        """Copy `blob`, flat and of the arena's dtype and device, to a place of its own. Others may slide for it.
+        """Copy `blob`, flat and of the arena's dtype, to a place of its own. Others may slide for it.
+
+        It may be on the arena's device, or on the CPU; nobody waits for the copy of one that is pinned there.
 
         Raises PoolError, and changes nothing, if there is no room, or if `key` has a blob already.
         """
@@ -86,7 +88,7 @@ class AdapterPool:
         size = self._aligned(len(blob))
         self._check_room(self._kept, size)
         begin = self._room(size)
-        self._arena[begin : begin + len(blob)] = blob
+        self._arena[begin : begin + len(blob)].copy_(blob, non_blocking=True)
         self._blobs[key] = _Blob(begin, begin + size)
 
     def remove(self, key: str) -> None:

@@ -1,37 +1,43 @@
-"""Reads an adapter's weights from its PEFT folder into a blob, ready to be copied among others (Chameleon §4.1)."""
+"""Reads an adapter's weights from its PEFT folder into a blob, ready to be copied among others (Chameleon §4.1).
+
+Blobs for a GPU wait in pinned memory of the CPU, and the copy from there into the arena is the only one that the GPU
+holds: whoever shares out its memory has nothing to set aside for loads. That copy runs between two steps, at the bus's
+speed: 84 MB, an adapter of rank 16 for a model of 8 billion parameters, hold decoding up by some 2 to 4 ms.
+"""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pliant.adapter_files import TensorFile, opened_tensors
 from pliant.adapter_info import AdapterError, AdapterInfo
 from pliant.decoder_shape import DecoderShape
 from pliant.lora_layout import SITES, LoraLayout, module_size
 
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
 
 @torch.inference_mode()
 def stage(info: AdapterInfo, shape: DecoderShape, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The weights of `info` as one flat tensor on `device`, laid out as `LoraLayout` says.
+    """The weights of `info` as one flat tensor on the CPU, laid out as `LoraLayout` says; pinned for a GPU as `device`.
 
     Scalings are folded into B, in float32. Layers that lack a module, or have it at a smaller rank than the greatest,
-    get zeros for what is missing. May be called on any thread, and returns when the blob is whole. Raises AdapterError
-    if the file changed since `info` was read, or holds numbers that are not finite in `dtype`.
+    get zeros for what is missing. May be called on any thread. Raises AdapterError if the file is no longer what it was
+    when `info` was read, changes or becomes a link meanwhile, or holds numbers that are not finite in `dtype`.
     """
-    blob = torch.zeros(LoraLayout(shape, info.ranks).values, dtype=dtype)
+    blob = torch.zeros(LoraLayout(shape, info.ranks).values, dtype=dtype, pin_memory=device.type == "cuda")
     try:
-        with safe_open(info.weights, framework="pt") as file:
+        with opened_tensors(info.weights) as file:
             _fill(blob, info, shape, file)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise AdapterError(f"adapter {info.folder}: its weights cannot be read: {error}; load it again") from None
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"adapter {info.folder}: {info.weights.name} {error}; load it again") from None
     if not bool(blob.isfinite().all()):
         raise AdapterError(f"adapter {info.folder}: its weights are not all finite in {dtype}; train it again")
-    return blob if device.type == "cpu" else _uploaded(blob, device)
+    return blob
 
 
-def _fill(blob: Tensor, info: AdapterInfo, shape: DecoderShape, file: Any) -> None:
+def _fill(blob: Tensor, info: AdapterInfo, shape: DecoderShape, file: TensorFile) -> None:
     places = dict(_places(blob, info.ranks, shape))
     for module in info.modules:
         a, b = places[module.layer, module.module]
@@ -55,17 +61,9 @@ def _places(
                 yield (layer, index), (a, block[module.b :][: module.rank * module.out].view(module.rank, module.out))
 
 
-def _read(file: Any, name: str, size: tuple[int, int]) -> Tensor:
-    tensor: Tensor = file.get_tensor(name)
-    if tensor.shape != size:
-        raise ValueError(f"{name} is {list(tensor.shape)} instead of {list(size)}")
-    return tensor
-
-
-def _uploaded(blob: Tensor, device: torch.device) -> Tensor:
-    """A copy on the GPU, made beside what the calling thread's stream does."""
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        copied = blob.pin_memory().to(device, non_blocking=True)
-    stream.synchronize()
-    return copied
+def _read(file: TensorFile, name: str, size: tuple[int, int]) -> Tensor:
+    raw = file.read(name)
+    stored = file.tensors[name]
+    if stored.shape != size:
+        raise ValueError(f"has {name} as {list(stored.shape)} instead of {list(size)}")
+    return torch.frombuffer(raw, dtype=_DTYPES[stored.dtype]).view(size)

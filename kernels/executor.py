@@ -110,7 +110,7 @@ class Executor:
         """By slot: the last token of its text, which is not stored yet."""
 
     def stage(self, adapter: AdapterInfo) -> torch.Tensor:
-        """An adapter's weights, to be installed. Slow; may be called on any thread. Raises AdapterError."""
+        """An adapter's weights, on the CPU, to be installed. Slow; may be called on any thread. Raises AdapterError."""
         kv = self._decoder.kv
         return adapter_weights.stage(adapter, self.shape, kv.arena.dtype, kv.arena.device)
 
@@ -264,7 +264,13 @@ def build(
     arena_bytes: int | None = None,
     most_rank: int = 0,
 ) -> Executor:
-    """As `load`, from weights of any origin."""
+    """As `load`, from weights of any origin.
+
+    What is reserved beside the slots are the weights. Loads of adapters take no memory of a GPU but their place in the
+    arena (see `adapter_weights`). CUDA graphs take what a step's activations do, the second set hardly more as it uses
+    the first one's memory again: a tenth of a GPU is left for these where `budget_bytes` is None, and whoever sets it
+    leaves some.
+    """
     shape, dtype, device = weights.shape, weights.dtype, weights.device
     packed = shape.vocab * shape.hidden if shape.tied and device.type == "cpu" else 0  # the head, as a copy of its own
     allowed = allowed_bytes(device, budget_bytes, reserved=(shape.parameters() + packed) * dtype.itemsize)

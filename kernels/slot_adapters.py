@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -45,8 +44,6 @@ class SlotAdapters:
             )
         self._pool.place(key, blob)
         self._layouts[key] = layout
-        if blob.is_cuda:
-            blob.record_stream(torch.cuda.current_stream())  # made on another, which must not reuse its memory yet
 
     def remove(self, key: str) -> None:
         """Give back the place of an adapter. Raises KeyError if it is not installed."""

@@ -22,8 +22,8 @@ A = TypeVar("A", bound=Hashable)
 Eviction = Literal["compound", "fair_share", "lru", "lfu", "none"]
 """What the score is made of. With "none" an adapter is dropped as soon as nobody uses or waits for it."""
 
-Reason = Literal["memory", "unused", "shrink"]
-"""Why an adapter is evicted: for live requests or other adapters, for nobody wants it ("none"), for a smaller arena."""
+Reason = Literal["memory", "unused"]
+"""Why an adapter is evicted: for live requests or other adapters, or for nobody wants it ("none")."""
 
 State = Literal["absent", "loading", "resident"]
 
@@ -46,11 +46,10 @@ class CacheStats:
     """What has happened since the start."""
 
     hits: int = 0
-    """Requests whose adapter was resident when they were queued."""
+    """Requests whose adapter was resident when they came."""
     misses: int = 0
     """Requests whose adapter was absent or still loading then."""
     loads: int = 0
-    loaded_bytes: int = 0
     failed_loads: int = 0
     evictions: Counter[Reason] = field(default_factory=Counter)
 
@@ -87,6 +86,11 @@ class AdapterCache(Generic[A]):
         self._uses: deque[tuple[float, A]] = deque()
         self._frequency: Counter[A] = Counter()
 
+    @property
+    def keeps(self) -> bool:
+        """Whether adapters stay that nobody uses or waits for."""
+        return self._eviction != "none"
+
     def state(self, adapter: A) -> State:
         """Whether `adapter` is in memory, or on its way."""
         entry = self._entries.get(adapter)
@@ -113,7 +117,6 @@ class AdapterCache(Generic[A]):
         entry.resident = True
         entry.last_used = now
         self.stats.loads += 1
-        self.stats.loaded_bytes += entry.bytes
         self._update(adapter, entry)
 
     def failed(self, adapter: A) -> None:
@@ -141,13 +144,16 @@ class AdapterCache(Generic[A]):
         entry.last_used = now
         self._update(adapter, entry)
 
-    def want(self, adapter: A) -> None:
-        """A request for `adapter`, in whatever state that is, is queued: a hit or a miss."""
-        self._wanted[adapter] += 1
+    def asked(self, adapter: A) -> None:
+        """A request for `adapter` has come: a hit or a miss. Once for each, however often it is queued."""
         if self.state(adapter) == "resident":
             self.stats.hits += 1
         else:
             self.stats.misses += 1
+
+    def want(self, adapter: A) -> None:
+        """A request for `adapter`, in whatever state that is, is queued."""
+        self._wanted[adapter] += 1
 
     def unwant(self, adapter: A) -> None:
         """A request that wanted `adapter` is queued no more."""
@@ -165,10 +171,11 @@ class AdapterCache(Generic[A]):
         self._pinned.discard(adapter)
         self._update_if_cached(adapter)
 
-    def victims(self, bytes: int, now: float, spare_wanted: bool = True) -> list[A] | None:
+    def victims(self, bytes: int, now: float, spare_wanted: bool = True, spare_recent: bool = False) -> list[A] | None:
         """Which to evict to free at least `bytes`, lowest scores first; None if that cannot be. Evicts nothing.
 
-        Adapters that queued requests wait for come last, and only without `spare_wanted`. All named are needed.
+        Adapters that queued requests wait for come last, and only without `spare_wanted`; with `spare_recent` none goes
+        that was used or loaded within the window. All named are needed.
         """
         if bytes <= 0:
             return []
@@ -176,6 +183,8 @@ class AdapterCache(Generic[A]):
             return None
         chosen, freed = [], 0
         for adapter in self._ranked(now, spare_wanted):
+            if spare_recent and self._entries[adapter].last_used > now - self._window_s:
+                continue
             chosen.append(adapter)
             freed += self._entries[adapter].bytes
             if freed >= bytes:
@@ -205,7 +214,7 @@ class AdapterCache(Generic[A]):
 
     def trim(self, now: float) -> list[A]:
         """With "none", the adapters that must be evicted now, as nobody uses or waits for them; else there are none."""
-        return list(self._ranked(now, spare_wanted=True)) if self._eviction == "none" and self._evictable else []
+        return [] if self.keeps or not self._evictable else self._ranked(now, spare_wanted=True)
 
     def check(self) -> None:
         """Raise CacheError unless all counts agree."""

@@ -47,7 +47,3 @@ class Decisions(NamedTuple, Generic[K, A]):
     """To be loaded from now on; the scheduler waits for `loaded` or `load_failed`."""
     admit: list[Job[K, A]]
     """Their adapters are loaded. In the order in which their prompts should be computed."""
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to carry out."""
-        return bool(self.evict or self.squash or self.load or self.admit)

@@ -6,9 +6,9 @@ leave it the memory that it then needs.
 
 The first request of a queue that is within its quota and is not admitted all the same is *booked*. If it lacks memory,
 those behind it, in any queue, pass only as `bypass` has it; otherwise it goes first as soon as it can, or, if all it
-lacks are slots or prompt tokens, once the queues' patience is over. The adapter of the one booked first is not evicted.
-So nobody starves. Let T be the longest time from an admission to the end, as it is or as it was predicted, L the
-longest time that a load takes, P the patience and C the number of queues. The first request of a queue
+lacks are slots or prompt tokens, once the queues' patience is over or nobody else gets on. The adapter of the one
+booked first is not evicted. So nobody starves. Let T be the longest time from an admission to the end, as it is or as
+it was predicted, L the longest time that a load takes, P the patience and C the number of queues. The first of a queue
 
 - is within its quota after T, when all of its queue that run have ended, if it is not at once;
 - goes first P later, and after those booked before it: one of each queue, and of each from before queues changed;
@@ -23,6 +23,7 @@ once, and what is over by that is lent in the second phase. Loans leave alone wh
 
 from __future__ import annotations
 
+import math
 from typing import Generic, NamedTuple
 
 from pliant.policies.adapter_cache import AdapterCache
@@ -63,8 +64,10 @@ class Scheduler(Generic[K, A]):
     """Shares `total` bytes out among the requests of `queues` and the adapters of `cache`; nobody else changes these.
 
     With `prefetch` adapters are loaded for requests that cannot be admitted yet, and with a `histogram` also some that
-    nobody waits for yet, if they are likely to be asked for. At most `loads` are under way at a time. `slots` are the
-    requests that can run at a time, if there may be memory for more: quotas then are shares of the slots too.
+    nobody waits for yet, if they are likely to be asked for: into free memory, and in the place of adapters that nobody
+    used within the cache's window. A cache that keeps nothing has no use for that. At most `loads` are under way at a
+    time. `slots` are the requests that can run at a time, if there may be memory for more: quotas then are shares of
+    the slots too.
 
     Keys name requests for as long as these wait or run. `now` is in seconds on any clock that does not run backwards.
     """
@@ -87,13 +90,23 @@ class Scheduler(Generic[K, A]):
         self._queues = queues
         self._memory = self._state.memory
         self._prefetch = prefetch
-        self._histogram = histogram
+        self._histogram = histogram if cache.keeps else None
         self._sizes: dict[A, int] = {}
         """Bytes of the adapters that were asked for, where there is a histogram."""
         self._look_at = 0.0
         self._loads = loads
         self._changed = True
         self._put_off = False
+        self._patience_ends = math.inf
+        """When somebody goes first who is booked for later."""
+
+    @property
+    def looks_every_s(self) -> float | None:
+        """Seconds after which `schedule` looks again which adapters are likely to be asked for; None if it never does.
+
+        To be called so often also where nobody waits or runs.
+        """
+        return None if self._histogram is None else _LOOK_EVERY_S
 
     @property
     def used(self) -> int:
@@ -111,9 +124,11 @@ class Scheduler(Generic[K, A]):
                 f"{self._memory.shared} of {self._memory.total} bytes are not pinned"
             )
         state.enqueue(job, self._queues.add(job, now))
-        if self._histogram is not None and job.adapter is not None:
-            self._histogram.observe(job.adapter, now)
-            self._sizes[job.adapter] = job.adapter_bytes
+        if job.adapter is not None:
+            self.cache.asked(job.adapter)
+            if self._histogram is not None:
+                self._histogram.observe(job.adapter, now)
+                self._sizes[job.adapter] = job.adapter_bytes
         self._changed = True
 
     def cancel(self, key: K, now: float) -> None:
@@ -172,21 +187,17 @@ class Scheduler(Generic[K, A]):
         self._memory.pin(adapter, bytes)
         self._changed = True
 
-    def unpin(self, adapter: A) -> None:
-        """Let a pinned adapter be evicted. Others are ignored."""
-        self._memory.unpin(adapter)
-        self._changed = True
-
     def schedule(self, now: float, slots: int, prompts: int) -> Decisions[K, A]:
         """What to do before the next iteration; it is counted as done.
 
         At most `slots` requests are admitted, and no more once those admitted have `prompts` prompt tokens together, of
         which the last may thus exceed what is left. Takes next to no time if nothing has happened since the last call.
-        When nothing runs and no load is under way, somebody that waits is admitted, or has its adapter loaded.
+        When nothing runs and no load is under way, somebody that waits is admitted, or has its adapter loaded, unless
+        `slots` or `prompts` are 0.
         """
         put_off = self._put_off and slots > 0 and prompts > 0
         look_ahead = self._histogram is not None and now >= self._look_at
-        if not (self._changed or put_off or look_ahead):
+        if not (self._changed or put_off or look_ahead or now >= self._patience_ends):
             return Decisions([], [], [], [])
         round: Round[K, A] = Round(self._state, now, slots, prompts, self._loads)
         round.trim()
@@ -202,6 +213,7 @@ class Scheduler(Generic[K, A]):
             round.load_likely((adapter, self._sizes[adapter]) for adapter, _ in likely if adapter in self._sizes)
         self._changed = False
         self._put_off = round.limited and bool(self._state.waiting)
+        self._patience_ends = self._state.patience_ends(now)
         return round.decisions
 
     def waiting(self) -> list[Job[K, A]]:

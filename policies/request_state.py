@@ -5,6 +5,7 @@ What is decided by `two_phase_admission` is done here, so that queues, quotas, m
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Generic
@@ -78,6 +79,11 @@ class RequestState(Generic[K, A]):
             head.first_from = first_from
             self.booked[head.job.key] = head
             self._keep_first()
+
+    def patience_ends(self, now: float) -> float:
+        """When the next goes first of those that are booked for later than `now`; infinite if there are none."""
+        booked = (waiting.first_from for waiting in self.booked.values() if waiting.first_from is not None)
+        return min((first_from for first_from in booked if first_from > now), default=math.inf)
 
     def _keep_first(self) -> None:
         """The adapter of the one booked first stays, so that at least that one gets on."""

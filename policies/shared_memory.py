@@ -94,17 +94,19 @@ class SharedMemory(Generic[K, A]):
                 del self.users[job.adapter]
             self.cache.release(job.adapter, now)
 
-    def begin_load(self, adapter: A, bytes: int, now: float, spare_wanted: bool) -> list[A] | None:
+    def begin_load(
+        self, adapter: A, bytes: int, now: float, spare_wanted: bool, spare_recent: bool = False
+    ) -> list[A] | None:
         """An absent adapter takes its memory; returns what was evicted for it, None if there is no room."""
-        evicted = self._make_room(bytes, now, spare_wanted)
+        evicted = self._make_room(bytes, now, spare_wanted, spare_recent)
         if evicted is not None:
             self.cache.begin_load(adapter, bytes, now)
             self.loading[adapter] = bytes
         return evicted
 
-    def _make_room(self, bytes: int, now: float, spare_wanted: bool) -> list[A] | None:
+    def _make_room(self, bytes: int, now: float, spare_wanted: bool, spare_recent: bool = False) -> list[A] | None:
         """Evict what it takes to have `bytes` free; returns what was evicted, None if that is not possible."""
-        victims = self.cache.victims(bytes - self.free, now, spare_wanted)
+        victims = self.cache.victims(bytes - self.free, now, spare_wanted, spare_recent)
         for victim in victims or ():
             self.cache.evict(victim, "memory")
         return victims

@@ -55,7 +55,11 @@ class Round(Generic[K, A]):
         self.decisions.evict.extend(self._memory.trim(self._now))
 
     def admit(self) -> None:
-        """Algorithm 1."""
+        """Algorithm 1, after those that are booked. Where nothing ran and no load was under way, somebody gets on.
+
+        The first that is tried does, as whatever could be in its way can be evicted: all but the adapter of the one
+        that is booked first. If that holds everybody up, because it is booked for later, it need not wait any longer.
+        """
         if not self.limited:
             for waiting in list(self._state.booked.values()):
                 if waiting.first_from is not None and waiting.first_from <= self._now:
@@ -63,18 +67,27 @@ class Round(Generic[K, A]):
             beyond = [self._within_quota(lane) for lane in self._state.queues.lanes]
             for jobs in beyond:
                 self._lend(jobs)
+            if self._state.booked and not (self._state.running or self._memory.loading):
+                self._try_alone(next(iter(self._state.booked.values())))
         if self.limited and not self._state.queues.strict:
             self._book_put_off()
 
     def _try_booked(self, waiting: Waiting[K, A]) -> None:
         self._tried.add(waiting.job.key)
         outcome = self._try(waiting)
-        if outcome is _Outcome.BLOCKED and self._squash_for(waiting.job):
+        if outcome is _Outcome.BLOCKED and not self._blocked and self._squash_for(waiting.job):
             outcome = self._try(waiting)
         self._block(waiting.job, outcome)
 
+    def _try_alone(self, waiting: Waiting[K, A]) -> None:
+        """Let it get on, whoever is blocked."""
+        blocked, self._blocked = self._blocked, []
+        self._try(waiting)
+        self._blocked = [one for one in blocked if one.job is not waiting.job]
+        self._changed()
+
     def _squash_for(self, job: Job[K, A]) -> bool:
-        """Squash what is overdue and has passed `job`, if that lets it start."""
+        """Squash what is overdue and has passed `job`, before which no other goes, if that lets it start."""
         overdue = Blocked(job, self._memory, self._state.running.values()).overdue()
         for running in overdue:
             self._state.squash(running, self._now)
@@ -194,19 +207,23 @@ class Round(Generic[K, A]):
                     return
 
     def load_likely(self, adapters: Iterable[tuple[A, int]]) -> None:
-        """Load adapters, given with their bytes, for which nobody waits yet; into memory that is free."""
+        """Load adapters, given with their bytes, for which nobody waits yet.
+
+        Into memory that is free, or that adapters take which nobody waits for and nobody used within the cache's
+        window; and not while somebody waits for memory.
+        """
         for adapter, bytes in adapters:
-            if not self._blocked and bytes <= self._memory.free and self._memory.cache.state(adapter) == "absent":
-                self._load(adapter, bytes, spare_wanted=True)
+            if not self._blocked and self._memory.cache.state(adapter) == "absent":
+                self._load(adapter, bytes, spare_wanted=True, spare_recent=True)
 
     def _load_for(self, job: Job[K, A], spare_wanted: bool) -> bool:
         return job.adapter is not None and self._load(job.adapter, job.adapter_bytes, spare_wanted)
 
-    def _load(self, adapter: A, bytes: int, spare_wanted: bool) -> bool:
+    def _load(self, adapter: A, bytes: int, spare_wanted: bool, spare_recent: bool = False) -> bool:
         """Have an absent adapter loaded, if there is room for it, and not too many loads are under way."""
         if len(self._memory.loading) >= self._loads:
             return False
-        evicted = self._memory.begin_load(adapter, bytes, self._now, spare_wanted)
+        evicted = self._memory.begin_load(adapter, bytes, self._now, spare_wanted, spare_recent)
         if evicted is None:
             return False
         self.decisions.evict.extend(evicted)

@@ -156,7 +156,6 @@ def report(**held: int) -> ReplicaReport:
             misses=0,
             loads=0,
             failed_loads=0,
-            loaded_bytes=0,
             load_s=0.0,
             evictions={},
         ),

@@ -9,6 +9,7 @@ from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDep
 from typer.testing import CliRunner
 
 from pliant import cli, config
+from pliant.cache import cache_folder
 from pliant.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -186,3 +187,21 @@ def test_adapters_that_cannot_be_are_named(folder: str) -> None:
 def test_adapters_need_a_place_to_come_from() -> None:
     with pytest.raises(ConfigError, match=r"services\.chat\.adapters: .*roots from which they may be loaded"):
         config.parse({"services": {"chat": {"kind": "llm", "model": "zoo/tiny-llama", "adapters": {"cache": "lru"}}}})
+
+
+def test_each_registry_has_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+
+    def llm(registry: str | None) -> dict[str, Any]:
+        return {"kind": "llm", "model": "zoo/tiny-llama", "adapters": {"folder": "zoo/adapters", "registry": registry}}
+
+    def services(*registries: str | None) -> dict[str, Any]:
+        return {"services": {f"chat-{index}": llm(registry) for index, registry in enumerate(registries)}}
+
+    assert config.parse(services(None, None, str(tmp_path / "a"), str(tmp_path / "b")))
+    default = str(cache_folder() / "registries" / "chat-0.json")
+    for first, second in ((str(tmp_path / "a"), str(tmp_path / "link" / "a")), (None, default)):
+        with pytest.raises(ConfigError) as error:
+            config.parse(services(first, second))
+        line = f"services.chat-1.adapters.registry: got {second}; chat-0 keeps its adapters in that file"
+        assert [problem.startswith(line) for problem in error.value.problems] == [True]

@@ -51,6 +51,11 @@ class AdapterFollower:
         self._asking: asyncio.Task[bool] | None = None
         self._asks_next: asyncio.Task[bool] | None = None
 
+    @property
+    def version(self) -> tuple[str, int]:
+        """Another one whenever `known` is."""
+        return self._seen
+
     async def run(self) -> None:
         """Follow the registry for ever."""
         while True:
@@ -68,11 +73,18 @@ class AdapterFollower:
         return self.known.get(name)
 
     async def load(self, name: str, path: str, service: str | None, in_place: bool) -> Registered:
-        """Load an adapter for all gateways and replicas. Raises OpenAIError, or RequestError 503."""
+        """Load an adapter for all gateways and replicas.
+
+        Those that do not hear of it in time, perhaps this one, ask when they are given its name, as `find` does. Raises
+        OpenAIError, or RequestError 503.
+        """
         return await self._change(self._registry.load_adapter(name, path, service, in_place))
 
     async def unload(self, name: str) -> Registered:
-        """Unload an adapter everywhere. Raises OpenAIError, or RequestError 503."""
+        """Unload an adapter everywhere; gateways that do not hear of it in time, perhaps this one, do so a bit later.
+
+        Raises OpenAIError, or RequestError 503.
+        """
         return await self._change(self._registry.unload_adapter(name))
 
     def facts(self) -> dict[str, Any]:
@@ -95,7 +107,7 @@ class AdapterFollower:
             if outcome.status in (429, 503):
                 raise RequestError(outcome.status, outcome.reason, _COME_BACK_S)
             raise OpenAIError(outcome.status, outcome.reason, outcome.param)
-        await self._catch_up()
+        await self._catch_up()  # or else `run` hears of it
         return outcome
 
     async def _catch_up(self) -> bool:

@@ -75,8 +75,8 @@ class _Course:
     refusals: list[tuple[float, str]] = field(default_factory=list)
     """When to come back, and why."""
     lost: int = 0
-    unloadable: list[str] = field(default_factory=list)
-    """Why replicas could not load its adapter."""
+    unloadable: list[Refusal] = field(default_factory=list)
+    """By replicas that could not load its adapter."""
 
     def rest(self, generation: Generation) -> Generation:
         """What is left to do of `generation`."""
@@ -89,8 +89,8 @@ class _Course:
         """Raises OpenAIError when others need not be asked."""
         if refusal.kind == "busy":
             self.refusals.append((refusal.retry_after_s or 0.0, refusal.reason))
-        elif refusal.kind == "adapter":
-            self.unloadable.append(refusal.reason)
+        elif refusal.kind in ("adapter", "adapter_too_large"):
+            self.unloadable.append(refusal)
             if len(self.unloadable) == _MOST_REFUSED:
                 raise self.given_up()
         elif not self.received:
@@ -101,7 +101,10 @@ class _Course:
         if self.refusals:
             retry_after_s, reason = min(self.refusals)
             return RequestError(429, f"{self.model} is too busy: {reason}; retry later", retry_after_s)
-        return OpenAIError(503, self.unloadable[-1], "model", "adapter_not_loadable")
+        reason = self.unloadable[-1].reason
+        if all(refusal.kind == "adapter_too_large" for refusal in self.unloadable):
+            return OpenAIError(400, reason, "model", "adapter_too_large")
+        return OpenAIError(503, reason, "model", "adapter_not_loadable")
 
 
 class LanguageModel:
@@ -118,7 +121,6 @@ class LanguageModel:
         recorder: LlmRecorder,
     ) -> None:
         self.name = name
-        self.root = config.model
         self.root = config.model
         self.created = int(time.time())
         identity = f"{__version__} {config.model} {config.dtype}"

@@ -42,7 +42,7 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
 
     @api.get("/models")
     async def listing() -> Response:
-        return JSONResponse({"object": "list", "data": [served.card() for served in models]})
+        return Response(models.listing(), media_type="application/json")
 
     @api.get("/models/{model:path}")
     async def card(model: str) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
@@ -50,6 +51,8 @@ class ServedModels:
     def __init__(self, models: Mapping[str, LanguageModel], adapters: AdapterFollower | None) -> None:
         self._models = models
         self._adapters = adapters
+        self._listed: tuple[object, bytes] = None, b""
+        """What the latest listing depends on, and the listing."""
 
     def __iter__(self) -> Iterator[ServedModel]:
         """The models, then all adapters."""
@@ -57,6 +60,15 @@ class ServedModels:
         for entry in list(self._adapters.known.values()) if self._adapters else ():
             if entry.service in self._models:
                 yield ServedModel(self._models[entry.service], entry)
+
+    def listing(self) -> bytes:
+        """All cards, as /v1/models answers; made anew only after a change, as thousands take a while."""
+        version = self._adapters.version if self._adapters else None
+        state = version, [model.max_length for model in self._models.values()]
+        if state != self._listed[0]:
+            cards = [served.card() for served in self]
+            self._listed = state, json.dumps({"object": "list", "data": cards}).encode()
+        return self._listed[1]
 
     async def find(self, name: str) -> ServedModel:
         """What is called so. Raises OpenAIError 404, or RequestError 503 while it cannot be said."""

@@ -1,11 +1,13 @@
 """Reads adapters in a thread of its own, so that the decode loop never waits for a disk (Chameleon §4.1).
 
-Whoever asks for loads counts their bytes first; here is only bounded how many may be under way. What is read is handed
-over to the engine's thread, which alone puts it where iterations use it.
+Whoever asks for loads counts their bytes first; here is only bounded how many may be under way, and for how long. What
+is read is handed over to the engine's thread, which alone puts it where iterations use it. A read that never ends
+cannot be ended from outside: then all loads fail until it does, and the replica tells that it is ill.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from pathlib import Path
@@ -24,6 +26,10 @@ _JOIN_S = 5.0
 
 class AdapterLoadError(PliantError):
     """An adapter that a replica cannot load, or has no room for."""
+
+
+class AdapterTooLargeError(AdapterLoadError):
+    """An adapter for which this replica will never have room."""
 
 
 class Stager(Protocol):
@@ -72,10 +78,18 @@ class Loaded(NamedTuple):
     """Its weights, or why there are none."""
 
 
+class _UnderWay(NamedTuple):
+    """A load that the thread is at."""
+
+    ref: AdapterRef
+    since: float
+
+
 class AdapterLoader:
     """Loads from `source`, one after another; at most `most` may be asked for and not yet handed over.
 
-    All methods are for one thread, the engine's. The loader's own starts with the first load, and ends with `close`.
+    All methods but `loading_s` are for one thread, the engine's. The loader's own starts with the first load, and ends
+    with `close`.
     """
 
     def __init__(self, source: AdapterSource, most: int = _MOST) -> None:
@@ -84,8 +98,13 @@ class AdapterLoader:
         self._changed = Condition()
         self._asked: deque[AdapterRef] = deque()
         self._finished: deque[Loaded] = deque()
+        self._under_way: _UnderWay | None = None
+        self._given_up = False
+        """Whether the load under way was handed over as failed."""
         self._closed = False
         self._thread: Thread | None = None
+        self.limit_s = math.inf
+        """Seconds after which a load is given up, and with it those that wait for it to end."""
         self.pending = 0
         """Loads that were asked for and not yet handed over."""
 
@@ -119,12 +138,31 @@ class AdapterLoader:
             self._thread.start()
 
     def finished(self) -> list[Loaded]:
-        """The loads that are over, each once, in the order of `begin`."""
+        """The loads that are over, or given up, each once, in the order of `begin`."""
         with self._changed:
+            self._give_up()
             finished = list(self._finished)
             self._finished.clear()
         self.pending -= len(finished)
         return finished
+
+    def loading_s(self) -> float:
+        """Seconds that the load under way has taken; 0 when none is. For any thread."""
+        under_way = self._under_way
+        return time.monotonic() - under_way.since if under_way else 0.0
+
+    def _give_up(self) -> None:
+        """Whatever the thread will not come to, if it has been at one load for too long."""
+        under_way, seconds = self._under_way, self.loading_s()
+        if under_way is None or seconds <= self.limit_s:
+            return
+        refs = [*self._asked] if self._given_up else [under_way.ref, *self._asked]
+        self._asked.clear()
+        self._given_up = True
+        why = f"{under_way.ref.folder} has been read for {seconds:.0f} s and no end; check the disk that it is on"
+        for ref in refs:
+            error = AdapterLoadError(f"adapter {ref.name} cannot be loaded: {why}")
+            self._finished.append(Loaded(ref, seconds if ref is under_way.ref else 0.0, error))
 
     def wait(self, timeout_s: float) -> None:
         """Return when a load is over, or after `timeout_s` seconds."""
@@ -147,7 +185,10 @@ class AdapterLoader:
                 if self._closed:
                     return
                 ref = self._asked.popleft()
+                self._under_way = _UnderWay(ref, time.monotonic())
             loaded = self.load(ref)
             with self._changed:
-                self._finished.append(loaded)
+                if not self._given_up:
+                    self._finished.append(loaded)
+                self._under_way, self._given_up = None, False
                 self._changed.notify_all()

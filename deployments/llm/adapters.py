@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pliant.adapter_info import AdapterRef
-from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadError, Loaded
+from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadError, AdapterTooLargeError, Loaded
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.executor import AdapterMemory
 from pliant.deployments.llm.report import AdapterReport
@@ -47,7 +47,7 @@ class Adapters:
         return min(self._executor.slots, (self._executor.arena_bytes - self._cache.bytes) // self._executor.slot_bytes)
 
     def bytes(self, adapter: AdapterRef | None) -> int:
-        """What `adapter` takes. Raises AdapterLoadError if it never fits beside a slot and what is pinned."""
+        """What `adapter` takes. Raises AdapterTooLargeError if it never fits beside a slot and what is pinned."""
         if adapter is None:
             return 0
         if self._loader is None:
@@ -55,7 +55,7 @@ class Adapters:
         size = self._loader.bytes(adapter)
         room = self._executor.arena_bytes - self._executor.slot_bytes - sum(self._pinned.values())
         if size > room and adapter not in self._pinned:
-            raise AdapterLoadError(
+            raise AdapterTooLargeError(
                 f"adapter {adapter.name} takes {size / _MIB:.1f} MiB, but one slot and the pinned adapters leave "
                 f"{max(room, 0) / _MIB:.1f} MiB: raise memory_mb, or use a smaller max_length"
             )
@@ -74,6 +74,20 @@ class Adapters:
             return 0.0
         ahead = sum(self._loading.values()) + (0 if adapter in self._loading else self.bytes(adapter))
         return ahead * self._s_per_byte.value
+
+    @property
+    def loading(self) -> bool:
+        """Whether loads are under way."""
+        return bool(self._loading)
+
+    def loading_s(self) -> float:
+        """Seconds that the load under way has taken; 0 when none is. For any thread."""
+        return self._loader.loading_s() if self._loader else 0.0
+
+    def limit_loads(self, seconds: float) -> None:
+        """Give loads up that take longer: whoever waits for them gets an AdapterLoadError."""
+        if self._loader:
+            self._loader.limit_s = seconds
 
     def collect(self, now: float) -> list[tuple[Answer, AdapterLoadError]]:
         """Install what has been loaded; whoever waits in vain, because it failed."""
@@ -138,7 +152,6 @@ class Adapters:
             misses=stats.misses,
             loads=stats.loads,
             failed_loads=stats.failed_loads,
-            loaded_bytes=stats.loaded_bytes,
             load_s=round(self._load_s, 3),
             evictions={str(reason): count for reason, count in list(stats.evictions.items())},
         )

@@ -14,6 +14,7 @@ from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadErro
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.waiting_room import AnswerScheduler
+from pliant.errors import ModelError
 from pliant.kernels import executor
 from pliant.kernels.executor import DTYPES, Executor
 from pliant.policies.adapter_cache import AdapterCache
@@ -80,10 +81,14 @@ def _queues(config: LlmConfig) -> Queues[Answer, AdapterRef]:
 
 
 def _pin(engine: Engine, adapters: AdaptersConfig, shape: DecoderShape) -> None:
-    """Load the pinned adapters. One that cannot be had is reported, and does not keep the others from being served."""
-    if not adapters.folder:
+    """Load the pinned adapters. What cannot be had is reported, and does not keep the rest from being served."""
+    if not (adapters.folder and adapters.pinned):
         return
-    folder = models.fetch_adapters(adapters.folder)
+    try:
+        folder = models.fetch_adapters(adapters.folder)
+    except (ModelError, OSError) as error:
+        logger.error("no adapters can be pinned: %s", error)
+        return
     for name in dict.fromkeys(adapters.pinned):
         try:
             engine.pin(read_adapter(folder / name, shape, adapters.max_rank).ref(name))

@@ -9,6 +9,9 @@ without. Only an answer that ends early is found out one iteration late, and wha
 
 Who waits is `waiting_room.py`, and adapters are `adapters.py`; a scheduler decides about both (Chameleon §4). An answer
 uses its adapter until no iteration under way computes anything for it, whether it has ended by then or not.
+
+When nobody is left, what was begun for adapters goes on: loads are installed, and the scheduler is asked once more, as
+it may evict some now. It may also want to be asked every now and then (`looks_every_s`), to load what will be needed.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ class Engine:
     next tokens of live requests (see `prefill_chunks`). `clock` tells seconds. `compact`=False leaves gaps between live
     requests, as Flover does without its shuffle. With `debug` every step checks the engine's integrity.
 
-    Calls must not overlap, save for `busy` and `report`.
+    Calls must not overlap, save for `busy`, `report` and `loading_s`.
     """
 
     def __init__(
@@ -99,6 +102,8 @@ class Engine:
         self._flights = Flights()
         self._open: dict[str, Answer] = {}
         """All that have not ended: they wait, have a slot, or have their last tokens in flight."""
+        self._settled = True
+        """Whether the scheduler has been asked since the last request ended."""
         self._read_at = -math.inf
         self._live_tokens = 0
         self._served = 0
@@ -166,7 +171,24 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
+        return not self.failure and (self._occupied or self._adapters.loading or not self._settled)
+
+    @property
+    def _occupied(self) -> bool:
         return bool(self._open or self._flights)
+
+    @property
+    def looks_every_s(self) -> float | None:
+        """Seconds after which `step` has something to do though the engine is not busy; None if it never has."""
+        return self._room.scheduler.looks_every_s
+
+    def limit_loads(self, seconds: float) -> None:
+        """Give loads of adapters up that take longer, and end the requests that wait for them."""
+        self._adapters.limit_loads(seconds)
+
+    def loading_s(self) -> float:
+        """Seconds that the load under way has taken; 0 when none is. For any thread."""
+        return self._adapters.loading_s()
 
     def step(self) -> list[Item]:
         """Run one iteration; returns what is new of all requests, [] if nothing is.
@@ -179,6 +201,7 @@ class Engine:
         try:
             now = self._clock()
             self._give_up(now, items)
+            self._settled = not self._occupied
             step = self._schedule(now, items)
             if step is not None:
                 self._flights.append(self._run(step))
@@ -187,7 +210,7 @@ class Engine:
             self._postprocess(in_flight, items)
             if self._debug:
                 self.check()
-            if idle and self._open and not items:
+            if idle and self.busy and not items:
                 self._adapters.wait(_LOAD_S)
         except Exception as failure:
             self._break(failure, items)
@@ -284,6 +307,7 @@ class Engine:
     def _end(self, answer: Answer) -> None:
         """Nothing more of `answer` is told, and nothing more computed."""
         answer.ended = True
+        self._settled = False
         del self._open[answer.id]
         self._live_tokens -= answer.size
         self._batch.evict(answer)

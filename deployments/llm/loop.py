@@ -1,8 +1,8 @@
 """Runs an engine in a thread, and brings what it computes to coroutines.
 
-The thread steps while there is something to do, and sleeps otherwise. It takes new and cancelled requests between two
-steps, and hands over all that a step gave in one call into the event loop. A consumer that looks away finds everything
-new in one piece, so that a slow client costs less, not more.
+The thread steps while there is something to do, and sleeps otherwise, for as long as the engine lets it. It takes new
+and cancelled requests between two steps, and hands over all that a step gave in one call into the event loop. A
+consumer that looks away finds everything new in one piece, so that a slow client costs less, not more.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ class _Inbox:
 class EngineLoop:
     """An engine, its thread, and the requests of one event loop, from which all methods are called.
 
-    A request that gets nothing for `wait_s` seconds is ended. The thread starts at once, and ends with `close`.
+    A request that gets nothing for `wait_s` seconds is ended, and so is a load of an adapter. The thread starts at
+    once, and ends with `close`.
     """
 
     def __init__(self, engine: Engine, wait_s: float = 60.0) -> None:
+        engine.limit_loads(wait_s)
         self._engine = engine
         self._wait_s = wait_s
         self._loop = asyncio.get_running_loop()
@@ -110,6 +112,10 @@ class EngineLoop:
         since = self._stepping_since
         return 0.0 if since is None else time.monotonic() - since
 
+    def loading_s(self) -> float:
+        """Seconds that the load of an adapter under way has taken; 0 when none is."""
+        return self._engine.loading_s()
+
     def close(self) -> None:
         """End the thread after the step under way; requests that are left get a BrokenError."""
         self._closed = True
@@ -141,17 +147,19 @@ class EngineLoop:
     # In the thread:
 
     def _run(self) -> None:
+        looks = False
         try:
             while not self._closed:
                 items = self._obey()
-                if self._engine.busy:
+                if looks or self._engine.busy:
                     self._stepping_since = time.monotonic()
                     items += self._engine.step()
                     self._stepping_since = None
                 if items:
                     self._loop.call_soon_threadsafe(self._deliver, items)
+                looks = False
                 if not (self._engine.busy or self._commands):
-                    self._wake.wait()
+                    looks = not self._wake.wait(self._engine.looks_every_s)
                     self._wake.clear()
         except Exception as failure:
             self._failure = failure

@@ -27,8 +27,9 @@ class Refusal(NamedTuple):
     reason: str
     retry_after_s: float | None
     """None: to send it again will not help."""
-    kind: Literal["busy", "too_long", "adapter"] = "busy"
-    """Its queue is full, or the first token would come too late; it does not fit; its adapter cannot be had."""
+    kind: Literal["busy", "too_long", "adapter", "adapter_too_large"] = "busy"
+    """Its queue is full, or the first token would come too late; it does not fit; its adapter cannot be had, or would
+    never fit into the replica's memory."""
 
 
 class ReplicaLeftError(Exception):

@@ -10,8 +10,9 @@ from contextlib import aclosing
 from typing import Any
 
 from pliant.config import LlmConfig
+from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
 from pliant.deployments.llm.assembly import assemble
-from pliant.deployments.llm.engine import AdapterLoadError, BrokenError
+from pliant.deployments.llm.engine import BrokenError
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
 from pliant.deployments.llm.request import Piece
@@ -48,6 +49,8 @@ class LlmReplica:
                     yield piece
         except BusyError as error:
             yield Refusal(error.reason, error.retry_after_s)
+        except AdapterTooLargeError as error:
+            yield Refusal(str(error), None, "adapter_too_large")
         except AdapterLoadError as error:
             yield Refusal(str(error), None, "adapter")
         except ValueError as error:
@@ -60,11 +63,13 @@ class LlmReplica:
                 del self._held[ticket.gateway]
 
     async def check_health(self) -> None:
-        """Serve replaces a replica whose engine is broken, or computes one step without end."""
+        """Serve replaces a replica whose engine is broken, or computes one step or loads one adapter without end."""
         if self._loop.failure:
             raise self._loop.failure
         if (seconds := self._loop.stepping_s()) > self._hangs_after_s:
             raise RuntimeError(f"one step has taken {seconds:.0f} s")
+        if (seconds := self._loop.loading_s()) > self._hangs_after_s:
+            raise RuntimeError(f"one load of an adapter has taken {seconds:.0f} s")
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What gateways know of a new replica before its first statistics."""

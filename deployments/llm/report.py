@@ -39,11 +39,10 @@ class AdapterReport(TypedDict):
     misses: int
     loads: int
     failed_loads: int
-    loaded_bytes: int
     load_s: float
     """Seconds that all loads took, together."""
     evictions: dict[str, int]
-    """By reason: "memory", "unused", "shrink"."""
+    """By reason: "memory", "unused"."""
 
 
 class LlmReport(TypedDict):

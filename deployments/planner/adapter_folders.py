@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from pliant import models
@@ -10,10 +9,6 @@ from pliant.adapter_info import CONFIG, AdapterError, AdapterInfo, AdapterRef, b
 from pliant.config import AdaptersConfig, LlmConfig
 from pliant.decoder_shape import DecoderShape
 from pliant.errors import ModelError
-
-_BYTES = {"float32": 4, "bfloat16": 2}
-_SHORTEST_SLOT = 128
-"""Tokens that a slot has at least where the configuration does not say how many, as far as the model takes them."""
 
 
 class OutsideError(AdapterError):
@@ -24,23 +19,27 @@ class MissingError(AdapterError):
     """A path to no folder."""
 
 
+class UnavailableError(AdapterError):
+    """A service that takes no adapters, through no fault of the client's."""
+
+
 class AdapterFolders:
     """The adapters that the language model `service` may have."""
 
     def __init__(self, service: str, config: LlmConfig, adapters: AdaptersConfig) -> None:
         """Trains the zoo's adapters if the configuration names them and they are not there yet. Raises ModelError."""
         self.service = service
-        self._model = config.model
         self._most_rank = adapters.max_rank
         self._shape: DecoderShape = models.check_decoder(config.model)
-        self._dtype_bytes = _BYTES[config.dtype]
+        self._dtype_bytes = config.dtype_bytes
         self._memory_mb = config.memory_mb
-        self._slot_tokens = config.max_length or min(_SHORTEST_SLOT, self._shape.max_length)
+        self._slot_tokens = config.least_slot(self._shape.max_length)
+        self._pinned_bytes = 0
         self._folder: Path | None = None
-        self._missing: ModelError | None = None
+        self._missing: ModelError | OSError | None = None
         try:
             self._folder = models.fetch_adapters(adapters.folder) if adapters.folder else None
-        except ModelError as error:
+        except (ModelError, OSError) as error:
             self._missing = error
         roots = [Path(root).expanduser().resolve() for root in adapters.roots]
         self._roots = (self._folder, *roots) if self._folder else tuple(roots)
@@ -60,12 +59,13 @@ class AdapterFolders:
             raise MissingError(f"{path!r} is no path") from None
         if all(map(self._allowed, meant)):
             raise MissingError(f"there is no folder {path!r}; choose one that PEFT's save_pretrained wrote")
-        roots = ", ".join(map(str, self._roots))
-        raise OutsideError(f"{path!r} lies outside of the folders from which {self.service} loads adapters: {roots}")
+        raise self._outside(path)
 
     def read(self, folder: Path) -> AdapterInfo:
-        """The adapter in `folder`, if it fits the model and its replicas' memory. Raises AdapterError."""
+        """The adapter in `folder`, if it is within the roots and fits model and memory. Raises AdapterError."""
         info = read_adapter(folder, self._shape, self._most_rank)
+        if not self._allowed(info.folder):  # a link, which may be another one than when the path was confined
+            raise self._outside(str(folder))
         self._check_memory(info.ref(folder.name))
         return info
 
@@ -76,34 +76,48 @@ class AdapterFolders:
             raise AdapterError(f"its rank is {kept.rank}; at most {self._most_rank} is allowed (max_rank)")
         self._check_memory(kept)
 
-    def trained_on(self, base: str | None) -> bool:
-        """Whether `base` is what this service or its model is called."""
-        return base in (self.service, self._model)
+    def pin(self, adapter: AdapterRef) -> None:
+        """Count `adapter` as always in memory: others that are checked later must fit beside it."""
+        self._pinned_bytes += self._bytes(adapter)
 
-    def present(self) -> Iterator[Path]:
-        """Those of the configured folder that should hold an adapter each. Raises AdapterError."""
+    def present(self) -> list[Path]:
+        """Those of the configured folder that should hold an adapter each, by name. Raises AdapterError."""
         if self._missing:
             raise AdapterError(f"adapters.folder: {self._missing}")
         if self._folder is None:
-            return
-        if (self._folder / CONFIG).is_file():
-            raise AdapterError(f"adapters.folder: {self._folder} is an adapter; it must be the folder around it")
-        for entry in sorted(self._folder.iterdir()):
-            if entry.is_dir() and not entry.name.startswith("."):
-                yield entry
+            return []
+        try:
+            if (self._folder / CONFIG).is_file():
+                raise AdapterError(f"adapters.folder: {self._folder} is an adapter; it must be the folder around it")
+            entries = sorted(self._folder.iterdir())
+            return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        except OSError as error:
+            raise AdapterError(f"adapters.folder: {self._folder} cannot be read: {error.strerror}") from None
 
     def _allowed(self, folder: Path) -> bool:
         return any(folder.is_relative_to(root) for root in self._roots)
 
+    def _outside(self, path: str) -> OutsideError:
+        roots = ", ".join(map(str, self._roots))
+        return OutsideError(f"{path!r} lies outside of the folders from which {self.service} loads adapters: {roots}")
+
+    def _bytes(self, adapter: AdapterRef) -> int:
+        return bytes_of(adapter.ranks, self._shape, self._dtype_bytes)
+
     def _check_memory(self, adapter: AdapterRef) -> None:
-        """A request needs its adapter and a slot at the same time."""
+        """A request needs its adapter and a slot at the same time, beside what is pinned.
+
+        Without memory_mb only the replicas know what they have.
+        """
         if self._memory_mb is None:
             return
-        own = bytes_of(adapter.ranks, self._shape, self._dtype_bytes) / 2**20
+        own = self._bytes(adapter) / 2**20
         slot = self._shape.kv_bytes(self._slot_tokens, self._dtype_bytes) / 2**20
-        if own + slot > self._memory_mb:
+        pinned = self._pinned_bytes / 2**20
+        if own + slot + pinned > self._memory_mb:
+            beside = f", and pinned adapters {pinned:.1f} MB" if pinned else ""
             raise AdapterError(
-                f"rank {adapter.rank} takes {own:.1f} MB, and keys and values of one request of {self._slot_tokens} "
-                f"tokens {slot:.1f} MB: {own + slot:.1f} MB, but {self.service} has memory_mb: {self._memory_mb}; "
-                "choose a smaller rank, or allow more"
+                f"rank {adapter.rank} takes {own:.1f} MB, keys and values of one request of {self._slot_tokens} "
+                f"tokens {slot:.1f} MB{beside}: {own + slot + pinned:.1f} MB, but {self.service} has memory_mb: "
+                f"{self._memory_mb}; choose a smaller rank, or allow more"
             )

@@ -1,6 +1,6 @@
 """One language model's adapters as files have them: its folders of adapters, and what clients did at run time.
 
-All of this blocks; at most one thread changes it at a time.
+All of this blocks. What changes the file runs in one thread at a time.
 """
 
 from __future__ import annotations
@@ -9,125 +9,162 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pliant.adapter_info import CONFIG, AdapterError, AdapterInfo, AdapterRef
-from pliant.cache import cache_folder
 from pliant.config import AdaptersConfig, LlmConfig
 from pliant.deployments.planner import adapter_file
-from pliant.deployments.planner.adapter_file import BrokenFileError, Kept, KeptAdapter
-from pliant.deployments.planner.adapter_folders import AdapterFolders
+from pliant.deployments.planner.adapter_file import BrokenFileError, FileError, Kept, KeptAdapter
+from pliant.deployments.planner.adapter_folders import AdapterFolders, UnavailableError
 from pliant.deployments.planner.messages import Registered
+from pliant.errors import ModelError, PliantError
 
 
 class AdapterShelf:
-    """The adapters of the language model `service`. `stock` comes first, `keep` and `forget` change the file."""
+    """The adapters of the language model `service`. `stock` comes first, `keep` and `forget` change the file.
+
+    What the file keeps and cannot be served now, because its folder is away or it does not fit another model, stays in
+    the file until a client unloads it or loads another adapter of that name: a later start may find it well again.
+    """
 
     def __init__(self, service: str, config: LlmConfig, adapters: AdaptersConfig) -> None:
         self.service = service
-        self.pinned = adapters.pinned
-        self.file = _file(service, adapters)
+        self.pinned = frozenset(adapters.pinned)
+        self.runtime = adapters.runtime
+        self._file = adapters.registry_file(service)
         self._config = config
         self._adapters = adapters
         self._folders: AdapterFolders | None = None
-        self._kept = Kept(base=config.model)
-        self._unreadable: OSError | None = None
+        self._kept = Kept(service=service)
+        self._barred: FileError | None = FileError(f"{self._file} has not been read")
+        """Why the file must not be written."""
 
-    def stock(self) -> Iterator[Registered | AdapterError]:
+    def stock(self) -> Iterator[Registered | PliantError]:
         """The adapters from earlier runs and those in the configured folder, or what is wrong with each.
 
-        Those that clients unloaded stay out until their files change. Fetches the zoo's adapters. Raises ModelError.
+        Pinned names are the folder's; of others what clients loaded comes first, and the folder's stands in where that
+        cannot be served. Those that clients unloaded stay out until their files change. Fetches the zoo's adapters.
         """
-        self._folders = AdapterFolders(self.service, self._config, self._adapters)
+        yield from self._read_file()
         try:
-            self._kept = adapter_file.read(self.file, self._config.model)
-        except BrokenFileError as error:
-            yield AdapterError(str(error))
-        except OSError as error:
-            self._unreadable = error
-            yield AdapterError(f"{self.file}: cannot be read, so nothing is written there either: {error.strerror}")
-        if self._kept.base == self._config.model:
-            yield from self._known()
-        else:
-            yield from self._read_again()
+            self._folders = AdapterFolders(self.service, self._config, self._adapters)
+        except (ModelError, OSError) as error:
+            yield AdapterError(f"has no adapters, because its model cannot be read: {error}")
+            return
         try:
-            for folder in self._folders.present():
-                if folder.name not in self._kept.loaded:
-                    yield from self._found(folder)
+            present = {folder.name: folder for folder in self._folders.present()}
         except AdapterError as error:
+            present = {}
             yield error
+        for name in dict.fromkeys(self._adapters.pinned):
+            yield from self._pinned(name, present.pop(name, None))
+        for name, kept in self._kept.loaded.items():
+            if name not in self.pinned:
+                item = self._earlier(name, kept)
+                yield item
+                if isinstance(item, Registered):
+                    present.pop(name, None)
+        for folder in present.values():
+            yield from self._found(folder)
 
     def attempt(self, path: str) -> AdapterInfo | AdapterError:
         """The adapter at a client's `path`, or why it cannot be served."""
+        if self._folders is None:
+            return UnavailableError(f"{self.service} takes none: its model could not be read when the planner began")
         try:
-            return self.folders.read(self.folders.confine(path))
+            return self._folders.read(self._folders.confine(path))
         except AdapterError as error:
             return error
 
+    def trained_on(self, base: str | None) -> bool:
+        """Whether `base` is what this service or its model is called."""
+        return base in (self.service, self._config.model)
+
+    def kept(self, name: str) -> Registered | None:
+        """What the file keeps as loaded under `name`, served or not."""
+        return self._entry(name, self._kept.loaded[name]) if name in self._kept.loaded else None
+
     def keep(self, entry: Registered, instead_of: Registered | None) -> None:
-        """Write down that a client loaded `entry`. Raises OSError, and then nothing is changed."""
+        """Write down that a client loaded `entry`. Raises FileError, and then nothing is changed."""
         kept = self._kept if instead_of is None else self._without(instead_of)
         adapter = entry.adapter
-        made = KeptAdapter(folder=adapter.folder, revision=adapter.revision, ranks=adapter.ranks, created=entry.created)
+        made = KeptAdapter(
+            folder=adapter.folder,
+            revision=adapter.revision,
+            ranks=adapter.ranks,
+            created=entry.created,
+            base=self._config.model,
+        )
         self._write(kept.model_copy(update={"loaded": {**kept.loaded, adapter.name: made}}))
 
     def forget(self, entry: Registered) -> None:
-        """Write down that a client unloaded `entry`. Raises OSError, and then nothing is changed."""
+        """Write down that a client unloaded `entry`. Raises FileError, and then nothing is changed."""
         self._write(self._without(entry))
 
-    @property
-    def folders(self) -> AdapterFolders:
-        assert self._folders is not None, "stock it first"
-        return self._folders
+    def _read_file(self) -> Iterator[PliantError]:
+        self._barred = None
+        try:
+            self._kept = adapter_file.read(self._file, self.service)
+        except BrokenFileError as error:
+            yield error
+        except FileError as error:
+            self._barred = error
+            yield error
 
-    def _known(self) -> Iterator[Registered | AdapterError]:
-        """What was loaded for this same model: believed, so that thousands of adapters are no thousands of reads."""
-        for name, each in self._kept.loaded.items():
-            adapter = AdapterRef(name, each.folder, each.revision, each.ranks)
-            try:
-                self.folders.check(adapter)
-            except AdapterError as error:
-                yield AdapterError(f"{name}, loaded earlier: {error}")
-            else:
-                yield Registered(self.service, adapter, each.created)
+    def _pinned(self, name: str, folder: Path | None) -> Iterator[Registered | PliantError]:
+        """The pinned adapter in `folder`, which replicas load as they start, whatever else was loaded as `name`."""
+        if (kept := self._kept.loaded.get(name)) and (folder is None or Path(kept.folder) != folder):
+            yield AdapterError(
+                f"adapters.pinned: {name} is pinned, so it is the one of the folder; what was loaded under that name "
+                f"from {kept.folder} is not served: take it out of adapters.pinned, or load that under another name"
+            )
+        for item in self._found(folder) if folder else ():
+            yield item
+            if isinstance(item, Registered):
+                self._in_folders.pin(item.adapter)
 
-    def _read_again(self) -> Iterator[Registered | AdapterError]:
-        """What was loaded when the service had another model, as far as it fits this one, too."""
-        old, self._kept = self._kept, Kept(base=self._config.model, unloaded=self._kept.unloaded)
-        for name, each in old.loaded.items():
-            info = self.attempt(each.folder)
-            if isinstance(info, AdapterError):
-                yield AdapterError(f"{name}, loaded earlier for {old.base}: {info}")
-                continue
-            adapter = info.ref(name)
-            self._kept.loaded[name] = each.model_copy(update={"revision": adapter.revision, "ranks": adapter.ranks})
-            yield Registered(self.service, adapter, each.created)
+    def _earlier(self, name: str, kept: KeptAdapter) -> Registered | AdapterError:
+        """What was loaded as `name`. For this same model it is believed, lest thousands be thousands of reads."""
+        try:
+            if kept.base == self._config.model:
+                self._in_folders.check(self._entry(name, kept).adapter)
+                return self._entry(name, kept)
+            info = self._in_folders.read(self._in_folders.confine(kept.folder))
+        except AdapterError as error:
+            return AdapterError(f"{name}, loaded earlier for {kept.base}, is not served: {error}")
+        changes = {"revision": info.revision, "ranks": info.ranks, "base": self._config.model}
+        self._kept.loaded[name] = kept.model_copy(update=changes)
+        return self._entry(name, self._kept.loaded[name])
 
     def _found(self, folder: Path) -> Iterator[Registered | AdapterError]:
         try:
-            adapter = self.folders.read(folder).ref(folder.name)
+            adapter = self._in_folders.read(folder).ref(folder.name)
             created = int((folder / CONFIG).stat().st_mtime)
         except AdapterError as error:
             yield error
         except OSError as error:
             yield AdapterError(f"adapter {folder}: {error.strerror}")
         else:
-            if self._kept.unloaded.get(adapter.name) != adapter.revision:
+            if adapter.name in self.pinned or self._kept.unloaded.get(adapter.name) != adapter.revision:
                 yield Registered(self.service, adapter, created)
 
+    @property
+    def _in_folders(self) -> AdapterFolders:
+        assert self._folders is not None, "stock it first"
+        return self._folders
+
+    def _entry(self, name: str, kept: KeptAdapter) -> Registered:
+        return Registered(self.service, AdapterRef(name, kept.folder, kept.revision, kept.ranks), kept.created)
+
     def _without(self, entry: Registered) -> Kept:
-        """What to keep once `entry` is gone. If it is not from the file, it is from the folder, and would come back."""
-        name = entry.adapter.name
-        if name not in self._kept.loaded:
-            return self._kept.model_copy(update={"unloaded": {**self._kept.unloaded, name: entry.adapter.revision}})
-        loaded = {other: each for other, each in self._kept.loaded.items() if other != name}
-        return self._kept.model_copy(update={"loaded": loaded})
+        """What to keep once `entry` is gone, and whatever else has its name. The folder's would come back."""
+        name, adapter = entry.adapter.name, entry.adapter
+        changes: dict[str, object] = {
+            "loaded": {other: each for other, each in self._kept.loaded.items() if other != name}
+        }
+        if entry != self.kept(name):
+            changes["unloaded"] = {**self._kept.unloaded, name: adapter.revision}
+        return self._kept.model_copy(update=changes)
 
     def _write(self, kept: Kept) -> None:
-        if self._unreadable:
-            raise self._unreadable
-        adapter_file.write(self.file, kept)
+        if self._barred:
+            raise self._barred
+        adapter_file.write(self._file, kept)
         self._kept = kept
-
-
-def _file(service: str, adapters: AdaptersConfig) -> Path:
-    if adapters.registry:
-        return Path(adapters.registry).expanduser()
-    return cache_folder() / "registries" / f"{service}.json"

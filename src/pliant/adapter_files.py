@@ -1,5 +1,7 @@
 """Reads the two files of a PEFT folder, which strangers may have written: bounded, and without torch or pickle.
 
+Files are opened once, links are not followed, and nothing is mapped: whoever changes a file meanwhile gets an error.
+
 Whatever is in a file, it is either understood or refused with a ValueError that says what is wrong with it.
 """
 
@@ -20,13 +22,53 @@ _SAMPLED = 2**16
 """Bytes of numbers at the file's beginning and at its end, by which it is recognised: training changes them all."""
 
 
+class StoredTensor(NamedTuple):
+    """A tensor in a safetensors file."""
+
+    dtype: str
+    """One of `DTYPE_BYTES`."""
+    shape: tuple[int, ...]
+    start: int
+    """Where its bytes begin and end, counted from the first tensor's."""
+    stop: int
+
+
 class StoredTensors(NamedTuple):
     """What a safetensors file says before its numbers."""
 
-    shapes: dict[str, tuple[int, ...]]
-    """By the tensors' names."""
+    tensors: dict[str, StoredTensor]
+    """By name."""
+    begin: int
+    """Where the first begins in the file."""
     identity: bytes
     """Differs for other numbers, as far as the first and the last of them show; copies of a file have the same."""
+
+
+class TensorFile:
+    """An open safetensors file, of which each tensor is read on its own."""
+
+    def __init__(self, descriptor: int, stored: StoredTensors) -> None:
+        self.tensors = stored.tensors
+        self._begin = stored.begin
+        self._descriptor = descriptor
+
+    def read(self, name: str) -> bytearray:
+        """The numbers of a tensor as they are stored, little end first.
+
+        They are copied, never mapped: a file that is cut off meanwhile would end the process. Raises ValueError then,
+        and if there is no such tensor.
+        """
+        if name not in self.tensors:
+            raise ValueError(f"has no {shown(name)}")
+        tensor = self.tensors[name]
+        raw = bytearray(tensor.stop - tensor.start)
+        begin, read = self._begin + tensor.start, 0
+        while read < len(raw):
+            count = os.preadv(self._descriptor, [memoryview(raw)[read:]], begin + read)
+            if not count:
+                raise ValueError(f"was cut off at byte {begin + read:,} while it was read")
+            read += count
+        return raw
 
 
 def read_object(file: Path) -> tuple[dict[str, Any], bytes]:
@@ -44,34 +86,45 @@ def read_tensors(file: Path) -> StoredTensors:
     Raises ValueError for what the safetensors library would not read either, and for tensors that are no floats.
     """
     with _opened(file) as (opened, size):
-        length = int.from_bytes(opened.read(8), "little")
-        if size < 8 + length:
-            raise ValueError(f"is cut off: {size:,} bytes, of which the header alone should take {8 + length:,}")
-        if length > _MOST_BYTES:
-            raise ValueError(f"has a header of {length:,} bytes; at most {_MOST_BYTES:,} are read")
-        raw = opened.read(length)
-        first = opened.read(_SAMPLED)
-        opened.seek(max(8 + length, size - _SAMPLED))
-        sample = first + opened.read(_SAMPLED)
-    entries = _object(raw)
-    metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("has a __metadata__ that is not all text")
-    found = {name: _tensor(name, entry) for name, entry in entries.items()}
-    end = 0
-    for name, (_, start, stop) in sorted(found.items(), key=lambda item: item[1][1:]):
-        if start != end:
-            raise ValueError(f"has {shown(name)} at byte {start:,} of its data instead of {end:,}")
-        end = stop
-    if size != 8 + length + end:
-        raise ValueError(f"has {size - 8 - length:,} bytes of data, but its header describes {end:,}; is it cut off?")
-    return StoredTensors({name: shape for name, (shape, _, _) in found.items()}, b"%d " % size + raw + sample)
+        return _header(opened, size)
+
+
+@contextmanager
+def opened_tensors(file: Path) -> Iterator[TensorFile]:
+    """A safetensors file whose numbers are to be read. Raises as `read_tensors`."""
+    with _opened(file) as (opened, size):
+        yield TensorFile(opened.fileno(), _header(opened, size))
 
 
 def shown(text: object) -> str:
     """Foreign text as it may stand in a message of one line."""
     escaped = ascii(text)
     return escaped if len(escaped) <= 80 else f"{escaped[:77]}..."
+
+
+def _header(opened: BinaryIO, size: int) -> StoredTensors:
+    length = int.from_bytes(opened.read(8), "little")
+    if size < 8 + length:
+        raise ValueError(f"is cut off: {size:,} bytes, of which the header alone should take {8 + length:,}")
+    if length > _MOST_BYTES:
+        raise ValueError(f"has a header of {length:,} bytes; at most {_MOST_BYTES:,} are read")
+    raw = opened.read(length)
+    first = opened.read(_SAMPLED)
+    opened.seek(max(8 + length, size - _SAMPLED))
+    sample = first + opened.read(_SAMPLED)
+    entries = _object(raw)
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("has a __metadata__ that is not all text")
+    found = {name: _tensor(name, entry) for name, entry in entries.items()}
+    end = 0
+    for name, tensor in sorted(found.items(), key=lambda item: item[1][2:]):
+        if tensor.start != end:
+            raise ValueError(f"has {shown(name)} at byte {tensor.start:,} of its data instead of {end:,}")
+        end = tensor.stop
+    if size != 8 + length + end:
+        raise ValueError(f"has {size - 8 - length:,} bytes of data, but its header describes {end:,}; is it cut off?")
+    return StoredTensors(found, 8 + length, b"%d " % size + raw + sample)
 
 
 @contextmanager
@@ -107,8 +160,8 @@ def _object(raw: bytes) -> dict[str, Any]:
     return found
 
 
-def _tensor(name: str, entry: Any) -> tuple[tuple[int, ...], int, int]:
-    """A tensor's shape, and where its bytes begin and end."""
+def _tensor(name: str, entry: Any) -> StoredTensor:
+    """What the header says of a tensor."""
     try:
         dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     except (TypeError, KeyError, ValueError):
@@ -120,4 +173,4 @@ def _tensor(name: str, entry: Any) -> tuple[tuple[int, ...], int, int]:
     if stop - start != math.prod(shape) * DTYPE_BYTES[dtype]:
         size = " x ".join(map(str, shape))
         raise ValueError(f"keeps {stop - start} bytes for {shown(name)}, which is {size} in {dtype}")
-    return shape, start, stop
+    return StoredTensor(dtype, shape, start, stop)

@@ -138,7 +138,8 @@ def read_adapter(folder: Path, shape: DecoderShape, most_rank: int = 256) -> Ada
         tensors = _read(folder / WEIGHTS, read_tensors)
         base = config.get("base_model_name_or_path")
         base = base if isinstance(base, str) and base else None
-        modules = _modules(tensors.shapes, _Scalings(config, shape), shape, most_rank, base)
+        shapes = {name: tensor.shape for name, tensor in tensors.tensors.items()}
+        modules = _modules(shapes, _Scalings(config, shape), shape, most_rank, base)
     except (ValueError, OSError, RuntimeError) as error:
         reason = f"cannot be read ({error.strerror}); check the path" if isinstance(error, OSError) else error
         raise AdapterError(f"adapter {_one_line(folder)}: {reason}") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,11 +16,11 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pliant import models
+from pliant.cache import cache_folder
 from pliant.errors import ConfigError, ModelError
 
 IMPORT_PATH = "pliant.deployments.app:build"
 AUTOSCALING_POLICY = "pliant.deployments.autoscaling:follow_planner"
-
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _SHORTEST_SLOT = 128
@@ -98,6 +99,11 @@ class _Service(_Strict):
         return "cuda" if self.gpus else "cpu"
 
     @property
+    def dtype_bytes(self) -> int:
+        """Bytes of one number."""
+        return _BYTES[self.dtype]
+
+    @property
     def threads(self) -> int:
         """CPU threads that one replica computes on."""
         return max(1, round(self.cpus))
@@ -151,8 +157,14 @@ class AdaptersConfig(_Strict):
     pinned: tuple[str, ...] = ()
     """Adapters of `folder` that never leave the memory."""
     max_rank: Annotated[int, Field(ge=1, le=256)] = 256
+    runtime: bool = True
+    """Whether clients may load and unload adapters while the cluster runs; whoever may call, may."""
     registry: str | None = None
     """A file that keeps what was loaded at run time; by default in the user's cache folder, one for each service."""
+
+    def registry_file(self, service: str) -> Path:
+        """The file of these adapters, which are those of `service`; it need not exist."""
+        return Path(self.registry).expanduser() if self.registry else cache_folder() / "registries" / f"{service}.json"
 
     @model_validator(mode="after")
     def _reachable(self) -> AdaptersConfig:
@@ -194,6 +206,10 @@ class LlmConfig(_Service):
     """Length of an answer whose request does not give one."""
     debug: bool = False
     """Check after every step that slots, lengths and requests agree; replaces the replica if they do not. Slow."""
+
+    def least_slot(self, model_takes: int) -> int:
+        """Tokens that a slot has at least, for a model that takes `model_takes`."""
+        return self.max_length or min(_SHORTEST_SLOT, model_takes)
 
     @model_validator(mode="after")
     def _patient(self) -> LlmConfig:
@@ -292,7 +308,23 @@ def parse(args: Mapping[str, Any]) -> ServingConfig:
     reserved = [name for name in ("gateway", "planner") if name in config.services]
     if reserved:
         raise ConfigError([f"services.{name}: the {name} itself has this name; choose another" for name in reserved])
+    if shared := list(_shared_registries(config)):
+        raise ConfigError(shared)
     return config
+
+
+def _shared_registries(config: ServingConfig) -> Iterator[str]:
+    """What is wrong with files in which two services would undo each other's changes."""
+    owners: dict[str, str] = {}
+    for name, service in config.llms.items():
+        if service.adapters:
+            file = os.path.realpath(service.adapters.registry_file(name))
+            owner = owners.setdefault(file, name)
+            if owner != name:
+                yield (
+                    f"services.{name}.adapters.registry: got {service.adapters.registry}; {owner} keeps its adapters "
+                    "in that file, so it must be another one"
+                )
 
 
 def read(path: Path) -> ClusterConfig:
@@ -371,8 +403,8 @@ def _misfit_llm(service: LlmConfig) -> str | None:
             return f"adapters.folder: {error}"
     if service.max_length and service.max_length > shape.max_length:
         return f"max_length: got {service.max_length}; {service.model} takes at most {shape.max_length} tokens"
-    token = shape.kv_bytes(1, _BYTES[service.dtype])
-    length = service.max_length or min(_SHORTEST_SLOT, shape.max_length)
+    token = shape.kv_bytes(1, service.dtype_bytes)
+    length = service.least_slot(shape.max_length)
     needed_mb = math.ceil(service.slots * length * token / 2**20)
     if service.memory_mb and needed_mb > service.memory_mb:
         fitting = int(service.memory_mb * 2**20 / (length * token))

@@ -254,6 +254,7 @@ async def test_replicas_say_how_much_they_take(tmp_path: Path) -> None:
 ADAPTER = AdapterRef("sql", "/adapters/sql", "1", (8, 0, 8, 0, 0, 0, 0))
 ADAPTED = GREEDY._replace(adapter=ADAPTER)
 NOT_LOADED = Refusal("adapter sql cannot be loaded: no such folder", None, "adapter")
+TOO_LARGE = Refusal("adapter sql takes 9 MiB", None, "adapter_too_large")
 
 
 async def test_an_adapter_s_requests_go_to_one_replica(tmp_path: Path) -> None:
@@ -279,6 +280,19 @@ async def test_an_adapter_that_no_replica_can_load_is_unavailable(tmp_path: Path
     assert (error.value.status, error.value.param, error.value.code) == (503, "model", "adapter_not_loadable")
     assert len(replicas.tickets) == min(count, 3)
     assert replicas.recorded[-1] == 503
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+async def test_an_adapter_that_fits_no_replica_is_the_client_s_mistake(tmp_path: Path, count: int) -> None:
+    replicas = Replicas(**{name: Replica(gives=[TOO_LARGE]) for name in "abcde"[:count]})
+    with pytest.raises(OpenAIError, match="sql takes 9 MiB") as error:
+        await answer(tmp_path, replicas, ADAPTED)
+    assert (error.value.status, error.value.param, error.value.code) == (400, "model", "adapter_too_large")
+    assert len(replicas.tickets) == min(count, 3)
+    one_has_room = Replicas(a=Replica(gives=[TOO_LARGE]), b=Replica(gives=[NOT_LOADED]))
+    with pytest.raises(OpenAIError) as error:
+        await answer(tmp_path, one_has_room, ADAPTED)
+    assert error.value.status == 503
 
 
 async def test_a_busy_replica_may_load_it_later(tmp_path: Path) -> None:

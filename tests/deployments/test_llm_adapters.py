@@ -484,7 +484,7 @@ def test_who_waits_for_an_adapter_in_vain_is_told_in_time() -> None:
     served.add(generation("a", adapter("p"), first_token_within_s=0.01))
     served.step(20)
     assert isinstance(served.errors["a"], LateError)
-    assert not served.engine.busy
+    assert served.engine.report()["waiting"] == 0
     served.engine.check()
 
 
@@ -556,6 +556,97 @@ def test_the_loader_loads_in_order_and_hands_over_once() -> None:
     loader.close()
     with pytest.raises(RuntimeError, match="it is closed"):
         loader.begin(adapter("s"))
+
+
+def test_a_load_without_end_is_given_up_with_those_behind_it_until_it_ends() -> None:
+    source = Gate()
+    loader = AdapterLoader(source)
+    loader.limit_s = 0.01
+    assert loader.loading_s() == 0
+    loader.begin(adapter("p", folder="slow"))
+    loader.begin(adapter("q"))
+    finished: list[Loaded] = []
+    until = time.monotonic() + LIMIT_S
+    while len(finished) < 2 and time.monotonic() < until:
+        finished += loader.finished()
+    loader.begin(adapter("r"))
+    finished += loader.finished()
+    assert [loaded.ref.name for loaded in finished] == ["p", "q", "r"]
+    for loaded in finished:
+        assert isinstance(loaded.blob, AdapterLoadError)
+        assert f"adapter {loaded.ref.name} cannot be loaded: slow has been read for 0 s" in str(loaded.blob)
+    assert loader.loading_s() > 0.01
+    assert loader.pending == 0
+    source.opened.set()
+    loader.begin(adapter("s"))
+    loader.wait(LIMIT_S)
+    assert [(loaded.ref.name, isinstance(loaded.blob, torch.Tensor)) for loaded in loader.finished()] == [("s", True)]
+    loader.close()
+
+
+def test_requests_do_not_wait_for_a_load_without_end() -> None:
+    source = Gate()
+    executor = ScriptedExecutor(SLOTS, MAX_LENGTH, arena_bytes=MEMORY)
+    engine = Engine(
+        *(executor, TOKENIZER, (EOS,), 100, 0.05),
+        debug=True,
+        scheduler=Scheduler(Fifo(), AdapterCache(), executor.arena_bytes),
+        loader=AdapterLoader(source),
+    )
+    engine.limit_loads(0.01)
+    engine.add(generation("a", adapter("p")))
+    items: list[tuple[str, Piece | Exception]] = []
+    until = time.monotonic() + LIMIT_S
+    while engine.busy and time.monotonic() < until:
+        items += engine.step()
+    assert [(id, type(item)) for id, item in items] == [("a", AdapterLoadError)]
+    assert engine.loading_s() > 0.01
+    source.opened.set()
+    engine.close()
+
+
+def test_when_the_last_request_ends_adapters_go_that_nobody_wants() -> None:
+    for pipelined in (False, True):
+        served = Served(ScriptedExecutor(SLOTS, MAX_LENGTH, pipelined, arena_bytes=MEMORY), eviction="none")
+        served.add(generation("a", adapter("p")))
+        served.run()
+        assert served.executor.installed == {}
+        served.add(generation("b", adapter("p")))
+        served.step(5)
+        assert served.executor.installed
+        served.engine.cancel("b")
+        served.run()
+        assert served.executor.installed == {}
+        assert served.engine.report()["adapters"]["evictions"] == {"unused": 2}
+
+
+def test_loads_end_though_nobody_waits_for_them_any_more() -> None:
+    served = Served(ScriptedExecutor(SLOTS, MAX_LENGTH, arena_bytes=MEMORY))
+    served.add(generation("a", adapter("p")))
+    served.step()
+    served.engine.cancel("a")
+    served.run()
+    assert served.engine.report()["adapters"]["resident"] == ["p"]
+    served.check_released()
+
+
+def test_likely_adapters_are_loaded_though_nobody_is_there() -> None:
+    """p comes every other second, and goes for one that takes all the memory; it is back before it comes again."""
+    served = Served(ScriptedExecutor(SLOTS, MAX_LENGTH, arena_bytes=MEMORY), predicted=True)
+    assert served.engine.looks_every_s == 1.0
+    large = adapter("large", MEMORY - SLOT_BYTES)
+    for round in range(10):
+        served.clock.now += 2.0
+        served.add(generation(f"p{round}", adapter("p", SLOT_BYTES + 4), max_tokens=2))
+        served.run()
+    served.add(generation("large", large, max_tokens=2))
+    served.run()
+    assert served.engine.report()["adapters"]["resident"] == ["large"]
+    served.clock.now += 1.0
+    served.step()
+    served.run()
+    assert served.engine.report()["adapters"]["resident"] == ["p"]
+    served.check_released()
 
 
 def test_a_defect_in_a_load_is_an_error_of_that_load() -> None:

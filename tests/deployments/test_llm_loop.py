@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from scripted_executor import EOS, ScriptedAdapters, ScriptedExecutor, adapter, byte_tokenizer, expected
+from torch import Tensor
 
+from pliant.adapter_info import AdapterRef
 from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadError
-from pliant.deployments.llm.engine import BrokenError, Engine, TooLongError
+from pliant.deployments.llm.engine import BrokenError, Engine, Item, TooLongError
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.kernels.executor import Launched, Step
@@ -222,6 +224,39 @@ async def test_an_idle_loop_does_not_step(start: Start, monkeypatch: pytest.Monk
     await asyncio.sleep(0.05)
     assert looked <= 2
     assert loop.stepping_s() == 0
+
+
+async def test_an_idle_loop_steps_as_often_as_the_engine_wants(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "looks_every_s", 0.001)
+    loop = start(Gated())
+    steps = 0
+    step = loop._engine.step
+
+    def counted() -> list[Item]:
+        nonlocal steps
+        steps += 1
+        return step()
+
+    monkeypatch.setattr(loop._engine, "step", counted)
+    await until(lambda: steps >= 3)
+
+
+async def test_a_load_that_hangs_shows_and_does_not_keep_anyone(start: Start) -> None:
+    ended = threading.Event()
+
+    class Hanging(ScriptedAdapters):
+        def stage(self, ref: AdapterRef) -> Tensor:
+            assert ended.wait(LIMIT_S)
+            return super().stage(ref)
+
+    loop = start(Gated(), loader=AdapterLoader(Hanging()), wait_s=0.05)
+    with pytest.raises((AdapterLoadError, StandstillError)):
+        await answer(loop, generation(adapter=adapter("p")))
+    await until(lambda: loop.loading_s() > 0.05)
+    with pytest.raises(AdapterLoadError, match="there has been read for 0 s"):
+        await answer(loop, generation("b", adapter=adapter("q")))
+    assert isinstance(await answer(loop, generation("c")), Piece)
+    ended.set()
 
 
 async def test_closing_the_loop_ends_the_thread_and_the_requests(start: Start) -> None:

@@ -18,8 +18,9 @@ from pliant import models
 from pliant.adapter_info import read_adapter
 from pliant.config import LlmConfig
 from pliant.deployments import metrics
+from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
 from pliant.deployments.llm.assembly import assemble
-from pliant.deployments.llm.engine import AdapterLoadError, BrokenError, Engine
+from pliant.deployments.llm.engine import BrokenError, Engine
 from pliant.deployments.llm.loop import StandstillError
 from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
 from pliant.deployments.llm.replica import LlmReplica
@@ -36,7 +37,7 @@ class Loop:
     """An engine's loop that yields a piece and then raises, or goes on for ever."""
 
     failure: Exception | None = None
-    seconds = 0.0
+    seconds = load_s = 0.0
     closed = False
 
     def __init__(self, error: Exception | None = None) -> None:
@@ -54,6 +55,9 @@ class Loop:
     def stepping_s(self) -> float:
         return self.seconds
 
+    def loading_s(self) -> float:
+        return self.load_s
+
     def close(self) -> None: ...
 
 
@@ -69,6 +73,7 @@ def replica(loop: Loop) -> Any:
         (LateError("too late", 2.5), [Refusal("too late", 2.5, "busy")]),
         (ValueError("too long"), [Refusal("too long", None, "too_long")]),
         (AdapterLoadError("no weights"), [Refusal("no weights", None, "adapter")]),
+        (AdapterTooLargeError("no room"), [Refusal("no room", None, "adapter_too_large")]),
         (BrokenError("no memory"), []),
         (StandstillError("60 s"), []),
     ],
@@ -99,6 +104,9 @@ async def test_health() -> None:
     await made.check_health()
     loop.seconds = 61
     with pytest.raises(RuntimeError, match="one step has taken 61 s"):
+        await made.check_health()
+    loop.seconds, loop.load_s = 0.0, 62
+    with pytest.raises(RuntimeError, match="one load of an adapter has taken 62 s"):
         await made.check_health()
     loop.failure = BrokenError("no memory")
     with pytest.raises(BrokenError, match="no memory"):

@@ -11,7 +11,7 @@ import openai
 import pytest
 from fastapi import FastAPI
 from peft_folders import adapter_folder, model_folder
-from scripted import Replica, Replicas, language_model
+from scripted import Replica, Replicas, language_model, report
 
 from pliant.config import GatewayConfig, parse
 from pliant.deployments.gateway.adapter_follower import AdapterFollower
@@ -25,9 +25,9 @@ TALK: Any = [{"role": "user", "content": "y"}]
 class Cluster:
     """Gateways over one planner and scripted replicas."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         self.roots = folder / "roots"
-        adapters = {"roots": [str(self.roots)], "registry": str(folder / "registry.json")}
+        adapters = {"roots": [str(self.roots)], "registry": str(folder / "registry.json"), **options}
         chat = {"kind": "llm", "model": model_folder(folder / "model"), "max_length": 64, "adapters": adapters}
         self.planner = Planner(parse({"services": {"chat": chat}}), {})
         self.replicas = Replicas(a=Replica())
@@ -137,6 +137,32 @@ async def test_errors(cluster: Cluster, http: httpx.AsyncClient) -> None:
         assert (answer.status_code, error["param"]) == (status, param), error
         assert text in error["message"]
     assert (await load(http, "sql", "sql", load_inplace=True)).status_code == 200
+
+
+async def test_where_clients_may_change_nothing(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, runtime=False)
+    adapter_folder(cluster.roots / "sql")
+    async with cluster.http() as http:
+        answer = await load(http, "sql", "sql")
+        assert answer.status_code == 403
+        assert "chat has adapters.runtime: false" in answer.json()["error"]["message"]
+
+
+async def test_the_listing_follows_changes(cluster: Cluster, http: httpx.AsyncClient) -> None:
+    """It is kept between them, as thousands take a while."""
+    adapter_folder(cluster.roots / "sql")
+
+    async def listed() -> list[tuple[str, int]]:
+        cards = (await http.get("/models")).raise_for_status().json()["data"]
+        return [(card["id"], card["max_model_len"]) for card in cards]
+
+    assert await listed() == [("chat", 64)]
+    assert (await load(http, "sql", "sql")).status_code == 200
+    assert await listed() == await listed() == [("chat", 64), ("sql", 64)]
+    cluster.replicas.table.sync({"a": {**report(), "max_length": 40}})
+    assert await listed() == [("chat", 40), ("sql", 40)]
+    assert (await http.post("/unload_lora_adapter", json={"lora_name": "sql"})).status_code == 200
+    assert await listed() == [("chat", 40)]
 
 
 async def test_keys_are_asked_for(cluster: Cluster) -> None:

@@ -268,10 +268,16 @@ async def test_an_adapter_that_vanishes_is_an_error_of_its_requests_alone(
     assert await answer(client, "vanishes", 2) == world.oracle.answer("later", prompt(2))
 
 
-def test_metrics(world: World) -> None:
-    page = httpx.get(f"{world.cluster.address}/metrics", timeout=10).text
-    assert 'pliant_adapters_registered{service="chat"} ' in page
-    assert 'pliant_adapter_cache_evictions_total{reason="memory",replica="' in page
+async def test_metrics(world: World, client: openai.AsyncOpenAI) -> None:
+    for index, model in enumerate(["chat", *FOUND, *FOUND]):
+        await answer(client, model, index, tokens=2)
+
+    def shown() -> bool:
+        page = httpx.get(f"{world.cluster.address}/metrics", timeout=10).text
+        assert 'pliant_adapters_registered{service="chat"} ' in page
+        return 'pliant_adapter_cache_evictions_total{reason="memory",replica="' in page
+
+    await until(shown)
     port = next(world.cluster.ray_folder.glob("ray/session_latest/metrics_export_port_*")).read_text()
 
     def reached() -> bool:
@@ -282,4 +288,4 @@ def test_metrics(world: World) -> None:
             for rank in (0, *RANKS)
         )
 
-    asyncio.run(until(reached))
+    await until(reached)

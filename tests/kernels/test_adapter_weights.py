@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from decoders import save
 from lora_adapters import KINDS, adapt
 from safetensors.torch import load_file, save_file
 
+from pliant.adapter_files import TensorFile
 from pliant.adapter_info import AdapterError, AdapterInfo, bytes_of, read_adapter
 from pliant.decoder_shape import DecoderShape
 from pliant.kernels.adapter_weights import stage
@@ -70,13 +72,47 @@ def test_files_that_changed_meanwhile_are_refused(shape: DecoderShape, tmp_path:
     tensors = load_file(info.weights)
     name = info.modules[0].b
     save_file({**tensors, name: tensors[name][:, :4].contiguous()}, info.weights)
-    with pytest.raises(AdapterError, match=r"q_proj\.lora_B\.weight is \[96, 4\] instead of \[96, 8\]; load it again"):
+    with pytest.raises(AdapterError, match=r"q_proj\.lora_B\.weight as \[96, 4\] instead of \[96, 8\]; load it again"):
         stage(info, shape, torch.float32, CPU)
     save_file({key: tensor for key, tensor in tensors.items() if key != name}, info.weights)
-    with pytest.raises(AdapterError, match="its weights cannot be read"):
+    with pytest.raises(AdapterError, match=r"adapter_model\.safetensors has no .*lora_B.*; load it again"):
         stage(info, shape, torch.float32, CPU)
     save_file({**tensors, name: tensors[name] * torch.nan}, info.weights)
     with pytest.raises(AdapterError, match=r"not all finite in torch\.bfloat16"):
         stage(info, shape, torch.bfloat16, CPU)
-    with pytest.raises(AdapterError, match="its weights cannot be read"):
+    with pytest.raises(AdapterError, match="none cannot be opened: No such file or directory"):
         stage(replace(info, weights=tmp_path / "none"), shape, torch.float32, CPU)
+
+
+def test_links_are_not_followed(shape: DecoderShape, tmp_path: Path) -> None:
+    info = saved("rank-8", tmp_path, shape)
+    moved = info.weights.rename(tmp_path / "moved")
+    info.weights.symlink_to(moved)
+    with pytest.raises(AdapterError, match=r"adapter_model\.safetensors is a link"):
+        stage(info, shape, torch.float32, CPU)
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(
+    shape: DecoderShape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not the end of the process, as it would be if the file were mapped."""
+    info = saved("rank-8", tmp_path, shape)
+    read = TensorFile.read
+
+    def cut_off(file: TensorFile, name: str) -> bytearray:
+        os.truncate(info.weights, 2**13)
+        return read(file, name)
+
+    monkeypatch.setattr(TensorFile, "read", cut_off)
+    with pytest.raises(AdapterError, match=r"was cut off at byte 8,192 while it was read; load it again"):
+        stage(info, shape, torch.float32, CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_whatever_tensors_are_stored_as(dtype: torch.dtype, shape: DecoderShape, tmp_path: Path) -> None:
+    info = saved("rank-8", tmp_path, shape)
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(info.weights).items()}
+    save_file({name: tensor.double() for name, tensor in tensors.items()}, info.weights)
+    expected = stage(info, shape, torch.float32, CPU)
+    save_file(tensors, info.weights)
+    assert torch.equal(stage(info, shape, torch.float32, CPU), expected)

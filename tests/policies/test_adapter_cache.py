@@ -123,6 +123,16 @@ def test_wanted_adapters_go_last_and_only_if_they_may() -> None:
     assert cache.victims(10, now=3.0) == ["wanted"]
 
 
+def test_adapters_of_late_are_spared_on_request() -> None:
+    cache = cached(("old", 10), ("used", 10), ("loaded", 10), window_s=60.0)
+    use(cache, "used", 1.0)
+    cache.begin_load("new", 10, 50.0)
+    cache.loaded("new", 50.0)
+    assert cache.victims(20, now=60.5, spare_recent=True) == ["old", "loaded"]
+    assert cache.victims(30, now=60.5, spare_recent=True) is None
+    assert cache.victims(30, now=61.0, spare_recent=True) == ["old", "loaded", "used"]
+
+
 def test_a_pin_may_come_before_the_adapter() -> None:
     cache = cached()
     cache.pin("a")
@@ -147,18 +157,18 @@ def test_without_a_cache_what_nobody_wants_goes_at_once() -> None:
 
 def test_statistics() -> None:
     cache = cached(("a", 10))
-    cache.want("a")
-    cache.want("b")
+    cache.asked("a")
+    cache.asked("b")
     cache.begin_load("b", 30, 1.0)
-    cache.want("b")
+    cache.asked("b")
     cache.loaded("b", 2.0)
     cache.begin_load("c", 30, 1.0)
     cache.failed("c")
     cache.evict("a", "memory")
-    cache.evict("b", "shrink")
+    cache.evict("b", "unused")
     stats = cache.stats
-    assert (stats.hits, stats.misses, stats.loads, stats.loaded_bytes, stats.failed_loads) == (1, 2, 2, 40, 1)
-    assert stats.evictions == {"memory": 1, "shrink": 1}
+    assert (stats.hits, stats.misses, stats.loads, stats.failed_loads) == (1, 2, 2, 1)
+    assert stats.evictions == {"memory": 1, "unused": 1}
     assert cache.state("c") == "absent"
     assert cache.bytes == 0
 

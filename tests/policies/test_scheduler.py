@@ -4,155 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import pytest
+from scheduled_replica import STEP_S, Quotas, Replica, multi_queue
 
-from pliant.policies.adapter_cache import AdapterCache, Eviction
+from pliant.policies.adapter_cache import Eviction
 from pliant.policies.arrival_histogram import ArrivalHistogram
-from pliant.policies.jobs import Decisions, Job
+from pliant.policies.jobs import Job
 from pliant.policies.multi_queue import MultiQueue
-from pliant.policies.queue_classes import QueueClass, QueueClasses
+from pliant.policies.queue_classes import QueueClasses
 from pliant.policies.queue_order import Fifo, Queues, ShortestFirst
-from pliant.policies.request_scheduler import Scheduler
-
-STEP_S = 0.2
-Quotas = Sequence[tuple[int, int]]
-
-
-class FixedClasses(QueueClasses):
-    """Classes by prompt: (longest prompt, quota)."""
-
-    def __init__(self, quotas: Quotas) -> None:
-        super().__init__(slo_s=1.0)
-        self.quotas = quotas
-        self.changed = True
-
-    def due(self, now: float) -> bool:
-        return self.changed
-
-    def classify(self, prompt: int, output: int, adapter_bytes: int) -> int:
-        return sum(prompt > longest for longest, _ in self.quotas[:-1]) if not self.changed else 0
-
-    def learn(self, now: float, total: int) -> list[QueueClass]:
-        self.changed = False
-        return [QueueClass(longest, quota) for longest, quota in self.quotas]
-
-
-@dataclass
-class Replica:
-    """What an engine does with a scheduler, with its own count of everything.
-
-    A load takes `load_s` seconds. Requests end when they have had the tokens that `answers` says, or as predicted.
-    """
-
-    queues: Queues[int, str]
-    total: int
-    load_s: Callable[[str], float] = lambda adapter: 1.0
-    eviction: Eviction = "compound"
-    slots: int = 1000
-    prefetch: bool = True
-    histogram: ArrivalHistogram[str] | None = None
-    prompts: int = 10**6
-    answers: dict[int, int] = field(default_factory=dict)
-    broken: set[str] = field(default_factory=set)
-    """Adapters whose loads fail."""
-
-    def __post_init__(self) -> None:
-        cache: AdapterCache[str] = AdapterCache(self.eviction)
-        self.scheduler: Scheduler[int, str] = Scheduler(
-            self.queues, cache, self.total, self.prefetch, self.histogram, slots=min(self.slots, self.total)
-        )
-        self.now = 0.0
-        self.jobs: dict[int, Job[int, str]] = {}
-        self.live: dict[int, Job[int, str]] = {}
-        self.tokens: Counter[int] = Counter()
-        self.resident: dict[str, int] = {}
-        self.loading: dict[str, float] = {}
-        self.sizes: dict[str, int] = {}
-        self.admitted: list[int] = []
-        self.squashed: list[int] = []
-        self.ends: list[tuple[int, str]] = []
-        self.head_since: dict[int, float] = {}
-        self.longest_head_wait_s = 0.0
-
-    def add(
-        self, key: int, output: int = 10, charge: int = 1, adapter: str = "", bytes: int = 0, prompt: int = 1
-    ) -> None:
-        """An empty `adapter` is none."""
-        self.jobs[key] = Job(key, prompt, output, charge, adapter or None, bytes, self.now)
-        if adapter:
-            assert self.sizes.setdefault(adapter, bytes) == bytes
-        self.answers.setdefault(key, output)
-        self.scheduler.add(self.jobs[key], self.now)
-
-    def step(self) -> Decisions[int, str]:
-        """One iteration, as the engine has it."""
-        for adapter in [adapter for adapter, end in self.loading.items() if end <= self.now]:
-            del self.loading[adapter]
-            if adapter in self.broken:
-                for key in self.scheduler.load_failed(adapter):
-                    assert self.jobs[key].adapter == adapter
-                    self.end(key, "failed")
-            else:
-                self.resident[adapter] = self.sizes[adapter]
-                self.scheduler.loaded(adapter, self.now)
-        decisions = self.scheduler.schedule(self.now, self.slots - len(self.live), self.prompts)
-        self.carry_out(decisions)
-        self.now += STEP_S
-        for key in list(self.live):
-            self.tokens[key] += 1
-            self.scheduler.generated(key, self.tokens[key])
-            if self.tokens[key] >= self.answers[key]:
-                self.scheduler.ended(key, self.now)
-                self.end(key, "answered")
-        return decisions
-
-    def carry_out(self, decisions: Decisions[int, str]) -> None:
-        in_use = {job.adapter for job in self.live.values()}
-        for adapter in decisions.evict:
-            assert adapter not in in_use or any(self.live[key].adapter == adapter for key in decisions.squash)
-            del self.resident[adapter]
-        for key in decisions.squash:
-            del self.live[key]
-            self.squashed.append(key)
-        for adapter in decisions.load:
-            assert adapter not in self.resident
-            assert adapter not in self.loading
-            self.loading[adapter] = self.now + self.load_s(adapter)
-        for job in decisions.admit:
-            assert job.key not in self.live
-            assert job.adapter is None or job.adapter in self.resident
-            self.live[job.key] = job
-            self.admitted.append(job.key)
-        used = sum(job.charge for job in self.live.values()) + sum(self.resident.values())
-        used += sum(self.sizes[adapter] for adapter in self.loading)
-        assert self.scheduler.used == used <= self.total
-        assert len(self.live) <= self.slots
-        assert self.live or self.loading or not any(lane.jobs for lane in self.queues.lanes), "everybody waits"
-        self.watch_heads()
-
-    def watch_heads(self) -> None:
-        """How long those have waited that are, or were, the first of their queues."""
-        for lane in self.queues.lanes:
-            for job in lane.jobs[:1]:
-                self.head_since.setdefault(job.key, self.now)
-        for key in [key for key in self.head_since if key in self.live or key not in self.jobs]:
-            self.longest_head_wait_s = max(self.longest_head_wait_s, self.now - self.head_since.pop(key))
-
-    def end(self, key: int, how: str) -> None:
-        self.ends.append((key, how))
-        del self.jobs[key]
-        self.live.pop(key, None)
-
-    def steps(self, count: int) -> None:
-        for _ in range(count):
-            self.step()
-
-
-def multi_queue(*quotas: tuple[int, int], patience_s: float = 1.0) -> MultiQueue[int, str]:
-    return MultiQueue(FixedClasses(quotas), patience_s)
 
 
 def test_figure_9_first_phase() -> None:
@@ -347,8 +208,7 @@ def test_adapters_of_waiting_requests_are_spared() -> None:
     replica.add(3, charge=8, output=100)
     assert replica.step().evict == ["a"]
     assert replica.admitted[2:] == [10, 3]
-    replica.scheduler.cancel(3, replica.now)
-    replica.end(3, "cancelled")
+    replica.cancel(3)
     replica.add(4, charge=10, output=100)
     assert replica.step().evict == ["b"]
 
@@ -370,6 +230,42 @@ def test_without_prefetching_only_what_can_run_is_loaded() -> None:
     replica.steps(3)
     assert not replica.loading
     assert not replica.resident
+
+
+def test_likely_adapters_take_the_place_of_those_that_nobody_used_of_late() -> None:
+    """Though nothing runs, so that nobody but the clock makes the scheduler look."""
+    loads: dict[float, list[str]] = {}
+    for window_s in (300.0, 4.0):
+        replica = Replica(multi_queue((99, 12)), total=12, histogram=ArrivalHistogram(), window_s=window_s)
+        for key in range(20):
+            replica.steps(40)
+            replica.add(key, adapter="a", bytes=5, output=1)
+            replica.steps(10)
+        replica.add(100, adapter="b", bytes=10, output=1)
+        replica.steps(10)
+        loads[window_s] = [adapter for _ in range(25) for adapter in replica.step().load]
+    assert loads == {300.0: [], 4.0: ["a"]}
+    assert replica.scheduler.looks_every_s
+
+
+def test_a_cache_that_keeps_nothing_loads_for_nobody() -> None:
+    replica = Replica(multi_queue((99, 12)), total=12, eviction="none", histogram=ArrivalHistogram())
+    for key in range(20):
+        replica.add(key, adapter="a", bytes=5, output=1)
+        replica.steps(50)
+    assert replica.scheduler.cache.stats.loads == 20
+    assert replica.scheduler.looks_every_s is None
+
+
+def test_requests_that_are_squashed_count_once_as_hits_or_misses() -> None:
+    replica = Replica(multi_queue((99, 20)), total=20, answers={2: 60})
+    replica.add(0, charge=10, output=20)
+    replica.add(1, charge=15, output=20)
+    replica.add(2, charge=6, output=10, adapter="a", bytes=1)
+    replica.steps(100)
+    assert replica.squashed == [2]
+    stats = replica.scheduler.cache.stats
+    assert (stats.hits, stats.misses) == (0, 1)
 
 
 def test_likely_adapters_are_loaded_into_free_memory() -> None:
@@ -399,10 +295,6 @@ def test_pinned_adapters_come_first_and_stay() -> None:
         replica.scheduler.pin("q", 1)
     assert replica.step().evict == []
     assert replica.admitted == [1]
-    replica.steps(10)
-    replica.scheduler.unpin("p")
-    replica.add(2, charge=13)
-    assert replica.step().evict == ["p"]
 
 
 def test_whoever_waits_for_a_load_that_fails_is_named() -> None:
@@ -422,7 +314,7 @@ def test_at_most_so_many_prompt_tokens() -> None:
     assert [job.key for job in replica.step().admit] == [2, 3]
     replica.add(10, prompt=99)
     assert [job.key for job in replica.step().admit] == [4, 10]
-    assert not replica.scheduler.schedule(replica.now, 10, 0)
+    assert not any(replica.scheduler.schedule(replica.now, 10, 0))
 
 
 def test_patience_ends_when_prompts_of_short_requests_are_enough_for_all_time() -> None:
@@ -458,7 +350,7 @@ def test_nothing_is_done_as_long_as_nothing_happens() -> None:
     replica.add(1, charge=20)
     replica.step()
     queues.lanes = ()  # whoever looks at the queues now finds nothing
-    assert not replica.scheduler.schedule(replica.now, 10, 10)
+    assert not any(replica.scheduler.schedule(replica.now, 10, 10))
 
 
 def orders(name: str) -> Queues[int, str]:
@@ -499,9 +391,7 @@ class Clients:
 
     def cancel_one(self, replica: Replica) -> None:
         """Any of those that wait or run."""
-        key = self.rng.choice(list(replica.jobs))
-        replica.scheduler.cancel(key, replica.now)
-        replica.end(key, "cancelled")
+        replica.cancel(self.rng.choice(list(replica.jobs)))
 
 
 def bound_s(replica: Replica, classes: int, run_s: float, load_s: float) -> float:

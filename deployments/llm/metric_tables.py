@@ -1,0 +1,53 @@
+"""What replicas of language models report, as metrics: the same on Ray's pages and on the gateway's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Described(NamedTuple):
+    """A metric. `name` is without the _total that Prometheus appends to what `counts` up."""
+
+    counts: bool
+    name: str
+    description: str
+
+
+Table = Mapping[str, Described]
+"""By the key in the report."""
+
+REPLICA: Table = {
+    "live": Described(False, "pliant_llm_requests_running", "Requests that have a slot."),
+    "waiting": Described(False, "pliant_llm_requests_waiting", "Requests that wait for a slot."),
+    "live_tokens": Described(False, "pliant_llm_live_tokens", "Tokens that its requests hold or may come to hold."),
+    "tokens_per_s": Described(False, "pliant_llm_tokens_per_second", "Tokens that it generates."),
+    "served": Described(True, "pliant_llm_answers", "Answers that it completed."),
+    "squashed": Described(True, "pliant_requests_squashed", "Requests put back after they had passed others."),
+    "bypassed": Described(True, "pliant_requests_bypassed", "Requests that passed others that waited for memory."),
+}
+PREDICTOR: Table = {
+    "accuracy": Described(
+        False, "pliant_output_length_accuracy", "Share of answers whose length was predicted in the right class."
+    ),
+    "error": Described(
+        False, "pliant_output_length_error", "Mean of |predicted - real| / real over the lengths of answers."
+    ),
+}
+ADAPTERS: Table = {
+    "hits": Described(True, "pliant_adapter_cache_hits", "Requests whose adapter was in memory when they came."),
+    "misses": Described(True, "pliant_adapter_cache_misses", "Requests whose adapter was not."),
+    "loads": Described(True, "pliant_adapter_loads", "Adapters that were loaded."),
+    "failed_loads": Described(True, "pliant_adapter_load_failures", "Adapters that could not be loaded."),
+    "load_s": Described(True, "pliant_adapter_load_seconds", "What loads took, failed ones too, summed up."),
+    "bytes": Described(False, "pliant_adapter_bytes_resident", "Memory of adapters that are loaded or being loaded."),
+}
+CLASSES: Table = {
+    "waiting": Described(
+        False, "pliant_queue_requests_waiting", "Requests that wait, by queue, 0 for the smallest requests'."
+    ),
+    "admitted": Described(True, "pliant_queue_requests_admitted", "Requests that left their queue for a slot."),
+    "waited_s": Described(True, "pliant_queue_wait_seconds", "What these had waited, summed up."),
+}
+RESIDENT = Described(False, "pliant_adapters_resident", "Adapters that are in memory.")
+EVICTIONS = Described(True, "pliant_adapter_cache_evictions", "Adapters that left the memory, by why.")
