@@ -27,7 +27,6 @@ from tokenizers import Tokenizer
 
 from pliant.adapter_info import AdapterRef
 from pliant.deployments.llm.adapter_loader import AdapterLoader
-from pliant.deployments.llm.adapter_loader import AdapterLoadError as AdapterLoadError
 from pliant.deployments.llm.adapters import Adapters
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.answer import TooLongError as TooLongError
