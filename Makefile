@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help install serve test lint format
+.PHONY: help install serve test lint pytest format
 
 help:
 	@echo "make serve    check cluster.yaml, train what the zoo lacks, start the cluster"
@@ -25,7 +25,10 @@ lint: install
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-test: lint
+test: install
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+pytest: install
 	$(BIN)/pytest
 
 format: install
