@@ -9,7 +9,8 @@ import pytest
 from peft_folders import model_folder
 
 from pliant.config import ServingConfig, parse
-from pliant.deployments.planner.adapter_registry import AdapterRegistry, RejectedError
+from pliant.deployments.planner.adapter_registry import AdapterRegistry
+from pliant.deployments.planner.registry import RejectedError
 
 
 class House:

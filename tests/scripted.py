@@ -13,9 +13,9 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pliant.config import LlmConfig
-from pliant.deployments.gateway.errors import ReplicaLostError
+from pliant.deployments.gateway.errors import ReplicaLeftError, ReplicaLostError
 from pliant.deployments.gateway.language_model import LanguageModel
-from pliant.deployments.llm.messages import Refusal, ReplicaLeftError, ReplicaReport, Ticket
+from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
 from pliant.deployments.llm.report import AdapterReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
 from pliant.deployments.llm.routing_table import LlmRoutingTable

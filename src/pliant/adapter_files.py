@@ -1,4 +1,4 @@
-"""Reads the two files of a PEFT folder, which strangers may have written: bounded, and without torch or pickle.
+"""Reads the files of adapters and tasks, which strangers may have written: bounded, and without torch or pickle.
 
 Files are opened once, links are not followed, and nothing is mapped: whoever changes a file meanwhile gets an error.
 
@@ -9,7 +9,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -42,6 +42,11 @@ class StoredTensors(NamedTuple):
     """Where the first begins in the file."""
     identity: bytes
     """Differs for other numbers, as far as the first and the last of them show; copies of a file have the same."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """By name."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
 
 
 class TensorFile:
@@ -80,20 +85,23 @@ def read_object(file: Path) -> tuple[dict[str, Any], bytes]:
     return _object(raw), raw
 
 
-def read_tensors(file: Path) -> StoredTensors:
+def read_tensors(file: Path, dtypes: Mapping[str, int] = DTYPE_BYTES, most_dimensions: int = 2) -> StoredTensors:
     """Which tensors a safetensors file holds. The file's size must fit the numbers, of which a sample is read.
 
-    Raises ValueError for what the safetensors library would not read either, and for tensors that are no floats.
+    Raises ValueError for what the safetensors library would not read either, and for tensors whose numbers are stored
+    as none of `dtypes`, which gives the bytes of each, or that have more than `most_dimensions`.
     """
     with _opened(file) as (opened, size):
-        return _header(opened, size)
+        return _header(opened, size, dtypes, most_dimensions)
 
 
 @contextmanager
-def opened_tensors(file: Path) -> Iterator[TensorFile]:
-    """A safetensors file whose numbers are to be read. Raises as `read_tensors`."""
+def opened_tensors(
+    file: Path, dtypes: Mapping[str, int] = DTYPE_BYTES, most_dimensions: int = 2
+) -> Iterator[TensorFile]:
+    """A safetensors file whose numbers are to be read. Arguments and errors are those of `read_tensors`."""
     with _opened(file) as (opened, size):
-        yield TensorFile(opened.fileno(), _header(opened, size))
+        yield TensorFile(opened.fileno(), _header(opened, size, dtypes, most_dimensions))
 
 
 def shown(text: object) -> str:
@@ -102,7 +110,7 @@ def shown(text: object) -> str:
     return escaped if len(escaped) <= 80 else f"{escaped[:77]}..."
 
 
-def _header(opened: BinaryIO, size: int) -> StoredTensors:
+def _header(opened: BinaryIO, size: int, dtypes: Mapping[str, int], most_dimensions: int) -> StoredTensors:
     length = int.from_bytes(opened.read(8), "little")
     if size < 8 + length:
         raise ValueError(f"is cut off: {size:,} bytes, of which the header alone should take {8 + length:,}")
@@ -116,7 +124,7 @@ def _header(opened: BinaryIO, size: int) -> StoredTensors:
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("has a __metadata__ that is not all text")
-    found = {name: _tensor(name, entry) for name, entry in entries.items()}
+    found = {name: _tensor(name, entry, dtypes, most_dimensions) for name, entry in entries.items()}
     end = 0
     for name, tensor in sorted(found.items(), key=lambda item: item[1][2:]):
         if tensor.start != end:
@@ -160,17 +168,17 @@ def _object(raw: bytes) -> dict[str, Any]:
     return found
 
 
-def _tensor(name: str, entry: Any) -> StoredTensor:
+def _tensor(name: str, entry: Any, dtypes: Mapping[str, int], most: int) -> StoredTensor:
     """What the header says of a tensor."""
     try:
         dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     except (TypeError, KeyError, ValueError):
         raise ValueError(f"does not say dtype, shape and data_offsets of {shown(name)}") from None
-    if len(shape) > 2 or not all(type(number) is int and 0 <= number < 2**48 for number in (*shape, start, stop)):
-        raise ValueError(f"says of {shown(name)} what is no size of a matrix")
-    if dtype not in tuple(DTYPE_BYTES):
-        raise ValueError(f"stores {shown(name)} as {shown(dtype)}; choose one of {', '.join(DTYPE_BYTES)}")
-    if stop - start != math.prod(shape) * DTYPE_BYTES[dtype]:
+    if len(shape) > most or not all(type(number) is int and 0 <= number < 2**48 for number in (*shape, start, stop)):
+        raise ValueError(f"says of {shown(name)} what is no size of {'a matrix' if most == 2 else 'a tensor'}")
+    if dtype not in tuple(dtypes):
+        raise ValueError(f"stores {shown(name)} as {shown(dtype)}; choose one of {', '.join(dtypes)}")
+    if stop - start != math.prod(shape) * dtypes[dtype]:
         size = " x ".join(map(str, shape))
         raise ValueError(f"keeps {stop - start} bytes for {shown(name)}, which is {size} in {dtype}")
     return StoredTensor(dtype, shape, start, stop)

@@ -9,27 +9,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from pliant import config, models, ray_settings, zoo
+from pliant import config, models, ray_settings, vision_cli, zoo
 from pliant.errors import ConfigError, PliantError
 from pliant.profile import Profile
+from pliant.terminal import console, progress
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic transformer serving on Ray Serve.")
-_console = Console(soft_wrap=True, highlight=False)
 _READY_WITHIN_S = 900
 _TEXT = "The yield expression is used when defining a generator function"
 _PROMPT = "The for statement is used to"
+_THREE = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAO0lEQVR42gXBARHEMAgAsNwUIAEJSHgpdTYJlYAk5oBPyLuT0NP7g6qzCXIa"
+    "qN0OEGdeD+fmF4jdveUP+DgVT58xJ3MAAAAASUVORK5CYII="
+)
+"""One of scikit-learn's handwritten digits, as PNG in base64."""
 
 ClusterFile = Annotated[Path, typer.Argument(help="The cluster's configuration.")]
 ConfigOption = Annotated[Path, typer.Option("--config", help="The cluster's configuration.")]
@@ -40,24 +41,20 @@ def check(path: ClusterFile = Path("cluster.yaml")) -> None:
     """Validate a cluster.yaml; say in one line each what is wrong with it."""
     cluster = _checked(path)
     services = ", ".join(f"{name} ({service.kind})" for name, service in cluster.serving.services.items())
-    _console.print(f"{path}: fine; serves {services}")
+    console.print(f"{path}: fine; serves {services}")
 
 
 @app.command()
 def serve(path: ClusterFile = Path("cluster.yaml")) -> None:
     """Check, train what the zoo still lacks, `serve run`, and say when the first request may come."""
     cluster = _checked(path)
-    for service in cluster.serving.services.values():
-        _fetch(service.model)
-    for llm in cluster.serving.llms.values():
-        if llm.adapters and llm.adapters.folder:
-            _fetch_adapters(llm.adapters.folder)
-    _console.print("Starting the cluster; a first start also compiles each runtime, which takes about a minute.")
+    _fetch(cluster.serving)
+    console.print("Starting the cluster; a first start also compiles each runtime, which takes about a minute.")
     process = _serve_run(path)
     if _ready(cluster.address, process):
-        _console.print(_greeting(cluster))
+        console.print(_greeting(cluster))
     elif process.poll() is None:
-        _console.print(f"[red]not ready after {_READY_WITHIN_S} s; the log above, or `serve status`, says why[/red]")
+        console.print(f"[red]not ready after {_READY_WITHIN_S} s; the log above, or `serve status`, says why[/red]")
     raise typer.Exit(process.wait())
 
 
@@ -67,23 +64,29 @@ def profile(
     path: ConfigOption = Path("cluster.yaml"),
     out: Annotated[Path, typer.Option(help="Receives profile-SERVICE.json and .png.")] = Path(),
 ) -> None:
-    """Measure latency over input lengths on this machine, and say which lengths to serve with."""
+    """Measure a text classifier's latency over input lengths on this machine, and say which lengths to serve with; or
+    latency, memory and accuracy of a vision service by gamma, and say which gammas are of no use.
+    """
+    cluster = _checked(path)
+    if service in cluster.serving.visions:
+        vision_cli.profile_vision(service, cluster.serving.visions[service], out)
+        return
     from pliant.deployments.encoder.lengths import Lengths
     from pliant.profile_plot import plot
 
-    found = _measured(_encoder(_checked(path), service)[1])
+    found = _measured(_encoder(cluster, service)[1])
     lengths = Lengths(None, found).current
     table = Table("tokens", "dynamic, ms", "static, ms")
     for length in sorted({*lengths, *found.static_at}):
         times = [found.service_s(length, dynamic=dynamic) * 1e3 for dynamic in (True, False)]
         table.add_row(str(length), *(f"{time:.2f}" for time in times))
-    _console.print(table)
-    _console.print(found.summary())
-    _console.print(f"lengths: auto means {list(lengths)} for texts of all lengths alike.")
+    console.print(table)
+    console.print(found.summary())
+    console.print(f"lengths: auto means {list(lengths)} for texts of all lengths alike.")
     out.mkdir(parents=True, exist_ok=True)
     (out / f"profile-{service}.json").write_text(found.model_dump_json(indent=1))
     plot(found, lengths, out / f"profile-{service}.png")
-    _console.print(f"Written to {out / f'profile-{service}'}.json and .png.")
+    console.print(f"Written to {out / f'profile-{service}'}.json and .png.")
 
 
 @app.command()
@@ -124,25 +127,32 @@ def simulate(
         ),
         trace,
     )
-    _console.print(forecast.table())
-    _console.print(forecast.plan_table())
+    console.print(forecast.table())
+    console.print(forecast.plan_table())
     out.mkdir(parents=True, exist_ok=True)
     forecast.plot().savefig(out / f"simulate-{name}.png", dpi=120, bbox_inches="tight")
-    _console.print(f"Written to {out / f'simulate-{name}.png'}.")
+    console.print(f"Written to {out / f'simulate-{name}.png'}.")
 
 
 @app.command(name="zoo")
 def zoo_models(train: Annotated[bool, typer.Option(help="Train what is missing.")] = False) -> None:
-    """List the tiny models and adapters that the default cluster serves, and how good they are."""
+    """List the tiny models, adapters and tasks that the default cluster serves, and how good they are."""
     if train:
-        for name in zoo.NAMES:
-            _fetch(f"zoo/{name}")
-        _fetch_adapters(f"zoo/{zoo.ADAPTERS}")
-    table = Table("model or adapter", "on held-out texts", "parameters", "trained in")
+        with progress() as update:
+            for name in (*zoo.NAMES, zoo.ADAPTERS, zoo.TASKS):
+                zoo.ensure(name, update)
+    table = Table("model, adapter or task", "quality", "parameters", "trained in")
     for entry in zoo.status():
         size = (f"{entry.parameters:,}", f"{entry.seconds:.0f} s") if entry.trained else ("", "")
         table.add_row(f"zoo/{entry.name}", _quality(entry), *size)
-    _console.print(table)
+    console.print(table)
+    console.print(
+        "Measured on held-out data; tasks, and what prompts give them, on the profiling images in their folders."
+    )
+
+
+app.command()(vision_cli.train_prompts)
+app.command()(vision_cli.register_task)
 
 
 def main() -> None:
@@ -150,7 +160,7 @@ def main() -> None:
     try:
         app()
     except PliantError as error:
-        _console.print(f"[red]{error}[/red]")
+        console.print(str(error), style="red", markup=False)
         sys.exit(1)
 
 
@@ -160,7 +170,7 @@ def _checked(path: Path) -> config.ClusterConfig:
         config.check_models(cluster.serving)
     except ConfigError as error:
         for problem in error.problems:
-            _console.print(problem, style="red", markup=False)
+            console.print(problem, style="red", markup=False)
         raise typer.Exit(1) from None
     return cluster
 
@@ -177,8 +187,8 @@ def _encoder(cluster: config.ClusterConfig, name: str | None) -> tuple[str, conf
 def _measured(service: config.EncoderConfig) -> Profile:
     from pliant.deployments.encoder.runtimes import profile
 
-    _fetch(service.model)
-    with _progress() as update:
+    with progress() as update:
+        models.fetch(service.model, progress=update)
         return profile(service, update)
 
 
@@ -193,7 +203,8 @@ def _read_profile(path: Path) -> Profile:
 
 def _quality(entry: zoo.ZooEntry) -> str:
     if entry.accuracy is not None:
-        return f"accuracy {entry.accuracy:.1%}"
+        prompted = f" → {entry.prompted_accuracy:.1%} with prompts" if entry.prompted_accuracy else ""
+        return f"accuracy {entry.accuracy:.1%}{prompted}"
     if entry.perplexity is None:
         return "not trained yet"
     base = f"{entry.base_perplexity:.0f} → " if entry.base_perplexity else ""
@@ -207,22 +218,18 @@ def _range(gpus: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _fetch(model: str) -> None:
-    with _progress() as update:
-        models.fetch(model, progress=update)
-
-
-def _fetch_adapters(folder: str) -> None:
-    with _progress() as update:
-        models.fetch_adapters(folder, update)
-
-
-@contextmanager
-def _progress() -> Iterator[models.Progress]:
-    """A bar that is shown once something says how far it is."""
-    with Progress(console=_console, transient=True, disable=not _console.is_terminal) as progress:
-        task = progress.add_task("", total=1.0)
-        yield lambda text, done: progress.update(task, description=text, completed=done)
+def _fetch(serving: config.ServingConfig) -> None:
+    """Have all that is served from the start on this machine: models, adapters and tasks."""
+    with progress() as update:
+        for text in (*serving.encoders.values(), *serving.llms.values()):
+            models.fetch(text.model, progress=update)
+        for llm in serving.llms.values():
+            if llm.adapters and llm.adapters.folder:
+                models.fetch_adapters(llm.adapters.folder, update)
+        for vision in serving.visions.values():
+            models.fetch_vision(vision.model, progress=update)
+            if vision.tasks.folder:
+                models.fetch_tasks(vision.tasks.folder, update)
 
 
 def _serve_run(path: Path) -> subprocess.Popen[bytes]:
@@ -257,9 +264,16 @@ def _greeting(cluster: config.ClusterConfig) -> str:
     examples = [
         *((f"models/{name}", {"inputs": _TEXT, "parameters": {"top_k": 2}}) for name in cluster.serving.encoders),
         *(("v1/completions", {"model": name, "prompt": _PROMPT, "max_tokens": 40}) for name in cluster.serving.llms),
+        *((f"models/{name}", _asked_of(service)) for name, service in cluster.serving.visions.items()),
     ]
     calls = "\n".join(f"curl -s {cluster.address}/{path}{key} -d '{json.dumps(body)}'" for path, body in examples)
     return (
         f"\n[bold]Ready at {cluster.address}[/bold] (API: {cluster.address}/docs, replicas: {cluster.address}/stats). "
         f"Try:\n\n{calls}\n"
     )
+
+
+def _asked_of(service: config.VisionConfig) -> dict[str, Any]:
+    """An example of what to send to `service`; which tasks other folders than the zoo's hold, /stats tells."""
+    task = {"task": "digit"} if service.tasks.folder == f"zoo/{zoo.TASKS}" else {}
+    return {"inputs": _THREE, "parameters": {**task, "top_k": 2}}

@@ -40,7 +40,9 @@ class GatewayConfig(_Strict):
     """HTTP requests that one replica works on at a time; as many again may wait for it, more get 429."""
     max_body_mb: Annotated[float, Field(gt=0)] = 4
     max_texts: Annotated[int, Field(ge=1)] = 64
-    """Texts in one request."""
+    """Texts or images in one request."""
+    max_megapixels: Annotated[float, Field(gt=0, le=80)] = 25
+    """Of one image, as it arrives; a larger one is refused before it is decoded."""
     api_keys_env: str | None = None
     """Environment variable that holds the accepted API keys, separated by commas; without it all may call."""
 
@@ -143,6 +145,10 @@ def _in_folder(adapters: object) -> object:
     return {"folder": adapters} if isinstance(adapters, str) else adapters
 
 
+def _registry_file(given: str | None, folder: str, service: str) -> Path:
+    return Path(given).expanduser() if given else cache_folder() / folder / f"{service}.json"
+
+
 class AdaptersConfig(_Strict):
     """The LoRA adapters of a language model (Chameleon); a plain text in cluster.yaml means its `folder`."""
 
@@ -164,7 +170,7 @@ class AdaptersConfig(_Strict):
 
     def registry_file(self, service: str) -> Path:
         """The file of these adapters, which are those of `service`; it need not exist."""
-        return Path(self.registry).expanduser() if self.registry else cache_folder() / "registries" / f"{service}.json"
+        return _registry_file(self.registry, "registries", service)
 
     @model_validator(mode="after")
     def _reachable(self) -> AdaptersConfig:
@@ -218,8 +224,81 @@ class LlmConfig(_Service):
         return self
 
 
-Service = Annotated[EncoderConfig | LlmConfig, Field(discriminator="kind")]
-KINDS = ("encoder", "llm")
+class TasksConfig(_Strict):
+    """The tasks of a vision service; a plain text in cluster.yaml means their `folder`."""
+
+    folder: str | None = None
+    """Holds the tasks that are there from the start, a folder each; or zoo/digits-tasks.
+
+    Without it the model's own head is the task "model", and the one of requests that name none.
+    """
+    roots: tuple[str, ...] = ()
+    """Folders from which tasks may be loaded at run time; `folder` is one in any case."""
+    runtime: bool = True
+    """Whether clients may load and unload tasks while the cluster runs; whoever may call, may."""
+    registry: str | None = None
+    """A file that keeps what was loaded at run time; by default in the user's cache folder, one for each service."""
+
+    def registry_file(self, service: str) -> Path:
+        """The file of these tasks, which are those of `service`; it need not exist."""
+        return _registry_file(self.registry, "task-registries", service)
+
+
+def _ascending(gammas: tuple[int, ...]) -> tuple[int, ...]:
+    if len(gammas) > 1 and 0 not in gammas:
+        raise ValueError("some tasks may lack prompts, or accuracies, for all of them; add 0, or keep one alone")
+    return tuple(sorted(set(gammas)))
+
+
+def _auto_gammas(gammas: object) -> object:
+    if not isinstance(gammas, list | tuple) and gammas not in ("auto", None):
+        raise ValueError("must be auto, or a list of token counts such as [-4, 0, 2, 8]")
+    return None if gammas == "auto" else gammas
+
+
+class VisionConfig(_Service):
+    """A frozen vision transformer that many tasks share, and that trades tokens for time (OTAS)."""
+
+    kind: Literal["vision"]
+    tasks: Annotated[TasksConfig, BeforeValidator(_in_folder)] = TasksConfig()
+    """What images are classified for: a head, and prompts for each number of them, per task; or the model's own."""
+    replicas: Annotated[int, Field(ge=1)] = 1
+    gammas: Annotated[
+        Annotated[
+            tuple[Annotated[int, Field(ge=-1000, le=512)], ...],
+            Field(min_length=1, max_length=32),
+            AfterValidator(_ascending),
+        ]
+        | None,
+        BeforeValidator(_auto_gammas),
+    ] = None
+    """By how many tokens each layer may differ: prompts above 0, merged ones below. One alone is used always.
+
+    "auto", kept as None: what the model's token count suggests, what the tasks have prompts for, and 0.
+    """
+    compile: bool = False
+    """Compile the model for the CPU at the first start; otherwise replicas serve once they have measured their profile.
+
+    A compile takes half a CPU minute for each gamma of a small model, and minutes and gigabytes for one like ViT-Base;
+    it is kept for this machine. Batches of zoo/digits-vit are then 1.3 to 1.9 times as fast, and merging tokens pays,
+    which saves such a small model little otherwise. ViT-Base gains a tenth, as its time goes into matrix products:
+    merging pays for it in any case. GPUs have no need of this: they record CUDA graphs, in seconds.
+    """
+    policy: Literal["exact", "algorithm_2"] = "exact"
+    """How each batch gets its gamma: so that no other choice earns more, or by the paper's dynamic program."""
+    slo_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
+    """Latency objective of requests that give none, instead of their task's own; later answers are worth nothing."""
+    utility: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """What a right answer in time is worth if the request does not say so, instead of the task's own."""
+    queue: Annotated[int, Field(ge=1, le=4096)] = 256
+    """Images that may wait in each replica; more are refused, with 429."""
+    timeout_s: Annotated[float, Field(gt=0)] = 30
+    """How long an image may stay without an answer where a replica hangs, or its own slo_ms if that is longer; then it
+    gets 503. One that reaches no replica gets 503 at its deadline."""
+
+
+Service = Annotated[EncoderConfig | LlmConfig | VisionConfig, Field(discriminator="kind")]
+KINDS = ("encoder", "llm", "vision")
 ServiceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
@@ -236,6 +315,10 @@ class ServingConfig(_Strict):
     @property
     def llms(self) -> dict[str, LlmConfig]:
         return {name: service for name, service in self.services.items() if isinstance(service, LlmConfig)}
+
+    @property
+    def visions(self) -> dict[str, VisionConfig]:
+        return {name: service for name, service in self.services.items() if isinstance(service, VisionConfig)}
 
 
 class _ApplicationConfig(_Strict):
@@ -315,16 +398,18 @@ def parse(args: Mapping[str, Any]) -> ServingConfig:
 
 def _shared_registries(config: ServingConfig) -> Iterator[str]:
     """What is wrong with files in which two services would undo each other's changes."""
-    owners: dict[str, str] = {}
-    for name, service in config.llms.items():
-        if service.adapters:
-            file = os.path.realpath(service.adapters.registry_file(name))
-            owner = owners.setdefault(file, name)
-            if owner != name:
-                yield (
-                    f"services.{name}.adapters.registry: got {service.adapters.registry}; {owner} keeps its adapters "
-                    "in that file, so it must be another one"
-                )
+    owners: dict[str, tuple[str, str]] = {}
+    registries: list[tuple[str, str, AdaptersConfig | TasksConfig]] = [
+        *((name, "adapters", service.adapters) for name, service in config.llms.items() if service.adapters),
+        *((name, "tasks", service.tasks) for name, service in config.visions.items()),
+    ]
+    for name, what, registry in registries:
+        owner, theirs = owners.setdefault(os.path.realpath(registry.registry_file(name)), (name, what))
+        if owner != name:
+            yield (
+                f"services.{name}.{what}.registry: got {registry.registry}; {owner} keeps its {theirs} in that file, "
+                "so it must be another one"
+            )
 
 
 def read(path: Path) -> ClusterConfig:
@@ -378,7 +463,7 @@ def check_models(config: ServingConfig) -> None:
     problems = []
     for name, service in config.services.items():
         try:
-            found = _misfit_encoder(service) if isinstance(service, EncoderConfig) else _misfit_llm(service)
+            found = _misfit(service)
         except ModelError as error:
             found = f"model: {error}"
         if found:
@@ -387,8 +472,29 @@ def check_models(config: ServingConfig) -> None:
         raise ConfigError(problems)
 
 
-def _misfit_encoder(service: EncoderConfig) -> str | None:
+def _misfit(service: EncoderConfig | LlmConfig | VisionConfig) -> str | None:
     """What the model cannot do of what `service` asks, beginning with the key."""
+    if isinstance(service, EncoderConfig):
+        return _misfit_encoder(service)
+    return _misfit_llm(service) if isinstance(service, LlmConfig) else _misfit_vision(service)
+
+
+def _misfit_vision(service: VisionConfig) -> str | None:
+    labels = models.check_vision(service.model).labels
+    if not service.tasks.folder and not service.tasks.roots:
+        if not labels:
+            return "tasks: missing; the model has no head of its own, so give a folder of tasks, or roots to load from"
+        if service.gammas and min(service.gammas) > 0:
+            return f"gammas: got {service.gammas[0]}; the model's own head, the only task, has no prompts; choose 0"
+    if service.tasks.folder:
+        try:
+            models.check_tasks(service.tasks.folder)
+        except ModelError as error:
+            return f"tasks.folder: {error}"
+    return None
+
+
+def _misfit_encoder(service: EncoderConfig) -> str | None:
     takes = models.check(service.model).max_length
     longest = service.longest(takes)
     return f"lengths: got {longest}; {service.model} takes at most {takes} tokens" if longest > takes else None

@@ -34,9 +34,12 @@ Progress = Callable[[str, float], object]
 """Called with what is being done and the fraction done."""
 
 
-def download(model: str, report: Progress) -> Path:
-    """The folder of a model on the hub, found again without a network. Raises ModelError."""
-    if kept := _kept(model):
+def download(model: str, report: Progress, *, tokenizer: bool = True) -> Path:
+    """The folder of a model on the hub, found again without a network; `tokenizer` tells whether it must have one.
+
+    Raises ModelError.
+    """
+    if kept := _kept(model, tokenizer):
         return kept
     lock = cache_folder() / "downloads" / f"{model.replace('/', '--')}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -75,11 +78,11 @@ def has_tokenizer(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in (TOKENIZER, *_OLD_TOKENIZERS))
 
 
-def _kept(model: str) -> Path | None:
+def _kept(model: str, tokenizer: bool) -> Path | None:
     """The folder of an earlier download, if it was completed: `download_config` gets the config.json alone."""
     try:
         folder = Path(snapshot_download(model, local_files_only=True))
-        return folder if has_tokenizer(folder) and not missing(folder) else None
+        return folder if (has_tokenizer(folder) or not tokenizer) and not missing(folder) else None
     except (OSError, ValueError, ModelError):
         return None
 

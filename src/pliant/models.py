@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pliant import decoder_info, hub, zoo
+from pliant import decoder_info, hub, vision_info, zoo
 from pliant.cache import cache_folder, made_once
 from pliant.decoder_info import DecoderInfo as DecoderInfo
 from pliant.decoder_shape import DecoderShape
 from pliant.errors import ModelError
 from pliant.hub import Progress as Progress
+from pliant.vision_info import VisionInput
 
 _log = logging.getLogger(__name__)
 _HELD = f"{hub.CONFIG}, {hub.WEIGHTS}, {hub.TOKENIZER}"
+_VISION_HELD = f"{hub.CONFIG}, {hub.WEIGHTS}"
 _POSITIONS_START_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet"}
 """Model types that count positions from `pad_token_id + 1`, so that this many fewer tokens fit."""
 
@@ -59,24 +61,57 @@ def fetch(model: str, *, progress: Progress | None = None) -> Path:
     return _with_converted_tokenizer(model, folder, report)
 
 
+def fetch_vision(model: str, *, progress: Progress | None = None) -> Path:
+    """A folder with the config.json and weights of a vision transformer, in timm's format; otherwise as `fetch`."""
+    if model.startswith("zoo/"):
+        folder = _trained(_zoo_name(model), progress)
+    else:
+        report = progress or (lambda _text, _done: None)
+        folder = _local_folder(model, _VISION_HELD) or hub.download(model, report, tokenizer=False)
+    vision_info.read_vision(folder)
+    return folder
+
+
 def fetch_adapters(folder: str, progress: Progress | None = None) -> Path:
     """The folder that holds what `folder` names, zoo/adapters or a local folder: adapters, a PEFT folder each.
 
     The zoo's are trained on first use, as its models are, and with their model if that is not there. Raises ModelError.
     """
     check_adapters(folder)
-    if folder.startswith("zoo/"):
-        return _trained(zoo.ADAPTERS, progress)
-    return Path(folder).expanduser().resolve()
+    return _fetch_collection(folder, progress)
 
 
 def check_adapters(folder: str) -> None:
     """Raise ModelError if there is nothing that `folder` may name as adapters; trains nothing."""
+    _check_collection(folder, zoo.ADAPTERS, "adapters, a PEFT folder each")
+
+
+def fetch_tasks(folder: str, progress: Progress | None = None) -> Path:
+    """The folder that holds what `folder` names, zoo/digits-tasks or a local folder: tasks of a vision transformer, a
+    folder each (`vision_task`); otherwise as `fetch_adapters`.
+    """
+    check_tasks(folder)
+    return _fetch_collection(folder, progress)
+
+
+def check_tasks(folder: str) -> None:
+    """Raise ModelError if there is nothing that `folder` may name as tasks; trains nothing."""
+    _check_collection(folder, zoo.TASKS, "tasks, a folder each")
+
+
+def _fetch_collection(folder: str, progress: Progress | None) -> Path:
     if folder.startswith("zoo/"):
-        if folder != f"zoo/{zoo.ADAPTERS}":
-            raise ModelError(f"{folder}: the zoo has no such adapters; choose zoo/{zoo.ADAPTERS}, or a folder")
+        return _trained(folder.removeprefix("zoo/"), progress)
+    return Path(folder).expanduser().resolve()
+
+
+def _check_collection(folder: str, known: str, held: str) -> None:
+    """`known` is the zoo's only one of this kind."""
+    if folder.startswith("zoo/"):
+        if folder != f"zoo/{known}":
+            raise ModelError(f"{folder}: the zoo has no such {held.split(',')[0]}; choose zoo/{known}, or a folder")
     elif not Path(folder).expanduser().is_dir():
-        raise ModelError(f"{folder}: there is no such folder; choose one that holds adapters, a PEFT folder each")
+        raise ModelError(f"{folder}: there is no such folder; choose one that holds {held}")
 
 
 def check(model: str) -> ModelInfo:
@@ -106,11 +141,19 @@ def describe_decoder(folder: Path) -> DecoderInfo:
     return decoder_info.read(folder)
 
 
-def _config(model: str) -> dict[str, Any]:
-    """The config.json of `model`, fetched alone if it is on the hub."""
+def check_vision(model: str) -> VisionInput:
+    """What images the vision transformer `model` wants, and its own labels; fetches no weights and trains nothing.
+
+    Raises ModelError if there is no such model, or if its config.json is none of timm's.
+    """
+    return vision_info.vision_input(_config(model, _VISION_HELD), model)
+
+
+def _config(model: str, held: str = _HELD) -> dict[str, Any]:
+    """The config.json of `model`, fetched alone if it is on the hub; a folder of it should hold `held`."""
     if model.startswith("zoo/"):
         return zoo.config(_zoo_name(model))
-    return _read(_local_folder(model) or hub.download_config(model).parent, model)
+    return _read(_local_folder(model, held) or hub.download_config(model).parent, model, held)
 
 
 def _zoo_name(model: str) -> str:
@@ -128,12 +171,12 @@ def _trained(name: str, progress: Progress | None) -> Path:
     return zoo.ensure(name, progress or (lambda _text, _done: None))
 
 
-def _local_folder(model: str) -> Path | None:
+def _local_folder(model: str, held: str = _HELD) -> Path | None:
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
     if model.startswith((".", "/", "~")):
-        raise ModelError(f"{model}: there is no such folder; choose one that holds {_HELD}")
+        raise ModelError(f"{model}: there is no such folder; choose one that holds {held}")
     return None
 
 
@@ -165,9 +208,9 @@ def _with_converted_tokenizer(model: str, folder: Path, report: Progress) -> Pat
     return made_once(cache_folder() / "models" / identity[:16], convert)
 
 
-def _read(folder: Path, model: str) -> dict[str, Any]:
+def _read(folder: Path, model: str, held: str = _HELD) -> dict[str, Any]:
     if not (folder / hub.CONFIG).is_file():
-        raise ModelError(f"{model}: has no config.json; choose a folder that holds {_HELD}")
+        raise ModelError(f"{model}: has no config.json; choose a folder that holds {held}")
     return decoder_info.read_json(folder / hub.CONFIG)
 
 

@@ -51,7 +51,7 @@ def tiny_zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def reports(tiny_zoo: None) -> Reports:
     """What was reported while they were trained."""
-    assert [entry.trained for entry in zoo.status()] == [False] * 5
+    assert not any(entry.trained for entry in zoo.status())
     found: Reports = []
     models.fetch_adapters("zoo/adapters", lambda text, done: found.append((text, done)))
     return found

@@ -1,5 +1,5 @@
 """Tiny models that every machine can train in about a minute each, so that no download is needed to serve real ones,
-and adapters of one of them.
+adapters of one of them, and tasks of another.
 
 Importing this package imports neither torch nor transformers; training does.
 """
@@ -19,15 +19,19 @@ NAMES = tuple(shapes.SHAPES)
 """The models that there are, named `zoo/NAME` elsewhere."""
 ADAPTERS = "adapters"
 """The entry that holds all adapters, a PEFT folder each."""
+TASKS = "digits-tasks"
+"""The entry that holds all vision tasks, a folder each."""
+_MEASURED = ("accuracy", "perplexity", "base_perplexity", "prompted_accuracy")
 
 
 @dataclass(frozen=True)
 class ZooEntry:
-    """A model or an adapter, and what was measured on texts that it has not seen, once it is trained.
+    """A model, an adapter or a task, and what was measured on data that it has not seen, once it is trained.
 
-    Classifiers have an `accuracy`, of held-out paragraphs. Language models have a `perplexity`, of a token in held-out
-    documents, and adapters one in held-out docstrings of their part, where the model has `base_perplexity` without
-    them. `seconds` is the wall time that training took.
+    Classifiers have an `accuracy`, of held-out paragraphs or images. Tasks have one, too, and the best one that prompts
+    give, `prompted_accuracy`, both of the profiling images that come with them. Language models have a `perplexity`, of
+    a token in held-out documents, and adapters one in held-out docstrings of their part, where the model has
+    `base_perplexity` without them. `seconds` is the wall time that training took.
     """
 
     name: str
@@ -36,6 +40,7 @@ class ZooEntry:
     parameters: int = 0
     seconds: float = 0.0
     base_perplexity: float | None = None
+    prompted_accuracy: float | None = None
 
     @property
     def trained(self) -> bool:
@@ -43,9 +48,10 @@ class ZooEntry:
 
 
 def folder(name: str) -> Path:
-    """Where the model `name`, or `ADAPTERS` for one version of their model, lies, or will lie once trained."""
-    if name == ADAPTERS:
-        return cache_folder() / "zoo" / f"{name}-v{shapes.ADAPTERS_VERSION}-of-{folder(shapes.BASE).name}"
+    """Where the model `name`, or `ADAPTERS` or `TASKS` of one version of their model, lies or will lie once trained."""
+    if name in (ADAPTERS, TASKS):
+        version = shapes.ADAPTERS_VERSION if name == ADAPTERS else shapes.TASKS_VERSION
+        return cache_folder() / "zoo" / f"{name}-v{version}-of-{folder(_base(name)).name}"
     return cache_folder() / "zoo" / f"{name}-v{shapes.SHAPES[name].version}"
 
 
@@ -55,26 +61,35 @@ def config(name: str) -> dict[str, Any]:
 
 
 def status() -> list[ZooEntry]:
-    """All models of the zoo, in the order of `NAMES`, and then each adapter."""
-    adapters = [_entry(f"{ADAPTERS}/{name}", folder(ADAPTERS) / name) for name in shapes.ADAPTERS]
-    return [*(_entry(name, folder(name)) for name in NAMES), *adapters]
+    """All models of the zoo, in the order of `NAMES`, then each adapter and each task."""
+    parts = [(ADAPTERS, name) for name in shapes.ADAPTERS] + [(TASKS, name) for name in shapes.TASKS]
+    return [
+        *(_entry(name, folder(name)) for name in NAMES),
+        *(_entry(f"{group}/{name}", folder(group) / name) for group, name in parts),
+    ]
 
 
 def ensure(name: str, progress: Callable[[str, float], object]) -> Path:
-    """The folder of the model `name`, or of the `ADAPTERS`, which are trained first if this user has never done so.
+    """The folder of the model `name`, of the `ADAPTERS` or of the `TASKS`, which are trained first if this user has
+    never done so.
 
     One process trains, others that ask meanwhile wait for it. `progress` is called with what is being done and the
-    fraction done; adapters may need their model to be trained before.
+    fraction done; adapters and tasks may need their model to be trained before.
     """
-    if name == ADAPTERS and not folder(name).exists():
-        ensure(shapes.BASE, progress)
-    make = train_adapters if name == ADAPTERS else functools.partial(train, name)
+    if name in (ADAPTERS, TASKS) and not folder(name).exists():
+        ensure(_base(name), progress)
+    make = {ADAPTERS: train_adapters, TASKS: train_tasks}.get(name) or functools.partial(train, name)
     return made_once(folder(name), lambda unfinished: make(unfinished, progress))
+
+
+def _base(name: str) -> str:
+    """The model that the adapters or the tasks are for."""
+    return shapes.BASE if name == ADAPTERS else shapes.BACKBONE
 
 
 def train(name: str, folder: Path, progress: Callable[[str, float], object]) -> None:
     """Train the model `name` and write it to `folder`: weights, configuration, tokenizer and `zoo.json`."""
-    from pliant.zoo import llama, topics
+    from pliant.zoo import digits_vit, llama, topics
 
     started = time.perf_counter()
     shape = shapes.SHAPES[name]
@@ -84,23 +99,38 @@ def train(name: str, folder: Path, progress: Callable[[str, float], object]) -> 
 
     if isinstance(shape, shapes.LlamaShape):
         measured = asdict(llama.train(shape, folder, report))
+    elif isinstance(shape, shapes.VitShape):
+        measured = asdict(digits_vit.train(shape, folder, report))
     else:
         measured = asdict(topics.train(shape, folder, report))
     _write_card(folder, name, shape.version, measured, started)
 
 
 def train_adapters(into: Path, progress: Callable[[str, float], object]) -> None:
-    """Train all adapters of `BASE`, which is there already: a folder in `into` for each, as PEFT saves it."""
+    """Train all adapters of their model, which is there already: a folder in `into` for each, as PEFT saves it."""
     from pliant.zoo import adapters
 
     for index, (name, shape) in enumerate(shapes.ADAPTERS.items()):
-
-        def report(text: str, done: float, name: str = name, index: int = index) -> object:
-            return progress(f"{text}: zoo/{ADAPTERS}/{name}", (index + done) / len(shapes.ADAPTERS))
-
+        report = _part(progress, f"{ADAPTERS}/{name}", index, len(shapes.ADAPTERS))
         started = time.perf_counter()
         measured = asdict(adapters.train(shape, folder(shapes.BASE), into / name, report))
         _write_card(into / name, name, shapes.ADAPTERS_VERSION, measured, started)
+
+
+def train_tasks(into: Path, progress: Callable[[str, float], object]) -> None:
+    """Train all tasks of their model, which is there already: a folder in `into` for each."""
+    from pliant.zoo import digits_tasks
+
+    for index, (name, shape) in enumerate(shapes.TASKS.items()):
+        report = _part(progress, f"{TASKS}/{name}", index, len(shapes.TASKS))
+        started = time.perf_counter()
+        measured = asdict(digits_tasks.train(name, shape, folder(shapes.BACKBONE), into / name, report))
+        _write_card(into / name, name, shapes.TASKS_VERSION, measured, started)
+
+
+def _part(progress: shapes.Progress, name: str, index: int, count: int) -> shapes.Progress:
+    """The progress of one of `count` trainings."""
+    return lambda text, done: progress(f"{text}: zoo/{name}", (index + done) / count)
 
 
 def _write_card(folder: Path, name: str, version: int, measured: dict[str, Any], started: float) -> None:
@@ -114,5 +144,5 @@ def _entry(name: str, folder: Path) -> ZooEntry:
     if not card.exists():
         return ZooEntry(name)
     found = json.loads(card.read_text())
-    measured = {key: found.get(key) for key in ("accuracy", "perplexity", "base_perplexity")}
+    measured = {key: found.get(key) for key in _MEASURED}
     return ZooEntry(name, parameters=found["parameters"], seconds=found["seconds"], **measured)

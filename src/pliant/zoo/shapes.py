@@ -14,6 +14,10 @@ BEGIN, END, SYSTEM, USER, ASSISTANT = range(5)
 """The language model's special tokens, by id: where texts begin, where they and chat messages end, and who speaks."""
 
 
+GROUPS = ("0 or 5", "1 or 6", "2 or 7", "3 or 8", "4 or 9")
+"""What the vision transformer tells apart: digits by their remainder of a division by five."""
+DIGITS_SIDE = 32
+"""Pixels of an image's height and width."""
 ATTENTION = MODULES[:4]
 """The linear layers of attention: queries, keys, values and output."""
 
@@ -85,6 +89,63 @@ class LlamaShape:
 
 
 @dataclass(frozen=True)
+class VitShape:
+    """A vision transformer without class token and its training: `epochs` over the digits at a peak `learning_rate`."""
+
+    layers: int
+    hidden: int
+    heads: int
+    epochs: int
+    learning_rate: float
+    patch: int = 4
+    mlp_ratio: float = 2.0
+    version: int = 1
+
+    def config(self) -> dict[str, Any]:
+        """The `config.json` of a model of this shape, as timm reads it."""
+        return {
+            "architecture": "vit_tiny_patch16_224",
+            "num_classes": len(GROUPS),
+            "num_features": self.hidden,
+            "global_pool": "avg",
+            "label_names": list(GROUPS),
+            "model_args": {
+                "img_size": DIGITS_SIDE,
+                "patch_size": self.patch,
+                "embed_dim": self.hidden,
+                "depth": self.layers,
+                "num_heads": self.heads,
+                "mlp_ratio": self.mlp_ratio,
+                "class_token": False,
+                "global_pool": "avg",
+            },
+            "pretrained_cfg": {
+                "input_size": [3, DIGITS_SIDE, DIGITS_SIDE],
+                "fixed_input_size": True,
+                "interpolation": "bicubic",
+                "crop_pct": 1.0,
+                "mean": [0.5] * 3,
+                "std": [0.5] * 3,
+                "first_conv": "patch_embed.proj",
+                "classifier": "head",
+            },
+        }
+
+
+@dataclass(frozen=True)
+class TaskShape:
+    """A task on the digits and its training: `epochs` for each of `gammas` prompts at a peak `learning_rate`.
+
+    Both suit a small model that has a minute: few epochs in large steps.
+    """
+
+    epochs: int
+    learning_rate: float
+    batch: int = 16
+    gammas: tuple[int, ...] = (2, 4, 8)
+
+
+@dataclass(frozen=True)
 class AdapterShape:
     """A LoRA adapter of the language model `BASE` and its training: `steps` batches at a peak `learning_rate`."""
 
@@ -99,12 +160,13 @@ class AdapterShape:
     """Scaled by alpha / sqrt(rank) instead of alpha / rank."""
 
 
-SHAPES: dict[str, Shape | LlamaShape] = {
+SHAPES: dict[str, Shape | LlamaShape | VitShape] = {
     "topics-small": Shape(layers=2, hidden=128, heads=2, epochs=5, learning_rate=1.5e-3),
     "topics-large": Shape(layers=4, hidden=256, heads=4, epochs=8, learning_rate=1e-3),
     "tiny-llama": LlamaShape(
         layers=4, hidden=256, heads=4, kv_heads=2, intermediate=704, steps=800, learning_rate=2e-3
     ),
+    "digits-vit": VitShape(layers=4, hidden=48, heads=3, epochs=8, learning_rate=2e-3),
 }
 
 BASE = "tiny-llama"
@@ -122,3 +184,14 @@ ADAPTERS = {
 """By name: part and rank."""
 ADAPTERS_VERSION = 1
 """Raised whenever their texts, shapes or training change."""
+
+BACKBONE = "digits-vit"
+"""The model that the tasks are for."""
+TASKS = {
+    "digit": TaskShape(epochs=5, learning_rate=0.1),
+    "parity": TaskShape(epochs=3, learning_rate=0.2),
+    "at-least-five": TaskShape(epochs=3, learning_rate=0.2),
+}
+"""By the names that `digits` has for them."""
+TASKS_VERSION = 1
+"""Raised whenever their images, shapes or training change."""
