@@ -34,11 +34,11 @@ def compile_into(folder: Path, model: EagerClassifier, spec: RuntimeSpec) -> Non
             inductor_configs={"freezing": True, "aot_inductor.precompile_headers": False},
         )
     if torch.__version__ >= "2.13":  # the first release that loads unpacked packages
-        _unpack(Path(archive))
+        unpack(Path(archive))
     (folder / "runtime.json").write_text(json.dumps(model.facts))
 
 
-def _unpack(archive: Path) -> None:
+def unpack(archive: Path) -> None:
     """Replace `archive` by the folder of its content.
 
     A packed one would be unpacked to /tmp by every load, and stay there when the process is killed. The compiler's own

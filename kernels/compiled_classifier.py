@@ -147,16 +147,17 @@ def _open(folder: Path, spec: RuntimeSpec) -> Runtime:
 
 def can_compile(spec: RuntimeSpec) -> bool:
     """Whether `load` can give a compiled runtime: it has been compiled before, or a C++ compiler is there."""
-    return package_folder(spec).exists() or _cxx() is not None
+    return package_folder(spec).exists() or find_compiler() is not None
 
 
-def _cxx() -> str | None:
+def find_compiler() -> str | None:
+    """The C++ compiler's command: $CXX, or else the first of g++ and clang++ that is there."""
     return next(filter(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))), None)
 
 
 def _compile_apart(spec: RuntimeSpec, into: Path) -> None:
     """Compile in a process of its own, with a bounded number of threads."""
-    compiler = _cxx()
+    compiler = find_compiler()
     if compiler is None:
         raise _CannotCompileError(
             "No C++ compiler was found (CXX, g++ or clang++), so classifiers run uncompiled: answers are the same, but "

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pliant.kernels.cuda_graph import graph_rows
 from pliant.kernels.cuda_kernels import CudaKernels
 from pliant.kernels.decoder import Decoder, Prefill
 from pliant.kernels.executor import Done, Executor, Launched, Output, Step
@@ -27,7 +28,6 @@ from pliant.lora_layout import MODULES, LoraLayout
 Forward = Callable[[Tensor, Tensor, LoraTiles | None], Tensor]
 """(slots, lengths, adapters), [rows] int32 each -> logits [rows, vocab]."""
 _NO_SLOT = -1
-_APART = 8
 _ALIGNED = 4  # int32s in 16 bytes: the kernels are compiled for addresses that are multiples of that
 
 
@@ -137,11 +137,6 @@ class _UnderWay(Done):
     def result(self) -> Output:
         self._copied.synchronize()
         return super().result()
-
-
-def graph_rows(slots: int) -> list[int]:
-    """For how many rows steps are recorded: 1, 2, 4, multiples of 8, and `slots`, rising."""
-    return [rows for rows in (1, 2, 4, *range(_APART, slots, _APART)) if rows < slots] + [slots]
 
 
 def _table(rows: int, offset: int, lengths: NDArray[np.int32]) -> NDArray[np.int32]:

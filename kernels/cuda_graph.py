@@ -6,7 +6,9 @@ import torch
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
-_WARM_UPS = 3
+WARM_UPS = 3
+"""Runs before a recording, which choose and compile kernels."""
+_APART = 8
 
 
 class CudaGraph:
@@ -23,7 +25,7 @@ class CudaGraph:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
+            for _ in range(WARM_UPS):
                 forward(self._input)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
@@ -35,3 +37,10 @@ class CudaGraph:
         self._input.copy_(host, non_blocking=True)
         self._graph.replay()
         return self._output.cpu()
+
+
+def graph_rows(most_rows: int) -> list[int]:
+    """For how many rows graphs are recorded, where a batch runs in the smallest that holds it: 1, 2, 4, multiples of 8,
+    and `most_rows`, rising.
+    """
+    return [rows for rows in (1, 2, 4, *range(_APART, most_rows, _APART)) if rows < most_rows] + [most_rows]

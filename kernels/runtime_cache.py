@@ -68,7 +68,7 @@ class RuntimeSpec:
             (self.folder / "config.json").read_text(),
             [self.max_length, self.device, self.dtype, self.threads, self.dynamic],
             torch.__version__,
-            _machine(self.device),
+            machine(self.device),
         ]
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
         lengths = f"1to{self.max_length}" if self.dynamic else self.max_length
@@ -88,7 +88,7 @@ def package(spec: RuntimeSpec, build: Callable[[Path], None]) -> Path:
     return made_once(package_folder(spec), build)
 
 
-def _machine(device: str) -> list[str]:
+def machine(device: str) -> list[str]:
     """What compiled code depends on besides torch: the instructions this CPU has, and the kind of GPU."""
     instructions = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")

@@ -26,7 +26,8 @@ from pliant.lora_layout import LoraLayout
 
 pytest.importorskip("triton")
 from pliant.kernels import cuda_executor
-from pliant.kernels.cuda_executor import CudaExecutor, RecordedStep, graph_rows
+from pliant.kernels.cuda_executor import CudaExecutor, RecordedStep
+from pliant.kernels.cuda_graph import graph_rows
 from pliant.kernels.cuda_kernels import CudaKernels
 from pliant.kernels.triton_lora import LoraTiles, tables_of
 
