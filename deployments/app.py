@@ -10,12 +10,13 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
-from pliant.config import EncoderConfig, LlmConfig, ReplicaRange, ServingConfig, check_models, parse
+from pliant.config import EncoderConfig, LlmConfig, ReplicaRange, ServingConfig, VisionConfig, check_models, parse
 from pliant.deployments.autoscaling import PLANNER, STAY
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.gateway.gateway import Gateway
 from pliant.deployments.llm.replica import LlmReplica
 from pliant.deployments.planner.planner import Planner
+from pliant.deployments.vision.replica import VisionReplica
 from pliant.errors import PliantError
 
 _STATS_PERIOD_S = 1.0
@@ -43,11 +44,12 @@ def build(args: dict[str, Any]) -> Application:
         raise RayServeException(str(error)) from None
     encoders = {name: encoder(name, service) for name, service in config.encoders.items()}
     llms = {name: llm(name, service) for name, service in config.llms.items()}
-    return assemble(config, encoders | llms)
+    visions = {name: vision(name, service) for name, service in config.visions.items()}
+    return assemble(config, encoders | llms | visions)
 
 
 def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Application:
-    """A gateway in front of `services`, and a planner for those that are encoders and the adapters of the others."""
+    """A gateway in front of `services`; a planner for those that are encoders, and for others' adapters and tasks."""
     gateway = config.gateway
     encoders = {name: service for name, service in services.items() if name in config.encoders}
     planner = _deployment(
@@ -91,6 +93,18 @@ def llm(name: str, config: LlmConfig) -> Application:
         ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
         max_ongoing_requests=_MOST_OUTSTANDING,
         request_router_config=_router("pliant.deployments.llm.router:LiveTokenRouter", service=name),
+    ).bind(name, config)
+
+
+def vision(name: str, config: VisionConfig) -> Application:
+    """The replicas of one vision service."""
+    return _deployment(
+        VisionReplica,
+        name=name,
+        num_replicas=config.replicas,
+        ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
+        max_ongoing_requests=max(_MOST_OUTSTANDING, 3 * config.queue),
+        request_router_config=_router("pliant.deployments.vision.router:LeastBusyRouter", service=name),
     ).bind(name, config)
 
 

@@ -7,8 +7,11 @@ from typing import Any
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
+from pliant.deployments.llm import metric_tables as llm
 from pliant.deployments.llm.messages import ReplicaReport
-from pliant.deployments.llm.metric_tables import ADAPTERS, CLASSES, EVICTIONS, PREDICTOR, REPLICA, RESIDENT, Table
+from pliant.deployments.metric_table import Table
+from pliant.deployments.vision import metric_tables as vision
+from pliant.deployments.vision.report import EngineReport
 
 _TOKEN_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0]
 _ANSWER_S = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0]
@@ -74,11 +77,11 @@ class LlmReplicaMetrics:
     """Of one replica of a language model, which Ray adds as a tag."""
 
     def __init__(self, service: str) -> None:
-        self._replica = _Followed(service, REPLICA)
-        self._predictor = _Followed(service, PREDICTOR)
-        self._adapters = _Followed(service, {**ADAPTERS, "resident": RESIDENT})
-        self._evictions = _Followed(service, {"evictions": EVICTIONS}, "reason")
-        self._classes = _Followed(service, CLASSES, "class")
+        self._replica = _Followed(service, llm.REPLICA)
+        self._predictor = _Followed(service, llm.PREDICTOR)
+        self._adapters = _Followed(service, {**llm.ADAPTERS, "resident": llm.RESIDENT})
+        self._evictions = _Followed(service, {"evictions": llm.EVICTIONS}, "reason")
+        self._classes = _Followed(service, llm.CLASSES, "class")
         self._most_classes = 0
         """That there ever were."""
 
@@ -94,6 +97,45 @@ class LlmReplicaMetrics:
         for index in range(len(report["classes"]), self._most_classes):
             self._classes.follow({"waiting": 0}, str(index))
         self._most_classes = max(self._most_classes, len(report["classes"]))
+
+
+class VisionMetrics:
+    """Of a vision service, as its gateway sees it. `gamma` counts tokens added to each layer, or merged if negative."""
+
+    def __init__(self, service: str) -> None:
+        self.requests = _counter(
+            service, "pliant_vision_requests_total", "Images by outcome, an HTTP status, and task.", "status", "task"
+        )
+        self.slo_violations = _counter(
+            service, "pliant_vision_slo_violations_total", "Images answered after their deadline.", "task"
+        )
+        self.retries = _counter(
+            service, "pliant_vision_retries_total", "Images sent to a replica again, by why.", "reason"
+        )
+        self.latency = _histogram(
+            service,
+            "pliant_vision_latency_seconds",
+            "From an image's arrival in the gateway to its answer.",
+            _LATENCY_S,
+            "gamma",
+        )
+
+
+class VisionReplicaMetrics:
+    """Of one replica of a vision service, which Ray adds as a tag."""
+
+    def __init__(self, service: str) -> None:
+        self._replica = _Followed(service, vision.REPLICA)
+        self._fates = _Followed(service, {"images": vision.FATE}, "fate")
+        self._gammas = _Followed(service, vision.GAMMAS, "gamma")
+
+    def record(self, report: EngineReport) -> None:
+        """Once for every report, in order."""
+        self._replica.follow(report)
+        for fate in vision.FATES:
+            self._fates.follow({"images": report[fate]}, fate)  # type: ignore[literal-required]
+        for gamma, one in report["gammas"].items():
+            self._gammas.follow(one, str(gamma))
 
 
 class ReplicaMetrics:

@@ -8,18 +8,17 @@ Serve's own `capacity_queue_router`; `tests/deployments/test_ray_contract.py` pi
 from __future__ import annotations
 
 import asyncio
-from typing import cast
 
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
-from pliant.deployments.encoder.engine import Assignment, Report
+from pliant.deployments.encoder.engine import Assignment
 from pliant.deployments.encoder.routing_table import shared
+from pliant.deployments.router import WatchingRouter
 
 _RETRY_S = 0.01
-_SUSPECT_S = 1.0
 
 
-class LengthRouter(RequestRouter):
+class LengthRouter(WatchingRouter):
     """Routes a call by its first argument: a `Query` by policy, an `Assignment` to the replica that it names.
 
     `await handle.infer.remote(query)` raises NoRuntimeError or DeadlineError when the policy refuses the request, and
@@ -28,12 +27,7 @@ class LengthRouter(RequestRouter):
 
     def initialize_state(self, service: str, slo_s: float) -> None:  # type: ignore[override]
         self._table = shared(service, slo_s)
-        self._running: dict[str, RunningReplica] = {}
-
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        super().update_replicas(replicas)
-        self._running = {replica.replica_id.unique_id: replica for replica in replicas}
-        self._table.sync({name: _report(replica) for name, replica in self._running.items()})
+        self.watch(self._table)
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
@@ -57,17 +51,3 @@ class LengthRouter(RequestRouter):
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         self._table.done(replica_id.unique_id)
-
-    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        super().on_replica_actor_died(replica_id)
-        self._table.lose(replica_id.unique_id)
-
-    def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
-        super().on_replica_actor_unavailable(replica_id)
-        self._table.suspect(replica_id.unique_id)
-        asyncio.get_running_loop().call_later(_SUSPECT_S, self._table.trust, replica_id.unique_id)
-
-
-def _report(replica: RunningReplica) -> Report | None:
-    """The replica's latest statistics, or what it said when it started."""
-    return cast(Report | None, replica.routing_stats or replica.replica_metadata or None)

@@ -9,6 +9,8 @@ from fastapi import Request
 
 from pliant.deployments.gateway.errors import RequestError
 
+LARGE = 65_536
+"""Bytes from which on a body is parsed in a thread, so that the event loop stays responsive."""
 _RECEIVE_WITHIN_S = 30
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from pliant.deployments.encoder.engine import Answer, Query, Refusal
 from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.gateway.errors import NotDeployedError, ReplicaLostError, RequestError
 from pliant.deployments.gateway.parameters import ClassifyParameters
+from pliant.deployments.gateway.scores import apply, likeliest
 from pliant.models import ModelInfo
 from pliant.policies.admission import DeadlineError
 from pliant.policies.dispatch import NoRuntimeError
@@ -34,8 +35,6 @@ _RETRY_S = 0.05
 _MOST_LOST = 3
 """Replicas that may die under one request before it is suspected of killing them."""
 _MOST_REFUSED = 3
-
-FloatArray = NDArray[Any]
 
 
 class Recorder(Protocol):
@@ -189,16 +188,6 @@ class Classifier:
 
     def _read(self, answer: Answer, parameters: ClassifyParameters, warning: str | None) -> Prediction:
         logits = np.frombuffer(answer.logits, dtype="<f4")
-        scores = _apply(parameters.function_to_apply or self._default_function, logits)
-        order = np.argsort(-scores, kind="stable")[: parameters.top_k]
+        scores = apply(parameters.function_to_apply or self._default_function, logits)
+        order = likeliest(scores, parameters.top_k)
         return Prediction([self.labels[index] for index in order], scores[order].tolist(), warning)
-
-
-def _apply(function: str, logits: FloatArray) -> FloatArray:
-    scores: FloatArray = logits
-    if function == "sigmoid":
-        scores = (1 + np.tanh(logits / 2)) / 2
-    elif function == "softmax":
-        exponentials = np.exp(logits - logits.max())
-        scores = exponentials / exponentials.sum()
-    return scores

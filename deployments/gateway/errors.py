@@ -21,5 +21,9 @@ class ReplicaLostError(Exception):
     """The replica died, or could not be reached, before it answered."""
 
 
+class ReplicaLeftError(Exception):
+    """The request was not sent: the replica has left, or cannot be reached."""
+
+
 class NotDeployedError(Exception):
     """The service has no replicas at all just now."""

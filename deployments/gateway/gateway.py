@@ -8,28 +8,39 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 from fastapi import FastAPI
-from grpc.aio import AioRpcError
 from ray import serve
-from ray.exceptions import RayActorError, TaskCancelledError
-from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from pliant import models
-from pliant.config import EncoderConfig, LlmConfig, ServingConfig
+from pliant.config import EncoderConfig, LlmConfig, ServingConfig, VisionConfig
 from pliant.deployments.encoder.engine import Answer, Query, Refusal
 from pliant.deployments.encoder.routing_table import shared
 from pliant.deployments.gateway.adapter_follower import AdapterFollower
 from pliant.deployments.gateway.classifier import Classifier
-from pliant.deployments.gateway.errors import NotDeployedError, ReplicaLostError
 from pliant.deployments.gateway.follower import Follower, Tally
 from pliant.deployments.gateway.http import application
 from pliant.deployments.gateway.language_model import CLIENT_LEFT, LanguageModel
 from pliant.deployments.gateway.status import exposition
+from pliant.deployments.gateway.task_follower import TaskFollower
+from pliant.deployments.gateway.vision import VisionClassifier
 from pliant.deployments.llm import router as llm_router
 from pliant.deployments.llm import routing_table as llm_routing_table
-from pliant.deployments.metrics import EncoderMetrics, LlmMetrics
-from pliant.deployments.planner.messages import AdapterNews, Guidance, News, Registered, Rejected
+from pliant.deployments.metrics import EncoderMetrics, LlmMetrics, VisionMetrics
+from pliant.deployments.planner.calls import answer
+from pliant.deployments.planner.messages import (
+    AdapterNews,
+    Guidance,
+    News,
+    Registered,
+    RegisteredTask,
+    Rejected,
+    TaskNews,
+)
+from pliant.deployments.router import caller
+from pliant.deployments.vision import router as vision_router
+from pliant.deployments.vision import routing_table as vision_routing_table
 from pliant.errors import ConfigError
+from pliant.vision_info import read_vision
 
 Handle = DeploymentHandle[Any]
 
@@ -49,11 +60,18 @@ class Gateway:
         if any(service.adapters for service in config.llms.values()):
             self._adapters = AdapterFollower(calls)
             self._following.append(asyncio.create_task(self._adapters.run()))
+        self._tasks = None
+        if config.visions:
+            self._tasks = TaskFollower(calls)
+            self._following.append(asyncio.create_task(self._tasks.run()))
         self._classifiers = {
             name: await self._classifier(name, service, handles[name]) for name, service in config.encoders.items()
         }
         self._language_models = {
             name: await self._language_model(name, service, handles[name]) for name, service in config.llms.items()
+        }
+        self._visions = {
+            name: await self._vision(name, service, handles[name]) for name, service in config.visions.items()
         }
 
     async def _classifier(self, name: str, service: EncoderConfig, handle: Handle) -> Classifier:
@@ -67,6 +85,14 @@ class Gateway:
         info = models.describe_decoder(folder)
         table = llm_routing_table.shared(name)
         return LanguageModel(name, service, folder, info, table, llm_router.caller(handle), _LlmRecorder(name))
+
+    async def _vision(self, name: str, service: VisionConfig, handle: Handle) -> VisionClassifier:
+        assert self._tasks
+        info = read_vision(await asyncio.to_thread(models.fetch_vision, service.model))
+        table = vision_routing_table.shared(name)
+        call, recorder = vision_router.caller(handle), _VisionRecorder(name)
+        most = self._config.gateway.max_megapixels
+        return VisionClassifier(name, service, info, most, self._tasks, table, call, recorder)
 
     async def check_health(self) -> None:
         """Serve replaces a gateway that does not listen to the planner any more."""
@@ -83,6 +109,8 @@ class Gateway:
             self._stats,
             lambda: exposition(self._stats()),
             _api_keys(self._config.gateway.api_keys_env),
+            self._visions,
+            self._tasks,
         )
 
     def _stats(self) -> dict[str, Any]:
@@ -95,6 +123,14 @@ class Gateway:
                 name: {"replicas": llm_routing_table.shared(name).replicas()} for name in self._language_models
             },
             "adapters": self._adapters.facts() if self._adapters else {},
+            "vision": {
+                name: {
+                    "replicas": vision_routing_table.shared(name).replicas(),
+                    "tasks": [entry.task.name for entry in vision.tasks()],
+                }
+                for name, vision in self._visions.items()
+            },
+            "tasks": self._tasks.facts() if self._tasks else {},
         }
 
 
@@ -105,53 +141,38 @@ class _Planner:
         self._handle = handle
 
     async def exchange(self, seen: str, news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
-        answer: tuple[str, Mapping[str, Guidance]] = await _answer(self._handle.exchange.remote(seen, news))
-        return answer
+        told: tuple[str, Mapping[str, Guidance]] = await answer(self._handle.exchange.remote(seen, news))
+        return told
 
     async def adapter_news(self, gateway: str, seen: tuple[str, int], wait: bool) -> AdapterNews:
-        news: AdapterNews = await _answer(self._handle.adapter_news.remote(gateway, seen, wait))
+        news: AdapterNews = await answer(self._handle.adapter_news.remote(gateway, seen, wait))
         return news
 
     async def load_adapter(self, name: str, path: str, service: str | None, in_place: bool) -> Registered | Rejected:
-        done: Registered | Rejected = await _answer(self._handle.load_adapter.remote(name, path, service, in_place))
+        done: Registered | Rejected = await answer(self._handle.load_adapter.remote(name, path, service, in_place))
         return done
 
     async def unload_adapter(self, name: str) -> Registered | Rejected:
-        done: Registered | Rejected = await _answer(self._handle.unload_adapter.remote(name))
+        done: Registered | Rejected = await answer(self._handle.unload_adapter.remote(name))
         return done
 
+    async def task_news(self, follower: str, seen: tuple[str, int], wait: bool) -> TaskNews:
+        news: TaskNews = await answer(self._handle.task_news.remote(follower, seen, wait))
+        return news
 
-async def _answer(response: Any) -> Any:
-    try:
-        return await response
-    except asyncio.CancelledError:
-        response.cancel()
-        if (task := asyncio.current_task()) and task.cancelling():
-            raise
-        raise ReplicaLostError from None
+    async def load_task(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask | Rejected:
+        done: RegisteredTask | Rejected = await answer(self._handle.load_task.remote(service, name, path, replace))
+        return done
+
+    async def unload_task(self, service: str, name: str) -> RegisteredTask | Rejected:
+        done: RegisteredTask | Rejected = await answer(self._handle.unload_task.remote(service, name))
+        return done
 
 
 def _caller(handle: Handle) -> Callable[[Query], Awaitable[Answer | Refusal]]:
     # The router runs in this loop, not in a thread of its own, so that the table needs no lock and a call no hand-over.
     handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
-    infer = handle.infer
-
-    async def call(query: Query) -> Answer | Refusal:
-        response = infer.remote(query)
-        try:
-            reply: Answer | Refusal = await response
-            return reply
-        except asyncio.CancelledError as error:
-            response.cancel()  # type: ignore[no-untyped-call]
-            if (task := asyncio.current_task()) and task.cancelling():
-                raise
-            raise ReplicaLostError from error  # not the client left, but the replica
-        except DeploymentUnavailableError as error:
-            raise NotDeployedError from error
-        except (RayActorError, TaskCancelledError, AioRpcError) as error:
-            raise ReplicaLostError from error
-
-    return call
+    return caller(handle.infer.remote)
 
 
 def _api_keys(variable: str | None) -> list[str]:
@@ -214,4 +235,21 @@ class _LlmRecorder:
         self._metrics.requests.inc(tags={"status": "client left" if status == CLIENT_LEFT else str(status)})
 
     def retried(self, reason: Literal["lost", "busy", "none"]) -> None:
+        self._metrics.retries.inc(tags={"reason": reason})
+
+
+class _VisionRecorder:
+    def __init__(self, service: str) -> None:
+        self._metrics = VisionMetrics(service)
+
+    def answered(self, task: str, seconds: float, in_time: bool, gamma: int) -> None:
+        self._metrics.requests.inc(tags={"status": "200", "task": task})
+        self._metrics.latency.observe(seconds, tags={"gamma": str(gamma)})
+        if not in_time:
+            self._metrics.slo_violations.inc(tags={"task": task})
+
+    def failed(self, task: str, status: int) -> None:
+        self._metrics.requests.inc(tags={"status": str(status), "task": task})
+
+    def retried(self, reason: Literal["left", "failed", "task", "none"]) -> None:
         self._metrics.retries.inc(tags={"reason": reason})

@@ -1,18 +1,26 @@
-"""The Hugging Face inference shape, as `huggingface_hub.InferenceClient.text_classification` calls it."""
+"""The Hugging Face inference shape, as `huggingface_hub.InferenceClient` calls it to classify texts and images.
+
+An image comes as it is, with parameters in the URL if at all, or in base64 within JSON; what the JSON says of
+parameters goes before the URL: `client.image_classification(image, model=f"{address}/models/digits?task=parity")`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pliant.deployments.gateway.body import read_body
+from pliant.deployments.gateway.body import LARGE, read_body
 from pliant.deployments.gateway.classifier import Classifier, Prediction
-from pliant.deployments.gateway.parameters import ClassifyParameters, validated_json
+from pliant.deployments.gateway.errors import RequestError
+from pliant.deployments.gateway.image_tensors import decoded
+from pliant.deployments.gateway.parameters import ClassifyParameters, VisionParameters, explain, validated_json
 from pliant.deployments.gateway.validation import bounded, finder
+from pliant.deployments.gateway.vision import MANY_LABELS, VisionClassifier, VisionPrediction
 
 
 class TextClassificationRequest(BaseModel):
@@ -26,31 +34,91 @@ class TextClassificationRequest(BaseModel):
     """Of the hosted service (caching, waiting for a model): accepted, without effect."""
 
 
-def router(classifiers: Mapping[str, Classifier], max_body: int, max_texts: int) -> APIRouter:
-    """The route over `classifiers` by model name. `max_body` is in bytes."""
+class ImageClassificationRequest(BaseModel):
+    """An image in base64, or several, to classify."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    inputs: str | list[str]
+    parameters: VisionParameters = VisionParameters()
+    options: dict[str, Any] = {}
+    """As above."""
+
+
+def router(
+    classifiers: Mapping[str, Classifier], visions: Mapping[str, VisionClassifier], max_body: int, most: int
+) -> APIRouter:
+    """The route over models by name. `max_body` is in bytes, `most` texts or images are in a request."""
     api = APIRouter(tags=["Hugging Face"])
-    find = finder(classifiers)
+    served: dict[str, Classifier | VisionClassifier] = {**classifiers, **visions}
+    find = finder(served)
+    schemas = [TextClassificationRequest.model_json_schema(), ImageClassificationRequest.model_json_schema()]
     schema = {
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": TextClassificationRequest.model_json_schema()}},
+            "content": {
+                "application/json": {"schema": {"anyOf": schemas}},
+                "image/*": {"schema": {"type": "string", "format": "binary"}},
+            },
         }
     }
 
     @api.post("/models/{model}", openapi_extra=schema)
     async def classify(request: Request, model: str) -> Response:
-        classifier = find(model)
-        call = validated_json(TextClassificationRequest, await read_body(request, max_body))
-        texts = bounded([call.inputs] if isinstance(call.inputs, str) else call.inputs, max_texts)
-        predictions = await classifier.classify(texts, call.parameters)
+        find(model)
+        body = await read_body(request, max_body)
+        if model in visions:
+            return await _classify_images(visions[model], body, request.query_params, most)
+        call = validated_json(TextClassificationRequest, body)
+        texts = bounded([call.inputs] if isinstance(call.inputs, str) else call.inputs, most, "text")
+        predictions = await classifiers[model].classify(texts, call.parameters)
         return JSONResponse([_scored(prediction) for prediction in predictions])
 
     return api
+
+
+async def _classify_images(vision: VisionClassifier, body: bytes, query: Mapping[str, str], most: int) -> Response:
+    """A list of labels for an image, or a list of these for a list of images."""
+    in_url = _in_url(query)
+    if not body.lstrip().startswith(b"{"):
+        return await _written(await vision.classify([body], in_url), single=True)
+
+    def parsed() -> tuple[ImageClassificationRequest, list[bytes]]:
+        call = validated_json(ImageClassificationRequest, body)
+        encoded = bounded([call.inputs] if isinstance(call.inputs, str) else call.inputs, most, "image")
+        return call, [decoded(text) for text in encoded]
+
+    call, images = await asyncio.to_thread(parsed) if len(body) > LARGE else parsed()
+    parameters = in_url.model_copy(update=call.parameters.model_dump(exclude_unset=True))
+    return await _written(await vision.classify(images, parameters), single=isinstance(call.inputs, str))
+
+
+async def _written(predictions: Sequence[VisionPrediction], single: bool) -> Response:
+    def write() -> Response:
+        seen = [_seen(prediction) for prediction in predictions]
+        return JSONResponse(seen[0] if single else seen)
+
+    many = sum(len(prediction.labels) for prediction in predictions) > MANY_LABELS
+    return await asyncio.to_thread(write) if many else write()
+
+
+def _in_url(query: Mapping[str, str]) -> VisionParameters:
+    try:
+        return VisionParameters.model_validate_strings(dict(query))
+    except ValidationError as error:
+        raise RequestError(400, f"in the URL: {explain(error, VisionParameters)}") from None
 
 
 def _scored(prediction: Prediction) -> list[dict[str, Any]]:
     warning = {"warning": prediction.warning} if prediction.warning else {}
     return [
         {"label": label, "score": score, **warning}
+        for label, score in zip(prediction.labels, prediction.scores, strict=True)
+    ]
+
+
+def _seen(prediction: VisionPrediction) -> list[dict[str, Any]]:
+    return [
+        {"label": label, "score": score, "gamma": prediction.gamma, "fate": prediction.fate}
         for label, score in zip(prediction.labels, prediction.scores, strict=True)
     ]

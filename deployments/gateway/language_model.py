@@ -24,10 +24,10 @@ from tokenizers import Tokenizer
 from pliant import __version__
 from pliant.config import LlmConfig
 from pliant.deployments.gateway.chat_template import ChatTemplate
-from pliant.deployments.gateway.errors import NotDeployedError, ReplicaLostError, RequestError
+from pliant.deployments.gateway.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError, RequestError
 from pliant.deployments.gateway.openai_errors import OpenAIError
 from pliant.deployments.gateway.token_texts import TokenTexts
-from pliant.deployments.llm.messages import Refusal, ReplicaLeftError, Ticket
+from pliant.deployments.llm.messages import Refusal, Ticket
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.routing_table import LlmRoutingTable
 from pliant.models import DecoderInfo

@@ -1,54 +1,44 @@
-"""The Open Inference Protocol v2 (KServe, Triton) for classifiers: JSON, and its binary tensor extension.
+"""The Open Inference Protocol v2 (KServe, Triton) for classifiers of texts and images.
 
-A classifier takes one input, `text` (BYTES, shape [n] or [n, 1]), and gives `label` (BYTES) and `score` (FP32), both of
-shape [n, k], the likeliest label first.
+Of texts there is one input, `text` (BYTES, shape [n] or [n, 1]), of images `image` (see `image_tensors.py`). The
+outputs are `label` (BYTES) and `score` (FP32), both of shape [n, k], the likeliest label first, and of images also
+`gamma` (INT32) and `fate` (BYTES), both [n, 1].
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
 
 from pliant import __version__
-from pliant.deployments.gateway.body import read_body
-from pliant.deployments.gateway.classifier import Classifier, Prediction
+from pliant.deployments.gateway.body import LARGE, read_body
+from pliant.deployments.gateway.classifier import Classifier
 from pliant.deployments.gateway.errors import RequestError
-from pliant.deployments.gateway.parameters import ClassifyParameters, validated, validated_json
+from pliant.deployments.gateway.image_tensors import images
+from pliant.deployments.gateway.parameters import ClassifyParameters, VisionParameters, validated, validated_json
+from pliant.deployments.gateway.tensors import (
+    HEADER_LENGTH,
+    InferRequest,
+    OutputTensor,
+    check_column,
+    elements,
+    is_binary,
+    only_input,
+    requested,
+    respond,
+    split,
+    strings,
+)
 from pliant.deployments.gateway.validation import VERSION, bounded, finder
+from pliant.deployments.gateway.vision import MANY_LABELS, Image, VisionClassifier
 
-_HEADER_LENGTH = "Inference-Header-Content-Length"
-_OUTPUTS = {"label": "BYTES", "score": "FP32"}
-
-
-class InputTensor(BaseModel):
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: dict[str, Any] = {}
-    data: list[Any] | None = None
-
-
-class RequestedOutput(BaseModel):
-    name: str
-    parameters: dict[str, Any] = {}
-
-
-class InferRequest(BaseModel):
-    """The JSON part of an inference request."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    id: str | None = None
-    parameters: dict[str, Any] = {}
-    inputs: list[InputTensor]
-    outputs: list[RequestedOutput] | None = None
+_TEXT_OUTPUTS = {"label": "BYTES", "score": "FP32"}
+_IMAGE_OUTPUTS = {**_TEXT_OUTPUTS, "gamma": "INT32", "fate": "BYTES"}
 
 
 class Model(Protocol):
@@ -59,12 +49,17 @@ class Model(Protocol):
 
 
 def router(
-    classifiers: Mapping[str, Classifier], others: Mapping[str, Model], max_body: int, max_texts: int
+    classifiers: Mapping[str, Classifier],
+    visions: Mapping[str, VisionClassifier],
+    others: Mapping[str, Model],
+    max_body: int,
+    most: int,
 ) -> APIRouter:
-    """The protocol's routes over `classifiers` by model name. `max_body` is in bytes."""
+    """The protocol's routes over models by name. `max_body` is in bytes, `most` texts or images are in a request."""
     api = APIRouter(prefix="/v2", tags=["Open Inference Protocol v2"])
-    models: dict[str, Model] = {**classifiers, **others}
-    find = finder(classifiers)
+    models: dict[str, Model] = {**classifiers, **visions, **others}
+    served: dict[str, Classifier | VisionClassifier] = {**classifiers, **visions}
+    find = finder(served)
     find_any = finder(models)
 
     @api.get("/health/live")
@@ -85,15 +80,8 @@ def router(
     @api.get("/models/{model}/versions/{version}")
     @api.get("/models/{model}")
     async def metadata(model: str, version: str = VERSION) -> dict[str, Any]:
-        classifier = find(model, version)
-        return {
-            "name": classifier.name,
-            "versions": [VERSION],
-            "platform": "pliant_encoder",
-            "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
-            "outputs": [{"name": name, "datatype": type_, "shape": [-1, -1]} for name, type_ in _OUTPUTS.items()],
-            "parameters": {"labels": ",".join(classifier.labels)},
-        }
+        find(model, version)
+        return _image_metadata(visions[model]) if model in visions else _text_metadata(classifiers[model])
 
     @api.get("/models/{model}/versions/{version}/ready")
     @api.get("/models/{model}/ready")
@@ -112,115 +100,94 @@ def router(
     @api.post("/models/{model}/versions/{version}/infer", openapi_extra=schema)
     @api.post("/models/{model}/infer", openapi_extra=schema)
     async def infer(request: Request, model: str, version: str = VERSION) -> Response:
-        classifier = find(model, version)
+        find(model, version)
         body = await read_body(request, max_body)
-        head, tail = _split(body, request.headers.get(_HEADER_LENGTH))
-        call = validated_json(InferRequest, head)
-        texts = _texts(call, tail, max_texts)
-        outputs = _requested(call)
-        options = {key: value for key, value in call.parameters.items() if key != "binary_data_output"}
-        predictions = await classifier.classify(texts, validated(ClassifyParameters, options))
-        return _respond(model, call.id, predictions, outputs)
+        header = request.headers.get(HEADER_LENGTH)
+        if model in visions:
+            return await _classify_images(visions[model], body, header, most)
+        return await _classify_texts(classifiers[model], body, header, most)
 
     return api
 
 
-def _split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
-    if header_length is None:
-        return body, b""
-    if not header_length.isdecimal() or len(header_length) > 10 or int(header_length) > len(body):
-        raise RequestError(400, f"{_HEADER_LENGTH}: got {header_length[:60]!r}; the body has {len(body)} bytes")
-    return body[: int(header_length)], body[int(header_length) :]
+async def _classify_texts(classifier: Classifier, body: bytes, header: str | None, most: int) -> Response:
+    head, tail = split(body, header)
+    call = validated_json(InferRequest, head)
+    texts = _texts(call, tail, most)
+    binary = requested(call, _TEXT_OUTPUTS)
+    predictions = await classifier.classify(texts, validated(ClassifyParameters, call.options()))
+    warnings = [f"text {index}: {item.warning}" for index, item in enumerate(predictions) if item.warning]
+    tensors = {
+        "label": OutputTensor("BYTES", [item.labels for item in predictions]),
+        "score": OutputTensor("FP32", [item.scores for item in predictions]),
+    }
+    return respond(classifier.name, call.id, tensors, binary, "; ".join(warnings))
 
 
-def _texts(call: InferRequest, tail: bytes, max_texts: int) -> list[str]:
-    if len(call.inputs) != 1 or call.inputs[0].name != "text":
-        given = ", ".join(tensor.name for tensor in call.inputs) or "none"
-        raise RequestError(400, f"inputs: got {given}; exactly one is allowed, named text")
-    tensor = call.inputs[0]
+async def _classify_images(vision: VisionClassifier, body: bytes, header: str | None, most: int) -> Response:
+    def parsed() -> tuple[InferRequest, Sequence[Image]]:
+        head, tail = split(body, header)
+        call = validated_json(InferRequest, head)
+        return call, images(call, tail, vision.reader, most)
+
+    call, found = await asyncio.to_thread(parsed) if len(body) > LARGE else parsed()
+    binary = requested(call, _IMAGE_OUTPUTS)
+    predictions = await vision.classify(found, validated(VisionParameters, call.options()))
+    tensors = {
+        "label": OutputTensor("BYTES", [item.labels for item in predictions]),
+        "score": OutputTensor("FP32", [item.scores for item in predictions]),
+        "gamma": OutputTensor("INT32", [[item.gamma] for item in predictions]),
+        "fate": OutputTensor("BYTES", [[item.fate] for item in predictions]),
+    }
+    if sum(len(item.labels) for item in predictions) > MANY_LABELS:
+        return await asyncio.to_thread(respond, vision.name, call.id, tensors, binary, "")
+    return respond(vision.name, call.id, tensors, binary, "")
+
+
+def _text_metadata(classifier: Classifier) -> dict[str, Any]:
+    return {
+        "name": classifier.name,
+        "versions": [VERSION],
+        "platform": "pliant_encoder",
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+        "outputs": _outputs(_TEXT_OUTPUTS),
+        "parameters": {"labels": ",".join(classifier.labels)},
+    }
+
+
+def _image_metadata(vision: VisionClassifier) -> dict[str, Any]:
+    reader, tasks = vision.reader, vision.tasks()
+    labels = {f"labels.{entry.task.name}": ",".join(entry.labels) for entry in tasks}
+    return {
+        "name": vision.name,
+        "versions": [VERSION],
+        "platform": "pliant_vision",
+        "inputs": [{"name": "image", "datatype": "UINT8", "shape": [-1, reader.height, reader.width, reader.channels]}],
+        "outputs": _outputs(_IMAGE_OUTPUTS),
+        "parameters": {"tasks": ",".join(entry.task.name for entry in tasks), **labels},
+    }
+
+
+def _outputs(types: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "datatype": type_, "shape": [-1, -1]} for name, type_ in types.items()]
+
+
+def _texts(call: InferRequest, tail: bytes, most: int) -> list[str]:
+    tensor = only_input(call, "text")
     if tensor.datatype != "BYTES":
         raise RequestError(400, f"inputs.0.datatype: got {tensor.datatype!r}; allowed: BYTES")
-    if not tensor.shape or min(tensor.shape) < 0 or len(tensor.shape) > 2 or tensor.shape[1:] not in ([], [1]):
-        raise RequestError(400, f"inputs.0.shape: got {tensor.shape}; allowed: [n] or [n, 1]")
-    size = tensor.parameters.get("binary_data_size")
-    if size is None and not tail:
-        texts = list(_flat(tensor.data or []))
-    elif not isinstance(size, int) or isinstance(size, bool) or size != len(tail):
-        raise RequestError(
-            400, f"inputs.0.parameters.binary_data_size: got {size!r}; {len(tail)} bytes follow the JSON"
-        )
+    check_column(tensor.shape)
+    if is_binary(tensor, tail):
+        texts = [_utf8(element) for element in elements(tail)]
     else:
-        texts = list(_unpack(tail))
+        texts = list(strings(tensor.data or []))
     if len(texts) != math.prod(tensor.shape):
         raise RequestError(400, f"inputs.0.shape: got {tensor.shape} for {len(texts)} texts")
-    return bounded(texts, max_texts)
+    return bounded(texts, most, "text")
 
 
-def _flat(data: list[Any]) -> Iterator[str]:
-    for item in data:
-        if isinstance(item, list) and len(item) == 1:
-            item = item[0]
-        if not isinstance(item, str):
-            raise RequestError(400, f"inputs.0.data: got {str(item)[:60]!r}; allowed: strings")
-        yield item
-
-
-def _unpack(tail: bytes) -> Iterator[str]:
-    at = 0
-    while at < len(tail):
-        if at + 4 > len(tail) or at + 4 + (length := struct.unpack_from("<I", tail, at)[0]) > len(tail):
-            raise RequestError(400, "inputs.0: the binary tensor ends within an element")
-        try:
-            yield tail[at + 4 : at + 4 + length].decode()
-        except UnicodeDecodeError as error:
-            raise RequestError(400, f"inputs.0: a text is not UTF-8: {error}") from None
-        at += 4 + length
-
-
-def _requested(call: InferRequest) -> dict[str, bool]:
-    """The names of the outputs to answer with, and whether each in binary."""
-    default = call.parameters.get("binary_data_output", False)
-    if not isinstance(default, bool):
-        raise RequestError(400, f"parameters.binary_data_output: got {default!r}; allowed: true or false")
-    if not call.outputs:
-        return dict.fromkeys(_OUTPUTS, default)
-    requested = {}
-    for output in call.outputs:
-        if output.name not in _OUTPUTS:
-            raise RequestError(400, f"outputs: got {output.name!r}; allowed: {', '.join(_OUTPUTS)}")
-        if "classification" in output.parameters:
-            raise RequestError(400, f"outputs.{output.name}: the classification extension is not there; use top_k")
-        requested[output.name] = bool(output.parameters.get("binary_data", default))
-    return requested
-
-
-def _respond(model: str, id_: str | None, predictions: list[Prediction], outputs: dict[str, bool]) -> Response:
-    shape = [len(predictions), len(predictions[0].labels)]
-    tensors: list[dict[str, Any]] = []
-    tail = b""
-    for name, binary in outputs.items():
-        tensor: dict[str, Any] = {"name": name, "datatype": _OUTPUTS[name], "shape": shape}
-        values = [value for prediction in predictions for value in getattr(prediction, name + "s")]
-        if binary:
-            packed = _pack(values) if name == "label" else np.array(values, dtype="<f4").tobytes()
-            tensor["parameters"] = {"binary_data_size": len(packed)}
-            tail += packed
-        else:
-            tensor["data"] = values
-        tensors.append(tensor)
-    content: dict[str, Any] = {"model_name": model, "model_version": VERSION, "outputs": tensors}
-    if id_ is not None:
-        content["id"] = id_
-    warnings = [f"text {index}: {item.warning}" for index, item in enumerate(predictions) if item.warning]
-    if warnings:
-        content["parameters"] = {"warning": "; ".join(warnings)}
-    response = JSONResponse(content)
-    if not tail:
-        return response
-    head = bytes(response.body)
-    return Response(head + tail, media_type="application/octet-stream", headers={_HEADER_LENGTH: str(len(head))})
-
-
-def _pack(labels: list[str]) -> bytes:
-    encoded = [label.encode() for label in labels]
-    return b"".join(struct.pack("<I", len(label)) + label for label in encoded)
+def _utf8(element: bytes) -> str:
+    try:
+        return element.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(400, f"inputs.0: a text is not UTF-8: {error}") from None

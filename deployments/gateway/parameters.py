@@ -26,6 +26,23 @@ class ClassifyParameters(BaseModel):
     """What turns logits into scores; without it, what suits the model's problem type."""
 
 
+class VisionParameters(BaseModel):
+    """How an image classification request wants to be treated."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    task: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """What the images are classified for; without it, the service's only task, or else the model's own."""
+    slo_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
+    """By when an answer is worth something; without it, the service's objective, or else the task's."""
+    utility: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """What a right answer until then is worth, compared with others; without it, as above."""
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    """How many labels to answer with, the likeliest first; without it, all."""
+    function_to_apply: Literal["softmax", "sigmoid", "none"] = "softmax"
+    """What turns logits into scores."""
+
+
 def validated(model: type[M], content: Any) -> M:
     """`content` as a `model`. Raises RequestError 400 that names each wrong key, what was given and what is allowed."""
     try:
@@ -49,7 +66,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 def _line(problem: Any, model: type[BaseModel]) -> str:
     key = ".".join(map(str, problem["loc"])) or "body"
     if problem["type"] == "extra_forbidden":
-        allowed = model if len(problem["loc"]) == 1 else ClassifyParameters
+        inner: Any = None if len(problem["loc"]) == 1 else model.model_fields[problem["loc"][0]].annotation
+        allowed: type[BaseModel] = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else model
         return f"{key}: unknown; allowed: {', '.join(allowed.model_fields)}"
     if problem["type"] in ("missing", "json_invalid"):
         return f"{key}: {problem['msg']}"

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pliant.deployments.gateway.llm_status import llm_metrics
+from pliant.deployments.gateway.vision_status import vision_metrics
 
 _PLAN = {
     "version": ("pliant_plan_version", "Counts the plans that were made since the planner started."),
@@ -73,6 +74,7 @@ class _Snapshot(Collector):
         yield served
         yield from self._planned()
         yield from llm_metrics(self._stats)
+        yield from vision_metrics(self._stats)
 
     def _planned(self) -> Iterator[Metric]:
         for key, (name, description) in _PLAN.items():

@@ -1,4 +1,4 @@
-"""What every protocol checks of a request before its texts are looked at: the model, and how many texts there are."""
+"""What every protocol checks of a request before its inputs are looked at: the model, and how many there are."""
 
 from __future__ import annotations
 
@@ -26,10 +26,15 @@ def finder(models: Mapping[str, M]) -> Callable[..., M]:
     return find
 
 
-def bounded(texts: list[str], most: int) -> list[str]:
-    """`texts`, if there are some and at most `most`; else raises RequestError 400 or 413."""
-    if not texts:
-        raise RequestError(400, "inputs: got no text; send at least one")
-    if len(texts) > most:
-        raise RequestError(413, f"{len(texts)} texts in one request; at most {most} are allowed")
-    return texts
+def bounded(inputs: list[M], most: int, what: str) -> list[M]:
+    """`inputs`, if there are some and at most `most`; else raises RequestError 400 or 413. `what` each of them is."""
+    check_count(len(inputs), most, what)
+    return inputs
+
+
+def check_count(inputs: int, most: int, what: str) -> None:
+    """Raise RequestError 400 or 413 unless so many `inputs` may be in a request. `what` each of them is."""
+    if not inputs:
+        raise RequestError(400, f"inputs: got no {what}; send at least one")
+    if inputs > most:
+        raise RequestError(413, f"{inputs} {what}s in one request; at most {most} are allowed")

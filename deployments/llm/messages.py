@@ -32,10 +32,6 @@ class Refusal(NamedTuple):
     never fit into the replica's memory."""
 
 
-class ReplicaLeftError(Exception):
-    """The request was not sent: the replica has left, or cannot be reached."""
-
-
 class ReplicaReport(TypedDict):
     """What a replica says of itself about once a second."""
 

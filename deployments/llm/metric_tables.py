@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
-
-class Described(NamedTuple):
-    """A metric. `name` is without the _total that Prometheus appends to what `counts` up."""
-
-    counts: bool
-    name: str
-    description: str
-
-
-Table = Mapping[str, Described]
-"""By the key in the report."""
+from pliant.deployments.metric_table import Described, Table
 
 REPLICA: Table = {
     "live": Described(False, "pliant_llm_requests_running", "Requests that have a slot."),

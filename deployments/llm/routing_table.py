@@ -1,17 +1,12 @@
-"""What one gateway process knows of a language model's replicas, and which of them gets a request.
-
-Plain Python, without Ray. Serve pickles the router class by value, so the router and the gateway meet in this module:
-both ask `shared` for the table of their service. All calls come from one event loop.
-"""
+"""Which replica of a language model gets a request: the one with the fewest live tokens. See `replica_table`."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from pliant.deployments.llm.messages import ReplicaReport
-from pliant.policies.live_tokens import LiveTokens
+from pliant.deployments.replica_table import ReplicaTable
 
 _tables: dict[str, LlmRoutingTable] = {}
 
@@ -21,41 +16,8 @@ def shared(service: str) -> LlmRoutingTable:
     return _tables.setdefault(service, LlmRoutingTable())
 
 
-class LlmRoutingTable:
-    """The replicas that are known to live, the latest report of each, and their live tokens."""
-
-    def __init__(self) -> None:
-        self.gateway = uuid.uuid4().hex
-        """Names this process to the replicas, which report by gateway what they hold."""
-        self._tokens: LiveTokens[str] = LiveTokens()
-        self._reports: dict[str, ReplicaReport | None] = {}
-        self._lost: set[str] = set()
-        self._suspects: set[str] = set()
-
-    def sync(self, reports: Mapping[str, ReplicaReport | None]) -> None:
-        """The controller's view: the replicas that are running, and what each last reported."""
-        self._lost &= reports.keys()
-        for replica in self._reports.keys() - reports.keys():
-            self._forget(replica)
-        for replica, report in reports.items():
-            if replica not in self._lost:
-                held = report["live_tokens"] if report else {}
-                others = sum(tokens for gateway, tokens in held.items() if gateway != self.gateway)
-                self._tokens.report(replica, others)
-                self._reports[replica] = report
-
-    def lose(self, replica: str) -> None:
-        """`replica` died: it is never chosen again, even while the controller still lists it."""
-        self._lost.add(replica)
-        self._forget(replica)
-
-    def suspect(self, replica: str) -> None:
-        """`replica` cannot be reached: send it nothing until `trust` is called."""
-        self._suspects.add(replica)
-
-    def trust(self, replica: str) -> None:
-        """`replica` may be reached again, if it still lives."""
-        self._suspects.discard(replica)
+class LlmRoutingTable(ReplicaTable[ReplicaReport]):
+    """The live tokens of requests are their prompts' and answers'."""
 
     def choose(self, tokens: int, avoid: Collection[str] = (), adapter: str | None = None) -> str:
         """The replica for a request of so many live tokens, counted there until `done`. Raises NoReplicaError."""
@@ -64,11 +26,6 @@ class LlmRoutingTable:
     def done(self, replica: str, tokens: int) -> None:
         """A request that `choose` sent to `replica` ended, well or not."""
         self._tokens.release(replica, tokens)
-
-    @property
-    def ready(self) -> bool:
-        """Whether some replica may be chosen now."""
-        return bool(self._reports.keys() - self._suspects)
 
     @property
     def max_length(self) -> int | None:
@@ -87,7 +44,5 @@ class LlmRoutingTable:
             if report
         }
 
-    def _forget(self, replica: str) -> None:
-        self._reports.pop(replica, None)
-        self._suspects.discard(replica)
-        self._tokens.remove(replica)
+    def _held(self, report: ReplicaReport) -> Mapping[str, int]:
+        return report["live_tokens"]

@@ -8,19 +8,8 @@ from pliant import models
 from pliant.adapter_info import CONFIG, AdapterError, AdapterInfo, AdapterRef, bytes_of, read_adapter
 from pliant.config import AdaptersConfig, LlmConfig
 from pliant.decoder_shape import DecoderShape
+from pliant.deployments.planner import confinement
 from pliant.errors import ModelError
-
-
-class OutsideError(AdapterError):
-    """A path that leads out of the folders from which adapters may be loaded."""
-
-
-class MissingError(AdapterError):
-    """A path to no folder."""
-
-
-class UnavailableError(AdapterError):
-    """A service that takes no adapters, through no fault of the client's."""
 
 
 class AdapterFolders:
@@ -29,6 +18,7 @@ class AdapterFolders:
     def __init__(self, service: str, config: LlmConfig, adapters: AdaptersConfig) -> None:
         """Trains the zoo's adapters if the configuration names them and they are not there yet. Raises ModelError."""
         self.service = service
+        self._purpose = f"{service} loads adapters"
         self._most_rank = adapters.max_rank
         self._shape: DecoderShape = models.check_decoder(config.model)
         self._dtype_bytes = config.dtype_bytes
@@ -50,27 +40,24 @@ class AdapterFolders:
         Raises OutsideError when it leads, by links or otherwise, out of all roots, whether it exists or not, and
         MissingError when there is no such folder in them.
         """
-        try:
-            meant = [(root / path).resolve() for root in self._roots]
-            for folder in meant:
-                if self._allowed(folder) and folder.is_dir():
-                    return folder
-        except (ValueError, RuntimeError, OSError):
-            raise MissingError(f"{path!r} is no path") from None
-        if all(map(self._allowed, meant)):
-            raise MissingError(f"there is no folder {path!r}; choose one that PEFT's save_pretrained wrote")
-        raise self._outside(path)
+        return confinement.confine(path, self._roots, self._purpose, "PEFT's save_pretrained")
 
     def read(self, folder: Path) -> AdapterInfo:
-        """The adapter in `folder`, if it is within the roots and fits model and memory. Raises AdapterError."""
+        """The adapter in `folder`, if it is within the roots and fits model and memory.
+
+        Raises AdapterError, or OutsideError.
+        """
         info = read_adapter(folder, self._shape, self._most_rank)
-        if not self._allowed(info.folder):  # a link, which may be another one than when the path was confined
-            raise self._outside(str(folder))
+        if not confinement.within(info.folder, self._roots):  # links may change after the path was confined
+            raise confinement.outside(str(folder), self._roots, self._purpose)
         self._check_memory(info.ref(folder.name))
         return info
 
     def check(self, kept: AdapterRef) -> None:
-        """Whether an adapter that was registered for the same model may still be. Raises AdapterError."""
+        """Whether an adapter that was registered for the same model may still be.
+
+        Raises AdapterError, OutsideError or MissingError.
+        """
         self.confine(kept.folder)
         if kept.rank > self._most_rank:
             raise AdapterError(f"its rank is {kept.rank}; at most {self._most_rank} is allowed (max_rank)")
@@ -93,13 +80,6 @@ class AdapterFolders:
             return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
         except OSError as error:
             raise AdapterError(f"adapters.folder: {self._folder} cannot be read: {error.strerror}") from None
-
-    def _allowed(self, folder: Path) -> bool:
-        return any(folder.is_relative_to(root) for root in self._roots)
-
-    def _outside(self, path: str) -> OutsideError:
-        roots = ", ".join(map(str, self._roots))
-        return OutsideError(f"{path!r} lies outside of the folders from which {self.service} loads adapters: {roots}")
 
     def _bytes(self, adapter: AdapterRef) -> int:
         return bytes_of(adapter.ranks, self._shape, self._dtype_bytes)

@@ -10,11 +10,20 @@ from pathlib import Path
 
 from pliant.adapter_info import CONFIG, AdapterError, AdapterInfo, AdapterRef
 from pliant.config import AdaptersConfig, LlmConfig
-from pliant.deployments.planner import adapter_file
-from pliant.deployments.planner.adapter_file import BrokenFileError, FileError, Kept, KeptAdapter
-from pliant.deployments.planner.adapter_folders import AdapterFolders, UnavailableError
+from pliant.deployments.planner.adapter_folders import AdapterFolders
+from pliant.deployments.planner.ledger import Kept, KeptEntry, Ledger
 from pliant.deployments.planner.messages import Registered
+from pliant.deployments.planner.registry import UnavailableError
 from pliant.errors import ModelError, PliantError
+
+
+class KeptAdapter(KeptEntry):
+    """One adapter, as `AdapterRef` has it."""
+
+    revision: str
+    ranks: tuple[int, ...]
+    base: str
+    """The model that it was last checked against."""
 
 
 class AdapterShelf:
@@ -28,13 +37,10 @@ class AdapterShelf:
         self.service = service
         self.pinned = frozenset(adapters.pinned)
         self.runtime = adapters.runtime
-        self._file = adapters.registry_file(service)
         self._config = config
         self._adapters = adapters
         self._folders: AdapterFolders | None = None
-        self._kept = Kept(service=service)
-        self._barred: FileError | None = FileError(f"{self._file} has not been read")
-        """Why the file must not be written."""
+        self._ledger = Ledger(adapters.registry_file(service), Kept[KeptAdapter](service=service), "adapters")
 
     def stock(self) -> Iterator[Registered | PliantError]:
         """The adapters from earlier runs and those in the configured folder, or what is wrong with each.
@@ -42,7 +48,8 @@ class AdapterShelf:
         Pinned names are the folder's; of others what clients loaded comes first, and the folder's stands in where that
         cannot be served. Those that clients unloaded stay out until their files change. Fetches the zoo's adapters.
         """
-        yield from self._read_file()
+        if problem := self._ledger.open():
+            yield problem
         try:
             self._folders = AdapterFolders(self.service, self._config, self._adapters)
         except (ModelError, OSError) as error:
@@ -55,7 +62,7 @@ class AdapterShelf:
             yield error
         for name in dict.fromkeys(self._adapters.pinned):
             yield from self._pinned(name, present.pop(name, None))
-        for name, kept in self._kept.loaded.items():
+        for name, kept in self._ledger.loaded.items():
             if name not in self.pinned:
                 item = self._earlier(name, kept)
                 yield item
@@ -64,14 +71,14 @@ class AdapterShelf:
         for folder in present.values():
             yield from self._found(folder)
 
-    def attempt(self, path: str) -> AdapterInfo | AdapterError:
-        """The adapter at a client's `path`, or why it cannot be served."""
+    def read(self, path: str) -> AdapterInfo:
+        """The adapter at a client's `path`.
+
+        Raises OutsideError, MissingError, AdapterError if it cannot be served, or UnavailableError.
+        """
         if self._folders is None:
-            return UnavailableError(f"{self.service} takes none: its model could not be read when the planner began")
-        try:
-            return self._folders.read(self._folders.confine(path))
-        except AdapterError as error:
-            return error
+            raise UnavailableError(f"{self.service} takes none: its model could not be read when the planner began")
+        return self._folders.read(self._folders.confine(path))
 
     def trained_on(self, base: str | None) -> bool:
         """Whether `base` is what this service or its model is called."""
@@ -79,11 +86,11 @@ class AdapterShelf:
 
     def kept(self, name: str) -> Registered | None:
         """What the file keeps as loaded under `name`, served or not."""
-        return self._entry(name, self._kept.loaded[name]) if name in self._kept.loaded else None
+        kept = self._ledger.loaded.get(name)
+        return self._entry(name, kept) if kept else None
 
     def keep(self, entry: Registered, instead_of: Registered | None) -> None:
         """Write down that a client loaded `entry`. Raises FileError, and then nothing is changed."""
-        kept = self._kept if instead_of is None else self._without(instead_of)
         adapter = entry.adapter
         made = KeptAdapter(
             folder=adapter.folder,
@@ -92,25 +99,19 @@ class AdapterShelf:
             created=entry.created,
             base=self._config.model,
         )
-        self._write(kept.model_copy(update={"loaded": {**kept.loaded, adapter.name: made}}))
+        self._ledger.keep(adapter.name, made, instead_of and self._of_folder(instead_of))
 
     def forget(self, entry: Registered) -> None:
         """Write down that a client unloaded `entry`. Raises FileError, and then nothing is changed."""
-        self._write(self._without(entry))
+        self._ledger.forget(entry.adapter.name, self._of_folder(entry))
 
-    def _read_file(self) -> Iterator[PliantError]:
-        self._barred = None
-        try:
-            self._kept = adapter_file.read(self._file, self.service)
-        except BrokenFileError as error:
-            yield error
-        except FileError as error:
-            self._barred = error
-            yield error
+    def _of_folder(self, entry: Registered) -> str | None:
+        """The revision of `entry` if it is the configured folder's."""
+        return None if entry == self.kept(entry.adapter.name) else entry.adapter.revision
 
     def _pinned(self, name: str, folder: Path | None) -> Iterator[Registered | PliantError]:
         """The pinned adapter in `folder`, which replicas load as they start, whatever else was loaded as `name`."""
-        if (kept := self._kept.loaded.get(name)) and (folder is None or Path(kept.folder) != folder):
+        if (kept := self._ledger.loaded.get(name)) and (folder is None or Path(kept.folder) != folder):
             yield AdapterError(
                 f"adapters.pinned: {name} is pinned, so it is the one of the folder; what was loaded under that name "
                 f"from {kept.folder} is not served: take it out of adapters.pinned, or load that under another name"
@@ -127,22 +128,23 @@ class AdapterShelf:
                 self._in_folders.check(self._entry(name, kept).adapter)
                 return self._entry(name, kept)
             info = self._in_folders.read(self._in_folders.confine(kept.folder))
-        except AdapterError as error:
+        except PliantError as error:
             return AdapterError(f"{name}, loaded earlier for {kept.base}, is not served: {error}")
         changes = {"revision": info.revision, "ranks": info.ranks, "base": self._config.model}
-        self._kept.loaded[name] = kept.model_copy(update=changes)
-        return self._entry(name, self._kept.loaded[name])
+        believed = kept.model_copy(update=changes)
+        self._ledger.believe(name, believed)
+        return self._entry(name, believed)
 
-    def _found(self, folder: Path) -> Iterator[Registered | AdapterError]:
+    def _found(self, folder: Path) -> Iterator[Registered | PliantError]:
         try:
             adapter = self._in_folders.read(folder).ref(folder.name)
             created = int((folder / CONFIG).stat().st_mtime)
-        except AdapterError as error:
+        except PliantError as error:
             yield error
         except OSError as error:
             yield AdapterError(f"adapter {folder}: {error.strerror}")
         else:
-            if adapter.name in self.pinned or self._kept.unloaded.get(adapter.name) != adapter.revision:
+            if adapter.name in self.pinned or not self._ledger.is_out(adapter.name, adapter.revision):
                 yield Registered(self.service, adapter, created)
 
     @property
@@ -152,19 +154,3 @@ class AdapterShelf:
 
     def _entry(self, name: str, kept: KeptAdapter) -> Registered:
         return Registered(self.service, AdapterRef(name, kept.folder, kept.revision, kept.ranks), kept.created)
-
-    def _without(self, entry: Registered) -> Kept:
-        """What to keep once `entry` is gone, and whatever else has its name. The folder's would come back."""
-        name, adapter = entry.adapter.name, entry.adapter
-        changes: dict[str, object] = {
-            "loaded": {other: each for other, each in self._kept.loaded.items() if other != name}
-        }
-        if entry != self.kept(name):
-            changes["unloaded"] = {**self._kept.unloaded, name: adapter.revision}
-        return self._kept.model_copy(update=changes)
-
-    def _write(self, kept: Kept) -> None:
-        if self._barred:
-            raise self._barred
-        adapter_file.write(self._file, kept)
-        self._kept = kept

@@ -1,14 +1,15 @@
-"""What gateways and the planner tell each other about services and adapters."""
+"""What gateways and the planner tell each other about services, adapters and tasks."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pliant.adapter_info import AdapterRef
 from pliant.deployments.encoder.engine import Report
+from pliant.vision_task import TaskRef
 
 
 @dataclass(slots=True)
@@ -48,8 +49,29 @@ class Registered(NamedTuple):
     """When it was registered, in Unix seconds."""
 
 
+class RegisteredTask(NamedTuple):
+    """A task of a vision service that clients may name."""
+
+    service: str
+    task: TaskRef
+    labels: tuple[str, ...]
+    """In the order of the outputs."""
+    slo_ms: float
+    """Unless the request says otherwise."""
+    utility: float
+    """The same."""
+    created: int
+    """When it was registered, in Unix seconds."""
+    coming: bool = False
+    """Whether replicas are to load it before clients may name it."""
+
+
+Entry = TypeVar("Entry")
+"""What is registered on a board: a `Registered` adapter, or a `RegisteredTask`."""
+
+
 class Rejected(NamedTuple):
-    """Why an adapter is not loaded or unloaded."""
+    """Why an adapter or a task is not loaded or unloaded."""
 
     status: int
     """As of HTTP."""
@@ -58,15 +80,19 @@ class Rejected(NamedTuple):
     """What is wrong of the call."""
 
 
-class AdapterNews(NamedTuple):
-    """What became of adapters since a gateway last heard."""
+class BoardNews(NamedTuple, Generic[Entry]):
+    """What became of entries since a gateway last heard."""
 
     life: str
     """Names the planner's process; versions count from 0 in each."""
     version: int
-    changes: Mapping[str, Registered | None]
+    changes: Mapping[str, Entry | None]
     """By name; None for those that are gone."""
     whole: bool
     """Whether all that is not among `changes` is gone."""
     problems: tuple[str, ...]
-    """Of adapters that should be there and are not."""
+    """Of entries that should be there and are not."""
+
+
+AdapterNews = BoardNews[Registered]
+TaskNews = BoardNews[RegisteredTask]

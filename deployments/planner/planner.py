@@ -1,7 +1,7 @@
 """The Ray Serve shell of the planner: one replica for all services of the application.
 
 It may die and come back without a request noticing: gateways go on with what they know, each conductor goes on from
-what the replicas hold, and the registry of adapters from its files.
+what the replicas hold, and the registries of adapters and tasks from their files.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -20,11 +21,22 @@ from pliant.config import EncoderConfig, ServingConfig
 from pliant.deployments.encoder.engine import Assignment, Report
 from pliant.deployments.encoder.lengths import Lengths
 from pliant.deployments.encoder.routing_table import RoutingTable, shared
-from pliant.deployments.planner.adapter_board import Seen
-from pliant.deployments.planner.adapter_registry import AdapterRegistry, RejectedError
+from pliant.deployments.planner.adapter_registry import AdapterRegistry
+from pliant.deployments.planner.board import Seen
 from pliant.deployments.planner.conductor import Conductor
-from pliant.deployments.planner.messages import AdapterNews, Guidance, News, Registered, Rejected
+from pliant.deployments.planner.messages import (
+    AdapterNews,
+    Guidance,
+    News,
+    Registered,
+    RegisteredTask,
+    Rejected,
+    TaskNews,
+)
+from pliant.deployments.planner.registry import RejectedError
+from pliant.deployments.planner.task_registry import TaskRegistry
 from pliant.profile import Profile
+from pliant.vision_task import TaskRef
 
 logger = logging.getLogger("pliant")
 
@@ -32,13 +44,13 @@ Handle = DeploymentHandle[Any]
 
 _STEP_S = 0.2
 _ANSWER_WITHIN_S = 1.0
-_ADAPTER_NEWS_WITHIN_S = 5.0
+_NEWS_WITHIN_S = 5.0
 _RETRY_S = 1.0
 _CALL_WITHIN_S = 60.0
 
 
 class Planner:
-    """Runs a conductor for each classifier, and exchanges news for guidance with the gateways; registers adapters."""
+    """Runs a conductor for each classifier, exchanges news for guidance with gateways; registers adapters and tasks."""
 
     def __init__(self, config: ServingConfig, handles: Mapping[str, Handle]) -> None:
         self._conductors: dict[str, Conductor] = {}
@@ -46,6 +58,7 @@ class Planner:
         self._changes = 0
         self._change = asyncio.Event()
         self._adapters = AdapterRegistry(config)
+        self._vision_tasks = TaskRegistry(config)
         self._tasks = [
             asyncio.create_task(self._conduct(name, service, handles[name]))
             for name, service in config.encoders.items()
@@ -68,7 +81,7 @@ class Planner:
     async def adapter_news(self, gateway: str, seen: Seen, wait: bool) -> AdapterNews:
         """What became of adapters since `seen`: now, or else as soon as there is something, or after some seconds."""
         await self._adapters.started()
-        return await self._adapters.board.follow(gateway, seen, _ADAPTER_NEWS_WITHIN_S if wait else 0)
+        return await self._adapters.board.follow(gateway, seen, _NEWS_WITHIN_S if wait else 0)
 
     async def load_adapter(self, name: str, path: str, service: str | None, in_place: bool) -> Registered | Rejected:
         """See `AdapterRegistry.load`."""
@@ -84,14 +97,39 @@ class Planner:
         except RejectedError as error:
             return error.rejected
 
+    async def task_news(
+        self, follower: str, seen: Seen, wait: bool, failed: Mapping[TaskRef, str] = MappingProxyType({})
+    ) -> TaskNews:
+        """What became of tasks since `seen`: now, or else as soon as there is something, or after some seconds.
+
+        Gateways and replicas follow; a replica has seen a task when it has it in memory, or says why it `failed`.
+        """
+        await self._vision_tasks.started()
+        return await self._vision_tasks.board.follow(follower, seen, _NEWS_WITHIN_S if wait else 0, failed)
+
+    async def load_task(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask | Rejected:
+        """See `TaskRegistry.load`."""
+        try:
+            return await self._vision_tasks.load(service, name, path, replace)
+        except RejectedError as error:
+            return error.rejected
+
+    async def unload_task(self, service: str, name: str) -> RegisteredTask | Rejected:
+        """See `TaskRegistry.unload`."""
+        try:
+            return await self._vision_tasks.unload(service, name)
+        except RejectedError as error:
+            return error.rejected
+
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """How many replicas each service should have, for `deployments/autoscaling.py`."""
         wanted = {name: conductor.wanted() for name, conductor in self._conductors.items()}
         return {name: replicas for name, replicas in wanted.items() if replicas is not None}
 
     def check_health(self) -> None:
-        """Serve replaces a planner one of whose conductors has ended, or whose registry could not start."""
+        """Serve replaces a planner one of whose conductors has ended, or whose registries could not start."""
         self._adapters.check()
+        self._vision_tasks.check()
         for task in self._tasks:
             if task.done():
                 raise RuntimeError(f"a conductor has ended: {task}")

@@ -14,7 +14,8 @@ from pliant.deployments.gateway import adapter_follower
 from pliant.deployments.gateway.adapter_follower import AdapterFollower
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.openai_errors import OpenAIError
-from pliant.deployments.planner.adapter_board import AdapterBoard, Seen
+from pliant.deployments.planner import board_follower
+from pliant.deployments.planner.board import Board, Seen
 from pliant.deployments.planner.messages import AdapterNews, Registered, Rejected
 
 
@@ -26,14 +27,14 @@ class Registry:
     """A planner that can die, and comes back as another life."""
 
     def __init__(self) -> None:
-        self.board = AdapterBoard(gone_s=10)
+        self.board = Board(gone_s=10)
         self.dead = False
         self.asked = 0
         self.hangs = False
 
     def restart(self) -> None:
         entries = self.board.entries
-        self.board = AdapterBoard(gone_s=10)
+        self.board = Board(gone_s=10)
         self.board.put(dict(entries))
         self.dead = False
 
@@ -81,7 +82,7 @@ async def until(reached: Callable[[], bool]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_follower, "_RETRY_S", 0.01)
+    monkeypatch.setattr(board_follower, "_RETRY_S", 0.01)
 
 
 async def test_changes_arrive_unasked() -> None:
@@ -160,8 +161,8 @@ async def test_without_the_planner_what_is_known_goes_on() -> None:
 
 
 async def test_a_planner_that_hangs_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("_CATCH_UP_WITHIN_S", "_CHANGE_WITHIN_S"):
-        monkeypatch.setattr(adapter_follower, limit, 0.05)
+    monkeypatch.setattr(board_follower, "_CATCH_UP_WITHIN_S", 0.05)
+    monkeypatch.setattr(adapter_follower, "_CHANGE_WITHIN_S", 0.05)
     registry = Registry()
     registry.hangs = True
     follower = AdapterFollower(registry)

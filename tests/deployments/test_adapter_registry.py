@@ -11,8 +11,9 @@ import pytest
 from adapter_house import House, names, refused
 from peft_folders import SLOT_TOKEN_BYTES, adapter_folder, model_folder
 
-from pliant.deployments.planner import adapter_file, adapter_registry
-from pliant.deployments.planner.adapter_board import AdapterBoard
+from pliant.deployments.planner import adapter_registry, ledger
+from pliant.deployments.planner.adapter_registry import AdapterRegistry
+from pliant.deployments.planner.board import Board
 from pliant.deployments.planner.messages import Registered
 
 
@@ -219,7 +220,7 @@ async def test_many_at_once_and_one_name_twice(house: House, monkeypatch: pytest
     assert len((await house.open()).board.entries) == 21
     monkeypatch.setattr(adapter_registry, "MOST_ADAPTERS", 21)
     assert await refused(registry.load("more", "a0"), "21 adapters are loaded, as many as there may be") == 400
-    monkeypatch.setattr(adapter_registry, "_MOST_READING", 0)
+    monkeypatch.setattr(AdapterRegistry, "most_reading", 0)
     assert await refused(registry.load("a0", "a0", in_place=True), "retry later") == 429
 
 
@@ -231,7 +232,7 @@ async def test_a_file_that_cannot_be_written_changes_nothing(house: House, monke
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(adapter_file, "_replace", full)
+    monkeypatch.setattr(ledger, "_replace", full)
     assert await refused(registry.load("two", "sql"), "nothing was changed.*No space left on device") == 503
     assert await refused(registry.unload("sql"), "nothing was changed") == 503
     assert names(registry) == ["sql"]
@@ -246,13 +247,13 @@ async def test_a_client_that_leaves_leaves_memory_and_disk_agreeing(
     adapter_folder(house.more / "sql")
     registry = await house.open()
     writing = asyncio.Event()
-    write, loop = adapter_file.write, asyncio.get_running_loop()
+    write, loop = ledger.write, asyncio.get_running_loop()
 
     def slow(*arguments: Any) -> None:
         loop.call_soon_threadsafe(writing.set)
         write(*arguments)
 
-    monkeypatch.setattr(adapter_file, "write", slow)
+    monkeypatch.setattr(ledger, "write", slow)
     load = asyncio.create_task(registry.load("sql", "sql"))
     await writing.wait()
     load.cancel()
@@ -329,7 +330,7 @@ def entry(name: str) -> Registered:
 
 
 async def test_news_are_what_changed_since() -> None:
-    board = AdapterBoard(gone_s=10)
+    board = Board(gone_s=10)
     board.put({"a": entry("a")})
     first = await board.follow("g", ("another life", 7), 5)
     assert (first.whole, dict(first.changes)) == (True, {"a": entry("a")})
@@ -349,8 +350,8 @@ async def test_news_are_what_changed_since() -> None:
 
 
 async def test_who_missed_too_much_is_told_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pliant.deployments.planner.adapter_board._REMEMBERED", 3)
-    board = AdapterBoard(gone_s=10)
+    monkeypatch.setattr("pliant.deployments.planner.board._REMEMBERED", 3)
+    board = Board(gone_s=10)
     life = (await board.follow("g", ("", -1), 0)).life
     for index in range(5):
         board.put({f"a{index}": entry("x")})
@@ -361,7 +362,7 @@ async def test_who_missed_too_much_is_told_everything(monkeypatch: pytest.Monkey
 
 async def test_a_change_waits_for_the_gateways_that_are_there() -> None:
     now = 0.0
-    board = AdapterBoard(gone_s=10, clock=lambda: now)
+    board = Board(gone_s=10, clock=lambda: now)
     for gateway in "ab":
         await board.follow(gateway, ("", -1), 0)
     life = (await board.follow("a", ("", -1), 0)).life

@@ -15,7 +15,8 @@ from adapter_house import House, names, refused
 from peft_folders import adapter_folder, model_folder
 
 from pliant import models
-from pliant.deployments.planner import adapter_file, adapter_folders, adapter_registry
+from pliant.deployments.planner import adapter_folders, ledger
+from pliant.deployments.planner import registry as core
 from pliant.deployments.planner.planner import Planner
 from pliant.errors import ModelError
 
@@ -50,7 +51,7 @@ async def test_reads_that_hang_block_no_change(
 ) -> None:
     adapter_folder(house.adapters / "sql")
     registry = await house.open()
-    monkeypatch.setattr(adapter_registry, "_READ_WITHIN_S", 0.05)
+    monkeypatch.setattr(core, "_READ_WITHIN_S", 0.05)
     monkeypatch.setattr(adapter_folders, "read_adapter", lambda *_: answering.wait())
     loads = [refused(registry.load(f"x{index}", "sql"), "could not be read within") for index in range(6)]
     assert await asyncio.gather(*loads) == [503] * 6
@@ -64,21 +65,21 @@ async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
     for name in ("law", "sql"):
         adapter_folder(house.adapters / name)
     registry = await house.open()
-    monkeypatch.setattr(adapter_registry, "_CHANGE_WITHIN_S", 0.05)
-    replace = adapter_file._replace
+    monkeypatch.setattr(core, "_CHANGE_WITHIN_S", 0.05)
+    replace = ledger._replace
 
     def slow(file: Path, content: bytes) -> None:
         answering.wait()
         replace(file, content)
 
-    monkeypatch.setattr(adapter_file, "_replace", slow)
+    monkeypatch.setattr(ledger, "_replace", slow)
     assert await refused(registry.unload("sql"), "within 0.05 s; this may yet come about") == 503
     assert await refused(registry.unload("law"), "within 0.05 s; nothing was changed: retry later") == 503
     assert names(registry) == ["law", "sql"]
     answering.set()
     await until(lambda: names(registry) == ["law"])
     assert names(await house.open()) == ["law"], "memory and disk agree"
-    monkeypatch.setattr(adapter_registry, "_CHANGE_WITHIN_S", 5)
+    monkeypatch.setattr(core, "_CHANGE_WITHIN_S", 5)
     await registry.unload("law")
 
 

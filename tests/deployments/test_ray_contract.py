@@ -21,6 +21,7 @@ from pliant.config import AUTOSCALING_POLICY
 from pliant.deployments.autoscaling import follow_planner
 from pliant.deployments.encoder.router import LengthRouter
 from pliant.deployments.llm.router import LiveTokenRouter
+from pliant.deployments.router import TicketRouter, WatchingRouter
 
 
 def parameters(function: Any) -> list[str]:
@@ -48,7 +49,7 @@ def test_serve_asks_the_router_for_one_replica_and_catches_nothing_of_ours() -> 
 )
 def test_router_hooks(hook: str, expected: list[str]) -> None:
     assert parameters(getattr(RequestRouter, hook)) == expected
-    assert hook in vars(LengthRouter)
+    assert hook in vars(LengthRouter) | vars(WatchingRouter)
 
 
 def test_a_completion_is_told_once_per_attempt() -> None:
@@ -98,7 +99,8 @@ def test_both_sides_of_a_language_model_share_one_table() -> None:
 def test_answers_are_streamed_through_handles() -> None:
     assert "stream" in parameters(DeploymentHandle.options)
     for hook in ("on_replica_actor_died", "on_replica_actor_unavailable", "choose_replicas", "update_replicas"):
-        assert hook in vars(LiveTokenRouter)
+        assert hook in vars(TicketRouter) | vars(WatchingRouter)
+    assert issubclass(LiveTokenRouter, TicketRouter)
 
 
 def test_what_the_autoscaling_policy_reads() -> None:

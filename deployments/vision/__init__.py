@@ -1,0 +1,1 @@
+"""Vision transformers that many tasks share, and that trade tokens for time (OTAS)."""

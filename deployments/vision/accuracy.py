@@ -1,0 +1,58 @@
+"""How often a task is right under each gamma, on images that training has not seen (OTAS §III-A, the task profiler)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.cache import cache_folder, made_once
+from pliant.vision_task import TaskInfo, read_profiling
+
+Run = Callable[[NDArray[np.uint8], int], Sequence[NDArray[np.float32]]]
+
+_FILE = "accuracies.json"
+
+
+def measured(task: TaskInfo, gammas: Sequence[int], run: Run, most_rows: int, identity: str) -> Mapping[int, float]:
+    """The share of the task's profiling images that it gets right, by gamma.
+
+    `run(images, gamma)` gives logits for up to `most_rows` images. What was measured is kept in the user's cache for
+    the same task, gammas and `identity` of the device; several processes measure it once. Raises TaskError.
+    """
+
+    def measure(folder: Path) -> None:
+        images, labels = read_profiling(task)
+        found = {str(gamma): _accuracy(images, labels, gamma, run, most_rows) for gamma in gammas}
+        (folder / _FILE).write_text(json.dumps(found))
+
+    return _read(made_once(_folder(task, gammas, identity), measure))
+
+
+def kept(task: TaskInfo, gammas: Sequence[int], identity: str) -> Mapping[int, float] | None:
+    """What `measured` found earlier, if it did."""
+    folder = _folder(task, gammas, identity)
+    return _read(folder) if folder.exists() else None
+
+
+def _folder(task: TaskInfo, gammas: Sequence[int], identity: str) -> Path:
+    name = hashlib.sha256(json.dumps([task.revision, sorted(gammas), identity]).encode()).hexdigest()[:16]
+    return cache_folder() / "accuracies" / f"{task.name}-{name}"
+
+
+def _read(folder: Path) -> Mapping[int, float]:
+    found = json.loads((folder / _FILE).read_text())
+    return {int(gamma): accuracy for gamma, accuracy in found.items()}
+
+
+def _accuracy(images: NDArray[np.uint8], labels: NDArray[np.int64], gamma: int, run: Run, most_rows: int) -> float:
+    right = 0
+    for start in range(0, len(images), most_rows):
+        rows = slice(start, start + most_rows)
+        predicted = [logits.argmax() for logits in run(images[rows], gamma)]
+        right += int((np.array(predicted) == labels[rows]).sum())
+    return right / len(images)

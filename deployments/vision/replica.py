@@ -1,0 +1,104 @@
+"""The Ray Serve shell of the vision engine: one model on one GPU or a few CPU threads, and all tasks that there are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any
+
+from ray import serve
+
+from pliant.config import VisionConfig
+from pliant.deployments.autoscaling import PLANNER
+from pliant.deployments.metrics import VisionReplicaMetrics
+from pliant.deployments.planner.board import Seen
+from pliant.deployments.planner.board_follower import BoardFollower
+from pliant.deployments.planner.calls import answer
+from pliant.deployments.planner.messages import RegisteredTask, TaskNews
+from pliant.deployments.vision.assembly import assemble
+from pliant.deployments.vision.messages import Answer, Refusal, Ticket
+from pliant.deployments.vision.report import ReplicaReport
+from pliant.deployments.vision.tasks import Settler
+
+logger = logging.getLogger("pliant")
+
+_HANGS_AFTER_S = 60.0
+_NEWS_WITHIN_S = 10.0
+_RETRY_S = 1.0
+_FIRST_ATTEMPTS = 10
+
+
+class VisionReplica:
+    """Answers tickets; serves when all tasks that the planner knows then are in memory, but those that cannot be."""
+
+    async def __init__(self, service: str, config: VisionConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._service = service
+        self._metrics = VisionReplicaMetrics(service)
+        self._outstanding: Counter[str] = Counter()
+        self._engine, tasks, self._useful = await assemble(service, config)
+        self._settler = Settler(service, tasks)
+        planner = await asyncio.to_thread(serve.get_deployment_handle, PLANNER)  # it asks Serve's controller
+
+        async def news(me: str, seen: Seen, wait: bool) -> TaskNews:
+            news: TaskNews = await answer(planner.task_news.remote(me, seen, wait, self._settler.failed))
+            return news
+
+        self._board: BoardFollower[RegisteredTask] = BoardFollower(news, "tasks")
+        await self._begin()
+        self._following = asyncio.create_task(self._follow_for_ever())
+        report = self._engine.report()
+        logger.info("%s: starts with %d tasks on %s", service, len(report["tasks"]), report["backend"])
+
+    async def classify(self, ticket: Ticket) -> Answer | Refusal:
+        self._outstanding[ticket.gateway] += 1
+        try:
+            return await self._engine.classify(ticket.query)
+        finally:
+            self._outstanding[ticket.gateway] -= 1
+            if not self._outstanding[ticket.gateway]:
+                del self._outstanding[ticket.gateway]
+
+    async def check_health(self) -> None:
+        """Serve replaces a replica whose computation hangs or broke down, or that does not follow the planner."""
+        if self._engine.failure is not None:
+            raise self._engine.failure
+        if (seconds := self._engine.computing_s()) > _HANGS_AFTER_S:
+            raise RuntimeError(f"one batch has taken {seconds:.0f} s")
+        if self._following.done():
+            raise RuntimeError(f"the planner is not followed any more: {self._following}")
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What routers know of a new replica before its first statistics."""
+        return dict(self._report())
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        report = self._report()
+        self._metrics.record(report)
+        return dict(report)
+
+    def _report(self) -> ReplicaReport:
+        outstanding, dropped = dict(self._outstanding), dict(self._useful.dropped())
+        failed = {task.name: reason for task, reason in self._settler.failed.items()}
+        return ReplicaReport(**self._engine.report(), outstanding=outstanding, dropped=dropped, failed_tasks=failed)
+
+    async def _begin(self) -> None:
+        """Follow the planner once; one that does not answer for long is done without, as images bring their tasks."""
+        for _ in range(_FIRST_ATTEMPTS):
+            if await self._follow(wait=False):
+                return
+            await asyncio.sleep(_RETRY_S)
+        logger.warning("%s: starts without knowing its tasks: the planner does not answer", self._service)
+
+    async def _follow(self, wait: bool) -> bool:
+        """Learn which tasks there are, and have them in memory: only then the planner hears that, or of failures."""
+        reached = await self._board.ask(wait, _NEWS_WITHIN_S)
+        await self._settler.settle(
+            [entry.task for entry in self._board.known.values() if entry.service == self._service]
+        )
+        return reached
+
+    async def _follow_for_ever(self) -> None:
+        while True:
+            if not await self._follow(wait=True):
+                await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,30 @@
+"""Ray Serve's side of sending images to the least busy replica. See `pliant.deployments.router`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from pliant.deployments import router
+from pliant.deployments.vision.messages import Answer, Refusal, Ticket
+from pliant.deployments.vision.routing_table import shared
+
+
+class LeastBusyRouter(router.TicketRouter):
+    """Routes a `Ticket`."""
+
+    def initialize_state(self, service: str) -> None:  # type: ignore[override]
+        self.watch(shared(service))
+
+
+def caller(handle: DeploymentHandle[Any]) -> Callable[[Ticket], Awaitable[Answer | Refusal]]:
+    """How a gateway sends tickets to replicas of `handle`'s deployment, whose router this is.
+
+    A call that is cancelled leaves the replica's queue. It raises ReplicaLostError when the replica dies,
+    ReplicaLeftError when it left before, and NotDeployedError when there is none at all.
+    """
+    # The router runs in this loop, not in a thread of its own, so that the table needs no lock and a call no hand-over.
+    handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
+    return router.caller(handle.classify.remote)
