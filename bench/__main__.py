@@ -16,6 +16,7 @@ _BENCHES = {
     "encoder": "pliant.bench.encoder",
     "llm": "pliant.bench.llm.compare",
     "adapters": "pliant.bench.adapters.compare",
+    "vision": "pliant.bench.vision.compare",
 }
 """NAME -> the module whose `run` takes Options and gives a Report."""
 

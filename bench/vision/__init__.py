@@ -1,0 +1,1 @@
+"""Token adaptation: OTAS repeated, in simulation and live."""

@@ -1,0 +1,79 @@
+"""Simulated runs, many at a time, each once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple
+
+from pliant.bench.vision import optimum
+from pliant.bench.vision.outcome import Outcome
+from pliant.bench.vision.profiles import Profile
+from pliant.bench.vision.systems import System
+from pliant.bench.vision.workload import Query, Trace
+
+_PART_S = 30.0
+
+
+class Run(NamedTuple):
+    """A system on a device, with the queries of a trace."""
+
+    profile: Profile
+    system: System
+    trace: Trace
+
+
+def simulate(run: Run) -> Outcome:
+    """Run it, here and now."""
+    queries = _queries(run.trace, run.profile.per_s(), run.profile.roles)
+    return run.system.simulation(run.profile).run(queries)
+
+
+class Runs:
+    """Runs simulations on all cores; a context manager. `done` is called after each."""
+
+    def __init__(self, done: Callable[[], object] = lambda: None) -> None:
+        self._done = done
+
+    def __enter__(self) -> Runs:
+        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def all(self, profile: Profile, systems: Sequence[System], trace: Trace) -> dict[str, Outcome]:
+        """By the system's name."""
+        outcomes = {}
+        runs = [Run(profile, system, trace) for system in systems]
+        for system, outcome in zip(systems, self._pool.map(simulate, runs), strict=True):
+            outcomes[system.name] = outcome
+            self._done()
+        return outcomes
+
+    def bound(self, profile: Profile, trace: Trace) -> float:
+        """Utility that nobody exceeds, taken as the sum of bounds for parts of the trace."""
+        per_s, roles = profile.per_s(), profile.roles
+        jobs = [(profile, queries) for queries in _parts(trace.queries(per_s, roles))]
+        bounds = sum(self._pool.map(_bound, jobs))
+        self._done()
+        return bounds
+
+
+def _bound(job: tuple[Profile, list[Query]]) -> float:
+    return optimum.at_most(*job)
+
+
+def _parts(queries: Sequence[Query]) -> list[list[Query]]:
+    """Those that arrive in the same stretch of time."""
+    return [list(part) for _, part in groupby(queries, lambda query: query.arrival // _PART_S)]
+
+
+@lru_cache(maxsize=1)
+def _queries(trace: Trace, per_s: float, roles: tuple[str, ...]) -> list[Query]:
+    return trace.queries(per_s, roles)

@@ -1,0 +1,152 @@
+"""The systems that are compared (OTAS §V): ours, Algorithm 2 as published, PetS, ToMe, VPT and INFaaS.
+
+All but Algorithm 2 get our batches, with which they earn more than with those of Algorithm 1 as it is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pliant.bench.vision.profiles import LOAD_S, Profile
+from pliant.bench.vision.simulator import Simulation
+from pliant.bench.vision.workload import Query
+from pliant.policies.rate_to_gamma import RecentRate
+from pliant.policies.slo_batching import Batch
+from pliant.policies.time_price import TimePrice
+from pliant.policies.token_adaptation import Algorithm2Policy, ExactPolicy, FixedPolicy, Policy, Step
+from pliant.policies.token_profile import TokenProfile
+
+
+@dataclass(frozen=True)
+class System:
+    """What serves; picklable, and made anew for each run."""
+
+    name: str
+
+    def simulation(self, profile: Profile) -> Simulation:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Adaptive(System):
+    """The exact plan, with all gammas or only some; with a price of time unless `myopic`."""
+
+    gammas: tuple[int, ...] | None = None
+    myopic: bool = False
+
+    def simulation(self, profile: Profile) -> Simulation:
+        tokens = profile.tokens(self.gammas)
+        policy: ExactPolicy[Query] = ExactPolicy(tokens, None if self.myopic else TimePrice(tokens))
+        return Simulation(tokens, policy, profile.accuracy)
+
+
+@dataclass(frozen=True)
+class Published(System):
+    """Algorithms 2 and 3; with batches of Algorithm 1 as written, unless `factor` keeps utilities further apart."""
+
+    factor: float = math.inf
+
+    def simulation(self, profile: Profile) -> Simulation:
+        tokens = profile.tokens()
+        policy: Algorithm2Policy[Query] = Algorithm2Policy(tokens)
+        return Simulation(tokens, policy, profile.accuracy, factor=self.factor)
+
+
+@dataclass(frozen=True)
+class Fixed(System):
+    """One gamma for all: the earliest deadline first, without what would be late."""
+
+    gamma: int = 0
+
+    def simulation(self, profile: Profile) -> Simulation:
+        tokens = profile.tokens((self.gamma,))
+        policy: FixedPolicy[Query] = FixedPolicy(tokens, self.gamma)
+        return Simulation(tokens, policy, profile.accuracy)
+
+
+class NeverEvicting(System):
+    """Gamma 0, in the order of arrival, and each query is computed, late or not."""
+
+    def simulation(self, profile: Profile) -> Simulation:
+        return Simulation(profile.tokens((0,)), _InOrder(), profile.accuracy, evicts=False)
+
+
+class Choice(NamedTuple):
+    """When INFaaS changes its model."""
+
+    load: float
+    """Share of a model's throughput up to which it is used; the most accurate one that carries the rate is."""
+    window_s: float
+    """About how long the rate is averaged."""
+    hold_s: float
+    """A more accurate model comes only after that long with another."""
+
+
+@dataclass(frozen=True)
+class Models(System):
+    """INFaaS: one of three models at a time. When it changes, the device waits until the next one is loaded."""
+
+    choice: Choice
+
+    def simulation(self, profile: Profile) -> Simulation:
+        models = profile.models()
+        tokens = models.tokens()
+        return Simulation(tokens, _Switching(tokens, self.choice), models.accuracy, load_s=LOAD_S)
+
+
+OURS = Adaptive("ours")
+OURS_MYOPIC = Adaptive("ours without a price of time", myopic=True)
+OURS_AT_0 = Adaptive("our plan at gamma 0", gammas=(0,))
+ALGORITHM_2 = Published("Algorithm 2")
+ALGORITHM_2_BATCHES = Published("Algorithm 2 on our batches", factor=2.0)
+PETS = Fixed("PetS")
+PETS_NEVER_EVICTING = NeverEvicting("PetS, never evicting")
+
+
+def fixed(profile: Profile) -> list[Fixed]:
+    """ToMe and VPT: all gammas that are not 0."""
+    return [Fixed(f"{'ToMe' if gamma < 0 else 'VPT'} {gamma:+d}", gamma) for gamma in profile.gammas if gamma]
+
+
+def infaas(choices: Sequence[Choice]) -> list[Models]:
+    """One for each choice."""
+    return [
+        Models(f"INFaaS ({choice.load:g}, {choice.window_s:g} s, {choice.hold_s:g} s)", choice) for choice in choices
+    ]
+
+
+class _InOrder:
+    """Every batch runs whole, in the order in which they opened."""
+
+    def arrived(self, query: Query) -> None:
+        """The rate does not matter."""
+
+    def plan(self, batches: Sequence[Batch[Query]], now: float) -> list[Step[Query]]:
+        return [Step(batch, 0, batch.queries) for batch in batches]
+
+
+class _Switching:
+    """Follows the rate with one of the models, all of whose batches are planned as at a fixed gamma."""
+
+    def __init__(self, profile: TokenProfile, choice: Choice) -> None:
+        self._choice = choice
+        self._rate = RecentRate(choice.window_s)
+        self._most = (choice.load / profile.row_s()).tolist()
+        """Queries per second that each model carries."""
+        self._plans: list[Policy[Query]] = [FixedPolicy(profile, model) for model in profile.gammas]
+        self._model = 0
+        self._since = -choice.hold_s
+
+    def arrived(self, query: Query) -> None:
+        self._rate.add(query.arrival)
+
+    def plan(self, batches: Sequence[Batch[Query]], now: float) -> list[Step[Query]]:
+        rate = self._rate.value(now)
+        carrying = [model for model, most in enumerate(self._most) if most >= rate]
+        wanted = carrying[-1] if carrying else 0
+        if wanted < self._model or (wanted > self._model and now >= self._since + self._choice.hold_s):
+            self._model, self._since = wanted, now
+        return self._plans[self._model].plan(batches, now)
