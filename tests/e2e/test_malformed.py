@@ -10,7 +10,15 @@ from e2e.cluster import Cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-PATHS = st.sampled_from(["/models/topics", "/v2/models/topics/infer", "/v2/models/topics/versions/1/infer"])
+PATHS = st.sampled_from(
+    [
+        "/models/topics",
+        "/v2/models/topics/infer",
+        "/v2/models/topics/versions/1/infer",
+        "/models/digits?task=digit",
+        "/v2/models/digits/infer",
+    ]
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=8), children, max_size=3),

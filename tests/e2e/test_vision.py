@@ -1,0 +1,234 @@
+"""Real digits with the real clients: tasks on one model, more or fewer tokens as the load wants it, and failures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from e2e.cluster import Cluster
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+from PIL import Image
+from tritonclient.utils import InferenceServerException
+from vision_folders import change_tensors, task_folder
+
+from pliant import zoo
+from pliant.vision_info import read_vision
+from pliant.vision_task import HEAD_BIAS, TASK, WEIGHTS, read_task
+from pliant.zoo import digits
+
+PIXELS = digits.held_out().images
+SHOWN = digits.held_out().labels
+"""The digits on `PIXELS`, which nothing has learned from."""
+LATEST_MS = 20_000
+"""An slo_ms that no machine misses while it has nothing else to do."""
+
+
+def png(pixels: np.ndarray[Any, Any]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def replicas(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    stats = httpx.get(f"{cluster.address}/stats", timeout=10).raise_for_status().json()
+    found: dict[str, dict[str, Any]] = stats["vision"]["digits"]["replicas"]
+    return found
+
+
+def tensor(images: np.ndarray[Any, Any] | Sequence[bytes]) -> triton.InferInput:
+    """Pixels, or encoded images."""
+    if isinstance(images, np.ndarray):
+        given = triton.InferInput("image", list(images.shape), "UINT8")
+        given.set_data_from_numpy(images)
+    else:
+        given = triton.InferInput("image", [len(images)], "BYTES")
+        given.set_data_from_numpy(np.array(images, dtype=object))
+    return given
+
+
+def infer(cluster: Cluster, images: np.ndarray[Any, Any] | Sequence[bytes], **parameters: Any) -> triton.InferResult:
+    client = triton.InferenceServerClient(cluster.host, network_timeout=120)
+    return client.infer("digits", [tensor(images)], parameters=parameters)
+
+
+def wait_until(reached: Callable[[], bool], within_s: float, what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + within_s
+    while not reached():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(("task", "name"), [("digit", str), ("parity", lambda digit: ("even", "odd")[digit % 2])])
+def test_hugging_face_client_sees_digits(cluster: Cluster, task: str, name: Callable[[int], str]) -> None:
+    client = InferenceClient(model=f"{cluster.address}/models/digits?task={task}&slo_ms={LATEST_MS}")
+    right = 0
+    for pixels, digit in zip(PIXELS[:20], SHOWN, strict=False):
+        first, second = client.image_classification(png(pixels), top_k=2)
+        right += first.label == name(digit)
+        assert 1 >= first.score >= second.score >= 0
+    assert right >= 15
+
+
+def test_hugging_face_client_is_told_which_tasks_there_are(cluster: Cluster) -> None:
+    with pytest.raises(HfHubHTTPError) as error:
+        InferenceClient().image_classification(png(PIXELS[0]), model=f"{cluster.address}/models/digits")
+    assert error.value.response.status_code == 400
+    assert "at-least-five, digit, parity" in error.value.response.json()["error"]
+
+
+def test_triton_client_is_right_as_often_as_the_profile_says(cluster: Cluster) -> None:
+    folder = zoo.folder("digits-tasks") / "digit"
+    said = read_task(folder, read_vision(zoo.folder("digits-vit"))).accuracies[0]
+    labels, gammas = [], Counter[int]()
+    for start in range(0, len(PIXELS), 64):
+        answer = infer(cluster, PIXELS[start : start + 64], task="digit", slo_ms=LATEST_MS, top_k=1)
+        labels += answer.as_numpy("label")[:, 0].tolist()
+        gammas.update(answer.as_numpy("gamma")[:, 0].tolist())
+        assert set(answer.as_numpy("fate")[:, 0]) == {b"in_time"}
+    right = np.mean([label == str(digit).encode() for label, digit in zip(labels, SHOWN, strict=True)])
+    assert right > said - 0.06
+    assert max(gammas) > 0, gammas
+
+
+def test_encoded_images_and_pixels_are_the_same_to_it(cluster: Cluster) -> None:
+    for binary in (
+        infer(cluster, PIXELS[:4], task="parity"),
+        infer(cluster, list(map(png, PIXELS[:4])), task="parity"),
+    ):
+        assert binary.as_numpy("label").shape == (4, 2)
+    body = {
+        "inputs": [base64.b64encode(png(image)).decode() for image in PIXELS[:3]],
+        "parameters": {"task": "digit", "slo_ms": LATEST_MS, "top_k": 1},
+    }
+    answer = httpx.post(f"{cluster.address}/models/digits", json=body, timeout=60).json()
+    encoded = infer(cluster, list(map(png, PIXELS[:3])), task="digit", slo_ms=LATEST_MS, top_k=1)
+    pixels = infer(cluster, PIXELS[:3], task="digit", slo_ms=LATEST_MS, top_k=1)
+    assert [each[0]["label"].encode() for each in answer] == encoded.as_numpy("label")[:, 0].tolist()
+    assert encoded.as_numpy("label").tolist() == pixels.as_numpy("label").tolist()
+
+
+def test_what_is_no_image_is_refused(cluster: Cluster) -> None:
+    bomb = png(np.zeros((8000, 8000, 3), np.uint8))
+    for body, status in ((b"%PDF-1.7 ", 415), (bomb, 413), (png(PIXELS[0])[:100], 400)):
+        response = httpx.post(f"{cluster.address}/models/digits?task=digit", content=body, timeout=60)
+        assert response.status_code == status, response.text
+        assert "image" in response.json()["error"]
+    with pytest.raises(InferenceServerException, match="task"):
+        infer(cluster, PIXELS[:1], task="nothing")
+
+
+def test_an_image_without_time_is_told_so_at_once(cluster: Cluster) -> None:
+    started = time.monotonic()
+    response = httpx.post(f"{cluster.address}/models/digits?task=digit&slo_ms=0.01", content=png(PIXELS[0]), timeout=60)
+    assert response.status_code in (503, 504), response.text
+    assert time.monotonic() - started < 10
+
+
+def test_tokens_leave_under_a_burst_and_come_back(cluster: Cluster) -> None:
+    """More clients come until replicas choose fewer tokens; alone, an image gets more again."""
+    url = f"{cluster.address}/v2/models/digits/infer"
+    header, body = _raw(PIXELS[:64])
+
+    def computed(below: int) -> int:
+        return sum(
+            one["images"]
+            for report in replicas(cluster).values()
+            for gamma, one in report["gammas"].items()
+            if int(gamma) < below
+        )
+
+    def calm() -> bool:
+        answer = infer(cluster, PIXELS[:1], task="digit", slo_ms=LATEST_MS)
+        return bool(answer.as_numpy("gamma")[0, 0] > 0)
+
+    wait_until(calm, within_s=30, what=lambda: replicas(cluster))
+    before = computed(below=2)
+    statuses: Counter[int] = Counter()
+    deadline = time.monotonic() + 60
+    with ThreadPoolExecutor(32) as pool, httpx.Client(timeout=60, limits=httpx.Limits(max_connections=32)) as http:
+
+        def send(_: int) -> int:
+            return http.post(url, content=body, headers=header).status_code
+
+        while computed(below=2) == before and time.monotonic() < deadline:
+            statuses.update(pool.map(send, range(64)))
+    assert computed(below=2) > before, (statuses, replicas(cluster))
+    assert set(statuses) <= {200, 429, 503, 504}, statuses
+    page = httpx.get(f"{cluster.address}/metrics", timeout=10).text
+    assert 'pliant_vision_batches_total{gamma="' in page
+    assert "pliant_vision_gamma{" in page
+    wait_until(calm, within_s=30, what=lambda: replicas(cluster))
+
+
+def _raw(images: np.ndarray[Any, Any]) -> tuple[dict[str, str], bytes]:
+    body, length = triton.InferenceServerClient.generate_request_body(
+        [tensor(images)], parameters={"task": "digit", "slo_ms": 500}
+    )
+    return {"Inference-Header-Content-Length": str(length)}, body
+
+
+def test_a_task_that_is_registered_at_run_time_answers_on_all_replicas(cluster: Cluster) -> None:
+    roots = cluster.path.parent / "tasks"
+    folder = task_folder(roots / "mood", read_vision(zoo.folder("digits-vit")), labels=("calm", "wild", "odd"))
+    api = f"{cluster.address}/v2/repository/models/digits/tasks"
+    loaded = httpx.post(f"{api}/mood/load", json={"parameters": {"path": str(folder)}}, timeout=60)
+    assert loaded.status_code == 200, loaded.text
+    assert "mood" in [entry["name"] for entry in httpx.get(api, timeout=10).json()]
+    wait_until(
+        lambda: all("mood" in report["tasks"] for report in replicas(cluster).values()),
+        within_s=10,
+        what=lambda: replicas(cluster),
+    )
+    before = {name: report["in_time"] for name, report in replicas(cluster).items()}
+    answer = infer(cluster, PIXELS[:64], task="mood", slo_ms=LATEST_MS)
+    assert set(answer.as_numpy("label")[:, 0]) <= {b"calm", b"wild", b"odd"}
+
+    def all_answered() -> bool:
+        infer(cluster, PIXELS[:64], task="mood", slo_ms=LATEST_MS)
+        return all(report["in_time"] > before.get(name, 0) for name, report in replicas(cluster).items())
+
+    wait_until(all_answered, within_s=30, what=lambda: replicas(cluster))
+    outside = httpx.post(f"{api}/other/load", json={"parameters": {"path": "/etc"}}, timeout=60)
+    assert outside.status_code == 403, outside.text
+    (roots / "broken").mkdir()
+    (roots / "broken" / TASK).write_text("{")
+    broken = httpx.post(f"{api}/broken/load", json={"parameters": {"path": "broken"}}, timeout=60)
+    assert broken.status_code == 400, broken.text
+    endless = task_folder(roots / "endless", read_vision(zoo.folder("digits-vit")))
+    change_tensors(endless / WEIGHTS, **{HEAD_BIAS: np.array([np.nan, 1], np.float32)})
+    refused = httpx.post(f"{api}/endless/load", json={"parameters": {"path": "endless"}}, timeout=60)
+    assert refused.status_code == 400, refused.text
+    assert "a replica cannot load it" in refused.json()["error"]
+    assert httpx.post(f"{api}/mood/unload", timeout=60).status_code == 200
+    with pytest.raises(InferenceServerException, match="mood"):
+        infer(cluster, PIXELS[:1], task="mood")
+
+
+def test_a_killed_replica_loses_no_image(cluster: Cluster) -> None:
+    before = set(replicas(cluster))
+    url = f"{cluster.address}/models/digits?task=digit&slo_ms={LATEST_MS}"
+    image = png(PIXELS[0])
+    with ThreadPoolExecutor(8) as pool, httpx.Client(timeout=60) as http:
+
+        def send(index: int) -> int:
+            if index == 40:
+                cluster.replica_processes("digits")[0].kill()
+            return http.post(url, content=image).status_code
+
+        statuses = Counter(pool.map(send, range(400)))
+    assert statuses == {200: 400}
+    wait_until(
+        lambda: len(replicas(cluster)) == 2 and len(set(replicas(cluster)) & before) == 1,
+        within_s=60,
+        what=lambda: replicas(cluster),
+    )
