@@ -135,46 +135,35 @@ def test_an_image_without_time_is_told_so_at_once(cluster: Cluster) -> None:
 
 
 def test_tokens_leave_under_a_burst_and_come_back(cluster: Cluster) -> None:
-    """More clients come until replicas choose fewer tokens; alone, an image gets more again."""
-    url = f"{cluster.address}/v2/models/digits/infer"
-    header, body = _raw(PIXELS[:64])
+    """512 images at once have less and less time, until replicas choose fewer tokens; alone, an image gets more again.
 
-    def computed(below: int) -> int:
-        return sum(
-            one["images"]
-            for report in replicas(cluster).values()
-            for gamma, one in report["gammas"].items()
-            if int(gamma) < below
-        )
+    How little time that is depends on the machine, and is searched for.
+    """
 
     def calm() -> bool:
         answer = infer(cluster, PIXELS[:1], task="digit", slo_ms=LATEST_MS)
         return bool(answer.as_numpy("gamma")[0, 0] > 0)
 
+    def ask(slo_ms: float) -> int:
+        """The least gamma that 64 images got, or 8 if they were refused."""
+        try:
+            return int(infer(cluster, PIXELS[:64], task="digit", slo_ms=slo_ms).as_numpy("gamma").min())
+        except InferenceServerException as refused:
+            if refused.status() not in ("429", "503", "504"):
+                raise
+            return 8
+
     wait_until(calm, within_s=30, what=lambda: replicas(cluster))
-    before = computed(below=2)
-    statuses: Counter[int] = Counter()
-    deadline = time.monotonic() + 60
-    with ThreadPoolExecutor(32) as pool, httpx.Client(timeout=60, limits=httpx.Limits(max_connections=32)) as http:
-
-        def send(_: int) -> int:
-            return http.post(url, content=body, headers=header).status_code
-
-        while computed(below=2) == before and time.monotonic() < deadline:
-            statuses.update(pool.map(send, range(64)))
-    assert computed(below=2) > before, (statuses, replicas(cluster))
-    assert set(statuses) <= {200, 429, 503, 504}, statuses
+    slo_ms, fewest = 4000.0, 8
+    with ThreadPoolExecutor(8) as pool:
+        while fewest > 0:
+            slo_ms *= 0.8
+            assert slo_ms > 1, replicas(cluster)
+            fewest = min(pool.map(ask, [slo_ms] * 8))
     page = httpx.get(f"{cluster.address}/metrics", timeout=10).text
-    assert 'pliant_vision_batches_total{gamma="' in page
+    assert f'pliant_vision_batches_total{{gamma="{fewest}"' in page
     assert "pliant_vision_gamma{" in page
     wait_until(calm, within_s=30, what=lambda: replicas(cluster))
-
-
-def _raw(images: np.ndarray[Any, Any]) -> tuple[dict[str, str], bytes]:
-    body, length = triton.InferenceServerClient.generate_request_body(
-        [tensor(images)], parameters={"task": "digit", "slo_ms": 500}
-    )
-    return {"Inference-Header-Content-Length": str(length)}, body
 
 
 def test_a_task_that_is_registered_at_run_time_answers_on_all_replicas(cluster: Cluster) -> None:
