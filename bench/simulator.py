@@ -77,8 +77,6 @@ class Simulation:
         """Serve a stream: one item for each second of it, in order; the outcome leaves out the first `warmup` items."""
         outcome = Outcome()
         collecting = gc.isenabled()
-        gc.collect()
-        gc.freeze()
         gc.disable()
         try:
             for number, arrivals in enumerate(stream):
@@ -86,7 +84,6 @@ class Simulation:
                     outcome = Outcome()
                 self._second(number, arrivals, outcome)
         finally:
-            gc.unfreeze()
             if collecting:
                 gc.enable()
         return outcome
