@@ -33,8 +33,7 @@ def compile_into(folder: Path, model: EagerClassifier, spec: RuntimeSpec) -> Non
             package_path=str(folder / "model.pt2"),
             inductor_configs={"freezing": True, "aot_inductor.precompile_headers": False},
         )
-    if torch.__version__ >= "2.13":  # the first release that loads unpacked packages
-        unpack(Path(archive))
+    unpack(Path(archive))
     (folder / "runtime.json").write_text(json.dumps(model.facts))
 
 

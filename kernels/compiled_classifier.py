@@ -16,12 +16,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from pliant.cache import cache_folder
+from pliant.kernels import compiled_forward
 from pliant.kernels.cuda_graph import CudaGraph, Forward
 from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec, package, package_folder
 
@@ -30,25 +31,44 @@ if TYPE_CHECKING:
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 """How far a runtime's logits may lie from the unpadded eager model's, in units of the largest logit or 1, whichever is
-more. A package that does not keep it is never used."""
+more, and importance likewise. A package that does not keep it is never used."""
 
 _warn_once = functools.cache(logging.getLogger("pliant").warning)
+
+
+class Output(NamedTuple):
+    """What a classifier says of one text."""
+
+    logits: np.ndarray
+    """float32 [labels]."""
+    importance: np.ndarray | None
+    """float32 [tokens]: the attention that each token received (see `importance.received`), if the runtime gives it."""
 
 
 class Runtime:
     """A classifier that answers one input of up to `max_length` tokens at a time.
 
     `backend` is "aoti" (compiled), "cuda-graph" (compiled, and one launch on the GPU) or "eager" (not compiled).
-    `dynamic` tells whether it computes an input at its own length instead of `max_length`, as "eager" always does.
+    `dynamic` tells whether it computes an input at its own length instead of `max_length`, as "eager" always does, and
+    `importance` whether `forward` returns that of each token behind the logits.
     Any thread may call it, but one at a time: the input buffer is reused.
     """
 
     def __init__(
-        self, forward: Forward, backend: str, max_length: int, *, pad: int, vocabulary: int, dynamic: bool = False
+        self,
+        forward: Forward,
+        backend: str,
+        max_length: int,
+        *,
+        pad: int,
+        vocabulary: int,
+        dynamic: bool = False,
+        importance: bool = False,
     ) -> None:
         self.max_length = max_length
         self.backend = backend
         self.dynamic = dynamic or backend == "eager"
+        self.importance = importance
         self._pad = pad
         self._vocabulary = vocabulary
         self._buffer = torch.ones(2 * max_length, dtype=torch.int64, pin_memory=backend == "cuda-graph")
@@ -56,6 +76,13 @@ class Runtime:
 
     def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
         """The logits, float32 (labels,), of the text with these token ids, special tokens included.
+
+        Raises ValueError as `run` does.
+        """
+        return self.run(ids).logits
+
+    def run(self, ids: np.ndarray | Sequence[int]) -> Output:
+        """What there is to say of the text with these token ids, special tokens included.
 
         Raises `ValueError` if there are no ids, more than `max_length`, or one that is not in the vocabulary.
         """
@@ -72,7 +99,10 @@ class Runtime:
         row[length:] = self._pad
         mask[:length] = 1
         mask[length:] = 0
-        return self._forward(inputs).numpy()
+        output = self._forward(inputs).numpy()
+        if not self.importance:
+            return Output(output, None)
+        return Output(output[:-width], output[-width:][:length])
 
 
 class _CannotCompileError(Exception):
@@ -87,15 +117,18 @@ def load(
     dtype: str = "float32",
     threads: int = 1,
     dynamic: bool = False,
+    importance: bool = False,
 ) -> Runtime:
     """The classifier in `folder` for inputs of up to `max_length` tokens; compiled first if it is not in the cache.
 
     Loading takes tens of milliseconds, compiling 15 s or more, during which other processes that want the same package
     wait. Where it cannot be compiled (no C++ compiler, an architecture that torch.export rejects), the "pliant" logger
     warns and the eager model answers instead. Sets this process's number of torch threads to `threads`.
-    Raises `ModelError` if `folder` holds no sequence classifier or the model cannot take `max_length` tokens.
+    With `importance` the runtime tells for each text how much attention its tokens received (see `Runtime.run`).
+    Raises `ModelError` if `folder` holds no sequence classifier, the model cannot take `max_length` tokens, or it has
+    no attention weights that would tell.
     """
-    spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads, dynamic)
+    spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads, dynamic, importance)
     spec.check()
     torch.set_num_threads(threads)
     try:
@@ -104,8 +137,10 @@ def load(
         _warn_once(str(reason))
     from pliant.kernels.eager_classifier import EagerClassifier
 
-    model = EagerClassifier(spec.folder, device=device, dtype=dtype)
-    return Runtime(lambda inputs: model(inputs.to(device)).cpu(), "eager", max_length, **model.facts)
+    model = EagerClassifier(spec.folder, device=device, dtype=dtype, importance=importance)
+    return Runtime(
+        lambda inputs: model(inputs.to(device)).cpu(), "eager", max_length, importance=importance, **model.facts
+    )
 
 
 def prepare(
@@ -116,12 +151,13 @@ def prepare(
     dtype: str = "float32",
     threads: int = 1,
     dynamic: bool = False,
+    importance: bool = False,
 ) -> None:
     """Compile what `load` with these arguments will ask for, without loading it: a replica can go on serving meanwhile.
 
     Raises `ModelError` as `load` does, but says nothing when it cannot be compiled: `load` will.
     """
-    spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads, dynamic)
+    spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads, dynamic, importance)
     spec.check()
     with contextlib.suppress(_CannotCompileError):
         package(spec, functools.partial(_compile_apart, spec))
@@ -130,19 +166,17 @@ def prepare(
 def _open(folder: Path, spec: RuntimeSpec) -> Runtime:
     """The runtime in a package.
 
-    Uses the class under `torch._inductor.aoti_load_package`, whose import alone takes 2 s and 85 MB.
+    For a GPU it uses the class under `torch._inductor.aoti_load_package`, whose import alone takes 2 s and 85 MB.
     """
     facts = json.loads((folder / "runtime.json").read_text())
-    unpacked = folder / "model"
-    path = unpacked if unpacked.exists() else folder / "model.pt2"
+    options = {"dynamic": spec.dynamic, "importance": spec.importance, **facts}
+    if spec.device == "cpu":
+        return Runtime(compiled_forward.load(folder / "model"), "aoti", spec.max_length, **options)
     # Single-threaded: without the locks that cannot be captured in a CUDA graph.
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(folder / "model"), "model", True, 1, -1)
     if spec.dynamic:
-        return Runtime(
-            lambda inputs: loader.run([inputs.to(spec.device)])[0].cpu(), "aoti", spec.max_length, dynamic=True, **facts
-        )
-    backend = "aoti" if spec.device == "cpu" else "cuda-graph"
-    return Runtime(lambda inputs: loader.run([inputs])[0], backend, spec.max_length, **facts)
+        return Runtime(lambda inputs: loader.run([inputs.to(spec.device)])[0].cpu(), "aoti", spec.max_length, **options)
+    return Runtime(lambda inputs: loader.run([inputs])[0], "cuda-graph", spec.max_length, **options)
 
 
 def can_compile(spec: RuntimeSpec) -> bool:
@@ -173,7 +207,7 @@ def _compile_apart(spec: RuntimeSpec, into: Path) -> None:
     }
     command = [sys.executable, "-m", "pliant.kernels.compiled_classifier", str(spec.folder), str(spec.max_length)]
     command += ["--device", spec.device, "--dtype", spec.dtype, "--threads", threads, "--into", str(into)]
-    command += ["--dynamic"] if spec.dynamic else []
+    command += ["--dynamic"] * spec.dynamic + ["--importance"] * spec.importance
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
@@ -195,13 +229,14 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of one forward pass")
     parser.add_argument("--dynamic", action="store_true", help="for any length up to max_length")
+    parser.add_argument("--importance", action="store_true", help="to give that of each token too")
     parser.add_argument("--into", type=Path, required=True, help="an existing folder, which receives the package")
     arguments = vars(parser.parse_args())
     into = arguments.pop("into")
     spec = RuntimeSpec(**arguments)
     spec.check()
     torch.set_num_threads(spec.threads)
-    model = EagerClassifier(spec.folder, device=spec.device, dtype=spec.dtype)
+    model = EagerClassifier(spec.folder, device=spec.device, dtype=spec.dtype, importance=spec.importance)
     compile_into(into, model, spec)
     _verify(_open(into, spec), model, spec)
 
@@ -217,9 +252,16 @@ def _verify(runtime: Runtime, model: "EagerClassifier", spec: RuntimeSpec) -> No
         ids = np.random.default_rng(length).choice(words, length)
         inputs = torch.from_numpy(np.stack([ids, np.ones_like(ids)]))
         expected = model(inputs.to(spec.device)).cpu().numpy()
-        difference = np.abs(runtime(ids) - expected).max() / max(1.0, np.abs(expected).max())
-        if not difference <= TOLERANCE[spec.dtype]:
-            raise ArithmeticError(f"compiled and eager logits differ by {difference:.1e} at {length} tokens")
+        logits, importance = runtime.run(ids)
+        _compare("logits", logits, expected[: len(logits)], spec)
+        if importance is not None:
+            _compare("importance", importance, expected[len(logits) :], spec)
+
+
+def _compare(what: str, compiled: np.ndarray, eager: np.ndarray, spec: RuntimeSpec) -> None:
+    difference = np.abs(compiled - eager).max() / max(1.0, np.abs(eager).max())
+    if not difference <= TOLERANCE[spec.dtype]:
+        raise ArithmeticError(f"compiled and eager {what} differ by {difference:.1e}")
 
 
 if __name__ == "__main__":

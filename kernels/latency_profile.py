@@ -85,7 +85,7 @@ def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
     ratio = np.interp(lengths, measured, [ratios[length] for length in measured])
     return Profile(
         model=spec.folder.resolve().name,
-        device=_device_name(spec.device),
+        device=device_name(spec.device),
         dtype=spec.dtype,
         threads=spec.threads,
         torch=torch.__version__,
@@ -162,7 +162,8 @@ def _rounds(
     return np.array(rounds)
 
 
-def _device_name(device: str) -> str:
+def device_name(device: str) -> str:
+    """What the maker of this machine's "cpu" or "cuda" device calls it."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     cpuinfo = Path("/proc/cpuinfo")

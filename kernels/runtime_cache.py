@@ -31,7 +31,7 @@ class RuntimeSpec:
 
     `folder` holds config.json and model.safetensors; `max_length` counts tokens; `device` is "cpu" or "cuda"; `dtype`
     is "float32" or "bfloat16"; `threads` is the number of CPU threads of one forward pass. A `dynamic` runtime computes
-    each text at its own length, a static one at `max_length`.
+    each text at its own length, a static one at `max_length`. With `importance` it gives that of each token too.
     """
 
     folder: Path
@@ -40,6 +40,7 @@ class RuntimeSpec:
     dtype: str = "float32"
     threads: int = 1
     dynamic: bool = False
+    importance: bool = False
 
     def check(self) -> None:
         """Raise `ModelError` if no runtime can be made for this specification, whatever the machine."""
@@ -66,7 +67,7 @@ class RuntimeSpec:
             RECIPE,
             [str(weights), weights.stat().st_size, weights.stat().st_mtime_ns],
             (self.folder / "config.json").read_text(),
-            [self.max_length, self.device, self.dtype, self.threads, self.dynamic],
+            [self.max_length, self.device, self.dtype, self.threads, self.dynamic, *["importance"] * self.importance],
             torch.__version__,
             machine(self.device),
         ]
