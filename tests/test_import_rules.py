@@ -22,7 +22,7 @@ FORBIDDEN = {
     "bench": set(),
 }
 """Commands may import all but ray: they are put together from everything else."""
-COMMANDS = {"cli.py", "vision_cli.py"}
+COMMANDS = {"cli.py", "vision_cli.py", "cascade_cli.py"}
 MAY_IMPORT_RAY = {"app.py", "run.py", "gateway.py", "planner.py", "router.py", "replica.py", "metrics.py"}
 
 

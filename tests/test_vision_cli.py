@@ -286,6 +286,7 @@ def test_all_that_is_served_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     cli._fetch(cli.config.read(ROOT / "cluster.yaml").serving)
     assert fetched == [
         "fetch zoo/topics-large",
+        "fetch zoo/topics-small",
         "fetch zoo/tiny-llama",
         "fetch_adapters zoo/adapters",
         "fetch_vision zoo/digits-vit",

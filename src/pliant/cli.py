@@ -25,6 +25,7 @@ from pliant.terminal import console, progress
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic transformer serving on Ray Serve.")
 _READY_WITHIN_S = 900
 _TEXT = "The yield expression is used when defining a generator function"
+_DETAILED = {"top_k": 2, "details": True}
 _PROMPT = "The for statement is used to"
 _THREE = (
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAO0lEQVR42gXBARHEMAgAsNwUIAEJSHgpdTYJlYAk5oBPyLuT0NP7g6qzCXIa"
@@ -65,11 +66,17 @@ def profile(
     out: Annotated[Path, typer.Option(help="Receives profile-SERVICE.json and .png.")] = Path(),
 ) -> None:
     """Measure a text classifier's latency over input lengths on this machine, and say which lengths to serve with; or
-    latency, memory and accuracy of a vision service by gamma, and say which gammas are of no use.
+    latency, memory and accuracy of a vision service by gamma, and which gammas are of no use; or the accuracy and
+    latency of a cascade's levels and of what they make together, and which of it would serve.
     """
     cluster = _checked(path)
     if service in cluster.serving.visions:
         vision_cli.profile_vision(service, cluster.serving.visions[service], out)
+        return
+    if service in cluster.serving.cascades:
+        from pliant import cascade_cli
+
+        cascade_cli.profile_cascade(service, cluster.serving, out)
         return
     from pliant.deployments.encoder.lengths import Lengths
     from pliant.profile_plot import plot
@@ -102,7 +109,7 @@ def simulate(
     out: Annotated[Path, typer.Option(help="Receives simulate-SERVICE.png.")] = Path(),
 ) -> None:
     """Send a trace through a simulated cluster: latency, SLO attainment, and what planner and autoscaling would do."""
-    from pliant.bench.capacity import Cluster, plan_capacity
+    from pliant.bench.encoder.capacity import Cluster, plan_capacity
     from pliant.deployments.encoder.lengths import Lengths
 
     cluster = _checked(path)
@@ -263,6 +270,7 @@ def _greeting(cluster: config.ClusterConfig) -> str:
     key = " -H 'Authorization: Bearer KEY'" if cluster.serving.gateway.api_keys_env else ""
     examples = [
         *((f"models/{name}", {"inputs": _TEXT, "parameters": {"top_k": 2}}) for name in cluster.serving.encoders),
+        *((f"models/{name}", {"inputs": _TEXT, "parameters": _DETAILED}) for name in cluster.serving.cascades),
         *(("v1/completions", {"model": name, "prompt": _PROMPT, "max_tokens": 40}) for name in cluster.serving.llms),
         *((f"models/{name}", _asked_of(service)) for name, service in cluster.serving.visions.items()),
     ]

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from pliant import models
+from pliant import labelled_texts, models
 from pliant.cache import cache_folder
-from pliant.errors import ConfigError, ModelError
+from pliant.errors import ConfigError, DataError, ModelError
 
 IMPORT_PATH = "pliant.deployments.app:build"
 AUTOSCALING_POLICY = "pliant.deployments.autoscaling:follow_planner"
@@ -135,6 +135,8 @@ class EncoderConfig(_Service):
     """How often the planner allocates lengths to replicas anew; it does so at once when demand shifts."""
     demand_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Plan for this quantile of the demand, second by second, instead of its mean."""
+    importance: bool = False
+    """Tell which tokens of a text are important, for a cascade that prunes; on wherever one needs it."""
 
     def longest(self, model_takes: int) -> int:
         """The longest text that is served, in tokens, for a model that takes `model_takes`."""
@@ -297,9 +299,56 @@ class VisionConfig(_Service):
     gets 503. One that reaches no replica gets 503 at its deadline."""
 
 
-Service = Annotated[EncoderConfig | LlmConfig | VisionConfig, Field(discriminator="kind")]
-KINDS = ("encoder", "llm", "vision")
 ServiceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class ConformalConfig(_Strict):
+    """How rarely answers that a cascade gives early may differ from the most accurate level's, for certain."""
+
+    epsilon: Annotated[float, Field(gt=0, lt=1)]
+    """The most of them that may, as a share."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """The chance that the labelled texts misled us about it."""
+
+
+class CascadeConfig(_Strict):
+    """A text classifier that asks small models first, and larger ones where they are not sure (Tabi)."""
+
+    kind: Literal["cascade"]
+    levels: Annotated[tuple[ServiceName, ...], Field(min_length=2, max_length=5)]
+    """Encoder services of the same file, in rising accuracy; others may use them, too.
+
+    If one cuts texts that are too long (`truncate`), those after it must, too.
+    """
+    data: str
+    """Labelled texts that no level has learned from: zoo/topics, or a file of JSON lines {"text": …, "label": …}."""
+    accuracy_loss: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """How much less accurate than the best level it may be; either this or `accuracy_target`."""
+    accuracy_target: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """How accurate it must be on the labelled texts."""
+    slo_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 1000
+    """Latency objective, measured in the gateway, for all levels that read a text together."""
+    degrade: bool = False
+    """Answer less well rather than not at all: from the levels that have read a text when a later one is overloaded,
+    down or late; from the fastest other level alone when the first one is; and with the closest there is to an accuracy
+    that cannot be had. Such answers say so."""
+    prune: bool = True
+    """Leave out words that the first level hardly attended to, before a later level reads a text."""
+    conformal: ConformalConfig | None = None
+    seed: int = 0
+    """Of the choice which texts go on to the next level; the same text always takes the same way."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CascadeConfig:
+        if (self.accuracy_loss is None) == (self.accuracy_target is None):
+            raise ValueError("needs either accuracy_loss, such as 0.01, or accuracy_target, such as 0.9")
+        if len(set(self.levels)) != len(self.levels):
+            raise ValueError("levels: each may be there once")
+        return self
+
+
+Service = Annotated[EncoderConfig | LlmConfig | VisionConfig | CascadeConfig, Field(discriminator="kind")]
+KINDS = ("encoder", "llm", "vision", "cascade")
 
 
 class ServingConfig(_Strict):
@@ -319,6 +368,10 @@ class ServingConfig(_Strict):
     @property
     def visions(self) -> dict[str, VisionConfig]:
         return {name: service for name, service in self.services.items() if isinstance(service, VisionConfig)}
+
+    @property
+    def cascades(self) -> dict[str, CascadeConfig]:
+        return {name: service for name, service in self.services.items() if isinstance(service, CascadeConfig)}
 
 
 class _ApplicationConfig(_Strict):
@@ -391,9 +444,38 @@ def parse(args: Mapping[str, Any]) -> ServingConfig:
     reserved = [name for name in ("gateway", "planner") if name in config.services]
     if reserved:
         raise ConfigError([f"services.{name}: the {name} itself has this name; choose another" for name in reserved])
-    if shared := list(_shared_registries(config)):
-        raise ConfigError(shared)
-    return config
+    if wrong := [*_shared_registries(config), *_wrong_levels(config)]:
+        raise ConfigError(wrong)
+    return _with_importance(config)
+
+
+def _wrong_levels(config: ServingConfig) -> Iterator[str]:
+    """What is wrong with the services that cascades name as their levels."""
+    there = ", ".join(config.encoders) or "none"
+    for name, cascade in config.cascades.items():
+        for index, level in enumerate(cascade.levels):
+            if level not in config.encoders:
+                kind = config.services[level].kind if level in config.services else "no service"
+                yield f"services.{name}.levels.{index}: got {level}, {kind}; must be an encoder service: {there}"
+        cutting = ""
+        for index, level in enumerate(cascade.levels):
+            if cutting and level in config.encoders and not config.encoders[level].truncate:
+                yield (
+                    f"services.{name}.levels.{index}: {level} refuses texts that are too long, and {cutting}, which "
+                    "reads them before, cuts them; set truncate: true for both, or for neither"
+                )
+            if level in config.encoders and config.encoders[level].truncate:
+                cutting = level
+
+
+def _with_importance(config: ServingConfig) -> ServingConfig:
+    """`config` where the levels that may have to say which words are important do: all but the last of a cascade."""
+    telling = {level for cascade in config.cascades.values() if cascade.prune for level in cascade.levels[:-1]}
+    services = {
+        name: service.model_copy(update={"importance": True}) if name in telling else service
+        for name, service in config.services.items()
+    }
+    return config.model_copy(update={"services": services})
 
 
 def _shared_registries(config: ServingConfig) -> Iterator[str]:
@@ -462,14 +544,51 @@ def check_models(config: ServingConfig) -> None:
     """
     problems = []
     for name, service in config.services.items():
+        if isinstance(service, CascadeConfig):
+            continue
         try:
             found = _misfit(service)
         except ModelError as error:
             found = f"model: {error}"
         if found:
             problems.append(f"services.{name}.{found}")
+    if not problems:
+        problems = [
+            f"services.{name}.{found}"
+            for name, cascade in config.cascades.items()
+            if (found := _misfit_cascade(cascade, config.encoders))
+        ]
     if problems:
         raise ConfigError(problems)
+
+
+def _misfit_cascade(cascade: CascadeConfig, encoders: Mapping[str, EncoderConfig]) -> str | None:
+    """What keeps the levels from working together, or the labelled texts from telling about them."""
+    infos = {level: models.check(encoders[level].model) for level in cascade.levels}
+    first, labels = cascade.levels[0], set(infos[cascade.levels[0]].labels)
+    shortest: float = math.inf
+    for index, (level, info) in enumerate(infos.items()):
+        if info.multi_label or len(info.labels) < 2:
+            return f"levels.{index}: {level} does not choose one of several labels; a cascade needs models that do"
+        if len(set(info.labels)) != len(info.labels):
+            return f"levels.{index}: {level} has labels of the same name, {list(info.labels)}; give each its own"
+        if differing := labels.symmetric_difference(info.labels):
+            return (
+                f"levels.{index}: {level} and {first} need the same labels, in any order; only one of them has "
+                f"{', '.join(sorted(differing)[:5])}"
+            )
+        longest = encoders[level].longest(info.max_length)
+        if index and longest < shortest:
+            return (
+                f"levels.{index}: {level} takes at most {longest} tokens, and {first}, which reads texts before, "
+                f"{shortest}; give both the same longest length"
+            )
+        shortest = min(shortest, longest)
+    try:
+        labelled_texts.read(cascade.data, labels)
+    except DataError as error:
+        return f"data: {error}"
+    return None
 
 
 def _misfit(service: EncoderConfig | LlmConfig | VisionConfig) -> str | None:

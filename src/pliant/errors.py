@@ -11,6 +11,10 @@ class ModelError(PliantError):
     """A model that cannot be found, fetched, or served."""
 
 
+class DataError(PliantError):
+    """Labelled texts that cannot be read, or from which nothing can be told."""
+
+
 class ConfigError(PliantError):
     """A cluster.yaml that cannot be served; `problems` holds one line for each thing to change."""
 

@@ -1,0 +1,90 @@
+"""Labelled texts on which a cascade is profiled (Tabi §5): read from a file or from the zoo, and split in two.
+
+The one half calibrates the levels, the other one says which cascade is good enough; neither may be the other, nor what
+a level has learned from.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pliant.errors import DataError
+from pliant.zoo import corpus
+
+ZOO = "zoo/topics"
+"""The paragraphs of the Python documentation that the zoo's text classifiers have not seen in training."""
+FEWEST, MOST = 200, 2000
+"""Texts that are needed, and after which others are left out, as a profile would take too long."""
+CALIBRATE = (100, 500)
+"""The least and the most texts to calibrate on."""
+_KINDS = f"{ZOO}, or a file of JSON lines"
+
+
+class LabelledText(NamedTuple):
+    text: str
+    label: str
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    text: str
+    label: str
+
+
+def read(data: str, labels: Collection[str]) -> list[LabelledText]:
+    """The texts that `data` names, each once, in their order; all labels are among `labels`.
+
+    Raises DataError that names the line if one is wrong, and if there are fewer than FEWEST.
+    """
+    found: dict[str, LabelledText] = {}
+    for number, item in enumerate(corpus.held_out(), 1) if data == ZOO else _file(data):
+        if item.label not in labels:
+            known = ", ".join(sorted(labels)[:20]) + ", …" * (len(labels) > 20)
+            raise DataError(f"{data}, line {number}: got label {item.label!r}; the levels know: {known}")
+        if not item.text.strip():
+            raise DataError(f"{data}, line {number}: the text is empty")
+        found.setdefault(item.text, LabelledText(item.text, item.label))
+    if len(found) < FEWEST:
+        raise DataError(f"{data}: has {len(found)} different texts; at least {FEWEST} are needed, better a thousand")
+    return list(found.values())
+
+
+def split(texts: Collection[LabelledText], seed: int) -> tuple[list[LabelledText], list[LabelledText]]:
+    """Texts to calibrate and texts to choose on, at random, MOST of `texts` at most.
+
+    A temperature is one number, which a few hundred texts fix; a choice has thousands, and the fewer texts there are,
+    the wider is the margin by which a promise must be kept. So a quarter calibrates, within CALIBRATE.
+    """
+    shuffled = random.Random(seed).sample(list(texts), min(len(texts), MOST))
+    least, most = CALIBRATE
+    few = min(most, max(least, len(shuffled) // 4))
+    return shuffled[:few], shuffled[few:]
+
+
+def _file(data: str) -> Iterator[tuple[int, _Line]]:
+    try:
+        lines = Path(data).expanduser().read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
+        raise DataError(f"{data}: cannot be read: {error.strerror}; choose {_KINDS}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{data}: is not UTF-8: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield number, _parsed(data, number, line)
+
+
+def _parsed(data: str, number: int, line: str) -> _Line:
+    try:
+        return _Line.model_validate_json(line)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"])) or "the line"
+        raise DataError(
+            f'{data}, line {number}: {where}: {problem["msg"]}; each line must be {{"text": "…", "label": "…"}}'
+        ) from None
