@@ -15,6 +15,7 @@ from pliant.deployments.vision.report import EngineReport
 
 _TOKEN_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0]
 _ANSWER_S = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0]
+_SURE = [0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0]
 _LATENCY_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0]
 
 
@@ -38,6 +39,54 @@ class EncoderMetrics:
             "From a text's arrival in the gateway to its answer.",
             _LATENCY_S,
             "runtime",
+        )
+
+
+class CascadeMetrics:
+    """Of a cascade, as its gateway sees it. `level` is a service, of answers the last one that read the text.
+
+    The levels' own metrics count these texts, too.
+    """
+
+    def __init__(self, service: str) -> None:
+        self.requests = _counter(
+            service, "pliant_cascade_requests_total", "Texts by outcome, an HTTP status, and level.", "status", "level"
+        )
+        self.rerouted = _counter(
+            service, "pliant_cascade_rerouted_total", "Texts that a level sent on to the next.", "level"
+        )
+        self.words = _counter(service, "pliant_cascade_words_total", "Words of texts that were pruned.", "level")
+        self.words_pruned = _counter(
+            service, "pliant_cascade_words_pruned_total", "Words that the level after did not read.", "level"
+        )
+        self.drifting = _gauge(
+            service,
+            "pliant_cascade_reroute_drifting",
+            "Whether the level sends on another share of texts now than in the profile.",
+            "level",
+        )
+        self.drifts = _counter(
+            service, "pliant_cascade_reroute_drifts_total", "Times that such a drift began.", "level"
+        )
+        self.degraded = _counter(
+            service,
+            "pliant_cascade_degraded_total",
+            "Texts answered without a level that was to read them, by why.",
+            "level",
+            "reason",
+        )
+        self.slo_violations = _counter(
+            service, "pliant_cascade_slo_violations_total", "Texts answered after the cascade's SLO."
+        )
+        self.confidence = _histogram(
+            service, "pliant_cascade_confidence", "Calibrated, of answers that were given.", _SURE, "level"
+        )
+        self.latency = _histogram(
+            service,
+            "pliant_cascade_latency_seconds",
+            "From a text's arrival in the gateway to its answer.",
+            _LATENCY_S,
+            "level",
         )
 
 

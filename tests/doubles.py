@@ -19,6 +19,7 @@ def report(max_length: int, version: int = 1, service_s: float = 0.01, failed: d
         max_length=max_length,
         service_s=service_s,
         backend="aoti",
+        device="a processor",
         failed=failed or {},
         waiting=0,
         served=0,
@@ -49,6 +50,7 @@ class Sleepers:
     """Loads sleepers, except those of the lengths that are `broken`."""
 
     profile = None
+    device = "a bed"
 
     def __init__(
         self,

@@ -10,14 +10,15 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypedDict
+from typing import Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 
 from pliant.policies.admission import retry_after
+from pliant.policies.calibration import confidence, softmax
 from pliant.profile import Profile
 
 _GRID = math.log(1.1)
@@ -37,6 +38,28 @@ class Runtime(Protocol):
     def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray: ...
 
 
+class Told(Protocol):
+    """What a runtime says of one text and its tokens."""
+
+    @property
+    def logits(self) -> np.ndarray: ...
+
+    @property
+    def importance(self) -> np.ndarray | None:
+        """float32 [tokens]: the attention that each token received; None if it was not wanted."""
+
+    @property
+    def telling_s(self) -> float:
+        """Seconds that importance took beyond the logits."""
+
+
+@runtime_checkable
+class TellingRuntime(Runtime, Protocol):
+    """One that can tell which tokens are important, as `pliant.kernels.telling_classifier.load` returns it."""
+
+    def tell(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> Told: ...
+
+
 class Runtimes(Protocol):
     """Where an engine gets its runtimes from. All methods block; they run in threads."""
 
@@ -47,6 +70,10 @@ class Runtimes(Protocol):
     @property
     def profile(self) -> Profile | None:
         """From which they follow, if they do."""
+
+    @property
+    def device(self) -> str:
+        """What the runtimes compute on, as far as their latency depends on it."""
 
     def prepare(self, max_length: int) -> None:
         """Do beforehand what makes `load` quick."""
@@ -61,6 +88,18 @@ class Assignment(NamedTuple):
     max_length: int
 
 
+class Telling(NamedTuple):
+    """Which answers are to come with the importance of tokens: those that a cascade is not sure of."""
+
+    temperature: float
+    """That logits are calibrated with."""
+    below: float
+    """The calibrated confidence from which on importance is not wanted."""
+
+    def wants(self, logits: np.ndarray) -> bool:
+        return bool(confidence(softmax(logits, self.temperature)) < self.below)
+
+
 class Query(NamedTuple):
     """One tokenized text on its way to a replica."""
 
@@ -72,6 +111,8 @@ class Query(NamedTuple):
     """Seconds left until the SLO; None once the request must be answered however late (its first replica failed)."""
     utility: float
     """Share of its slack that it may spend waiting, 0 to 1."""
+    telling: Telling | None = None
+    """For which answers to tell the attention that each token received, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +123,12 @@ class Answer:
     """Of the runtime that computed them."""
     computed: int
     """Tokens that it computed, padding included."""
+    importance: bytes = b""
+    """float32, one per token of the query; empty unless the query wants it, and the runtime tells."""
+    telling_s: float = 0.0
+    """Seconds that importance took beyond the logits."""
+    compute_s: float = 0.0
+    """Seconds that the logits took."""
 
 
 class Report(TypedDict):
@@ -94,6 +141,7 @@ class Report(TypedDict):
     service_s: float
     """Seconds that one request takes, on a grid of 10% steps, so that equal replicas report equal times."""
     backend: str
+    device: str
     failed: dict[int, str]
     """Lengths that it could not load, and why; it is not asked for them again for some time."""
     waiting: int
@@ -117,6 +165,14 @@ class Refusal:
     replica: str
     report: Report
     retry_after_s: float = 0.0
+
+
+class _Computation(NamedTuple):
+    logits: np.ndarray
+    importance: np.ndarray | None
+    telling_s: float
+    seconds: float
+    """Telling included."""
 
 
 class Engine:
@@ -213,17 +269,24 @@ class Engine:
         self._idle.clear()
         try:
             loop = asyncio.get_running_loop()
-            logits, seconds = await loop.run_in_executor(self._worker, self._compute, runtime, query.ids)
+            computation = await loop.run_in_executor(self._worker, self._compute, runtime, query)
         finally:
             self._outstanding -= 1
             if not self._outstanding:
                 self._idle.set()
-        self._service_times.append(seconds)
+        self._service_times.append(computation.seconds)
         self._served += 1
         self._latencies.append(time.perf_counter() - arrived)
         computed = query.length if runtime.dynamic else runtime.max_length
         self._computed += computed
-        return Answer(logits, runtime.max_length, computed)
+        return Answer(
+            logits=computation.logits.tobytes(),
+            max_length=runtime.max_length,
+            computed=computed,
+            importance=b"" if computation.importance is None else computation.importance.tobytes(),
+            telling_s=computation.telling_s,
+            compute_s=computation.seconds - computation.telling_s,
+        )
 
     def report(self) -> Report:
         recent = sorted(self._latencies)
@@ -232,6 +295,7 @@ class Engine:
             max_length=self._runtime.max_length if self._runtime else 0,
             service_s=self._service_s(),
             backend=self._runtime.backend if self._runtime else "",
+            device=self._runtimes.device,
             failed=dict(self._failed),
             waiting=self._outstanding,
             served=self._served,
@@ -251,13 +315,19 @@ class Engine:
             return 0.0
         return retry_after(self._outstanding, self._service_s(), query.budget_s, query.utility)
 
-    def _compute(self, runtime: Runtime, ids: bytes) -> tuple[bytes, float]:
+    def _compute(self, runtime: Runtime, query: Query) -> _Computation:
+        ids = np.frombuffer(query.ids, dtype="<i4")
+        importance, telling_s = None, 0.0
         self._computing_since = started = time.perf_counter()
         try:
-            logits = runtime(np.frombuffer(ids, dtype="<i4"))
+            if query.telling and isinstance(runtime, TellingRuntime):
+                told = runtime.tell(ids, query.telling.wants)
+                logits, importance, telling_s = told.logits, told.importance, told.telling_s
+            else:
+                logits = runtime(ids)
         finally:
             self._computing_since = None
-        return logits.tobytes(), time.perf_counter() - started
+        return _Computation(logits, importance, telling_s, time.perf_counter() - started)
 
     def _service_s(self) -> float:
         if not self._service_times:

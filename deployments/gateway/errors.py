@@ -6,6 +6,9 @@ import math
 
 from pliant.errors import PliantError
 
+CANCELLED = 499
+"""Instead of a status, of a request that nobody waits for any more."""
+
 
 class RequestError(PliantError):
     """A request that ends with `status` and a reason, and perhaps a time in seconds after which to come back."""
@@ -15,6 +18,14 @@ class RequestError(PliantError):
         self.status = status
         self.reason = reason
         self.headers = {} if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+
+
+class LateError(RequestError):
+    """There was not enough time for an answer."""
+
+
+class DownError(RequestError):
+    """No replica can take the request just now."""
 
 
 class ReplicaLostError(Exception):

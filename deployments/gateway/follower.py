@@ -39,7 +39,7 @@ class Tally:
         self._news.shed += 1
 
     def lost(self) -> None:
-        """A text got no answer: nobody is idle, but more replicas may be no help."""
+        """A text got no answer, or none in time: nobody is idle, but more replicas may be no help."""
         self._news.answered += 1
         self._news.above_half += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -13,10 +14,15 @@ from ray.serve.handle import DeploymentHandle
 
 from pliant import models
 from pliant.config import EncoderConfig, LlmConfig, ServingConfig, VisionConfig
+from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.encoder.engine import Answer, Query, Refusal
 from pliant.deployments.encoder.routing_table import shared
 from pliant.deployments.gateway.adapter_follower import AdapterFollower
+from pliant.deployments.gateway.cascade import CascadeClassifier
+from pliant.deployments.gateway.cascade_follower import CascadeFollower
+from pliant.deployments.gateway.cascade_recorder import CascadeRecorder
 from pliant.deployments.gateway.classifier import Classifier
+from pliant.deployments.gateway.errors import CANCELLED
 from pliant.deployments.gateway.follower import Follower, Tally
 from pliant.deployments.gateway.http import application
 from pliant.deployments.gateway.language_model import CLIENT_LEFT, LanguageModel
@@ -29,6 +35,7 @@ from pliant.deployments.metrics import EncoderMetrics, LlmMetrics, VisionMetrics
 from pliant.deployments.planner.calls import answer
 from pliant.deployments.planner.messages import (
     AdapterNews,
+    BoardNews,
     Guidance,
     News,
     Registered,
@@ -64,6 +71,9 @@ class Gateway:
         if config.visions:
             self._tasks = TaskFollower(calls)
             self._following.append(asyncio.create_task(self._tasks.run()))
+        cascades = CascadeFollower(calls)
+        if config.cascades:
+            self._following.append(asyncio.create_task(cascades.run()))
         self._classifiers = {
             name: await self._classifier(name, service, handles[name]) for name, service in config.encoders.items()
         }
@@ -72,6 +82,12 @@ class Gateway:
         }
         self._visions = {
             name: await self._vision(name, service, handles[name]) for name, service in config.visions.items()
+        }
+        self._cascades = {
+            name: CascadeClassifier(
+                name, service, self._classifiers, partial(cascades.known_as, name), CascadeRecorder(name)
+            )
+            for name, service in config.cascades.items()
         }
 
     async def _classifier(self, name: str, service: EncoderConfig, handle: Handle) -> Classifier:
@@ -103,7 +119,7 @@ class Gateway:
     def __serve_build_asgi_app__(self) -> FastAPI:
         return application(
             self._config.gateway,
-            self._classifiers,
+            {**self._classifiers, **self._cascades},
             self._language_models,
             self._adapters,
             self._stats,
@@ -131,6 +147,7 @@ class Gateway:
                 for name, vision in self._visions.items()
             },
             "tasks": self._tasks.facts() if self._tasks else {},
+            "cascades": {name: cascade.facts() for name, cascade in self._cascades.items()},
         }
 
 
@@ -167,6 +184,10 @@ class _Planner:
     async def unload_task(self, service: str, name: str) -> RegisteredTask | Rejected:
         done: RegisteredTask | Rejected = await answer(self._handle.unload_task.remote(service, name))
         return done
+
+    async def cascade_news(self, follower: str, seen: tuple[str, int], wait: bool) -> BoardNews[CascadeEntry]:
+        news: BoardNews[CascadeEntry] = await answer(self._handle.cascade_news.remote(follower, seen, wait))
+        return news
 
 
 def _caller(handle: Handle) -> Callable[[Query], Awaitable[Answer | Refusal]]:
@@ -207,10 +228,10 @@ class _Recorder:
         self._tally.shed()
 
     def failed(self, status: int) -> None:
-        self._metrics.requests.inc(tags={"status": str(status)})
+        self._metrics.requests.inc(tags={"status": "cancelled" if status == CANCELLED else str(status)})
         if status == 429:
             self._metrics.shed.inc()
-        if status == 503:
+        if status in (503, CANCELLED):
             self._tally.lost()
 
     def retried(self, reason: Literal["lost", "length", "busy", "none"]) -> None:

@@ -17,7 +17,7 @@ from pliant import __version__
 from pliant.config import GatewayConfig
 from pliant.deployments.gateway import hugging_face, lora_adapters, open_inference, openai, task_management
 from pliant.deployments.gateway.adapter_follower import AdapterFollower
-from pliant.deployments.gateway.classifier import Classifier
+from pliant.deployments.gateway.cascade import TextClassifier
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.language_model import LanguageModel
 from pliant.deployments.gateway.openai_errors import error_response, speaks_openai
@@ -31,7 +31,7 @@ _OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 
 def application(
     config: GatewayConfig,
-    classifiers: Mapping[str, Classifier],
+    classifiers: Mapping[str, TextClassifier],
     language_models: Mapping[str, LanguageModel],
     adapters: AdapterFollower | None,
     stats: Callable[[], dict[str, Any]],

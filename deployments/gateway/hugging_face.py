@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -15,7 +16,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pliant.deployments.gateway.body import LARGE, read_body
-from pliant.deployments.gateway.classifier import Classifier, Prediction
+from pliant.deployments.gateway.cascade import TextClassifier
+from pliant.deployments.gateway.classifier import Prediction
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.image_tensors import decoded
 from pliant.deployments.gateway.parameters import ClassifyParameters, VisionParameters, explain, validated_json
@@ -46,11 +48,11 @@ class ImageClassificationRequest(BaseModel):
 
 
 def router(
-    classifiers: Mapping[str, Classifier], visions: Mapping[str, VisionClassifier], max_body: int, most: int
+    classifiers: Mapping[str, TextClassifier], visions: Mapping[str, VisionClassifier], max_body: int, most: int
 ) -> APIRouter:
     """The route over models by name. `max_body` is in bytes, `most` texts or images are in a request."""
     api = APIRouter(tags=["Hugging Face"])
-    served: dict[str, Classifier | VisionClassifier] = {**classifiers, **visions}
+    served: dict[str, TextClassifier | VisionClassifier] = {**classifiers, **visions}
     find = finder(served)
     schemas = [TextClassificationRequest.model_json_schema(), ImageClassificationRequest.model_json_schema()]
     schema = {
@@ -72,7 +74,7 @@ def router(
         call = validated_json(TextClassificationRequest, body)
         texts = bounded([call.inputs] if isinstance(call.inputs, str) else call.inputs, most, "text")
         predictions = await classifiers[model].classify(texts, call.parameters)
-        return JSONResponse([_scored(prediction) for prediction in predictions])
+        return JSONResponse([_scored(prediction, call.parameters.details) for prediction in predictions])
 
     return api
 
@@ -109,10 +111,13 @@ def _in_url(query: Mapping[str, str]) -> VisionParameters:
         raise RequestError(400, f"in the URL: {explain(error, VisionParameters)}") from None
 
 
-def _scored(prediction: Prediction) -> list[dict[str, Any]]:
-    warning = {"warning": prediction.warning} if prediction.warning else {}
+def _scored(prediction: Prediction, details: bool) -> list[dict[str, Any]]:
+    """Each label with its score and, as clients keep to this shape, what there is to say of the whole answer."""
+    more: dict[str, Any] = {"warning": prediction.warning} if prediction.warning else {}
+    if prediction.details and (details or prediction.details.degraded):
+        more |= asdict(prediction.details)
     return [
-        {"label": label, "score": score, **warning}
+        {"label": label, "score": score, **more}
         for label, score in zip(prediction.labels, prediction.scores, strict=True)
     ]
 

@@ -3,6 +3,9 @@
 Of texts there is one input, `text` (BYTES, shape [n] or [n, 1]), of images `image` (see `image_tensors.py`). The
 outputs are `label` (BYTES) and `score` (FP32), both of shape [n, k], the likeliest label first, and of images also
 `gamma` (INT32) and `fate` (BYTES), both [n, 1].
+
+Of texts that a cascade classified there are also `level` (BYTES), `confidence` (FP32), `words_pruned` and `degraded`
+(INT32), all [n, 1], if the request names them or its parameters say `details`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from fastapi.responses import JSONResponse
 
 from pliant import __version__
 from pliant.deployments.gateway.body import LARGE, read_body
-from pliant.deployments.gateway.classifier import Classifier
+from pliant.deployments.gateway.cascade import CascadeClassifier, TextClassifier
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.image_tensors import images
 from pliant.deployments.gateway.parameters import ClassifyParameters, VisionParameters, validated, validated_json
@@ -38,6 +41,7 @@ from pliant.deployments.gateway.validation import VERSION, bounded, finder
 from pliant.deployments.gateway.vision import MANY_LABELS, Image, VisionClassifier
 
 _TEXT_OUTPUTS = {"label": "BYTES", "score": "FP32"}
+_DETAILS = {"level": "BYTES", "confidence": "FP32", "words_pruned": "INT32", "degraded": "INT32"}
 _IMAGE_OUTPUTS = {**_TEXT_OUTPUTS, "gamma": "INT32", "fate": "BYTES"}
 
 
@@ -49,7 +53,7 @@ class Model(Protocol):
 
 
 def router(
-    classifiers: Mapping[str, Classifier],
+    classifiers: Mapping[str, TextClassifier],
     visions: Mapping[str, VisionClassifier],
     others: Mapping[str, Model],
     max_body: int,
@@ -58,7 +62,7 @@ def router(
     """The protocol's routes over models by name. `max_body` is in bytes, `most` texts or images are in a request."""
     api = APIRouter(prefix="/v2", tags=["Open Inference Protocol v2"])
     models: dict[str, Model] = {**classifiers, **visions, **others}
-    served: dict[str, Classifier | VisionClassifier] = {**classifiers, **visions}
+    served: dict[str, TextClassifier | VisionClassifier] = {**classifiers, **visions}
     find = finder(served)
     find_any = finder(models)
 
@@ -68,7 +72,7 @@ def router(
 
     @api.get("/health/ready")
     async def ready() -> Response:
-        waiting = [name for name, model in models.items() if not model.ready]
+        waiting = [_named(name, model) for name, model in models.items() if not (model.ready or _refused(model))]
         if waiting:
             raise RequestError(503, f"not ready yet: {', '.join(waiting)}", 1)
         return JSONResponse({"ready": True})
@@ -86,8 +90,8 @@ def router(
     @api.get("/models/{model}/versions/{version}/ready")
     @api.get("/models/{model}/ready")
     async def model_ready(model: str, version: str = VERSION) -> Response:
-        if not find_any(model, version).ready:
-            raise RequestError(503, f"{model} is not ready yet", 1)
+        if not (found := find_any(model, version)).ready:
+            raise RequestError(503, f"{_named(model, found)} is not ready yet", 1)
         return JSONResponse({"name": model, "ready": True})
 
     schema = {
@@ -110,17 +114,32 @@ def router(
     return api
 
 
-async def _classify_texts(classifier: Classifier, body: bytes, header: str | None, most: int) -> Response:
+def _refused(model: Model) -> bool:
+    """Whether it is of no use to wait for the model, as it takes a person to make it ready."""
+    return isinstance(model, CascadeClassifier) and model.refused
+
+
+def _named(name: str, model: Model) -> str:
+    """With what a cascade waits for, or why it cannot serve."""
+    return f"{name} ({model.state})" if isinstance(model, CascadeClassifier) else name
+
+
+async def _classify_texts(classifier: TextClassifier, body: bytes, header: str | None, most: int) -> Response:
     head, tail = split(body, header)
     call = validated_json(InferRequest, head)
     texts = _texts(call, tail, most)
-    binary = requested(call, _TEXT_OUTPUTS)
-    predictions = await classifier.classify(texts, validated(ClassifyParameters, call.options()))
+    parameters = validated(ClassifyParameters, call.options())
+    binary = requested(call, _text_outputs(classifier))
+    if not call.outputs and not parameters.details:
+        binary = {name: packed for name, packed in binary.items() if name in _TEXT_OUTPUTS}
+    predictions = await classifier.classify(texts, parameters)
     warnings = [f"text {index}: {item.warning}" for index, item in enumerate(predictions) if item.warning]
     tensors = {
         "label": OutputTensor("BYTES", [item.labels for item in predictions]),
         "score": OutputTensor("FP32", [item.scores for item in predictions]),
     }
+    for name in binary.keys() & _DETAILS.keys():
+        tensors[name] = OutputTensor(_DETAILS[name], [[getattr(item.details, name)] for item in predictions])
     return respond(classifier.name, call.id, tensors, binary, "; ".join(warnings))
 
 
@@ -144,14 +163,19 @@ async def _classify_images(vision: VisionClassifier, body: bytes, header: str | 
     return respond(vision.name, call.id, tensors, binary, "")
 
 
-def _text_metadata(classifier: Classifier) -> dict[str, Any]:
+def _text_outputs(classifier: TextClassifier) -> dict[str, str]:
+    return _TEXT_OUTPUTS | (_DETAILS if isinstance(classifier, CascadeClassifier) else {})
+
+
+def _text_metadata(classifier: TextClassifier) -> dict[str, Any]:
+    levels = {"levels": ",".join(classifier.levels)} if isinstance(classifier, CascadeClassifier) else {}
     return {
         "name": classifier.name,
         "versions": [VERSION],
-        "platform": "pliant_encoder",
+        "platform": "pliant_cascade" if levels else "pliant_encoder",
         "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
-        "outputs": _outputs(_TEXT_OUTPUTS),
-        "parameters": {"labels": ",".join(classifier.labels)},
+        "outputs": _outputs(_text_outputs(classifier)),
+        "parameters": {"labels": ",".join(classifier.labels), **levels},
     }
 
 

@@ -24,6 +24,8 @@ class ClassifyParameters(BaseModel):
     """How many labels to answer with, the likeliest first; without it, all."""
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
     """What turns logits into scores; without it, what suits the model's problem type."""
+    details: bool = False
+    """Tell with each answer which level of a cascade gave it, how sure it is, and how many words it did not read."""
 
 
 class VisionParameters(BaseModel):

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pliant.deployments.gateway.cascade_status import cascade_metrics
 from pliant.deployments.gateway.llm_status import llm_metrics
 from pliant.deployments.gateway.vision_status import vision_metrics
 
@@ -75,6 +76,7 @@ class _Snapshot(Collector):
         yield from self._planned()
         yield from llm_metrics(self._stats)
         yield from vision_metrics(self._stats)
+        yield from cascade_metrics(self._stats)
 
     def _planned(self) -> Iterator[Metric]:
         for key, (name, description) in _PLAN.items():

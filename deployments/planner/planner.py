@@ -11,21 +11,27 @@ import contextlib
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
+from pliant import models
 from pliant.config import EncoderConfig, ServingConfig
+from pliant.deployments.cascade.levels import Unrecorded, run_on
+from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.encoder.engine import Assignment, Report
 from pliant.deployments.encoder.lengths import Lengths
 from pliant.deployments.encoder.routing_table import RoutingTable, shared
+from pliant.deployments.gateway.classifier import Classifier
 from pliant.deployments.planner.adapter_registry import AdapterRegistry
 from pliant.deployments.planner.board import Seen
+from pliant.deployments.planner.cascades import CascadeRegistry
 from pliant.deployments.planner.conductor import Conductor
 from pliant.deployments.planner.messages import (
     AdapterNews,
+    BoardNews,
     Guidance,
     News,
     Registered,
@@ -35,6 +41,7 @@ from pliant.deployments.planner.messages import (
 )
 from pliant.deployments.planner.registry import RejectedError
 from pliant.deployments.planner.task_registry import TaskRegistry
+from pliant.deployments.router import caller
 from pliant.profile import Profile
 from pliant.vision_task import TaskRef
 
@@ -63,6 +70,9 @@ class Planner:
             asyncio.create_task(self._conduct(name, service, handles[name]))
             for name, service in config.encoders.items()
         ]
+        self._config = config
+        self._handles = handles
+        self._cascades = CascadeRegistry(config, self._level, _run_on(config))
 
     async def exchange(self, seen: str, news: Mapping[str, News]) -> tuple[str, dict[str, Guidance]]:
         """Take a gateway's `news` by service; answer as soon as there is something newer than it has `seen`.
@@ -121,15 +131,20 @@ class Planner:
         except RejectedError as error:
             return error.rejected
 
+    async def cascade_news(self, follower: str, seen: Seen, wait: bool) -> BoardNews[CascadeEntry]:
+        """What became of cascades since `seen`: now, or else as soon as there is something, or after some seconds."""
+        return await self._cascades.board.follow(follower, seen, _NEWS_WITHIN_S if wait else 0)
+
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """How many replicas each service should have, for `deployments/autoscaling.py`."""
         wanted = {name: conductor.wanted() for name, conductor in self._conductors.items()}
         return {name: replicas for name, replicas in wanted.items() if replicas is not None}
 
     def check_health(self) -> None:
-        """Serve replaces a planner one of whose conductors has ended, or whose registries could not start."""
+        """Serve replaces a planner whose conductors or cascades have ended, or whose registries could not start."""
         self._adapters.check()
         self._vision_tasks.check()
+        self._cascades.check()
         for task in self._tasks:
             if task.done():
                 raise RuntimeError(f"a conductor has ended: {task}")
@@ -142,6 +157,13 @@ class Planner:
         self._changes += 1
         self._change.set()
         self._change = asyncio.Event()
+
+    async def _level(self, name: str) -> Classifier:
+        """A service as gateways call it, for profiles; its conductor has made the handle ready."""
+        config = self._config.encoders[name]
+        folder = await asyncio.to_thread(models.fetch, config.model)
+        table, call = shared(name, config.slo_ms / 1e3), caller(self._handles[name].infer.remote)
+        return Classifier(name, config, folder, models.describe(folder), table, call, Unrecorded())
 
     async def _conduct(self, name: str, config: EncoderConfig, handle: Handle) -> None:
         # The router runs in this loop, so that this process's routing table needs no lock.
@@ -159,6 +181,11 @@ class Planner:
             except Exception:
                 logger.exception("%s: planning failed; trying again", name)
                 await asyncio.sleep(_RETRY_S)
+
+
+def _run_on(config: ServingConfig) -> Callable[[str], list[str]]:
+    """What the replicas of a service say they run on."""
+    return lambda name: run_on(shared(name, config.encoders[name].slo_ms / 1e3).reports().values())
 
 
 async def _lengths(service: str, config: EncoderConfig, table: RoutingTable, handle: Handle) -> Lengths | None:

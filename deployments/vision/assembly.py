@@ -60,7 +60,7 @@ class Loaded(NamedTuple):
     identity: str
     """Names model and device."""
     own: Mapping[int, float]
-    """Accuracies that are assumed of the model's own head, by gamma."""
+    """Accuracies by gamma, relative to gamma 0's: assumed of the model's own head, and of tasks silent on merging."""
 
 
 class Assembled(NamedTuple):

@@ -14,10 +14,17 @@ from doubles import report
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from pliant.config import EncoderConfig
-from pliant.deployments.encoder.engine import Answer, Query, Refusal
+from pliant.deployments.encoder.engine import Answer, Query, Refusal, Telling
 from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.gateway.classifier import Classifier
-from pliant.deployments.gateway.errors import ReplicaLostError, RequestError
+from pliant.deployments.gateway.errors import (
+    CANCELLED,
+    DownError,
+    LateError,
+    NotDeployedError,
+    ReplicaLostError,
+    RequestError,
+)
 from pliant.deployments.gateway.parameters import ClassifyParameters
 from pliant.models import ModelInfo
 from pliant.policies.admission import DeadlineError
@@ -197,7 +204,7 @@ async def test_leaving_cancels_every_text(build: Build) -> None:
             started -= 1
         return ANSWER
 
-    classifier, _, _ = build(call)
+    classifier, recorder, _ = build(call)
     task = asyncio.create_task(classifier.classify(["a"] * 5, ClassifyParameters()))
     await asyncio.sleep(0.01)
     assert started == 5
@@ -205,3 +212,60 @@ async def test_leaving_cancels_every_text(build: Build) -> None:
     await asyncio.gather(task, return_exceptions=True)
     await asyncio.sleep(0)
     assert started == 0
+    assert recorder.events == [("arrived", 3)] * 5 + [CANCELLED] * 5
+
+
+async def test_who_can_do_without_an_answer_waits_neither_for_replicas_nor_too_long(build: Build) -> None:
+    for gone in (NoRuntimeError(4, 0), NotDeployedError()):
+        classifier, recorder, _ = build(Replicas(gone))
+        with pytest.raises(DownError, match="no replica of topics takes 3 tokens now"):
+            await classifier.read("a", 1.0, within_s=60)
+        assert recorder.events == [("arrived", 3), 503]
+
+    async def never(_query: Query) -> Answer:
+        await asyncio.Event().wait()
+        return ANSWER
+
+    classifier, recorder, _ = build(never)
+    with pytest.raises(LateError, match=r"no replica of topics answered within 0\.02 s"):
+        await classifier.read("a", 1.0, within_s=0.02)
+    assert recorder.events == [("arrived", 3), 503]
+    hopeless, _, _ = build(Replicas(DeadlineError(float("inf"), 60)))
+    with pytest.raises(LateError, match="even when idle") as error:
+        await hopeless.read("a", 1.0)
+    assert error.value.status == 429
+
+
+async def test_a_reading_tells_what_a_cascade_asks_for(build: Build) -> None:
+    told = Answer(LOGITS.tobytes(), 8, 8, np.arange(4, dtype=np.float32).tobytes(), 0.125)
+    replicas = Replicas(told, ReplicaLostError(), ANSWER)
+    classifier, recorder, table = build(replicas)
+    reading = await classifier.read("a b", 0.5, 0.25, Telling(1.5, 0.9))
+    assert reading.logits.tolist() == LOGITS.tolist()
+    assert reading.importance is not None
+    assert reading.importance.tolist() == [0, 1, 2, 3]
+    assert reading.telling_s == 0.125
+    assert len(reading.encoding) == 4
+    assert not reading.interrupted
+    again = await classifier.read("a", None)
+    assert again.importance is None
+    assert again.interrupted
+    first, second, _ = replicas.queries
+    assert first.telling == (1.5, 0.9)
+    assert first.budget_s is not None
+    assert 0.4 < first.budget_s <= 0.5
+    assert first.utility == 0.25
+    assert second.telling is None
+    assert second.budget_s is None
+    assert [event[0] for event in recorder.events if isinstance(event, tuple)] == ["arrived", "answered"] * 2
+    assert classifier.down
+    table.sync({"r": REPORT})
+    assert not classifier.down
+    assert not classifier.ready
+
+
+async def test_only_cascades_have_details(build: Build) -> None:
+    classifier, _, _ = build(Replicas(ANSWER))
+    with pytest.raises(RequestError, match=r"parameters\.details: topics is no cascade") as error:
+        await classifier.classify(["a"], ClassifyParameters(details=True))
+    assert error.value.status == 400

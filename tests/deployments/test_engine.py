@@ -1,12 +1,21 @@
 """The encoder engine: order, admission, switching and cancellation, with a runtime that only sleeps."""
 
 import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from doubles import SERVICE_S, Sleepers
+from doubles import SERVICE_S, Sleeper, Sleepers
 
-from pliant.deployments.encoder.engine import Answer, Engine, LoadError, Query, Refusal
+from pliant.config import EncoderConfig
+from pliant.deployments.encoder import runtimes
+from pliant.deployments.encoder.engine import Answer, Engine, LoadError, Query, Refusal, Runtime, Telling
+from pliant.deployments.encoder.runtimes import CompiledRuntimes
+from pliant.errors import ModelError
+from pliant.policies.calibration import softmax
 
 
 def query(first: int = 1, length: int = 4, budget_s: float | None = None, utility: float = 1.0) -> Query:
@@ -142,3 +151,98 @@ async def test_cancelled_requests_are_not_computed(engine: Engine, sleepers: Sle
     await asyncio.gather(*tasks, return_exceptions=True)
     assert sleepers.loaded[0].seen == [0, 3]
     assert engine.report()["waiting"] == 0
+
+
+class Teller(Sleeper):
+    """A sleeper that says of each token how much attention it received: its index."""
+
+    def tell(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> SimpleNamespace:
+        logits = self(ids)
+        if not wanted(logits):
+            return SimpleNamespace(logits=logits, importance=None, telling_s=0.0)
+        return SimpleNamespace(logits=logits, importance=np.arange(len(ids), dtype=np.float32), telling_s=0.25)
+
+
+class Tellers(Sleepers):
+    def load(self, max_length: int) -> Runtime:
+        return Teller(max_length)
+
+
+async def test_importance_is_told_of_answers_that_are_not_sure() -> None:
+    engine, plain = Engine("a", Tellers()), Engine("b", Sleepers())
+    await asyncio.gather(engine.hold(16), plain.hold(16))
+    unasked = query(length=5)
+    sure = float(softmax(logits(await engine.infer(unasked)), 2.0).max())
+    asked = unasked._replace(telling=Telling(2.0, sure + 1e-3))
+    surer = unasked._replace(telling=Telling(2.0, sure - 1e-3))
+    told, untold, unable = await engine.infer(asked), await engine.infer(surer), await plain.infer(asked)
+    assert isinstance(told, Answer)
+    assert isinstance(untold, Answer)
+    assert isinstance(unable, Answer)
+    assert np.frombuffer(told.importance, "<f4").tolist() == [0, 1, 2, 3, 4]
+    assert told.telling_s == 0.25
+    assert told.logits == untold.logits == unable.logits
+    assert untold.importance == unable.importance == b""
+    assert untold.telling_s == 0
+
+
+class Kernel:
+    """Loads sleepers, unless it is to fail."""
+
+    def __init__(self, failure: ModelError | None = None) -> None:
+        self.failure = failure
+        self.calls: list[tuple[str, int]] = []
+
+    def load(self, max_length: int, **_: Any) -> Runtime:
+        self.calls.append(("load", max_length))
+        if self.failure:
+            raise self.failure
+        return Sleeper(max_length, service_s=0.0)
+
+    def prepare(self, max_length: int, **_: Any) -> None:
+        self.calls.append(("prepare", max_length))
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, Kernel]:
+    """A plain one, and one that should tell, but cannot."""
+    plain, telling = Kernel(), Kernel(ModelError("m does not tell how its tokens attend to each other"))
+    monkeypatch.setattr(runtimes, "_kernel", lambda tells: telling if tells else plain)
+    monkeypatch.setattr(runtimes.models, "fetch", lambda _model: Path())
+    return plain, telling
+
+
+def encoder(**options: Any) -> EncoderConfig:
+    return EncoderConfig(kind="encoder", model="m", lengths=(8, 16), replicas={"min": 1, "max": 1}, **options)
+
+
+async def test_a_model_that_cannot_tell_answers_all_the_same(
+    kernels: tuple[Kernel, Kernel], caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, telling = kernels
+    engine = Engine("a", CompiledRuntimes(encoder(importance=True)))
+    await engine.hold(8)
+    await engine.prepare(16)
+    await engine.hold(16)
+    assert telling.calls == [("load", 8)]
+    assert plain.calls == [("load", 8), ("prepare", 16), ("load", 16)]
+    [record] = caplog.records
+    assert "m answers, but cascades that begin with it leave out no words; say prune: false there" in record.message
+    answer = await engine.infer(query()._replace(telling=Telling(1.0, 2.0)))
+    assert isinstance(answer, Answer)
+    assert answer.importance == b""
+
+
+async def test_a_model_that_cannot_be_loaded_at_all_is_an_error_without_such_a_warning(
+    kernels: tuple[Kernel, Kernel], caplog: pytest.LogCaptureFixture
+) -> None:
+    kernels[0].failure = ModelError("no such file")
+    with pytest.raises(LoadError, match="no such file"):
+        await Engine("a", CompiledRuntimes(encoder(importance=True))).hold(8)
+    assert not caplog.records
+
+
+def test_reports_name_the_device(kernels: tuple[Kernel, Kernel]) -> None:
+    made = CompiledRuntimes(encoder())
+    assert Engine("a", made).report()["device"] == made.device == runtimes.device(encoder())
+    assert ", torch " in made.device

@@ -1,0 +1,80 @@
+"""The levels of a cascade as its profile reads them: classifiers, wherever their runtimes are."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from pliant.config import CascadeConfig, EncoderConfig
+from pliant.deployments.cascade.readings import Level, Seen, UnreadableError
+from pliant.deployments.encoder.engine import Answer, Report, Telling
+from pliant.deployments.gateway.classifier import Classifier
+from pliant.deployments.gateway.errors import RequestError
+
+_UNREADABLE = (400, 413, 422)
+_ALWAYS = Telling(temperature=1.0, below=math.inf)
+_RETRY_S = 1.0
+_PATIENCE_S = 120.0
+"""How long one text may stay without an answer before the profile is given up."""
+
+
+class ClassifierReader:
+    """Reads through `classifiers` by level, one text after the other.
+
+    A text whose replica dies or is too busy is read again: its latency would tell nothing. Raises the last RequestError
+    when that goes on for `patience_s`.
+    """
+
+    def __init__(self, classifiers: Mapping[str, Classifier], patience_s: float = _PATIENCE_S) -> None:
+        self._classifiers = classifiers
+        self._patience_s = patience_s
+
+    async def read(self, level: str, text: str, importance: bool) -> Seen:
+        give_up = time.monotonic() + self._patience_s
+        while True:
+            try:
+                found = await self._classifiers[level].read(text, None, telling=_ALWAYS if importance else None)
+            except RequestError as error:
+                if error.status in _UNREADABLE:
+                    raise UnreadableError(error.reason) from None
+                if time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(_RETRY_S)
+            else:
+                if not found.interrupted or time.monotonic() > give_up:
+                    seconds = found.seconds - found.telling_s
+                    return Seen(
+                        found.logits, found.importance, found.encoding, seconds, found.telling_s, found.compute_s
+                    )
+
+
+class Unrecorded:
+    """A classifier's recorder that takes no notes."""
+
+    def arrived(self, tokens: int) -> None: ...
+
+    def answered(self, seconds: float, slo_s: float, tokens: int, answer: Answer) -> None: ...
+
+    def shed(self) -> None: ...
+
+    def failed(self, status: int) -> None: ...
+
+    def retried(self, reason: Literal["lost", "length", "busy", "none"]) -> None: ...
+
+
+def levels_of(
+    config: CascadeConfig, encoders: Mapping[str, EncoderConfig], classifiers: Mapping[str, Classifier]
+) -> list[Level]:
+    """The levels, as the profile wants them described."""
+    return [
+        Level(name, tuple(classifiers[name].labels), config.prune and encoders[name].importance)
+        for name in config.levels
+    ]
+
+
+def run_on(reports: Iterable[Report]) -> list[str]:
+    """What the replicas that say so run on: a profile made elsewhere is none of theirs."""
+    return sorted({f"{report['backend']} on {report['device']}" for report in reports if report["backend"]})

@@ -1,0 +1,99 @@
+"""A cascade's levels in this process, for a profile without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tokenizers import Tokenizer
+
+from pliant import models
+from pliant.config import EncoderConfig
+from pliant.deployments.cascade.levels import Unrecorded, run_on
+from pliant.deployments.cascade.table import Profiled, PruningAgreement
+from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal, Runtimes
+from pliant.deployments.encoder.routing_table import RoutingTable
+from pliant.deployments.encoder.runtimes import CompiledRuntimes
+from pliant.deployments.gateway.classifier import Classifier
+from pliant.errors import ModelError
+from pliant.pruning import Words, read_words
+from pliant.pruning_agreement import agreement
+
+_COMPARED = 100
+
+
+async def local_classifiers(
+    encoders: Mapping[str, EncoderConfig], progress: models.Progress
+) -> tuple[dict[str, Classifier], dict[str, list[str]]]:
+    """Classifiers of the services, by name, that compute here, and on what (`run_on`). Raises ModelError."""
+    classifiers, found = {}, {}
+    for number, (name, config) in enumerate(encoders.items()):
+        progress(f"loading the runtimes of {name}", number / len(encoders))
+        folder = await asyncio.to_thread(models.fetch, config.model)
+        runtimes = await asyncio.to_thread(CompiledRuntimes, config)
+        engines = await _engines(runtimes)
+        table = RoutingTable(config.slo_ms / 1e3)
+        call, info = _Caller(engines), models.describe(folder)
+        classifiers[name] = Classifier(name, config, folder, info, table, call, Unrecorded())
+        found[name] = run_on(engine.report() for engine in engines.values())
+    return classifiers, found
+
+
+async def _engines(runtimes: Runtimes) -> dict[int, Engine]:
+    """One for each length."""
+    engines = {}
+    for length in runtimes.lengths:
+        engines[length] = Engine(str(length), runtimes)
+        await engines[length].hold(length)
+    return engines
+
+
+class _Caller:
+    """Calls the engine of the shortest length that fits."""
+
+    def __init__(self, engines: Mapping[int, Engine]) -> None:
+        self._engines = engines
+
+    async def __call__(self, query: Query) -> Answer | Refusal:
+        length = min(length for length in self._engines if length >= query.length)
+        return await self._engines[length].infer(query)
+
+
+def attention_agreements(profiled: Profiled, level: str, config: EncoderConfig) -> Profiled:
+    """`profiled`, where it also says how far the first level and `level`, which does not tell itself, agree on words.
+
+    The model is run here, as it comes, on some of the texts. What has no attention weights to compare is left out.
+    """
+    told = next(iter(profiled.importance.items()), None)
+    if told is None or level in profiled.importance:
+        return profiled
+    pruner, words = told
+    try:
+        same = agreement(zip(words[:_COMPARED], _read_eagerly(words[:_COMPARED], config), strict=True))
+    except (ModelError, ValueError):
+        return profiled
+    found = PruningAgreement(pruner=pruner, reader=level, **same._asdict())
+    table = profiled.table.model_copy(update={"agreements": (*profiled.table.agreements, found)})
+    return replace(profiled, table=table)
+
+
+def _read_eagerly(texts: Sequence[Words], config: EncoderConfig) -> list[Words]:
+    import torch
+    from transformers.utils import logging
+
+    from pliant.kernels.eager_classifier import EagerClassifier
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # there is another one
+    folder = models.fetch(config.model)
+    model = EagerClassifier(folder, device=config.device, dtype=config.dtype, importance=True)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(config.longest(models.describe(folder).max_length))
+    read = []
+    for one in texts:
+        encoding = tokenizer.encode(one.text)
+        ids = torch.tensor(encoding.ids, device=config.device)
+        output = model(torch.stack([ids, torch.ones_like(ids)])).cpu().numpy()
+        read += read_words([one.text], encoding, output[-len(encoding) :])
+    return read

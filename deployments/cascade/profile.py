@@ -1,0 +1,234 @@
+"""Profiles the levels of a cascade on labelled texts, and finds the cascades that they make (Tabi §5, offline).
+
+Each level reads every text once, whole; texts are read again, pruned, only as the search for candidates asks for it.
+Temperatures are fitted on some of the texts, everything else is measured on the others. Latencies are those
+of idle levels (`readings`). Plain asyncio: a `Reader` knows where the levels are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any, Self
+
+import numpy as np
+
+from pliant.deployments.cascade.readings import Level, One, Progress, Reader, Readings, readable
+from pliant.deployments.cascade.table import CascadeTable, LevelTable, Profiled, PruningAgreement
+from pliant.errors import DataError
+from pliant.labelled_texts import FEWEST, LabelledText
+from pliant.policies.calibration import Floats, Integers, expected_calibration_error, fit_temperature, softmax
+from pliant.policies.calibration import confidence as confidence_of
+from pliant.policies.cascade import draws
+from pliant.policies.cascade_candidates import Candidate, find_candidates, weighted_quantile
+from pliant.policies.cascade_tables import LevelProfile, Reading, reference
+from pliant.policies.label_agreement import LabelOrderError, check_agreement
+from pliant.pruning import Words
+from pliant.pruning_agreement import NothingToCompareError, agreement
+
+logger = logging.getLogger("pliant")
+
+
+async def profile(
+    reader: Reader,
+    levels: Sequence[Level],
+    calibrate: Sequence[LabelledText],
+    choose: Sequence[LabelledText],
+    seed: int,
+    prune: bool,
+    progress: Progress,
+) -> Profiled:
+    """What the levels, in rising accuracy, and cascades of them do on the texts to `choose` on.
+
+    Temperatures are fitted on those to `calibrate` on; `seed` is the one that routes. Raises DataError when nothing can
+    be told from these texts, and what the reader raises.
+    """
+    given = [*calibrate, *choose]
+    readings = Readings(reader, levels, progress)
+    found = await readings.whole([text.text for text in given])
+    kept = readable(found)
+    if len(kept) < FEWEST:
+        raise DataError(
+            f"{len(given) - len(kept)} of {len(given)} labelled texts are too long for a level; at least {FEWEST} that "
+            "all of them take are needed"
+        )
+    truth = np.array([levels[0].labels.index(text.label) for text in given])
+    fitted = [index for index in kept if index < len(calibrate)]
+    measured = [index for index in kept if index >= len(calibrate)]
+    read = [_fit(name, ones, truth, fitted, measured) for name, ones in found.items()]
+    _check_labels(read)
+    candidates = await _find(read, readings if prune and _all_tell(read) else None)
+    progress("profiled", 1.0)
+    table = CascadeTable(
+        labels=levels[0].labels,
+        seed=seed,
+        calibrated_on=len(fitted),
+        chosen_on=len(measured),
+        left_out=len(given) - len(kept),
+        levels=tuple(level.table() for level in read),
+        agreements=tuple(await asyncio.to_thread(_agreements, read)),
+        candidates=tuple(candidates),
+    )
+    return Profiled(
+        table=table,
+        probabilities=np.stack([level.probabilities for level in read]),
+        latency_s=np.stack([level.latency_s for level in read]),
+        truth=truth[measured],
+        draws=draws(seed, [given[index].text for index in measured], 0),
+        importance={level.name: level.words for level in read if level.words},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """A level on the whole texts that cascades are chosen on."""
+
+    name: str
+    temperature: float
+    ones: list[One]
+    truth: Integers
+
+    @cached_property
+    def logits(self) -> Floats:
+        return np.stack([one.logits for one in self.ones])
+
+    @cached_property
+    def latency_s(self) -> Floats:
+        return np.array([one.seconds for one in self.ones])
+
+    @property
+    def telling_s(self) -> Floats:
+        return np.array([one.telling_s for one in self.ones])
+
+    @cached_property
+    def probabilities(self) -> Floats:
+        """Calibrated."""
+        return softmax(self.logits, self.temperature)
+
+    @cached_property
+    def right(self) -> Floats:
+        hits: Floats = (self.logits.argmax(axis=1) == self.truth).astype(np.float64)
+        return hits
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.right.mean())
+
+    @property
+    def mean_latency_s(self) -> float:
+        return float(self.latency_s.mean())
+
+    @cached_property
+    def words(self) -> list[Words]:
+        """Of each text; none at all unless it tells of all of them."""
+        told = [one.words for one in self.ones if one.words]
+        return told if len(told) == len(self.ones) else []
+
+    def table(self) -> LevelTable:
+        raw = confidence_of(softmax(self.logits))
+        return LevelTable(
+            name=self.name,
+            temperature=self.temperature,
+            accuracy=self.accuracy,
+            calibration_error_before=expected_calibration_error(raw, self.right),
+            calibration_error_after=expected_calibration_error(confidence_of(self.probabilities), self.right),
+            mean_latency_s=self.mean_latency_s,
+            p99_latency_s=weighted_quantile(self.latency_s, np.ones(len(self.ones)), 0.99),
+        )
+
+
+def _fit(
+    name: str, ones: Sequence[One | None], truth: Integers, fitted: Sequence[int], measured: Sequence[int]
+) -> _Level:
+    """The level, calibrated on the texts `fitted`; all of them and of those `measured` could be read."""
+    logits = np.stack([one.logits for index in fitted if (one := ones[index])])
+    temperature = fit_temperature(logits, truth[fitted])
+    return _Level(name, temperature, [one for index in measured if (one := ones[index])], truth[measured])
+
+
+def _check_labels(levels: Sequence[_Level]) -> None:
+    """Raise DataError when two levels seem to mean different things by the same labels."""
+    best = levels[reference([level.accuracy for level in levels], [level.mean_latency_s for level in levels])]
+    for level in levels:
+        try:
+            check_agreement(level.probabilities, best.probabilities)
+        except LabelOrderError as error:
+            raise DataError(f"{level.name} and {best.name}: {error}") from None
+
+
+def _all_tell(levels: Sequence[_Level]) -> bool:
+    """Whether each level that may be the first of several tells which words are important."""
+    rising = sorted(levels, key=lambda level: (level.accuracy, level.mean_latency_s))
+    if all(level.words for level in rising[:-1]):
+        return True
+    logger.warning(
+        "texts are not pruned, as the levels are not listed in rising accuracy (%s), or one does not tell which words "
+        "are important: list them so",
+        ", ".join(f"{level.name} {level.accuracy:.1%}" for level in levels),
+    )
+    return False
+
+
+def _agreements(levels: Sequence[_Level]) -> list[PruningAgreement]:
+    """Of each level that tells with those after it that do, as far as their texts have words to compare."""
+    found = []
+    for pruner, other in combinations([level for level in levels if level.words], 2):
+        with contextlib.suppress(NothingToCompareError):
+            same = agreement(zip(pruner.words, other.words, strict=True))
+            found.append(PruningAgreement(pruner=pruner.name, reader=other.name, **same._asdict()))
+    return found
+
+
+async def _find(levels: Sequence[_Level], readings: Readings | None) -> list[Candidate]:
+    """The candidates; without `readings` none prunes.
+
+    The search runs in a thread, and texts are read in this loop whenever it asks for them.
+    """
+    named = {level.name: level for level in levels}
+    profiles = [
+        LevelProfile(level.name, level.temperature, Reading(level.probabilities, level.latency_s), level.telling_s)
+        for level in levels
+    ]
+
+    async def pruned(reader: str, pruner: str, alpha: float) -> Reading:
+        assert readings
+        level = named[reader]
+        ones = await readings.pruned(reader, pruner, alpha, list(zip(named[pruner].ones, level.ones, strict=True)))
+        logits = np.stack([one.logits for one in ones])
+        return Reading(softmax(logits, level.temperature), np.array([one.seconds for one in ones]))
+
+    with _InLoop(pruned) as reread:
+        return await asyncio.to_thread(find_candidates, profiles, levels[0].truth, reread if readings else None)
+
+
+class _InLoop:
+    """Lets a thread call `function` in this loop, until the context ends: then calls under way are cancelled."""
+
+    def __init__(self, function: Callable[..., Coroutine[Any, Any, Reading]]) -> None:
+        self._function = function
+        self._loop = asyncio.get_running_loop()
+        self._asked: list[concurrent.futures.Future[Reading]] = []
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __call__(self, *given: Any) -> Reading:
+        if self._ended:
+            raise concurrent.futures.CancelledError
+        call = asyncio.run_coroutine_threadsafe(self._function(*given), self._loop)
+        self._asked.append(call)
+        if self._ended:  # meanwhile
+            call.cancel()
+        return call.result()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        for call in self._asked:
+            call.cancel()

@@ -1,0 +1,145 @@
+"""What the levels of a cascade say of labelled texts, one text after the other (Tabi §5).
+
+A level's latency is that of an idle service, whatever else its clients ask of it meanwhile: what its model takes of
+each text, and the median over texts of everything else (tokenizing, the way there and back), in which a queue would
+show. A wait that only some texts meet so moves neither mean nor tail.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding
+
+from pliant.policies.calibration import Floats
+from pliant.policies.label_agreement import columns
+from pliant.pruning import Words, read_words
+
+_WARM_UP = 3
+"""Texts that a level reads before its latency counts."""
+
+Progress = Callable[[str, float], object]
+"""Called with what is being done, and the share of it that is."""
+
+
+class Seen(NamedTuple):
+    """What a level says of one text."""
+
+    logits: NDArray[np.float32]
+    """[labels], in its own order."""
+    importance: NDArray[np.float32] | None
+    """[tokens]: the attention that each token of `encoding` received, if it was asked for and can be had."""
+    encoding: Encoding
+    seconds: float
+    """From asking to the answer, without what importance took."""
+    telling_s: float
+    """What that took."""
+    compute_s: float
+    """Of `seconds`, what the model itself took: the rest is the way there and back, and whatever was in it."""
+
+
+class UnreadableError(Exception):
+    """A level takes no such text: it is too long, or has no tokens."""
+
+
+class Reader(Protocol):
+    """Where the levels are. Raises UnreadableError, or anything else if a level cannot be reached."""
+
+    async def read(self, level: str, text: str, importance: bool) -> Seen: ...
+
+
+class Level(NamedTuple):
+    """One that is profiled."""
+
+    name: str
+    labels: tuple[str, ...]
+    """In the order of its logits."""
+    importance: bool
+    """Whether it can tell which words are important."""
+
+
+class One(NamedTuple):
+    """A text as a level has read it."""
+
+    logits: Floats
+    """[labels], in the order of the first level."""
+    seconds: float
+    """`compute_s` and what else a text of this level takes, less what depends on chance; of a pruned text with the time
+    to prune it."""
+    compute_s: float
+    """What the model itself took."""
+    words: Words | None
+    """With their importance, if the level tells."""
+    telling_s: float
+    """What it takes to know them, beyond `seconds`: a text that is not pruned does without."""
+
+
+class Readings:
+    """Reads through `reader`, and says to `progress` how far it is."""
+
+    def __init__(self, reader: Reader, levels: Sequence[Level], progress: Progress) -> None:
+        self._reader = reader
+        self._levels = levels
+        self._columns = {level.name: list(columns(levels[0].labels, level.labels)) for level in levels}
+        self._progress = progress
+        self._hop_s: dict[str, float] = {}
+        """What a text of each level takes beside its model."""
+
+    async def whole(self, texts: Sequence[str]) -> dict[str, list[One | None]]:
+        """By level, what it says of each of `texts`; None where it cannot take the text."""
+        found: dict[str, list[One | None]] = {}
+        for index, level in enumerate(self._levels):
+            read: list[One | None] = []
+            for number, text in enumerate([*texts[:_WARM_UP], *texts]):
+                done = (index + max(0, number - _WARM_UP) / len(texts)) / len(self._levels)
+                self._progress(f"{level.name} reads the labelled texts", done)
+                read.append(await self._read(level.name, text, level.importance))
+            del read[:_WARM_UP]
+            self._hop_s[level.name] = hop_s = _hop_s(read)
+            found[level.name] = [one and one._replace(seconds=one.compute_s + hop_s) for one in read]
+        return found
+
+    async def pruned(self, level: str, pruner: str, alpha: float, given: Sequence[tuple[One, One]]) -> list[One]:
+        """What `level` says of texts less the words that `pruner` gave too little attention; with the time to prune.
+
+        `given` is each text as the pruner has read it, telling, and as `level` has read it whole: that also goes for a
+        text of which nothing is pruned, or whose rest it cannot take. What telling takes the pruner is not in it.
+        """
+        found = []
+        for number, (told, whole) in enumerate(given):
+            self._progress(f"{level} reads texts pruned by {pruner}, alpha {alpha:g}", number / len(given))
+            assert told.words
+            started = time.perf_counter()
+            rest = told.words.prune(alpha)
+            prune_s = time.perf_counter() - started
+            one = (await self._read(level, rest.text, False) if rest.pruned else None) or whole
+            found.append(one._replace(seconds=one.compute_s + self._hop_s[level] + prune_s))
+        return found
+
+    async def _read(self, level: str, text: str, importance: bool) -> One | None:
+        try:
+            seen = await self._reader.read(level, text, importance)
+        except UnreadableError:
+            return None
+        words = None
+        started = time.perf_counter()
+        if seen.importance is not None:
+            [words] = read_words([text], seen.encoding, seen.importance)
+        telling_s = seen.telling_s + time.perf_counter() - started
+        logits = seen.logits.astype(np.float64)[self._columns[level]]
+        return One(logits, seen.seconds, seen.compute_s, words, telling_s)
+
+
+def _hop_s(read: Sequence[One | None]) -> float:
+    """The median, over the texts that could be read, of what they took beside the model."""
+    return max(0.0, statistics.median([one.seconds - one.compute_s for one in read if one] or [0.0]))
+
+
+def readable(found: Mapping[str, Sequence[One | None]]) -> list[int]:
+    """The indices of the texts that all levels can take."""
+    return [index for index, of_all in enumerate(zip(*found.values(), strict=True)) if all(of_all)]

@@ -1,0 +1,193 @@
+"""What is known of a cascade's levels and of the cascades that they make, and how it is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from pliant.cache import cache_folder, made_once
+from pliant.config import CascadeConfig, EncoderConfig
+from pliant.labelled_texts import LabelledText
+from pliant.policies.calibration import Floats, confidence
+from pliant.policies.cascade_candidates import Candidate
+from pliant.policies.cascade_tables import reference
+from pliant.pruning import Words
+
+logger = logging.getLogger("pliant")
+
+RECIPE = 2
+"""Rises when profiles made before are no good any more."""
+
+_DAMAGED = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)
+"""Raised by reading a profile that is not as it was written."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LevelTable(_Frozen):
+    """One model on the whole texts that cascades are chosen on."""
+
+    name: str
+    temperature: float
+    accuracy: float
+    calibration_error_before: float
+    """Expected calibration error without the temperature."""
+    calibration_error_after: float
+    mean_latency_s: float
+    p99_latency_s: float
+
+
+class PruningAgreement(_Frozen):
+    """Whether two levels find the same words important (`pruning_agreement.Agreement`)."""
+
+    pruner: str
+    reader: str
+    top_half: float
+    spearman: float
+    texts: int
+
+
+class CascadeTable(_Frozen):
+    """What people read, and what a cascade is chosen from."""
+
+    labels: tuple[str, ...]
+    """In the order of the first level."""
+    seed: int
+    calibrated_on: int
+    """Texts that temperatures were fitted on."""
+    chosen_on: int
+    """Texts that everything else was measured on."""
+    left_out: int
+    """Texts that some level cannot take."""
+    levels: tuple[LevelTable, ...]
+    agreements: tuple[PruningAgreement, ...]
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> int:
+        """The level that losses of accuracy are counted from: the most accurate, and of several such the fastest."""
+        return reference([level.accuracy for level in self.levels], [level.mean_latency_s for level in self.levels])
+
+
+@dataclass(frozen=True, eq=False)
+class Profiled:
+    """A table, and the readings behind it: of each level [levels] and text [n] that cascades are chosen on."""
+
+    table: CascadeTable
+    probabilities: Floats
+    """Calibrated, [levels, n, labels]."""
+    latency_s: Floats
+    """[levels, n]"""
+    truth: NDArray[np.integer]
+    """[n], indices of labels."""
+    draws: Floats
+    """[n], of the first level."""
+    importance: Mapping[str, Sequence[Words]]
+    """By level that tells: the words of each text. Kept as numbers alone."""
+
+    @property
+    def confidence(self) -> Floats:
+        """[levels, n]"""
+        return confidence(self.probabilities)
+
+
+def identity(
+    config: CascadeConfig,
+    encoders: Mapping[str, EncoderConfig],
+    folders: Mapping[str, Path],
+    texts: Iterable[LabelledText],
+    run_on: Mapping[str, Sequence[str]],
+) -> str:
+    """Names a profile: another one is needed when a model, what runs it, or the texts change.
+
+    `folders` are those of the levels' models, and `run_on` says on what each level runs (`levels.run_on`).
+    """
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(json.dumps(text).encode())
+    levels = []
+    for name in config.levels:
+        service = encoders[name]
+        kept = {"lengths", "dtype", "cpus", "gpus", "importance", "truncate"}
+        weights = [file for file in sorted(folders[name].glob("*")) if file.suffix in (".safetensors", ".json")]
+        facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
+        levels.append([name, service.model_dump(include=kept), facts, run_on[name]])
+    whole = json.dumps([RECIPE, levels, digest.hexdigest(), config.seed, config.prune], default=str)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def folder_of(service: str, identity: str) -> Path:
+    """Where the profile of this identity lies, or will lie."""
+    return cache_folder() / "cascades" / f"{service}-{identity}"
+
+
+def load(folder: Path) -> Profiled | None:
+    """The profile in `folder`, if it is there. One that is damaged is removed, so that another can be kept."""
+    if not folder.exists():
+        return None
+    try:
+        return _read(folder)
+    except _DAMAGED:
+        return _read_again(folder)
+
+
+def _read_again(folder: Path) -> Profiled | None:
+    """Alone, as another process may have removed what is damaged and kept another meanwhile (`made_once`)."""
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        if not folder.exists():
+            return None
+        try:
+            return _read(folder)
+        except _DAMAGED as error:
+            logger.warning("%s is damaged, and removed: it is measured again: %r", folder, error)
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+
+
+def _read(folder: Path) -> Profiled:
+    table = CascadeTable.model_validate_json((folder / "table.json").read_bytes())
+    with np.load(folder / "readings.npz") as arrays:
+        return Profiled(
+            table=table,
+            probabilities=arrays["probabilities"],
+            latency_s=arrays["latency_s"],
+            truth=arrays["truth"],
+            draws=arrays["draws"],
+            importance={},
+        )
+
+
+def keep(folder: Path, profiled: Profiled) -> None:
+    """Write table.json, readings.npz and the picture plot.png into `folder`, unless they are there already."""
+    from pliant.deployments.cascade.plot import plot  # pyplot takes long to import, and only this needs it
+
+    def write(into: Path) -> None:
+        (into / "table.json").write_text(profiled.table.model_dump_json(indent=1))
+        arrays = {
+            "probabilities": profiled.probabilities,
+            "confidence": profiled.confidence,
+            "latency_s": profiled.latency_s,
+            "truth": profiled.truth,
+            "draws": profiled.draws,
+        }
+        for level, read in profiled.importance.items():
+            arrays[f"importance.{level}"] = np.concatenate([words.importance for words in read])
+            arrays[f"words.{level}"] = np.array([len(words.spans) for words in read])
+        np.savez_compressed(into / "readings.npz", allow_pickle=False, **arrays)
+        plot(profiled.table, into / "plot.png")
+
+    made_once(folder, write)
