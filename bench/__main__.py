@@ -12,10 +12,11 @@ from pliant.bench.report import Options, Report, load_average, machine, write
 from pliant.errors import PliantError
 
 _BENCHES = {
-    "router": "pliant.bench.router",
-    "encoder": "pliant.bench.encoder",
+    "router": "pliant.bench.router.compare",
+    "encoder": "pliant.bench.encoder.compare",
     "llm": "pliant.bench.llm.compare",
     "adapters": "pliant.bench.adapters.compare",
+    "cascade": "pliant.bench.cascade.compare",
     "vision": "pliant.bench.vision.compare",
 }
 """NAME -> the module whose `run` takes Options and gives a Report."""

@@ -12,6 +12,7 @@ class Loaded:
     """What `load(max_length)` gives, for the configured lengths; it needs no preparation and no profile."""
 
     profile = None
+    device = ""
 
     def __init__(self, config: EncoderConfig, load: Callable[[int], Runtime]) -> None:
         assert config.lengths

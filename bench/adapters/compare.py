@@ -11,7 +11,7 @@ from rich.progress import Progress
 from pliant.bench.adapters import hardware, live, overhead, scaling, simulated
 from pliant.bench.adapters.runs import SCALE, Case, Runs
 from pliant.bench.adapters.simulated import Scale
-from pliant.bench.llm.findings import Findings
+from pliant.bench.findings import Findings
 from pliant.bench.report import Options, Report, paper_and_here
 
 

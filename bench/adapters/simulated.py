@@ -25,7 +25,7 @@ from pliant.bench.adapters.systems import (
     System,
 )
 from pliant.bench.adapters.workload import RANKS
-from pliant.bench.llm.findings import Findings
+from pliant.bench.findings import Findings
 from pliant.bench.report import Figure, Row, median, ratio
 
 LOADS = {"low": 0.69, "medium": 0.92, "high": 1.03}

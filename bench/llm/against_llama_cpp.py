@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pliant.bench.llm.findings import Findings, best, interleaved, speedup
+from pliant.bench.findings import Findings, best, interleaved, speedup
 from pliant.bench.llm.llama_cpp import LlamaCpp
 from pliant.bench.llm.saturated import OURS
 from pliant.bench.llm.systems import System

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from tokenizers import Tokenizer
 
+from pliant.bench.findings import Findings
 from pliant.bench.llm import (
     against_llama_cpp,
     llama_cpp,
@@ -23,7 +24,6 @@ from pliant.bench.llm import (
     with_transformers,
 )
 from pliant.bench.llm.checkpoints import LARGE, SMALL, checkpoint, gguf
-from pliant.bench.llm.findings import Findings
 from pliant.bench.llm.our_kernels import Instances, StaticBatch, decode, instances
 from pliant.bench.llm.ours import Fused
 from pliant.bench.llm.systems import ConcurrentInstances, DynamicBatching, System
@@ -111,11 +111,11 @@ def run(options: Options) -> Report:
 
 def _on_gpu(options: Options) -> Report:
     """Steps against memory's bandwidth and latencies in company, on 8B parameters; imports what needs Triton."""
-    from pliant.bench import llm_gpu
+    from pliant.bench.llm import gpu
 
     options.out.mkdir(parents=True, exist_ok=True)
-    scale = llm_gpu.Scale(answer=64, repetitions=3) if options.quick else llm_gpu.Scale()
-    found = llm_gpu.measure(llm_gpu.LLAMA_3_8B, scale, torch.device("cuda"), options.out)
+    scale = gpu.Scale(answer=64, repetitions=3) if options.quick else gpu.Scale()
+    found = gpu.measure(gpu.LLAMA_3_8B, scale, torch.device("cuda"), options.out)
     figures = [median(name, [value]) for name, value in found["figures"].items()]
     return Report(figures, {**found["config"], **{key: found[key] for key in ("milliseconds", "machine")}}, {})
 

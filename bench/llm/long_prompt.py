@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.bench.llm.findings import Findings, interleaved
+from pliant.bench.findings import Findings, interleaved
 from pliant.bench.llm.ours import STALL_S
 from pliant.bench.llm.outcome import Floats, Outcome
 from pliant.bench.llm.systems import System

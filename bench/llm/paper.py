@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pliant.bench.llm import plots
-from pliant.bench.llm.findings import (
+from pliant.bench.findings import (
     Findings,
     Outcomes,
     best,
@@ -18,6 +17,7 @@ from pliant.bench.llm.findings import (
     mean_latencies,
     totals,
 )
+from pliant.bench.llm import plots
 from pliant.bench.llm.saturated import OURS, UNCOMPACTED
 from pliant.bench.llm.saturated import OWN_INSTANCES as INSTANCES
 from pliant.bench.llm.systems import DynamicBatching, Generate, System

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure as Plot
 
-from pliant.bench.llm.findings import Outcomes, mean_latencies, tokens_per_s, totals
+from pliant.bench.findings import Outcomes, mean_latencies, tokens_per_s, totals
 from pliant.bench.llm.workload import PAPER_SOLO_MS
 
 _UNIT = "times of one request alone"

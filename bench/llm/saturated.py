@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pliant.bench.llm.findings import Findings, Outcomes, interleaved, speedup
+from pliant.bench.findings import Findings, Outcomes, interleaved, speedup
 from pliant.bench.llm.systems import System
 from pliant.bench.llm.workload import Workload
 from pliant.bench.report import Row

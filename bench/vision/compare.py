@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.progress import Progress
 
-from pliant.bench.llm.findings import Findings
+from pliant.bench.findings import Findings
 from pliant.bench.report import Options, Report, paper_and_here
 from pliant.bench.vision import decisions, digits, live, merging, profiles, real_tasks, simulated
 from pliant.bench.vision.profiles import Profile

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pliant.bench.llm.findings import Findings
+from pliant.bench.findings import Findings
 from pliant.bench.report import Figure
 from pliant.bench.vision import optimum
 from pliant.bench.vision.profiles import MOST_ROWS, Profile

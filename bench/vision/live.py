@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pliant.bench.llm.findings import Findings
+from pliant.bench.findings import Findings
 from pliant.bench.report import Figure, Options, Row, median, ratio
 from pliant.bench.vision import live_plots, workload
 from pliant.bench.vision.live_models import open_service

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure as Plot
 
 from pliant import models
-from pliant.bench.llm.findings import Findings
+from pliant.bench.findings import Findings
 from pliant.bench.report import Options, Row, median
 from pliant.bench.vision.merging_speed import Case, Speeds, measure, random_vit
 

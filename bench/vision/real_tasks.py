@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure as Plot
 
-from pliant.bench.llm.findings import Findings
+from pliant.bench.findings import Findings
 from pliant.bench.report import Figure, Options, Row
 from pliant.bench.vision import profiles, real_tasks_backbone
 from pliant.bench.vision.profiles import Profile

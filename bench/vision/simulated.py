@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pliant.bench.llm.findings import Findings
+from pliant.bench.findings import Findings
 from pliant.bench.report import Figure, Row
 from pliant.bench.vision import plots, workload
 from pliant.bench.vision.outcome import Fate, Outcome

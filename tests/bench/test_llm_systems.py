@@ -11,8 +11,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from pliant.bench.findings import interleaved
 from pliant.bench.llm import checkpoints, long_prompt, outcome, roofline
-from pliant.bench.llm.findings import interleaved
 from pliant.bench.llm.our_kernels import decode, instances
 from pliant.bench.llm.ours import Fused
 from pliant.bench.llm.outcome import MissingTokensError, Outcome, Recorder

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.bench.arrivals import Recorded, Stream
-from pliant.bench.baseline_dispatch import BaselineDispatcher, LeastBusy, Packing
-from pliant.bench.fleet import LOAD_S, Fleet, static_fleet
-from pliant.bench.outcome import Latencies, Outcome
-from pliant.bench.profiles import BASE, LARGE
-from pliant.bench.schemes import Setting, arrived, proportional, simulation
-from pliant.bench.simulator import Second, Service, Simulation
+from pliant.bench.encoder.baseline_dispatch import BaselineDispatcher, LeastBusy, Packing
+from pliant.bench.encoder.fleet import LOAD_S, Fleet, static_fleet
+from pliant.bench.encoder.outcome import Latencies, Outcome
+from pliant.bench.encoder.profiles import BASE, LARGE
+from pliant.bench.encoder.schemes import Setting, arrived, proportional, simulation
+from pliant.bench.encoder.simulator import Second, Service, Simulation
 from pliant.bench.workloads import twitter
 from pliant.policies.dispatch import Dispatcher
 

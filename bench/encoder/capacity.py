@@ -16,12 +16,13 @@ from matplotlib.figure import Figure as Plot
 from rich.progress import track
 from rich.table import Table
 
-from pliant.bench import simulated_plots, workloads
+from pliant.bench import workloads
 from pliant.bench.arrivals import Floats, Recorded, Stream
-from pliant.bench.fleet import Fleet, static_fleet
-from pliant.bench.outcome import Outcome
-from pliant.bench.schemes import Planned, Scaled
-from pliant.bench.simulator import Controller, Service, Simulation
+from pliant.bench.encoder import simulated_plots
+from pliant.bench.encoder.fleet import Fleet, static_fleet
+from pliant.bench.encoder.outcome import Outcome
+from pliant.bench.encoder.schemes import Planned, Scaled
+from pliant.bench.encoder.simulator import Controller, Service, Simulation
 from pliant.errors import PliantError
 from pliant.policies.autoscaling import TargetTracking
 from pliant.policies.dispatch import Dispatcher

@@ -15,13 +15,14 @@ from typing import NamedTuple
 from matplotlib.figure import Figure as Plot
 from rich.progress import Progress
 
-from pliant.bench import simulated_plots, workloads
+from pliant.bench import workloads
 from pliant.bench.arrivals import Integers
-from pliant.bench.outcome import Outcome
-from pliant.bench.profiles import BASE, LARGE
+from pliant.bench.encoder import simulated_plots
+from pliant.bench.encoder.outcome import Outcome
+from pliant.bench.encoder.profiles import BASE, LARGE
+from pliant.bench.encoder.schemes import Setting
+from pliant.bench.encoder.simulated_runs import FULL, NAMES, QUICK, WARMUP, Repeated, Runs, mean, ms, p98
 from pliant.bench.report import Figure, Options, Row, median, ratio
-from pliant.bench.schemes import Setting
-from pliant.bench.simulated_runs import FULL, NAMES, QUICK, WARMUP, Repeated, Runs, mean, ms, p98
 
 _SPARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 """Headrooms for the baselines' autoscaling; each gets the one that meets the SLO with the fewest GPUs."""

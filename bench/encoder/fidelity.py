@@ -18,12 +18,12 @@ from ray.serve import Application
 
 from pliant.bench import workloads
 from pliant.bench.arrivals import Floats, Integers, Recorded
-from pliant.bench.fleet import static_fleet
+from pliant.bench.encoder.fleet import static_fleet
+from pliant.bench.encoder.profiles import BASE
+from pliant.bench.encoder.schemes import Planned
+from pliant.bench.encoder.simulator import Service, Simulation
 from pliant.bench.loaded import Loaded
-from pliant.bench.profiles import BASE
 from pliant.bench.report import Figure, median
-from pliant.bench.schemes import Planned
-from pliant.bench.simulator import Service, Simulation
 from pliant.config import EncoderConfig, ServingConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtimes

@@ -22,8 +22,8 @@ from tokenizers import Tokenizer
 from pliant import models
 from pliant.bench import workloads
 from pliant.bench.cluster import cluster
-from pliant.bench.encoder_baselines import EagerReplica, OnnxReplica, export, onnxruntime_runs_on
-from pliant.bench.encoder_plots import Blocks, latency_against_length, latency_cdf
+from pliant.bench.encoder.baselines import EagerReplica, OnnxReplica, export, onnxruntime_runs_on
+from pliant.bench.encoder.plots import Blocks, latency_against_length, latency_cdf
 from pliant.bench.load import Block, LoadError, closed_loop, session
 from pliant.bench.report import Figure, Options, Report, median, ratio
 from pliant.config import ServingConfig

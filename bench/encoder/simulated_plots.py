@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Plot
 
-from pliant.bench.outcome import Outcome
+from pliant.bench.encoder.outcome import Outcome
 
 
 def cdfs(panels: Mapping[str, Mapping[str, Outcome]]) -> Plot:

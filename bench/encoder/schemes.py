@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pliant.bench.arrivals import Stream
-from pliant.bench.baseline_dispatch import LeastBusy, Packing
-from pliant.bench.fleet import Dispatching, Fleet
-from pliant.bench.profiles import Profile
-from pliant.bench.simulator import Controller, Second, Service, Simulation
+from pliant.bench.encoder.baseline_dispatch import LeastBusy, Packing
+from pliant.bench.encoder.fleet import Dispatching, Fleet
+from pliant.bench.encoder.profiles import Profile
+from pliant.bench.encoder.simulator import Controller, Second, Service, Simulation
 from pliant.policies import replacement
 from pliant.policies.autoscaling import TargetTracking
 from pliant.policies.dispatch import THRESHOLD, Dispatcher

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from pliant import models
-from pliant.bench import allocation_rate, encoder_live, fidelity, reassignment
 from pliant.bench.cluster import cluster
-from pliant.bench.encoder_live import MODEL, RESERVED
-from pliant.bench.encoder_simulated import simulate_paper
+from pliant.bench.encoder import allocation_rate, fidelity, live, reassignment
+from pliant.bench.encoder.live import MODEL, RESERVED
+from pliant.bench.encoder.simulated import simulate_paper
 from pliant.bench.load import session
 from pliant.bench.report import Figure, Options, Report, paper_and_here
 
@@ -26,13 +26,13 @@ def run(options: Options) -> Report:
     with Progress(transient=True) as progress:
         task = progress.add_task(MODEL, total=1.0)
         models.fetch(MODEL, progress=lambda text, done: progress.update(task, description=text, completed=done))
-    live = encoder_live.compare(options)
+    compared = live.compare(options)
     moved = _live_planner(options)
     simulated = simulate_paper(options)
     Console().print(paper_and_here("Arlo's evaluation, repeated in simulation", simulated.rows))
-    figures = [*live.figures, *moved, *simulated.figures, *allocation_rate.figures(_ALLOCATION_REPEATS)]
+    figures = [*compared.figures, *moved, *simulated.figures, *allocation_rate.figures(_ALLOCATION_REPEATS)]
     rows = [row._asdict() for row in simulated.rows]
-    return Report(figures, {**live.config, "paper_and_here": rows}, {**live.plots, **simulated.plots})
+    return Report(figures, {**compared.config, "paper_and_here": rows}, {**compared.plots, **simulated.plots})
 
 
 def _live_planner(options: Options) -> list[Figure]:

@@ -18,8 +18,8 @@ from typing import Protocol
 import numpy as np
 
 from pliant.bench.arrivals import Arrivals, Floats
-from pliant.bench.fleet import Fleet
-from pliant.bench.outcome import Outcome
+from pliant.bench.encoder.fleet import Fleet
+from pliant.bench.encoder.outcome import Outcome
 from pliant.policies.admission import DeadlineError
 from pliant.policies.autoscaling import HIGH, LOW
 

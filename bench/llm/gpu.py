@@ -1,7 +1,7 @@
 """A language model of 8 billion parameters on one GPU: how near a decode step is to what memory allows, and what
 company costs a request (Flover §VI-B).
 
-    PYTHONPATH=src python -m pliant.bench.llm_gpu --out results
+    PYTHONPATH=src python -m pliant.bench.llm.gpu --out results
 
 needs neither Ray nor a checkpoint: weights are random, in the shape of Llama 3 8B and in bfloat16. The kernels are
 checked against the readable ones first, on texts drawn anew each time. Writes llm_gpu.json, and for each batch which
@@ -25,7 +25,7 @@ import torch
 import triton
 from numpy.typing import NDArray
 
-from pliant.bench.llm_gpu_check import GREEDY, check, decode_step, parts, random_texts
+from pliant.bench.llm.gpu_check import GREEDY, check, decode_step, parts, random_texts
 from pliant.decoder_shape import DecoderShape
 from pliant.kernels.cuda_executor import CudaExecutor
 from pliant.kernels.cuda_kernels import CudaKernels

@@ -21,10 +21,10 @@ from rich.progress import track
 from pliant import models
 from pliant.bench import workloads
 from pliant.bench.cluster import cluster
-from pliant.bench.dispatch_rate import LEVELS, dispatches_per_second
 from pliant.bench.load import Block, LoadError, closed_loop, session
 from pliant.bench.report import Options, Report, median, ratio
-from pliant.bench.router_apps import bare, ours
+from pliant.bench.router.apps import bare, ours
+from pliant.bench.router.dispatch_rate import LEVELS, dispatches_per_second
 
 _MODEL = "zoo/topics-large"
 _SERVICE = "topics"

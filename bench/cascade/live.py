@@ -1,0 +1,209 @@
+"""The live service under one task: the cascade against the best single model and the large one, over HTTP (Tabi §7.1).
+
+Everything is as in production, from the HTTP server to the replicas: the cascade is profiled through its levels' own
+replicas before it serves. Each system has as many replicas as the cascade has levels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from ray.serve import Application
+
+from pliant import config, models
+from pliant.bench.cascade import compiled
+from pliant.bench.cascade.levels import Prepared
+from pliant.bench.cascade.study import LOSSES, Studied
+from pliant.bench.cluster import cluster
+from pliant.bench.load import Block, LoadError, closed_loop, session
+from pliant.bench.loaded import Loaded
+from pliant.bench.report import Figure, median, ratio
+from pliant.cache import cache_folder
+from pliant.config import EncoderConfig
+from pliant.deployments.app import assemble, encoder
+from pliant.deployments.encoder.engine import Runtimes
+from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.kernels import compiled_classifier, telling_classifier
+from pliant.policies.calibration import Floats
+
+LOADS = (0.2, 0.5, 0.8)
+"""Of what the best single model's service can answer."""
+OURS, SINGLE, LARGE = "bench-cascade", "best-single", "most-accurate"
+_SLO_MS = 10_000
+_NEVER_LATE_MS = 600_000
+_RESERVED = 0.02
+"""Of a CPU, that each replica reserves: all run on whatever the machine has."""
+_READY_WITHIN_S = 900.0
+_POLL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured."""
+
+    profiled: int
+    """Labelled texts that the cascade is profiled on, at most."""
+    texts: int
+    """Of the test split, that each system answers in each repetition."""
+    repetitions: int
+
+
+class DynamicReplica(EncoderReplica):
+    """Computes each text at its own length."""
+
+    def runtimes(self, config: EncoderConfig) -> Runtimes:
+        kernel = telling_classifier if config.importance else compiled_classifier
+        return Loaded(config, partial(kernel.load, models.fetch(config.model), dynamic=True))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds that clients saw [texts] by system, in repetitions that ran side by side."""
+
+    serves: str
+    """What the cascade says of itself."""
+    alone: Mapping[str, Sequence[Floats]]
+    """One text after the other."""
+    capacity: float
+    """Texts per second that the best single model's service can answer."""
+    poisson: Mapping[float, Mapping[str, Sequence[Floats]]]
+    """At random times, by load."""
+
+
+def run(prepared: Prepared, studied: Studied, scale: Scale, progress: Callable[[str], object]) -> Measured:
+    """Serve the task, and measure it. Raises LoadError if a request fails, or the cascade never gets ready."""
+    texts = [text.text for text in prepared.splits.test]
+    for table in (cache_folder() / "cascades").glob(f"{OURS}-*/table.json"):  # a profile of another time and load
+        shutil.rmtree(table.parent)
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "texts.jsonl"
+        labelled = [*prepared.splits.calibrate, *prepared.splits.choose][: scale.profiled]
+        data.write_text("".join(json.dumps(text._asdict()) + "\n" for text in labelled))
+        with cluster({"bench": _application(prepared, studied, data)}) as address:
+            return asyncio.run(_measure(f"{address}/bench", texts, scale, progress))
+
+
+def _application(prepared: Prepared, studied: Studied, data: Path) -> Application:
+    """The best single model and the most accurate one, each on as many replicas as there are levels; and the levels."""
+    first, names = studied.served[0], list(prepared.folders)
+    levels = first.cascade.levels if len(first.cascade.levels) > 1 else (names[0], studied.large)
+    pool = {
+        "kind": "encoder",
+        "lengths": [compiled.longest(prepared)],
+        "slo_ms": _SLO_MS,
+        "truncate": True,
+        "cpus": _RESERVED,
+    }
+    services: dict[str, Any] = {
+        level: {**pool, "model": str(prepared.folders[level]), "replicas": 1} for level in levels
+    }
+    for name, model in ((SINGLE, first.single), (LARGE, studied.large)):
+        services[name] = {**pool, "model": str(prepared.folders[model]), "replicas": len(levels)}
+    cascade = {"kind": "cascade", "levels": levels, "data": str(data), "accuracy_loss": LOSSES[0], "slo_ms": _SLO_MS}
+    serving = config.parse({"gateway": {"cpus": _RESERVED}, "services": {**services, OURS: cascade}})
+    return assemble(serving, {name: encoder(name, one, DynamicReplica) for name, one in serving.encoders.items()})
+
+
+async def _measure(address: str, texts: Sequence[str], scale: Scale, progress: Callable[[str], object]) -> Measured:
+    rng = random.Random(0)
+    systems = (OURS, SINGLE, LARGE)
+    alone: dict[str, list[Floats]] = {name: [] for name in systems}
+    poisson: dict[float, dict[str, list[Floats]]] = {load: {OURS: [], SINGLE: []} for load in LOADS}
+    async with session() as http:
+        serves = await _ready(http, address, progress)
+        for name in systems:
+            await _one_by_one(http, address, name, texts[: scale.texts])
+        capacity = await _capacity(http, address, texts[: scale.texts])
+        for repetition in range(scale.repetitions):
+            drawn = rng.sample(list(texts), min(scale.texts, len(texts)))
+            progress(f"live, one after the other, {repetition + 1} of {scale.repetitions}")
+            for name in rng.sample(systems, len(systems)):
+                alone[name].append((await _one_by_one(http, address, name, drawn)).latencies)
+            for load, found in poisson.items():
+                progress(f"live, Poisson arrivals at {load:g}, {repetition + 1} of {scale.repetitions}")
+                arrivals = np.cumsum([rng.expovariate(load * capacity) for _ in drawn]).tolist()
+                for name in rng.sample(list(found), len(found)):
+                    found[name].append(await at(http, f"{address}/models/{name}", drawn, arrivals))
+    return Measured(serves, alone, capacity, poisson)
+
+
+async def _ready(http: aiohttp.ClientSession, address: str, progress: Callable[[str], object]) -> str:
+    """Wait until the cascade serves; says what."""
+    give_up = time.monotonic() + _READY_WITHIN_S
+    state = "no answer"
+    while time.monotonic() < give_up:
+        async with http.get(f"{address}/stats") as response:
+            if response.status == 200:
+                told = (await response.json())["cascades"][OURS]
+                state = told["state"]
+                if told["ready"]:
+                    return str(state)
+        progress(f"live: {state}")
+        await asyncio.sleep(_POLL_S)
+    raise LoadError(f"{OURS} was not ready within {_READY_WITHIN_S:.0f} s: {state}")
+
+
+def _body(text: str) -> bytes:
+    return json.dumps({"inputs": text, "parameters": {"slo_ms": _NEVER_LATE_MS, "top_k": 1}}).encode()
+
+
+async def _one_by_one(http: aiohttp.ClientSession, address: str, name: str, texts: Sequence[str]) -> Block:
+    return await closed_loop(http, f"{address}/models/{name}", [_body(text) for text in texts], 1)
+
+
+async def _capacity(http: aiohttp.ClientSession, address: str, texts: Sequence[str]) -> float:
+    """Texts per second that the best single model's service answers to clients who never stop."""
+    block = await closed_loop(http, f"{address}/models/{SINGLE}", [_body(text) for text in texts], 8)
+    return block.throughput
+
+
+async def at(http: aiohttp.ClientSession, url: str, texts: Sequence[str], arrivals: Sequence[float]) -> Floats:
+    """Seconds from arrival to answer of each text [n], sent at so many seconds from now."""
+    start = time.perf_counter()
+
+    async def one(text: str, at_s: float) -> float:
+        await asyncio.sleep(start + at_s - time.perf_counter())
+        await closed_loop(http, url, [_body(text)], 1)
+        return time.perf_counter() - start - at_s
+
+    return np.array(await asyncio.gather(*map(one, texts, arrivals)))
+
+
+def figures(measured: Measured, task: str) -> list[Figure]:
+    """With the task's name behind each."""
+    ours, single, large = (measured.alone[name] for name in (OURS, SINGLE, LARGE))
+    found = [
+        _means(f"live_mean_latency_vs_best_single_{task}", ours, single, measured.serves),
+        ratio(f"live_p99_latency_vs_large_{task}", _p99s(ours), _p99s(large)),
+        median(f"live_capacity_of_best_single_{task}", [measured.capacity], "", "texts per second"),
+    ]
+    for load, by_system in measured.poisson.items():
+        ours, single = by_system[OURS], by_system[SINGLE]
+        name = f"live_poisson_{load:g}"
+        found += [
+            _means(f"{name}_mean_latency_vs_best_single_{task}", ours, single),
+            ratio(f"{name}_p99_latency_vs_best_single_{task}", _p99s(ours), _p99s(single)),
+        ]
+    return found
+
+
+def _means(name: str, ours: Sequence[Floats], theirs: Sequence[Floats], beside: str = "") -> Figure:
+    mine, others = ([float(one.mean()) for one in of] for of in (ours, theirs))
+    told = f"{1e3 * np.median(mine):.2f} against {1e3 * np.median(others):.2f} ms"
+    return ratio(name, mine, others, "", "; ".join(filter(None, (told, beside))))
+
+
+def _p99s(repetitions: Sequence[Floats]) -> list[float]:
+    return [float(np.quantile(of, 0.99)) for of in repetitions]

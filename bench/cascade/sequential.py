@@ -1,0 +1,118 @@
+"""One text after the other, through real runtimes: what each system takes from text to label (Tabi §7.1).
+
+Tokenization counts, and with a cascade its decisions, pruning, the second tokenization and the vote.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pliant.bench.cascade.compiled import Model
+from pliant.deployments.encoder.engine import Telling
+from pliant.policies.calibration import Floats
+from pliant.policies.cascade_candidates import Candidate
+from pliant.pruning import read_words
+
+System = Callable[[str], float]
+"""Answers a text, and gives what that costs in bytes times seconds: the paper's estimate (Tabi §7.1), which charges for
+each model the time that it computes, by the share of the machine that it takes; here, by the size of its weights."""
+
+_IN_A_ROW = 25
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """What one system takes, [passes, texts]."""
+
+    seconds: Floats
+    cost: Floats
+    """In bytes of weights times seconds of the model that has them."""
+
+    @property
+    def by_text(self) -> Floats:
+        """The median of seconds over passes: what else the machine does is gone, what the text costs is not."""
+        medians: Floats = np.median(self.seconds, axis=0)
+        return medians
+
+    @property
+    def means(self) -> list[float]:
+        """Seconds for a text, by pass."""
+        means: list[float] = self.seconds.mean(axis=1).tolist()
+        return means
+
+    @property
+    def costs(self) -> list[float]:
+        """For a text, by pass."""
+        costs: list[float] = self.cost.mean(axis=1).tolist()
+        return costs
+
+    @property
+    def p99s(self) -> list[float]:
+        """Seconds that 1% of texts take longer than, by pass."""
+        quantiles: list[float] = np.quantile(self.seconds, 0.99, axis=1).tolist()
+        return quantiles
+
+
+def alone(model: Model) -> System:
+    """The model answers."""
+
+    def answer(text: str) -> float:
+        started = time.perf_counter()
+        model.read(model.encode(text)).argmax()
+        return model.bytes * (time.perf_counter() - started)
+
+    return answer
+
+
+def cascade(candidate: Candidate, models: Mapping[str, Model], seed: int) -> System:
+    """As the service does it: the first level tells of the texts that will go on, and lose words."""
+    policy = candidate.cascade(seed)
+    levels = [models[name] for name in candidate.levels]
+    pruning = any(candidate.alphas)
+
+    def wanted(text: str) -> Callable[[np.ndarray], bool]:
+        if not pruning:
+            return lambda _: False
+        return Telling(policy.temperatures[0], policy.sure_from(text, 0)).wants
+
+    def answer(text: str) -> float:
+        started = time.perf_counter()
+        encoding = levels[0].encode(text)
+        told = levels[0].tell(encoding, wanted(text))
+        [words] = [None] if told.importance is None else read_words([text], encoding, told.importance)
+        logits = [told.logits]
+        cost = levels[0].bytes * (time.perf_counter() - started)
+        while policy.decide(text, level := len(logits) - 1, logits[-1]).reroute:
+            started, later = time.perf_counter(), levels[level + 1]
+            rest = words.prune(candidate.alphas[level]).text if words else text
+            logits.append(later.tell(later.encode(rest), lambda _: False).logits)
+            cost += later.bytes * (time.perf_counter() - started)
+        policy.vote(logits).argmax()
+        return cost
+
+    return answer
+
+
+def run(
+    systems: Mapping[str, System], texts: Sequence[str], passes: int, done: Callable[[], object]
+) -> dict[str, Timed]:
+    """All systems on a few texts in turn, in another order each time, in so many passes over all texts.
+
+    As each has several texts in a row, its weights are in the processor's caches as much as when it has the machine.
+    """
+    rng = random.Random(0)
+    timed = {name: Timed(*np.zeros((2, passes, len(texts)))) for name in systems}
+    for number in range(passes):
+        for start in range(0, len(texts), _IN_A_ROW):
+            done()
+            for name in rng.sample(list(systems), len(systems)):
+                for place in range(start, min(start + _IN_A_ROW, len(texts))):
+                    started = time.perf_counter()
+                    timed[name].cost[number, place] = systems[name](texts[place])
+                    timed[name].seconds[number, place] = time.perf_counter() - started
+    return timed

@@ -1,0 +1,107 @@
+"""Labelled texts of public data sets and of the zoo, split honestly: what one split decides, no other one has seen.
+
+Models learn from "train" alone; temperatures are fitted on "calibrate", everything else is chosen on "choose", and the
+figures come from "test". A temperature is one number, which a few hundred texts fix; a choice has thousands, as the
+fewer there are, the wider is the margin by which a target must be met.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pliant.errors import DataError
+from pliant.labelled_texts import LabelledText
+from pliant.zoo import corpus
+
+Texts = Sequence[LabelledText]
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The texts of one task; no two splits share any."""
+
+    train: Texts
+    calibrate: Texts
+    choose: Texts
+    test: Texts
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """In alphabetical order."""
+        return tuple(sorted({text.label for text in (*self.train, *self.calibrate)}))
+
+    def sizes(self) -> dict[str, int]:
+        """How many texts are in each."""
+        return {name: len(texts) for name, texts in vars(self).items()}
+
+
+def clinc150(data: Path) -> Splits:
+    """Intents of 150 kinds (out-of-scope texts are left out): its validation split calibrates and chooses.
+
+    Raises DataError if it is not there.
+    """
+    content = json.loads(_content(data / "clinc150" / "data_full.json"))
+    train, held_out, test = ([LabelledText(*pair) for pair in content[name]] for name in ("train", "val", "test"))
+    return _distinct(train, *_divide(held_out, 500), test)
+
+
+def sst2(data: Path) -> Splits:
+    """Sentiment of film reviews: its development split is small, so 1500 texts of those to train on choose, too.
+
+    Raises DataError if it is not there.
+    """
+    train, held_out, test = (_rows(data / "sst2" / f"{name}.tsv") for name in ("train", "dev", "test"))
+    taken, rest = _divide(train, 1500)
+    calibrate, choose = _divide(held_out, 300)
+    return _distinct(rest, calibrate, [*taken, *choose], test)
+
+
+def topics() -> Splits:
+    """The zoo's topics: what its models have not learned from, in three parts."""
+    calibrate, rest = _divide([LabelledText(text.text, text.label) for text in corpus.held_out()], 80)
+    choose, test = _divide(rest, len(rest) // 2)
+    return _distinct([], calibrate, choose, test)
+
+
+def _divide(texts: Texts, first: int) -> tuple[Texts, Texts]:
+    """The `first` texts, and the others, at random."""
+    shuffled = _shuffled(texts)
+    return shuffled[:first], shuffled[first:]
+
+
+def _shuffled(texts: Texts) -> Texts:
+    return random.Random(_SEED).sample(list(texts), len(texts))
+
+
+def _distinct(train: Texts, calibrate: Texts, choose: Texts, test: Texts) -> Splits:
+    """The splits, without a text that a later one, "test" last, holds too, or that it holds twice.
+
+    All but the one to train on, which learning shuffles itself, are shuffled: their first texts hold all labels, though
+    files may be sorted by label.
+    """
+    known: set[str] = set()
+    kept: list[Texts] = []
+    for texts in (test, choose, calibrate, train):
+        once = {text.text: text for text in texts if text.text not in known}
+        known |= set(once)
+        kept.append(list(once.values()) if texts is train else _shuffled([*once.values()]))
+    return Splits(*reversed(kept))
+
+
+def _rows(path: Path) -> list[LabelledText]:
+    lines = csv.reader(_content(path).splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+    return [LabelledText(text, ("negative", "positive")[int(label)]) for text, label in lines]
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; give the folder of data sets with --data") from None

@@ -1,0 +1,1 @@
+"""What our gateway and router cost, beside bare Ray Serve."""
