@@ -125,7 +125,8 @@ def all_serve(service: dict[str, Any]) -> bool:
 
 
 def has_failed(service: dict[str, Any]) -> bool:
-    return any(report["failed"] for report in service["replicas"].values())
+    """Replicas say so, and the planner has heard of it."""
+    return any(report["failed"] for report in service["replicas"].values()) and service["plan"]["failed_moves"] > 0
 
 
 def kill(title: str) -> int:
