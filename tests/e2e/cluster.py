@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -91,9 +92,10 @@ class Cluster:
     def replica_processes(self, deployment: str = "topics") -> list[psutil.Process]:
         """The processes of the deployment's replicas."""
         found = []
+        title = re.compile(rf"ServeReplica:pliant:{re.escape(deployment)}(?![\w-])")
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
-                if f"ServeReplica:pliant:{deployment}" in " ".join(child.cmdline()):
+                if title.search(" ".join(child.cmdline())):
                     found.append(child)
         return found
 
