@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from grpc.aio import AioRpcError
 from ray.exceptions import RayActorError, TaskCancelledError
 from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from pliant.deployments.gateway.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
@@ -81,6 +82,12 @@ class TicketRouter(WatchingRouter):
         if is_retry or replica not in self._running:
             raise ReplicaLeftError(f"replica {replica} {'cannot be reached' if is_retry else 'has left'}")
         return self._running[replica]
+
+
+def obey(handle: DeploymentHandle[Any]) -> None:
+    """Have the router of `handle` run in this loop, not in a thread of its own, from now on: the table needs no lock,
+    and a call no hand-over."""
+    handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

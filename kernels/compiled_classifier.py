@@ -6,25 +6,27 @@ own, so that a replica never holds its memory, and a compiled runtime loads with
 """
 
 import argparse
-import contextlib
 import functools
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pliant.cache import cache_folder
+from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
 from pliant.kernels.cuda_graph import CudaGraph, Forward
 from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec, package, package_folder
+from pliant.turns import COMPILE, turn
 
 if TYPE_CHECKING:
     from pliant.kernels.eager_classifier import EagerClassifier
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 """How far a runtime's logits may lie from the unpadded eager model's, in units of the largest logit or 1, whichever is
 more, and importance likewise. A package that does not keep it is never used."""
+
+_SOON = -math.inf
+"""The urgency of what somebody waits for."""
 
 _warn_once = functools.cache(logging.getLogger("pliant").warning)
 
@@ -105,10 +110,6 @@ class Runtime:
         return Output(output[:-width], output[-width:][:length])
 
 
-class _CannotCompileError(Exception):
-    """The reason why a model has to run uncompiled, for the operator."""
-
-
 def load(
     folder: Path,
     max_length: int,
@@ -118,12 +119,14 @@ def load(
     threads: int = 1,
     dynamic: bool = False,
     importance: bool = False,
+    compiling: bool = True,
 ) -> Runtime:
     """The classifier in `folder` for inputs of up to `max_length` tokens; compiled first if it is not in the cache.
 
     Loading takes tens of milliseconds, compiling 15 s or more, during which other processes that want the same package
     wait. Where it cannot be compiled (no C++ compiler, an architecture that torch.export rejects), the "pliant" logger
-    warns and the eager model answers instead. Sets this process's number of torch threads to `threads`.
+    warns and the eager model answers instead. Without `compiling` it also answers where nothing is in the cache yet.
+    Sets this process's number of torch threads to `threads`.
     With `importance` the runtime tells for each text how much attention its tokens received (see `Runtime.run`).
     Raises `ModelError` if `folder` holds no sequence classifier, the model cannot take `max_length` tokens, or it has
     no attention weights that would tell.
@@ -132,8 +135,9 @@ def load(
     spec.check()
     torch.set_num_threads(threads)
     try:
-        return _open(package(spec, functools.partial(_compile_apart, spec)), spec)
-    except _CannotCompileError as reason:
+        if compiling or package_folder(spec).exists():
+            return _open(package(spec, functools.partial(_compile_apart, spec, lambda: _SOON)), spec)
+    except CannotCompileError as reason:
         _warn_once(str(reason))
     from pliant.kernels.eager_classifier import EagerClassifier
 
@@ -146,6 +150,7 @@ def load(
 def prepare(
     folder: Path,
     max_length: int,
+    urgency: Callable[[], float] = lambda: _SOON,
     *,
     device: str = "cpu",
     dtype: str = "float32",
@@ -153,14 +158,19 @@ def prepare(
     dynamic: bool = False,
     importance: bool = False,
 ) -> None:
-    """Compile what `load` with these arguments will ask for, without loading it: a replica can go on serving meanwhile.
+    """Compile what `load` with these arguments asks for, at low priority and when no other heavy work runs here.
 
-    Raises `ModelError` as `load` does, but says nothing when it cannot be compiled: `load` will.
+    Of compilations that wait, the one with the least `urgency` is next. Raises `ModelError` as `load` does, and
+    `CannotCompileError`.
     """
     spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads, dynamic, importance)
     spec.check()
-    with contextlib.suppress(_CannotCompileError):
-        package(spec, functools.partial(_compile_apart, spec))
+    package(spec, functools.partial(_compile_apart, spec, urgency))
+
+
+def is_prepared(folder: Path, max_length: int, **options: Any) -> bool:
+    """Whether `load` with these arguments has nothing to compile."""
+    return package_folder(RuntimeSpec(Path(folder), max_length, **options)).exists()
 
 
 def _open(folder: Path, spec: RuntimeSpec) -> Runtime:
@@ -189,11 +199,11 @@ def find_compiler() -> str | None:
     return next(filter(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))), None)
 
 
-def _compile_apart(spec: RuntimeSpec, into: Path) -> None:
-    """Compile in a process of its own, with a bounded number of threads."""
+def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) -> None:
+    """Compile in a process of its own, with a bounded number of threads, when it is its turn."""
     compiler = find_compiler()
     if compiler is None:
-        raise _CannotCompileError(
+        raise CannotCompileError(
             "No C++ compiler was found (CXX, g++ or clang++), so classifiers run uncompiled: answers are the same, but "
             "take about twice as long. Install one (apt-get install g++) and restart."
         )
@@ -208,10 +218,11 @@ def _compile_apart(spec: RuntimeSpec, into: Path) -> None:
     command = [sys.executable, "-m", "pliant.kernels.compiled_classifier", str(spec.folder), str(spec.max_length)]
     command += ["--device", spec.device, "--dtype", spec.dtype, "--threads", threads, "--into", str(into)]
     command += ["--dynamic"] * spec.dynamic + ["--importance"] * spec.importance
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
+    with turn(f"compiling {spec.folder.name} for {spec.max_length} tokens", lambda: (COMPILE, urgency())):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise _CannotCompileError(
+        raise CannotCompileError(
             f"{spec.folder} could not be compiled for {'up to ' * spec.dynamic}{spec.max_length} tokens and runs "
             f"uncompiled, about half as fast. The compiler's process said: {reason}"
         )

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pliant.errors import ModelError
+from pliant.errors import CannotCompileError, ModelError
 from pliant.kernels.vit import TokenAdaptiveViT
 from pliant.kernels.vit_model import ImageFeatures, load_model
-from pliant.kernels.vit_packages import CannotCompileError, Forward, VitSpec, build, open_package
+from pliant.kernels.vit_packages import Forward, VitSpec, build, open_package
 from pliant.kernels.vit_tasks import TaskTable, TaskWeights, read_weights
 from pliant.models import Progress
 from pliant.vision_info import VisionInfo

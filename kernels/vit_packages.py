@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pliant.cache import cache_folder, made_once
+from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
 from pliant.kernels.compiled_classifier import find_compiler
 from pliant.kernels.runtime_cache import machine
@@ -33,10 +34,6 @@ _AT_ONCE = 2
 
 Forward = Callable[..., Tensor]
 """(images uint8 [n, height, width, channels][, prompts [n, layers, gamma, hidden]]) -> features [n, hidden]"""
-
-
-class CannotCompileError(Exception):
-    """The reason why a model has to run uncompiled, for the operator."""
 
 
 @dataclass(frozen=True)

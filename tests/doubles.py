@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from pliant.deployments.encoder.engine import Report, Runtime
+from pliant.errors import CannotCompileError
 from pliant.profile import Profile
 
 SERVICE_S = 0.02
@@ -20,6 +21,8 @@ def report(max_length: int, version: int = 1, service_s: float = 0.01, failed: d
         service_s=service_s,
         backend="aoti",
         device="a processor",
+        compiling=[],
+        uncompiled="",
         failed=failed or {},
         waiting=0,
         served=0,
@@ -32,10 +35,11 @@ def report(max_length: int, version: int = 1, service_s: float = 0.01, failed: d
 class Sleeper:
     """A runtime that only sleeps. Its logits are how many ids it got and the first of them."""
 
-    backend = "sleeper"
-
-    def __init__(self, max_length: int, dynamic: bool = False, service_s: float = SERVICE_S) -> None:
+    def __init__(
+        self, max_length: int, dynamic: bool = False, service_s: float = SERVICE_S, backend: str = "sleeper"
+    ) -> None:
         self.max_length = max_length
+        self.backend = backend
         self.dynamic = dynamic
         self._service_s = service_s
         self.seen: list[int] = []
@@ -63,17 +67,32 @@ class Sleepers:
         self._service_s = service_s
         self._per_token_s = per_token_s
         self.broken: set[int] = set()
-        self.prepared: list[int] = []
         self.loaded: list[Sleeper] = []
+        self.backend = "sleeper"
+        """Of those that are loaded from now on."""
+        self.uncompiled: set[int] = set()
+        self.uncompilable: set[int] = set()
+        self.compiled: list[int] = []
+        """What was to be compiled, in order."""
         self._dynamic = dynamic
 
-    def prepare(self, max_length: int) -> None:
-        self.prepared.append(max_length)
+    def missing(self) -> set[int]:
+        return set(self.uncompiled)
+
+    def settle_lengths(self) -> None: ...
+
+    def compile(self, max_length: int, urgency: Callable[[], float]) -> None:
+        self.compiled.append(max_length)
+        if max_length in self.uncompilable:
+            raise CannotCompileError(f"no compiler for {max_length}")
+        self.uncompiled.discard(max_length)
 
     def load(self, max_length: int) -> Runtime:
         if max_length in self.broken:
             raise OSError(f"cannot load {max_length}")
-        self.loaded.append(Sleeper(max_length, self._dynamic, self._service_s + max_length * self._per_token_s))
+        service_s = self._service_s + max_length * self._per_token_s
+        backend = "eager" if max_length in self.uncompiled else self.backend
+        self.loaded.append(Sleeper(max_length, self._dynamic, service_s, backend))
         return self.loaded[-1]
 
 

@@ -23,7 +23,16 @@ FORBIDDEN = {
 }
 """Commands may import all but ray: they are put together from everything else."""
 COMMANDS = {"cli.py", "vision_cli.py", "cascade_cli.py"}
-MAY_IMPORT_RAY = {"app.py", "run.py", "gateway.py", "planner.py", "router.py", "replica.py", "metrics.py"}
+MAY_IMPORT_RAY = {
+    "app.py",
+    "gateway.py",
+    "metrics.py",
+    "planner.py",
+    "replica.py",
+    "router.py",
+    "run.py",
+    "startup.py",
+}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from tokenizers import Tokenizer
@@ -12,11 +13,12 @@ from pliant import models
 from pliant.config import EncoderConfig
 from pliant.deployments.cascade.levels import Unrecorded, run_on
 from pliant.deployments.cascade.table import Profiled, PruningAgreement
-from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal, Runtimes
+from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal
 from pliant.deployments.encoder.routing_table import RoutingTable
-from pliant.deployments.encoder.runtimes import CompiledRuntimes
+from pliant.deployments.encoder.runtimes import ModelRuntimes
+from pliant.deployments.encoder.upgrades import CompiledLater
 from pliant.deployments.gateway.classifier import Classifier
-from pliant.errors import ModelError
+from pliant.errors import CannotCompileError, ModelError
 from pliant.pruning import Words, read_words
 from pliant.pruning_agreement import agreement
 
@@ -31,7 +33,7 @@ async def local_classifiers(
     for number, (name, config) in enumerate(encoders.items()):
         progress(f"loading the runtimes of {name}", number / len(encoders))
         folder = await asyncio.to_thread(models.fetch, config.model)
-        runtimes = await asyncio.to_thread(CompiledRuntimes, config)
+        runtimes = await asyncio.to_thread(ModelRuntimes, config)
         engines = await _engines(runtimes)
         table = RoutingTable(config.slo_ms / 1e3)
         call, info = _Caller(engines), models.describe(folder)
@@ -40,10 +42,13 @@ async def local_classifiers(
     return classifiers, found
 
 
-async def _engines(runtimes: Runtimes) -> dict[int, Engine]:
-    """One for each length."""
+async def _engines(runtimes: CompiledLater) -> dict[int, Engine]:
+    """One for each length, compiled where that can be done."""
     engines = {}
+    await asyncio.to_thread(runtimes.settle_lengths)
     for length in runtimes.lengths:
+        with suppress(CannotCompileError):
+            await asyncio.to_thread(runtimes.compile, length, lambda: 0.0)
         engines[length] = Engine(str(length), runtimes)
         await engines[length].hold(length)
     return engines

@@ -9,7 +9,7 @@ import asyncio
 import math
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -65,24 +65,22 @@ class Runtimes(Protocol):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The max_lengths to start with, in rising order."""
+        """The max_lengths that replicas may hold, in rising order."""
 
     @property
     def profile(self) -> Profile | None:
-        """From which they follow, if they do."""
+        """From which they follow, if they do, once it is measured."""
 
     @property
     def device(self) -> str:
         """What the runtimes compute on, as far as their latency depends on it."""
 
-    def prepare(self, max_length: int) -> None:
-        """Do beforehand what makes `load` quick."""
-
-    def load(self, max_length: int) -> Runtime: ...
+    def load(self, max_length: int) -> Runtime:
+        """The fastest there is by now; at once, so that it is the uncompiled model where nothing else is."""
 
 
 class Assignment(NamedTuple):
-    """What one replica, and no other, is told: to prepare or to hold the runtime of `max_length`."""
+    """What one replica, and no other, is told: to hold the runtime of `max_length`."""
 
     replica: str
     max_length: int
@@ -142,6 +140,10 @@ class Report(TypedDict):
     """Seconds that one request takes, on a grid of 10% steps, so that equal replicas report equal times."""
     backend: str
     device: str
+    compiling: list[int]
+    """Lengths that are not compiled yet: what it computes on may change."""
+    uncompiled: str
+    """Why the model stays uncompiled; empty unless it does."""
     failed: dict[int, str]
     """Lengths that it could not load, and why; it is not asked for them again for some time."""
     waiting: int
@@ -185,7 +187,8 @@ class Engine:
     def __init__(self, replica: str, runtimes: Runtimes) -> None:
         self._replica = replica
         self._runtimes = runtimes
-        self._measured: dict[int, float] = {}
+        self._measured: dict[tuple[int, str], float] = {}
+        """Length and backend -> seconds of a call."""
         self._failed: dict[int, str] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="runtime")
         self._switching = asyncio.Lock()
@@ -194,19 +197,31 @@ class Engine:
         self._runtime: Runtime | None = None
         self._version = 0
         self._outstanding = 0
-        self._served = self._computed = 0
+        self._computed = 0
         self._computing_since: float | None = None
         self.failure: Exception | None = None
         """Why it holds no runtime at all; until it does, all requests are refused."""
+        self.compiling: set[int] = set()
+        """Lengths of which a compiled runtime is yet to come."""
+        self.uncompiled = ""
+        """Why some stay uncompiled."""
+        self.uses: Counter[int] = Counter()
+        """Answers by the max_length of the runtime that computed them."""
         self._latencies: deque[float] = deque(maxlen=_RECENT_LATENCIES)
         self._service_times: deque[float] = deque(maxlen=_RECENT_SERVICE_TIMES)
 
-    async def prepare(self, max_length: int) -> None:
-        """Make `hold(max_length)` quick, while requests are answered as before. Raises LoadError."""
-        try:
-            await asyncio.to_thread(self._runtimes.prepare, max_length)
-        except Exception as failure:
-            raise self._quarantined(max_length, failure) from failure
+    @property
+    def held(self) -> Runtime | None:
+        """What it computes on; None while it switches."""
+        return self._runtime
+
+    async def renew(self) -> None:
+        """Load what is held once more, as a faster one may be there now, while requests are answered as before."""
+        async with self._switching:
+            if self._runtime is None:
+                return
+            runtime, seconds = await asyncio.to_thread(self._load, self._runtime.max_length)
+            self._compute_on(runtime, seconds)
 
     async def hold(self, max_length: int) -> Report:
         """Switch to the runtime of `max_length`: refuse new requests, finish the accepted ones, load.
@@ -239,18 +254,23 @@ class Engine:
 
     async def _switch(self, max_length: int) -> None:
         runtime, seconds = await asyncio.get_running_loop().run_in_executor(self._worker, self._load, max_length)
+        self._compute_on(runtime, seconds)
+        self._failed.pop(max_length, None)
+        self.failure = None
+
+    def _compute_on(self, runtime: Runtime, seconds: float) -> None:
+        """From now on; `seconds` is what a call takes."""
         self._service_times.clear()
         self._service_times.append(seconds)
         self._runtime = runtime
         self._version += 1
-        self._failed.pop(max_length, None)
-        self.failure = None
 
     def _load(self, max_length: int) -> tuple[Runtime, float]:
         runtime = self._runtimes.load(max_length)
-        if max_length not in self._measured:
-            self._measured[max_length] = _measure(runtime)
-        return runtime, self._measured[max_length]
+        known = (max_length, runtime.backend)
+        if known not in self._measured:
+            self._measured[known] = _measure(runtime)
+        return runtime, self._measured[known]
 
     def _quarantined(self, max_length: int, failure: Exception) -> LoadError:
         reason = f"{type(failure).__name__}: {failure}"
@@ -275,7 +295,7 @@ class Engine:
             if not self._outstanding:
                 self._idle.set()
         self._service_times.append(computation.seconds)
-        self._served += 1
+        self.uses[runtime.max_length] += 1
         self._latencies.append(time.perf_counter() - arrived)
         computed = query.length if runtime.dynamic else runtime.max_length
         self._computed += computed
@@ -296,9 +316,11 @@ class Engine:
             service_s=self._service_s(),
             backend=self._runtime.backend if self._runtime else "",
             device=self._runtimes.device,
+            compiling=sorted(self.compiling),
+            uncompiled=self.uncompiled,
             failed=dict(self._failed),
             waiting=self._outstanding,
-            served=self._served,
+            served=self.uses.total(),
             computed_tokens=self._computed,
             p50_ms=round(recent[len(recent) // 2] * 1e3, 2) if recent else 0.0,
             p98_ms=round(recent[int(len(recent) * 0.98)] * 1e3, 2) if recent else 0.0,

@@ -10,8 +10,11 @@ from ray import serve
 
 from pliant.config import EncoderConfig
 from pliant.deployments.encoder.engine import Answer, Assignment, Engine, LoadError, Query, Refusal, Report, Runtimes
-from pliant.deployments.encoder.runtimes import CompiledRuntimes
+from pliant.deployments.encoder.runtimes import ModelRuntimes
+from pliant.deployments.encoder.upgrades import CompiledLater, Upgrades
 from pliant.deployments.metrics import ReplicaMetrics
+from pliant.deployments.startup import Startup
+from pliant.models import Progress
 from pliant.policies.even_plan import even_plan
 from pliant.profile import Profile
 
@@ -31,10 +34,16 @@ class EncoderReplica:
         assert context.rank is not None
         self._service = service
         self._metrics = ReplicaMetrics(service)
-        self._runtimes = await asyncio.to_thread(self.runtimes, config)
-        self._engine = Engine(context.replica_id.unique_id, self._runtimes)
-        rank, lengths = context.rank.rank, self._runtimes.lengths
-        await self._start(even_plan(lengths, rank + 1)[rank] if rank < config.replicas.min else lengths[-1])
+        async with Startup(service) as progress:
+            self._runtimes = await asyncio.to_thread(self.runtimes, config, progress)
+            progress("loading", 0.0)
+            self._engine = Engine(context.replica_id.unique_id, self._runtimes)
+            rank, lengths = context.rank.rank, self._runtimes.lengths
+            await self._start(even_plan(lengths, rank + 1)[rank] if rank < config.replicas.min else lengths[-1])
+        self._upgrades = None
+        if isinstance(self._runtimes, CompiledLater):
+            self._upgrades = Upgrades(service, self._engine, self._runtimes)
+            self._upgrading = asyncio.create_task(self._upgrades.run())
 
     async def _start(self, wanted: int) -> None:
         """Hold `wanted`, or else the longest that can be loaded."""
@@ -48,23 +57,22 @@ class EncoderReplica:
                 return
         raise RuntimeError(f"{self._service}: no runtime could be loaded: {self._engine.report()['failed']}")
 
-    def runtimes(self, config: EncoderConfig) -> Runtimes:
+    def runtimes(self, config: EncoderConfig, progress: Progress) -> Runtimes:
         """Where runtimes come from; may take long."""
-        return CompiledRuntimes(config)
+        return ModelRuntimes(config, progress)
 
     async def infer(self, query: Query) -> Answer | Refusal:
         return await self._engine.infer(query)
 
-    async def prepare(self, assignment: Assignment) -> None:
-        """Make a later `hold` quick. Raises LoadError."""
-        await self._engine.prepare(assignment.max_length)
-
     async def hold(self, assignment: Assignment) -> Report:
         """Switch to another max_length. Raises LoadError; the replica then holds what it held before."""
-        return await self._engine.hold(assignment.max_length)
+        report = await self._engine.hold(assignment.max_length)
+        if self._upgrades:
+            self._upgrades.look()
+        return report
 
     async def profile(self, _assignment: Assignment) -> Profile | None:
-        """The latency profile of this replica's device, if its service's lengths follow from one."""
+        """The latency profile of this replica's device, once there is one that its service's lengths follow from."""
         return self._runtimes.profile
 
     async def check_health(self) -> None:
@@ -73,6 +81,8 @@ class EncoderReplica:
             raise RuntimeError(f"one computation has taken {seconds:.0f} s")
         if self._engine.failure is not None:
             raise self._engine.failure
+        if self._upgrades and self._upgrading.done():
+            raise RuntimeError(f"nothing is compiled any more: {self._upgrading}")
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers know of a new replica before its first statistics."""

@@ -1,8 +1,9 @@
-"""Compiled runtimes for an encoder's engine: which lengths a replica may hold, and where it gets them from."""
+"""Runtimes for an encoder's engine: which lengths a replica may hold, and where it gets them from."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -16,32 +17,53 @@ from pliant.profile import Profile
 logger = logging.getLogger("pliant")
 
 
-class CompiledRuntimes:
-    """Runtimes of one service's model, each compiled once per machine.
+class ModelRuntimes:
+    """Runtimes of one service's model, each compiled once per machine; until then the uncompiled model.
 
-    With `lengths: auto` the device is profiled first, unless a process on this machine has done so. A model that cannot
-    tell which words are important, and should, answers without.
+    With `lengths: auto` there is the longest alone until the device is profiled. A model that cannot tell which words
+    are important, and should, answers without.
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
-        self.profile = None if config.lengths else profile(config)
-        lengths = Lengths(config.lengths, self.profile)
-        self.lengths = lengths.current
+    def __init__(self, config: EncoderConfig, progress: models.Progress | None = None) -> None:
+        self.profile: Profile | None = None
+        """From which the lengths follow, if they do, once it is measured."""
+        self._config = config
+        self._folder = models.fetch(config.model, progress=progress)
         self.device = device(config)
-        self._what: dict[str, Any] = {
-            "folder": models.fetch(config.model),
-            "device": config.device,
-            "dtype": config.dtype,
-            "threads": config.threads,
-            "dynamic": lengths.dynamic,
-        }
-        self._model = config.model
         self._telling = config.importance
+        self._dynamic = False
+        self._held: set[int] = set()
 
-    def prepare(self, max_length: int) -> None:
-        _kernel(self._telling).prepare(max_length=max_length, **self._what)
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The max_lengths to start with, in rising order."""
+        if self._config.lengths or self.profile:
+            return Lengths(self._config.lengths, self.profile).current
+        return (self._config.longest(models.describe(self._folder).max_length),)
+
+    def missing(self) -> set[int]:
+        """Of `lengths`, and of what was loaded, those that are not compiled yet; the longest until all are known."""
+        if not self._config.lengths and not self.profile:
+            return set(self.lengths)
+        kernel = _kernel(self._telling)
+        return {
+            length for length in {*self.lengths, *self._held} if not kernel.is_prepared(max_length=length, **self._what)
+        }
+
+    def settle_lengths(self) -> None:
+        """Profile the device if the lengths follow from that, unless a process on this machine has done so."""
+        if not self._config.lengths:
+            self.profile = profile(self._config)
+            self._dynamic = Lengths(None, self.profile).dynamic
+            self._held.clear()
+
+    def compile(self, max_length: int, urgency: Callable[[], float]) -> None:
+        """Make `load(max_length)` give a compiled runtime, at low priority. Raises CannotCompileError, ModelError."""
+        _kernel(self._telling).prepare(max_length=max_length, urgency=urgency, **self._what)
 
     def load(self, max_length: int) -> Runtime:
+        """The compiled runtime if it is there, or else the uncompiled model. Raises ModelError."""
+        self._held.add(max_length)
         try:
             return self._load(max_length, self._telling)
         except ModelError as error:
@@ -52,13 +74,24 @@ class CompiledRuntimes:
         self._telling = False
         logger.warning(
             "%s answers, but cascades that begin with it leave out no words; say prune: false there: %s",
-            self._model,
+            self._config.model,
             untold,
         )
         return plain
 
+    @property
+    def _what(self) -> dict[str, Any]:
+        config = self._config
+        return {
+            "folder": self._folder,
+            "device": config.device,
+            "dtype": config.dtype,
+            "threads": config.threads,
+            "dynamic": self._dynamic,
+        }
+
     def _load(self, max_length: int, telling: bool) -> Runtime:
-        runtime: Runtime = _kernel(telling).load(max_length=max_length, **self._what)
+        runtime: Runtime = _kernel(telling).load(max_length=max_length, compiling=False, **self._what)
         return runtime
 
 

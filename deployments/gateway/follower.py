@@ -19,6 +19,7 @@ Exchange = Callable[[str, Mapping[str, News]], Awaitable[tuple[str, Mapping[str,
 
 _ANSWER_WITHIN_S = 10.0
 _RETRY_S = 1.0
+_NOTHING = Guidance()
 
 
 class Tally:
@@ -56,8 +57,7 @@ class Follower:
         self._exchange = exchange
         self._tables = tables
         self._tallies = tallies
-        self.guidance: dict[str, Guidance] = {name: Guidance() for name in tables}
-        """What the planner last said; empty while it cannot be reached."""
+        self._guidance: Mapping[str, Guidance] = {}
 
     async def run(self) -> None:
         """Exchange news for guidance for ever."""
@@ -80,9 +80,14 @@ class Follower:
             reached = True
             self._follow(guidance)
 
+    def of(self, service: str) -> Guidance:
+        """What the planner last said; empty while it cannot be reached."""
+        return self._guidance.get(service, _NOTHING)
+
     def _follow(self, guidance: Mapping[str, Guidance]) -> None:
+        self._guidance = guidance
         for name, table in self._tables.items():
-            now = self.guidance[name] = guidance.get(name, Guidance())
+            now = self.of(name)
             known = table.reports()
             for replica, report in now.reports.items():
                 if replica in known and known[replica]["version"] < report["version"]:

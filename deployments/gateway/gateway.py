@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -13,9 +15,10 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from pliant import models
-from pliant.config import EncoderConfig, LlmConfig, ServingConfig, VisionConfig
+from pliant.config import CascadeConfig, EncoderConfig, LlmConfig, ServingConfig, VisionConfig
+from pliant.config import Service as ServiceConfig
 from pliant.deployments.cascade.messages import CascadeEntry
-from pliant.deployments.encoder.engine import Answer, Query, Refusal
+from pliant.deployments.encoder.engine import Answer
 from pliant.deployments.encoder.routing_table import shared
 from pliant.deployments.gateway.adapter_follower import AdapterFollower
 from pliant.deployments.gateway.cascade import CascadeClassifier
@@ -26,6 +29,7 @@ from pliant.deployments.gateway.errors import CANCELLED
 from pliant.deployments.gateway.follower import Follower, Tally
 from pliant.deployments.gateway.http import application
 from pliant.deployments.gateway.language_model import CLIENT_LEFT, LanguageModel
+from pliant.deployments.gateway.services import Endpoint, Replicas, Service, Services
 from pliant.deployments.gateway.status import exposition
 from pliant.deployments.gateway.task_follower import TaskFollower
 from pliant.deployments.gateway.vision import VisionClassifier
@@ -43,13 +47,18 @@ from pliant.deployments.planner.messages import (
     Rejected,
     TaskNews,
 )
-from pliant.deployments.router import caller
+from pliant.deployments.router import caller, obey
 from pliant.deployments.vision import router as vision_router
 from pliant.deployments.vision import routing_table as vision_routing_table
-from pliant.errors import ConfigError
+from pliant.errors import ConfigError, PliantError
 from pliant.vision_info import read_vision
 
+logger = logging.getLogger("pliant")
+
 Handle = DeploymentHandle[Any]
+
+_AGAIN_S = 10.0
+"""After a model could not be had."""
 
 
 @serve.ingress()
@@ -58,96 +67,134 @@ class Gateway:
 
     async def __init__(self, config: ServingConfig, handles: Mapping[str, Handle], planner: Handle) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
+        for handle in handles.values():
+            obey(handle)
         self._tables = {name: shared(name, service.slo_ms / 1e3) for name, service in config.encoders.items()}
         self._tallies = {name: Tally() for name in config.encoders}
         calls = _Planner(planner)
         self._follower = Follower(calls.exchange, self._tables, self._tallies)
-        self._following = [asyncio.create_task(self._follower.run())]
+        self._services = Services(list(self._described()))
         self._adapters = None
         if any(service.adapters for service in config.llms.values()):
             self._adapters = AdapterFollower(calls)
-            self._following.append(asyncio.create_task(self._adapters.run()))
-        self._tasks = None
-        if config.visions:
-            self._tasks = TaskFollower(calls)
-            self._following.append(asyncio.create_task(self._tasks.run()))
-        cascades = CascadeFollower(calls)
-        if config.cascades:
-            self._following.append(asyncio.create_task(cascades.run()))
-        self._classifiers = {
-            name: await self._classifier(name, service, handles[name]) for name, service in config.encoders.items()
-        }
-        self._language_models = {
-            name: await self._language_model(name, service, handles[name]) for name, service in config.llms.items()
-        }
-        self._visions = {
-            name: await self._vision(name, service, handles[name]) for name, service in config.visions.items()
-        }
-        self._cascades = {
-            name: CascadeClassifier(
-                name, service, self._classifiers, partial(cascades.known_as, name), CascadeRecorder(name)
-            )
-            for name, service in config.cascades.items()
-        }
+        self._tasks = TaskFollower(calls) if config.visions else None
+        self._chosen = CascadeFollower(calls)
+        followers = [self._follower, self._adapters, self._tasks, self._chosen if config.cascades else None]
+        self._following = [asyncio.create_task(each.run()) for each in followers if each]
+        self._opening = [
+            asyncio.create_task(self._open(service, handles.get(service.name))) for service in self._services
+        ]
 
-    async def _classifier(self, name: str, service: EncoderConfig, handle: Handle) -> Classifier:
-        folder = await asyncio.to_thread(models.fetch, service.model)
-        info = models.describe(folder)
+    def _described(self) -> Iterator[Service]:
+        """The services, before any of them can answer."""
+        config, described = self._config, dict[str, Service]()
+        for name, service in config.services.items():
+            if not isinstance(service, CascadeConfig):
+                described[name] = Service(name, service.kind, self._replicas(name, service))
+        for name, cascade in config.cascades.items():
+            described[name] = Service(name, cascade.kind, levels=[described[level] for level in cascade.levels])
+        return (described[name] for name in config.services)
+
+    def _replicas(self, name: str, config: EncoderConfig | LlmConfig | VisionConfig) -> Replicas:
+        if isinstance(config, EncoderConfig):
+            least, running = config.replicas.min, self._tables[name].replicas
+        else:
+            tables = llm_routing_table if isinstance(config, LlmConfig) else vision_routing_table
+            least, running = config.replicas, tables.shared(name).replicas
+        return Replicas(
+            wanted=lambda: int(self._follower.of(name).plan.get("wanted_replicas", least)),
+            running=lambda: len(running()),
+            starting=lambda: self._follower.of(name).starting.values(),
+        )
+
+    async def _open(self, service: Service, handle: Handle | None) -> None:
+        """Give `service` its endpoint once its model is on this machine, however often that has to be tried."""
+        config = self._config.services[service.name]
+        while True:
+            try:
+                service.open(await self._endpoint(service, config, handle))
+            except PliantError as error:
+                service.opening(f"{error}; trying again", 0.0)
+                logger.warning("%s: %s", service.name, error)
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return
+
+    async def _endpoint(self, service: Service, config: ServiceConfig, handle: Handle | None) -> Endpoint:
+        if isinstance(config, CascadeConfig):
+            return await self._cascade(service.name, config)
+        assert handle
+        fetch = models.fetch_vision if isinstance(config, VisionConfig) else models.fetch
+        folder = await asyncio.to_thread(fetch, config.model, progress=service.opening)
+        if isinstance(config, EncoderConfig):
+            return self._classifier(service.name, config, folder, handle)
+        if isinstance(config, LlmConfig):
+            return self._language_model(service.name, config, folder, handle)
+        return self._vision(service.name, config, folder, handle)
+
+    def _classifier(self, name: str, config: EncoderConfig, folder: Path, handle: Handle) -> Classifier:
         recorder = _Recorder(name, self._tallies[name])
-        return Classifier(name, service, folder, info, self._tables[name], _caller(handle), recorder)
+        call = caller(handle.infer.remote)
+        return Classifier(name, config, folder, models.describe(folder), self._tables[name], call, recorder)
 
-    async def _language_model(self, name: str, service: LlmConfig, handle: Handle) -> LanguageModel:
-        folder = await asyncio.to_thread(models.fetch, service.model)
-        info = models.describe_decoder(folder)
-        table = llm_routing_table.shared(name)
-        return LanguageModel(name, service, folder, info, table, llm_router.caller(handle), _LlmRecorder(name))
+    def _language_model(self, name: str, config: LlmConfig, folder: Path, handle: Handle) -> LanguageModel:
+        table, call = llm_routing_table.shared(name), llm_router.caller(handle)
+        return LanguageModel(name, config, folder, models.describe_decoder(folder), table, call, _LlmRecorder(name))
 
-    async def _vision(self, name: str, service: VisionConfig, handle: Handle) -> VisionClassifier:
+    def _vision(self, name: str, config: VisionConfig, folder: Path, handle: Handle) -> VisionClassifier:
         assert self._tasks
-        info = read_vision(await asyncio.to_thread(models.fetch_vision, service.model))
         table = vision_routing_table.shared(name)
         call, recorder = vision_router.caller(handle), _VisionRecorder(name)
         most = self._config.gateway.max_megapixels
-        return VisionClassifier(name, service, info, most, self._tasks, table, call, recorder)
+        return VisionClassifier(name, config, read_vision(folder), most, self._tasks, table, call, recorder)
+
+    async def _cascade(self, name: str, config: CascadeConfig) -> CascadeClassifier:
+        """Of levels that are there."""
+        levels = {level.name: level for level in self._services if level.name in config.levels}
+        for level in levels.values():
+            await level.opened()
+        endpoints = {name: level.endpoint for name, level in levels.items()}
+        return CascadeClassifier(name, config, endpoints, partial(self._chosen.known_as, name), CascadeRecorder(name))
 
     async def check_health(self) -> None:
         """Serve replaces a gateway that does not listen to the planner any more."""
         for task in self._following:
             if task.done():
                 raise RuntimeError(f"the planner is not followed any more: {task}")
+        for task in self._opening:
+            if task.done():
+                task.result()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return application(
             self._config.gateway,
-            {**self._classifiers, **self._cascades},
-            self._language_models,
-            self._adapters,
+            self._services,
             self._stats,
             lambda: exposition(self._stats()),
             _api_keys(self._config.gateway.api_keys_env),
-            self._visions,
+            self._adapters,
             self._tasks,
         )
 
     def _stats(self) -> dict[str, Any]:
+        config = self._config
         return {
+            "states": self._services.facts(),
             "services": {
-                name: {"plan": self._follower.guidance[name].plan, "replicas": table.replicas()}
+                name: {"plan": self._follower.of(name).plan, "replicas": table.replicas()}
                 for name, table in self._tables.items()
             },
-            "language_models": {
-                name: {"replicas": llm_routing_table.shared(name).replicas()} for name in self._language_models
-            },
+            "language_models": {name: {"replicas": llm_routing_table.shared(name).replicas()} for name in config.llms},
             "adapters": self._adapters.facts() if self._adapters else {},
             "vision": {
                 name: {
                     "replicas": vision_routing_table.shared(name).replicas(),
-                    "tasks": [entry.task.name for entry in vision.tasks()],
+                    "tasks": [entry.task.name for entry in self._tasks.of(name)] if self._tasks else [],
                 }
-                for name, vision in self._visions.items()
+                for name in config.visions
             },
             "tasks": self._tasks.facts() if self._tasks else {},
-            "cascades": {name: cascade.facts() for name, cascade in self._cascades.items()},
+            "cascades": {name: cascade.facts() for name, cascade in self._services.endpoints("cascade").items()},
         }
 
 
@@ -188,12 +235,6 @@ class _Planner:
     async def cascade_news(self, follower: str, seen: tuple[str, int], wait: bool) -> BoardNews[CascadeEntry]:
         news: BoardNews[CascadeEntry] = await answer(self._handle.cascade_news.remote(follower, seen, wait))
         return news
-
-
-def _caller(handle: Handle) -> Callable[[Query], Awaitable[Answer | Refusal]]:
-    # The router runs in this loop, not in a thread of its own, so that the table needs no lock and a call no hand-over.
-    handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
-    return caller(handle.infer.remote)
 
 
 def _api_keys(variable: str | None) -> list[str]:

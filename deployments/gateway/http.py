@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Collection
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -17,13 +16,11 @@ from pliant import __version__
 from pliant.config import GatewayConfig
 from pliant.deployments.gateway import hugging_face, lora_adapters, open_inference, openai, task_management
 from pliant.deployments.gateway.adapter_follower import AdapterFollower
-from pliant.deployments.gateway.cascade import TextClassifier
 from pliant.deployments.gateway.errors import RequestError
-from pliant.deployments.gateway.language_model import LanguageModel
 from pliant.deployments.gateway.openai_errors import error_response, speaks_openai
 from pliant.deployments.gateway.served_models import ServedModels
+from pliant.deployments.gateway.services import Services
 from pliant.deployments.gateway.task_follower import TaskFollower
-from pliant.deployments.gateway.vision import VisionClassifier
 
 _OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 """What load balancers probe without a key."""
@@ -31,26 +28,24 @@ _OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 
 def application(
     config: GatewayConfig,
-    classifiers: Mapping[str, TextClassifier],
-    language_models: Mapping[str, LanguageModel],
-    adapters: AdapterFollower | None,
+    services: Services,
     stats: Callable[[], dict[str, Any]],
     metrics: Callable[[], bytes],
-    api_keys: Collection[str],
-    visions: Mapping[str, VisionClassifier] = MappingProxyType({}),
+    api_keys: Collection[str] = (),
+    adapters: AdapterFollower | None = None,
     tasks: TaskFollower | None = None,
 ) -> FastAPI:
-    """The gateway's routes; `adapters` is None if no language model takes any, `tasks` if there are no `visions`.
+    """The gateway's routes; `adapters` is None if no language model takes any, `tasks` if there is no vision service.
 
     With `api_keys`, every path but the health probes asks for `Authorization: Bearer KEY`.
     """
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
     max_body = round(config.max_body_mb * 2**20)
-    app.include_router(openai.router(ServedModels(language_models, adapters), max_body))
+    app.include_router(openai.router(ServedModels(services, adapters), max_body))
     app.include_router(lora_adapters.router(adapters, max_body))
-    app.include_router(open_inference.router(classifiers, visions, language_models, max_body, config.max_texts))
-    app.include_router(task_management.router(visions, tasks, max_body))
-    app.include_router(hugging_face.router(classifiers, visions, max_body, config.max_texts))
+    app.include_router(open_inference.router(services, max_body, config.max_texts))
+    app.include_router(task_management.router(services, tasks, max_body))
+    app.include_router(hugging_face.router(services, max_body, config.max_texts))
 
     @app.get("/stats", tags=["Status"])
     async def stats_page() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pliant.deployments.gateway.classifier import Prediction
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.image_tensors import decoded
 from pliant.deployments.gateway.parameters import ClassifyParameters, VisionParameters, explain, validated_json
+from pliant.deployments.gateway.services import IMAGE, TEXT, Services
 from pliant.deployments.gateway.validation import bounded, finder
 from pliant.deployments.gateway.vision import MANY_LABELS, VisionClassifier, VisionPrediction
 
@@ -47,13 +48,10 @@ class ImageClassificationRequest(BaseModel):
     """As above."""
 
 
-def router(
-    classifiers: Mapping[str, TextClassifier], visions: Mapping[str, VisionClassifier], max_body: int, most: int
-) -> APIRouter:
-    """The route over models by name. `max_body` is in bytes, `most` texts or images are in a request."""
+def router(services: Services, max_body: int, most: int) -> APIRouter:
+    """The route over `services`. `max_body` is in bytes, `most` texts or images are in a request."""
     api = APIRouter(tags=["Hugging Face"])
-    served: dict[str, TextClassifier | VisionClassifier] = {**classifiers, **visions}
-    find = finder(served)
+    find = finder(services, *TEXT, IMAGE)
     schemas = [TextClassificationRequest.model_json_schema(), ImageClassificationRequest.model_json_schema()]
     schema = {
         "requestBody": {
@@ -67,13 +65,14 @@ def router(
 
     @api.post("/models/{model}", openapi_extra=schema)
     async def classify(request: Request, model: str) -> Response:
-        find(model)
+        service = await find(model)
         body = await read_body(request, max_body)
-        if model in visions:
-            return await _classify_images(visions[model], body, request.query_params, most)
+        if service.kind == IMAGE:
+            return await _classify_images(service.endpoint, body, request.query_params, most)
+        classifier: TextClassifier = service.endpoint
         call = validated_json(TextClassificationRequest, body)
         texts = bounded([call.inputs] if isinstance(call.inputs, str) else call.inputs, most, "text")
-        predictions = await classifiers[model].classify(texts, call.parameters)
+        predictions = await classifier.classify(texts, call.parameters)
         return JSONResponse([_scored(prediction, call.parameters.details) for prediction in predictions])
 
     return api

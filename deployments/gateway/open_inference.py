@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -24,6 +24,7 @@ from pliant.deployments.gateway.cascade import CascadeClassifier, TextClassifier
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.image_tensors import images
 from pliant.deployments.gateway.parameters import ClassifyParameters, VisionParameters, validated, validated_json
+from pliant.deployments.gateway.services import IMAGE, LANGUAGE_MODEL, TEXT, Services, not_ready
 from pliant.deployments.gateway.tensors import (
     HEADER_LENGTH,
     InferRequest,
@@ -37,7 +38,7 @@ from pliant.deployments.gateway.tensors import (
     split,
     strings,
 )
-from pliant.deployments.gateway.validation import VERSION, bounded, finder
+from pliant.deployments.gateway.validation import VERSION, bounded, finder, named
 from pliant.deployments.gateway.vision import MANY_LABELS, Image, VisionClassifier
 
 _TEXT_OUTPUTS = {"label": "BYTES", "score": "FP32"}
@@ -45,26 +46,11 @@ _DETAILS = {"level": "BYTES", "confidence": "FP32", "words_pruned": "INT32", "de
 _IMAGE_OUTPUTS = {**_TEXT_OUTPUTS, "gamma": "INT32", "fate": "BYTES"}
 
 
-class Model(Protocol):
-    """Whatever clients may ask to be ready."""
-
-    @property
-    def ready(self) -> bool: ...
-
-
-def router(
-    classifiers: Mapping[str, TextClassifier],
-    visions: Mapping[str, VisionClassifier],
-    others: Mapping[str, Model],
-    max_body: int,
-    most: int,
-) -> APIRouter:
-    """The protocol's routes over models by name. `max_body` is in bytes, `most` texts or images are in a request."""
+def router(services: Services, max_body: int, most: int) -> APIRouter:
+    """The protocol's routes over `services`. `max_body` is in bytes, `most` texts or images are in a request."""
     api = APIRouter(prefix="/v2", tags=["Open Inference Protocol v2"])
-    models: dict[str, Model] = {**classifiers, **visions, **others}
-    served: dict[str, TextClassifier | VisionClassifier] = {**classifiers, **visions}
-    find = finder(served)
-    find_any = finder(models)
+    kinds = (*TEXT, IMAGE)
+    find = finder(services, *kinds)
 
     @api.get("/health/live")
     async def live() -> dict[str, bool]:
@@ -72,9 +58,7 @@ def router(
 
     @api.get("/health/ready")
     async def ready() -> Response:
-        waiting = [_named(name, model) for name, model in models.items() if not (model.ready or _refused(model))]
-        if waiting:
-            raise RequestError(503, f"not ready yet: {', '.join(waiting)}", 1)
+        services.check_ready()
         return JSONResponse({"ready": True})
 
     @api.get("")
@@ -84,14 +68,14 @@ def router(
     @api.get("/models/{model}/versions/{version}")
     @api.get("/models/{model}")
     async def metadata(model: str, version: str = VERSION) -> dict[str, Any]:
-        find(model, version)
-        return _image_metadata(visions[model]) if model in visions else _text_metadata(classifiers[model])
+        service = await find(model, version)
+        return _image_metadata(service.endpoint) if service.kind == IMAGE else _text_metadata(service.endpoint)
 
     @api.get("/models/{model}/versions/{version}/ready")
     @api.get("/models/{model}/ready")
     async def model_ready(model: str, version: str = VERSION) -> Response:
-        if not (found := find_any(model, version)).ready:
-            raise RequestError(503, f"{_named(model, found)} is not ready yet", 1)
+        if not (service := named(services, (*kinds, LANGUAGE_MODEL), model, version)).ready:
+            raise not_ready(service)
         return JSONResponse({"name": model, "ready": True})
 
     schema = {
@@ -104,24 +88,14 @@ def router(
     @api.post("/models/{model}/versions/{version}/infer", openapi_extra=schema)
     @api.post("/models/{model}/infer", openapi_extra=schema)
     async def infer(request: Request, model: str, version: str = VERSION) -> Response:
-        find(model, version)
+        service = await find(model, version)
         body = await read_body(request, max_body)
         header = request.headers.get(HEADER_LENGTH)
-        if model in visions:
-            return await _classify_images(visions[model], body, header, most)
-        return await _classify_texts(classifiers[model], body, header, most)
+        if service.kind == IMAGE:
+            return await _classify_images(service.endpoint, body, header, most)
+        return await _classify_texts(service.endpoint, body, header, most)
 
     return api
-
-
-def _refused(model: Model) -> bool:
-    """Whether it is of no use to wait for the model, as it takes a person to make it ready."""
-    return isinstance(model, CascadeClassifier) and model.refused
-
-
-def _named(name: str, model: Model) -> str:
-    """With what a cascade waits for, or why it cannot serve."""
-    return f"{name} ({model.state})" if isinstance(model, CascadeClassifier) else name
 
 
 async def _classify_texts(classifier: TextClassifier, body: bytes, header: str | None, most: int) -> Response:

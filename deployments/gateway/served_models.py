@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
 from pliant.deployments.gateway.adapter_follower import AdapterFollower
 from pliant.deployments.gateway.language_model import LanguageModel
 from pliant.deployments.gateway.openai_errors import OpenAIError
+from pliant.deployments.gateway.services import LANGUAGE_MODEL, Services
 from pliant.deployments.planner.messages import Registered
 
 _NAMED = 20
@@ -48,18 +49,19 @@ class ServedModel(NamedTuple):
 class ServedModels:
     """Looks them up. `adapters` is None if no model takes any."""
 
-    def __init__(self, models: Mapping[str, LanguageModel], adapters: AdapterFollower | None) -> None:
-        self._models = models
+    def __init__(self, services: Services, adapters: AdapterFollower | None) -> None:
+        self._services = services
         self._adapters = adapters
         self._listed: tuple[object, bytes] = None, b""
         """What the latest listing depends on, and the listing."""
 
     def __iter__(self) -> Iterator[ServedModel]:
-        """The models, then all adapters."""
-        yield from map(ServedModel, self._models.values())
+        """The models that are there by now, then all adapters."""
+        models = self._models
+        yield from map(ServedModel, models.values())
         for entry in list(self._adapters.known.values()) if self._adapters else ():
-            if entry.service in self._models:
-                yield ServedModel(self._models[entry.service], entry)
+            if entry.service in models:
+                yield ServedModel(models[entry.service], entry)
 
     def listing(self) -> bytes:
         """All cards, as /v1/models answers; made anew only after a change, as thousands take a while."""
@@ -71,14 +73,19 @@ class ServedModels:
         return self._listed[1]
 
     async def find(self, name: str) -> ServedModel:
-        """What is called so. Raises OpenAIError 404, or RequestError 503 while it cannot be said."""
-        if name in self._models:
-            return ServedModel(self._models[name])
-        entry = await self._adapters.find(name) if self._adapters else None
-        if entry is None or entry.service not in self._models:
+        """What is called so. Raises OpenAIError 404, or RequestError 503 while it cannot be said, or answer yet."""
+        entry = None
+        service = self._services.find(name, LANGUAGE_MODEL)
+        if service is None and self._adapters and (entry := await self._adapters.find(name)):
+            service = self._services.find(entry.service, LANGUAGE_MODEL)
+        if service is None:
             reason = f"model: there is no {name[:200]!r}; there are: {self._names()}"
             raise OpenAIError(404, reason, "model", "model_not_found")
-        return ServedModel(self._models[entry.service], entry)
+        return ServedModel(await self._services.begun(service), entry)
+
+    @property
+    def _models(self) -> dict[str, LanguageModel]:
+        return self._services.endpoints(LANGUAGE_MODEL)
 
     def _names(self) -> str:
         names = [served.name for served in islice(self, len(self._models) + _NAMED + 1)]

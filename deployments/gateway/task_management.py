@@ -10,7 +10,6 @@ half a minute. If a replica cannot load it, the answer is 400 and says why, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -19,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from pliant.deployments.gateway.body import read_body
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.parameters import validated_json
+from pliant.deployments.gateway.services import IMAGE, Services
 from pliant.deployments.gateway.task_follower import TaskFollower
-from pliant.deployments.gateway.validation import finder
-from pliant.deployments.gateway.vision import VisionClassifier
+from pliant.deployments.gateway.validation import named
 from pliant.deployments.planner.messages import RegisteredTask
 
 
@@ -40,13 +39,12 @@ class LoadRequest(BaseModel):
     parameters: LoadParameters
 
 
-def router(visions: Mapping[str, VisionClassifier], tasks: TaskFollower | None, max_body: int) -> APIRouter:
-    """The routes over the tasks of `visions`; `tasks` is None if there are none. `max_body` is in bytes."""
+def router(services: Services, tasks: TaskFollower | None, max_body: int) -> APIRouter:
+    """The routes over tasks of `services`; `tasks` is None if none has any. `max_body` is in bytes."""
     api = APIRouter(prefix="/v2/repository/models/{model}/tasks", tags=["Tasks"])
-    find = finder(visions)
 
     def registry(model: str) -> TaskFollower:
-        find(model)
+        named(services, [IMAGE], model)
         if tasks is None:
             raise RequestError(503, "the registry of tasks is not there")
         return tasks

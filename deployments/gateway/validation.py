@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from pliant.deployments.gateway.errors import RequestError
+from pliant.deployments.gateway.services import Service, Services
 
 M = TypeVar("M")
 
@@ -13,17 +14,28 @@ VERSION = "1"
 """The one version that each model has."""
 
 
-def finder(models: Mapping[str, M]) -> Callable[..., M]:
-    """Looks a model up by name and version; raises RequestError 404 that lists the models there are."""
+def finder(services: Services, *kinds: str) -> Callable[..., Awaitable[Service]]:
+    """Looks a service of these kinds up by name and version, and makes sure that it may be asked.
 
-    def find(model: str, version: str = VERSION) -> M:
-        if model not in models:
-            raise RequestError(404, f"no model {model!r}; there are: {', '.join(models) or 'none'}")
-        if version != VERSION:
-            raise RequestError(404, f"no version {version!r} of {model}; there is: {VERSION}")
-        return models[model]
+    Raises RequestError: 404 that lists the models there are, or 503 for one that cannot answer yet.
+    """
+
+    async def find(model: str, version: str = VERSION) -> Service:
+        service = named(services, kinds, model, version)
+        await services.begun(service)
+        return service
 
     return find
+
+
+def named(services: Services, kinds: Sequence[str], model: str, version: str = VERSION) -> Service:
+    """The service of these kinds with this name and version. Raises RequestError 404 that lists those there are."""
+    if (service := services.find(model, *kinds)) is None:
+        there = ", ".join(service.name for service in services if service.kind in kinds) or "none"
+        raise RequestError(404, f"no model {model!r}; there are: {there}")
+    if version != VERSION:
+        raise RequestError(404, f"no version {version!r} of {model}; there is: {VERSION}")
+    return service
 
 
 def bounded(inputs: list[M], most: int, what: str) -> list[M]:

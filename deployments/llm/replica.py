@@ -17,6 +17,7 @@ from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
 from pliant.deployments.llm.request import Piece
 from pliant.deployments.metrics import LlmReplicaMetrics
+from pliant.deployments.startup import Startup
 from pliant.policies.decode_admission import BusyError
 
 logger = logging.getLogger("pliant")
@@ -32,7 +33,8 @@ class LlmReplica:
         """Live tokens by gateway."""
         self._hangs_after_s = config.timeout_s / 2
         """What is left of an answer's time is another replica's."""
-        self._loop = EngineLoop(await asyncio.to_thread(assemble, config), self._hangs_after_s)
+        async with Startup(service) as progress:
+            self._loop = EngineLoop(await asyncio.to_thread(assemble, config, progress), self._hangs_after_s)
         report = self._loop.report()
         logger.info("%s: starts with %d slots of %d tokens", service, report["slots"], report["max_length"])
 

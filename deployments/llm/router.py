@@ -21,13 +21,11 @@ class LiveTokenRouter(TicketRouter):
 
 
 def caller(handle: DeploymentHandle[Any]) -> Callable[[Ticket], AsyncGenerator[Piece | Refusal, None]]:
-    """How a gateway sends tickets to replicas of `handle`'s deployment, whose router this is.
+    """How a gateway sends tickets to replicas of `handle`'s deployment, whose router this is (see `router.obey`).
 
     The call ends the generation in the replica when it is closed or cancelled. It raises ReplicaLostError when the
     replica dies, ReplicaLeftError when it left before, and NotDeployedError when there is none at all.
     """
-    # The router runs in this loop, not in a thread of its own, so that the table needs no lock and a call no hand-over.
-    handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
     generate = handle.options(stream=True).generate
 
     async def call(ticket: Ticket) -> AsyncGenerator[Piece | Refusal, None]:

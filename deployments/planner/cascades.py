@@ -45,10 +45,13 @@ class _RefusedError(Exception):
 
 
 class CascadeRegistry:
-    """The cascades of `config`; `board` has them by service. `run_on` says what the replicas of a service run on.
+    """The cascades of `config`; `board` has them by service. `run_on` says what the replicas of a service run on,
+    and `compiling` whether that is about to become faster.
 
-    What fails is tried again for ever, after the first of `pauses_s`, which doubles up to the second. What was refused
-    is looked at again after the second: a file may have been mended, or a profile removed.
+    A cascade is profiled as soon as its levels can answer, and again once they are compiled if they were not then; the
+    first choice serves meanwhile. What fails is tried again for ever, after the first of `pauses_s`, which doubles up
+    to the second. What was refused is looked at again after the second: a file may have been mended, or a profile
+    removed.
     """
 
     def __init__(
@@ -56,12 +59,14 @@ class CascadeRegistry:
         config: ServingConfig,
         level: Levels,
         run_on: Callable[[str], Sequence[str]],
+        compiling: Callable[[str], bool],
         pauses_s: tuple[float, float] = _PAUSES_S,
     ) -> None:
         self.board: Board[CascadeEntry] = Board(_GONE_S)
         self._encoders = config.encoders
         self._level = level
         self._run_on = run_on
+        self._compiling = compiling
         self._pauses_s = pauses_s
         self._profiling = asyncio.Lock()
         self._useless: dict[Path, str] = {}
@@ -77,11 +82,24 @@ class CascadeRegistry:
                 raise RuntimeError(f"a cascade is not started any more: {task}")
 
     async def _start(self, name: str, config: CascadeConfig) -> None:
-        """Choose what serves."""
+        """Choose what serves, and once more when the levels have been compiled."""
+        while await self._serve_choice(name, config):
+            await self._compiled(config)
+
+    async def _compiled(self, config: CascadeConfig) -> None:
+        """Wait until no level is being compiled."""
+        while True:
+            if not any(map(self._compiling, config.levels)):
+                return
+            await asyncio.sleep(_WAIT_S)
+
+    async def _serve_choice(self, name: str, config: CascadeConfig) -> bool:
+        """Choose what serves; whether the levels were being compiled, so that the choice is provisional."""
         pause_s, slowest_s = self._pauses_s
         while True:
             try:
-                self._serve(name, await self._choose(name, config))
+                provisional, choice = await self._choose(name, config)
+                self._serve(name, choice)
             except _RefusedError as error:
                 self._complain(CascadeEntry(name, error.state, None, error.problem, refused=True))
                 pause_s = slowest_s
@@ -90,23 +108,25 @@ class CascadeRegistry:
             except Exception as error:
                 self._complain(CascadeEntry(name, "could not be profiled yet", None, repr(error)), error)
             else:
-                return
+                return provisional
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, slowest_s)
 
-    async def _choose(self, name: str, config: CascadeConfig) -> Choice:
+    async def _choose(self, name: str, config: CascadeConfig) -> tuple[bool, Choice]:
+        """Whether the choice is provisional, and the choice."""
         classifiers = {level: await self._level(level) for level in config.levels}
         await self._ready(name, classifiers)
+        provisional = any(map(self._compiling, config.levels))
         folders = {level: await asyncio.to_thread(models.fetch, self._encoders[level].model) for level in config.levels}
         try:
             texts = await asyncio.to_thread(labelled_texts.read, config.data, classifiers[config.levels[0]].labels)
             run_on = {level: self._run_on(level) for level in config.levels}
             folder = folder_of(name, identity(config, self._encoders, folders, texts, run_on))
-            profiled = await self._profiled(name, config, classifiers, texts, folder)
+            profiled = await self._profiled(name, config, classifiers, texts, None if provisional else folder)
         except DataError as error:
             raise _RefusedError("cannot use its labelled texts; /stats tells why", str(error)) from None
         try:
-            return await asyncio.to_thread(choose_for, config, profiled)
+            return provisional, await asyncio.to_thread(choose_for, config, profiled)
         except NoCandidateError as error:
             raise _RefusedError(
                 "cannot keep what it promises; /stats tells why",
@@ -119,9 +139,15 @@ class CascadeRegistry:
         config: CascadeConfig,
         classifiers: Mapping[str, Classifier],
         texts: list[labelled_texts.LabelledText],
-        folder: Path,
+        folder: Path | None,
     ) -> Profiled:
-        """The profile in `folder`; made if it is not there. Raises DataError if none can be made of these texts."""
+        """The profile in `folder`; made if it is not there, or if it is not to be kept in any.
+
+        Raises DataError if none can be made of these texts.
+        """
+        if folder is None:
+            async with self._profiling:
+                return await self._profile(name, config, classifiers, texts)
         if folder in self._useless:
             raise DataError(self._useless[folder])
         if found := await asyncio.to_thread(load, folder):

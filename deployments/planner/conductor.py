@@ -27,7 +27,6 @@ from pliant.policies.service_times import service_times
 logger = logging.getLogger("pliant")
 
 _MAY_COME_BACK_S = 5.0
-_PREPARE_WITHIN_S = 900.0
 _LOAD_WITHIN_S = 60.0
 """On top of the SLO, within which a replica drains."""
 _QUARANTINE_S = (60.0, 3600.0)
@@ -42,9 +41,7 @@ _SETTLED_S = 60.0
 
 
 class ReplicaCalls(Protocol):
-    """Calls to the replica that an assignment names. Any may raise anything: the replica may be gone."""
-
-    async def prepare(self, assignment: Assignment) -> None: ...
+    """Calls to the replica that an assignment names. They may raise anything: the replica may be gone."""
 
     async def hold(self, assignment: Assignment) -> Report: ...
 
@@ -89,8 +86,6 @@ class Conductor:
         self._started = clock()
         self._seconds: dict[int, tuple[float, float]] = {}
         """Length -> when a replica last held it, and the seconds that a request took."""
-        self._prepared: dict[str, int] = {}
-        self._preparing: dict[Assignment, asyncio.Task[None]] = {}
         self._moving: frozenset[str] = frozenset()
         self._moved: dict[str, tuple[float, Report]] = {}
         self._failures: dict[Assignment, _Failures] = {}
@@ -110,7 +105,8 @@ class Conductor:
         """What gateways should know now."""
         now = self._clock()
         self._moved = {replica: moved for replica, moved in self._moved.items() if now - moved[0] < _NEWS_FOR_S}
-        return Guidance(self._moving, {replica: report for replica, (_, report) in self._moved.items()}, self._facts())
+        reports = {replica: report for replica, (_, report) in self._moved.items()}
+        return Guidance(moving=self._moving, reports=reports, plan=self._facts())
 
     def wanted(self) -> int | None:
         """How many replicas the service should have now; None while that cannot be said."""
@@ -202,38 +198,11 @@ class Conductor:
     async def _move(
         self, reports: Mapping[str, Report], counts: Mapping[int, int], barred: Mapping[str, Collection[int]]
     ) -> None:
-        """The first batch of what still differs from `counts`: prepare, stop routing, drain and load, publish.
-
-        Preparing may take long, as it compiles: the step ends, and a later one goes on with what is true by then.
-        """
+        """The first batch of what still differs from `counts`: stop routing, drain and load, publish."""
         holds = {replica: report["max_length"] for replica, report in reports.items()}
         busy = {replica: report["waiting"] for replica, report in reports.items()}
-        planned = batches(holds, counts, busy, barred)
-        if not planned:
-            return
-        self._prepared = {replica: length for replica, length in self._prepared.items() if replica in reports}
-        self._prepare(planned[0])
-        batch = {replica: length for replica, length in planned[0].items() if self._prepared.get(replica) == length}
-        if batch:
-            await self._hold(batch)
-
-    def _prepare(self, batch: Mapping[str, int]) -> None:
-        """Have replicas prepare what they do not yet, in the background."""
-        for assignment, task in list(self._preparing.items()):
-            if task.done():
-                del self._preparing[assignment]
-        for assignment in map(Assignment._make, batch.items()):
-            if self._prepared.get(assignment.replica) != assignment.max_length and assignment not in self._preparing:
-                self._preparing[assignment] = asyncio.create_task(self._prepare_one(assignment))
-
-    async def _prepare_one(self, assignment: Assignment) -> None:
-        try:
-            async with asyncio.timeout(_PREPARE_WITHIN_S):
-                await self._replicas.prepare(assignment)
-        except Exception as failure:
-            self._failed(assignment, failure)
-        else:
-            self._prepared[assignment.replica] = assignment.max_length
+        if planned := batches(holds, counts, busy, barred):
+            await self._hold(planned[0])
 
     async def _hold(self, batch: Mapping[str, int]) -> None:
         self._moving = frozenset(batch)
@@ -263,7 +232,6 @@ class Conductor:
     def _failed(self, assignment: Assignment, failure: Exception) -> None:
         """Do not ask the replica for this length again for some time."""
         self._failed_moves += 1
-        self._prepared.pop(assignment.replica, None)
         times = self._failures[assignment].times if assignment in self._failures else 0
         self._failures[assignment] = _Failures(times + 1, self._clock())
         reason = " ".join(str(failure).split()) or type(failure).__name__

@@ -27,9 +27,20 @@ class News:
     """Refused because they would have missed their SLO."""
 
 
+class Step(NamedTuple):
+    """What a replica that starts is doing."""
+
+    text: str
+    done: float
+    """The share of it that is done."""
+
+
 @dataclass(frozen=True, slots=True)
 class Guidance:
     """What gateways should know of a service now."""
+
+    starting: Mapping[str, Step] = field(default_factory=dict)
+    """Replicas that cannot answer yet."""
 
     moving: frozenset[str] = frozenset()
     """Replicas that switch: send them nothing."""

@@ -12,6 +12,7 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -37,11 +38,13 @@ from pliant.deployments.planner.messages import (
     Registered,
     RegisteredTask,
     Rejected,
+    Step,
     TaskNews,
 )
 from pliant.deployments.planner.registry import RejectedError
+from pliant.deployments.planner.starting_replicas import StartingReplicas
 from pliant.deployments.planner.task_registry import TaskRegistry
-from pliant.deployments.router import caller
+from pliant.deployments.router import caller, obey
 from pliant.profile import Profile
 from pliant.vision_task import TaskRef
 
@@ -64,6 +67,7 @@ class Planner:
         self._life = uuid.uuid4().hex
         self._changes = 0
         self._change = asyncio.Event()
+        self._starting = StartingReplicas()
         self._adapters = AdapterRegistry(config)
         self._vision_tasks = TaskRegistry(config)
         self._tasks = [
@@ -72,7 +76,7 @@ class Planner:
         ]
         self._config = config
         self._handles = handles
-        self._cascades = CascadeRegistry(config, self._level, _run_on(config))
+        self._cascades = CascadeRegistry(config, self._level, _run_on(config), _compiling(config))
 
     async def exchange(self, seen: str, news: Mapping[str, News]) -> tuple[str, dict[str, Guidance]]:
         """Take a gateway's `news` by service; answer as soon as there is something newer than it has `seen`.
@@ -86,7 +90,15 @@ class Planner:
         if seen == self._state:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._change.wait(), _ANSWER_WITHIN_S)
-        return self._state, {name: conductor.guidance() for name, conductor in self._conductors.items()}
+        guidance = {name: conductor.guidance() for name, conductor in self._conductors.items()}
+        for name, steps in self._starting.now().items():
+            guidance[name] = replace(guidance.get(name, Guidance()), starting=steps)
+        return self._state, guidance
+
+    async def starting(self, service: str, replica: str, step: Step | None) -> None:
+        """What a replica of `service` does that cannot answer yet; None once it can."""
+        self._starting.hear(service, replica, step)
+        self._changed()
 
     async def adapter_news(self, gateway: str, seen: Seen, wait: bool) -> AdapterNews:
         """What became of adapters since `seen`: now, or else as soon as there is something, or after some seconds."""
@@ -166,8 +178,7 @@ class Planner:
         return Classifier(name, config, folder, models.describe(folder), table, call, Unrecorded())
 
     async def _conduct(self, name: str, config: EncoderConfig, handle: Handle) -> None:
-        # The router runs in this loop, so that this process's routing table needs no lock.
-        handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
+        obey(handle)
         table = shared(name, config.slo_ms / 1e3)
         conductor = None
         while True:
@@ -177,7 +188,7 @@ class Planner:
                 elif lengths := await _lengths(name, config, table, handle):
                     conductor = Conductor(name, config, lengths, table, _Calls(handle), self._changed)
                     self._conductors[name] = conductor
-                await asyncio.sleep(_STEP_S)
+                await asyncio.sleep(_STEP_S if conductor else _RETRY_S)
             except Exception:
                 logger.exception("%s: planning failed; trying again", name)
                 await asyncio.sleep(_RETRY_S)
@@ -186,6 +197,16 @@ class Planner:
 def _run_on(config: ServingConfig) -> Callable[[str], list[str]]:
     """What the replicas of a service say they run on."""
     return lambda name: run_on(shared(name, config.encoders[name].slo_ms / 1e3).reports().values())
+
+
+def _compiling(config: ServingConfig) -> Callable[[str], bool]:
+    """Whether some replica of a service says that it compiles."""
+
+    def compiling(name: str) -> bool:
+        reports = shared(name, config.encoders[name].slo_ms / 1e3).reports().values()
+        return any(report["compiling"] for report in reports)
+
+    return compiling
 
 
 async def _lengths(service: str, config: EncoderConfig, table: RoutingTable, handle: Handle) -> Lengths | None:
@@ -214,9 +235,6 @@ class _Calls:
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-
-    async def prepare(self, assignment: Assignment) -> None:
-        await self._handle.prepare.remote(assignment)
 
     async def hold(self, assignment: Assignment) -> Report:
         report: Report = await self._handle.hold.remote(assignment)

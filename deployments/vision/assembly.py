@@ -71,10 +71,10 @@ class Assembled(NamedTuple):
     useful: UsefulGammas
 
 
-async def assemble(service: str, config: VisionConfig) -> Assembled:
+async def assemble(service: str, config: VisionConfig, progress: Progress | None = None) -> Assembled:
     """What answers for `service`. Raises ModelError."""
     worker = ThreadPoolExecutor(1, thread_name_prefix="vision")
-    loaded = await asyncio.get_running_loop().run_in_executor(worker, load, config)
+    loaded = await asyncio.get_running_loop().run_in_executor(worker, load, config, progress)
     device = ExecutorDevice(loaded.executor, worker, loaded.gammas, loaded.identity, loaded.own)
     tasks = Tasks(device, measure=device.measure)
     useful = UsefulGammas(service, loaded.gammas, loaded.latency, tasks, loaded.executor.most_rows)
@@ -90,16 +90,17 @@ def load(config: VisionConfig, progress: Progress | None = None) -> Loaded:
 
     Raises ModelError.
     """
-    import torch  # which the application's builder can do without
+    folder = models.fetch_vision(config.model, progress=progress)
+
+    import torch  # which the application's builder, and a replica that waits for its model, can do without
 
     from pliant.kernels import vit_executor, vit_profile
     from pliant.kernels.token_merging import token_counts
 
-    folder = models.fetch_vision(config.model)
     executor = vit_executor.load(
         folder, dtype=config.dtype, device=config.device, threads=config.threads, most_rows=MOST_ROWS
     )
-    gammas = config.gammas or auto_gammas(config, executor.info)
+    gammas = config.gammas or auto_gammas(config, executor.info, progress)
     gammas = _fitting(executor, gammas)
     gpu = config.device == "cuda"
     if config.compile or gpu:
@@ -127,13 +128,13 @@ def load(config: VisionConfig, progress: Progress | None = None) -> Loaded:
     return Loaded(executor, gammas, latency, table.batches, executor.memory_bytes, identity, own)
 
 
-def auto_gammas(config: VisionConfig, info: VisionInfo) -> tuple[int, ...]:
+def auto_gammas(config: VisionConfig, info: VisionInfo, progress: Progress | None = None) -> tuple[int, ...]:
     """What the model's token count suggests to merge, 0, and what the tasks of the folder have prompts for.
 
     Where tasks may come later, but none is there to tell, usual numbers of prompts.
     """
     prompts: set[int] = set()
-    for folder in _task_folders(config):
+    for folder in _task_folders(config, progress):
         try:
             prompts.update(read_task(folder, info).prompts)
         except TaskError as error:
@@ -143,12 +144,12 @@ def auto_gammas(config: VisionConfig, info: VisionInfo) -> tuple[int, ...]:
     return (*merging_gammas(info), 0, *sorted(prompts))
 
 
-def _task_folders(config: VisionConfig) -> list[Path]:
+def _task_folders(config: VisionConfig, progress: Progress | None) -> list[Path]:
     """Those there are; the planner tells clients of what is wrong with the folder around them."""
     if not config.tasks.folder:
         return []
     try:
-        return list(models.fetch_tasks(config.tasks.folder).iterdir())
+        return list(models.fetch_tasks(config.tasks.folder, progress).iterdir())
     except (ModelError, OSError) as error:
         logger.warning("no gammas are taken from tasks: %s", error)
         return []

@@ -16,10 +16,12 @@ from pliant.deployments.planner.board import Seen
 from pliant.deployments.planner.board_follower import BoardFollower
 from pliant.deployments.planner.calls import answer
 from pliant.deployments.planner.messages import RegisteredTask, TaskNews
+from pliant.deployments.startup import Startup
 from pliant.deployments.vision.assembly import assemble
 from pliant.deployments.vision.messages import Answer, Refusal, Ticket
 from pliant.deployments.vision.report import ReplicaReport
 from pliant.deployments.vision.tasks import Settler
+from pliant.models import Progress
 
 logger = logging.getLogger("pliant")
 
@@ -36,7 +38,14 @@ class VisionReplica:
         self._service = service
         self._metrics = VisionReplicaMetrics(service)
         self._outstanding: Counter[str] = Counter()
-        self._engine, tasks, self._useful = await assemble(service, config)
+        async with Startup(service) as progress:
+            await self._start(service, config, progress)
+        self._following = asyncio.create_task(self._follow_for_ever())
+        report = self._engine.report()
+        logger.info("%s: starts with %d tasks on %s", service, len(report["tasks"]), report["backend"])
+
+    async def _start(self, service: str, config: VisionConfig, progress: Progress) -> None:
+        self._engine, tasks, self._useful = await assemble(service, config, progress)
         self._settler = Settler(service, tasks)
         planner = await asyncio.to_thread(serve.get_deployment_handle, PLANNER)  # it asks Serve's controller
 
@@ -45,10 +54,8 @@ class VisionReplica:
             return news
 
         self._board: BoardFollower[RegisteredTask] = BoardFollower(news, "tasks")
+        progress("loading tasks", 0.0)
         await self._begin()
-        self._following = asyncio.create_task(self._follow_for_ever())
-        report = self._engine.report()
-        logger.info("%s: starts with %d tasks on %s", service, len(report["tasks"]), report["backend"])
 
     async def classify(self, ticket: Ticket) -> Answer | Refusal:
         self._outstanding[ticket.gateway] += 1

@@ -20,11 +20,9 @@ class LeastBusyRouter(router.TicketRouter):
 
 
 def caller(handle: DeploymentHandle[Any]) -> Callable[[Ticket], Awaitable[Answer | Refusal]]:
-    """How a gateway sends tickets to replicas of `handle`'s deployment, whose router this is.
+    """How a gateway sends tickets to replicas of `handle`'s deployment, whose router this is (see `router.obey`).
 
     A call that is cancelled leaves the replica's queue. It raises ReplicaLostError when the replica dies,
     ReplicaLeftError when it left before, and NotDeployedError when there is none at all.
     """
-    # The router runs in this loop, not in a thread of its own, so that the table needs no lock and a call no hand-over.
-    handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
     return router.caller(handle.classify.remote)

@@ -21,3 +21,7 @@ class ConfigError(PliantError):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = list(problems)
+
+
+class CannotCompileError(PliantError):
+    """The reason why a model runs uncompiled, for the operator."""

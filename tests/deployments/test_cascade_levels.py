@@ -107,7 +107,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_levels_can_be_in_this_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "CompiledRuntimes", lambda _config: Tellers(lengths=(4, 64)))
+    monkeypatch.setattr(local, "ModelRuntimes", lambda _config: Tellers(lengths=(4, 64)))
     told: list[str] = []
     classifiers, found_on = await local_classifiers({"a": ENCODER}, lambda text, _done: told.append(text))
     assert (found_on, told) == ({"a": ["sleeper on a bed"]}, ["loading the runtimes of a"])

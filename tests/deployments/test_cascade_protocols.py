@@ -18,6 +18,7 @@ from pliant.deployments.gateway import cascade_recorder
 from pliant.deployments.gateway.cascade import CascadeClassifier
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.http import application
+from pliant.deployments.gateway.services import Services
 from pliant.deployments.gateway.status import exposition
 from pliant.policies.cascade_candidates import Candidate
 
@@ -63,8 +64,8 @@ class House:
         config = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, degrade=True)
         levels: Any = {"small": self.small, "large": self.large}
         self.cascade = CascadeClassifier("topics-c", config, levels, lambda: entry, Nobody())
-        classifiers: Any = {**levels, "topics-c": self.cascade}
-        self.http = TestClient(application(GatewayConfig(), classifiers, {}, None, self.stats, lambda: b"", ()))
+        services = Services.of("cascade", {**levels, "topics-c": self.cascade})
+        self.http = TestClient(application(GatewayConfig(), services, self.stats, bytes))
 
     def stats(self) -> dict[str, Any]:
         return {"services": {}, "language_models": {}, "adapters": {}, "cascades": {"topics-c": self.cascade.facts()}}
@@ -140,7 +141,7 @@ def test_metadata_tells_levels_and_outputs() -> None:
 def test_readiness_tells_what_a_cascade_waits_for() -> None:
     http = House(ready=False).http
     assert http.get("/v2/health/ready").json() == {"error": "not ready yet: topics-c (profiles its levels: 5%)"}
-    assert "topics-c (profiles its levels: 5%) is not" in http.get("/v2/models/topics-c/ready").json()["error"]
+    assert "topics-c is not ready yet: profiles its levels: 5%" in http.get("/v2/models/topics-c/ready").json()["error"]
     assert http.get("/v2/models/small/ready").status_code == 200
     assert House().http.get("/v2/health/ready").status_code == 200
 
@@ -149,7 +150,7 @@ def test_the_cluster_does_not_wait_for_a_cascade_that_was_refused() -> None:
     house = House(refused=True)
     assert house.http.get("/v2/health/ready").status_code == 200
     unready = house.http.get("/v2/models/topics-c/ready")
-    assert (unready.status_code, unready.json()) == (503, {"error": "topics-c (cannot keep) is not ready yet"})
+    assert (unready.status_code, unready.json()) == (503, {"error": "topics-c is not ready yet: cannot keep"})
     assert house.classify() == {"error": "topics-c is not ready yet: cannot keep"}
     assert house.http.get("/stats").json()["cascades"]["topics-c"]["problem"] == "none of 9; delete /cache/c"
 

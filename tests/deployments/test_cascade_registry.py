@@ -27,13 +27,14 @@ class House:
         cascade = {"kind": "cascade", "levels": ["small", "large"], "data": "d", "accuracy_loss": 0.02, **options}
         small = {**ENCODER, "importance": True}
         self.config = ServingConfig.model_validate({"services": {"small": small, "large": ENCODER, "c": cascade}})
+        self.run_on, self.compiling = "aoti on a processor", False
         self.services = {"small": Service(Model("small", 0.85, 0.001)), "large": Service(Model("large", 0.97, 0.01))}
 
     def start(self, pauses_s: tuple[float, float] = (0.01, 0.02)) -> CascadeRegistry:
         async def level(name: str) -> Any:
             return self.services[name]
 
-        return CascadeRegistry(self.config, level, lambda _name: ["aoti on a processor"], pauses_s)
+        return CascadeRegistry(self.config, level, lambda _name: [self.run_on], lambda _name: self.compiling, pauses_s)
 
     @property
     def calls(self) -> int:

@@ -44,9 +44,6 @@ class Replicas:
     def held(self) -> Counter[int]:
         return Counter(engine.report()["max_length"] for engine in self.engines.values())
 
-    async def prepare(self, assignment: Assignment) -> None:
-        await self.engines[assignment.replica].prepare(assignment.max_length)
-
     async def hold(self, assignment: Assignment) -> Report:
         self.holds.append(assignment)
         return await self.engines[assignment.replica].hold(assignment.max_length)
@@ -101,7 +98,6 @@ async def test_replicas_follow_the_lengths_that_arrive(world: World) -> None:
     assert world.replicas.held() == {4: 2, 16: 1}
     facts = world.conductor.guidance().plan
     assert (facts["version"], facts["reason"], facts["replicas"]) == (1, "start", {"4": 2, "8": 0, "16": 1})
-    assert world.replicas.sleepers["c"].prepared == [4]
 
 
 async def test_a_shift_is_followed_at_once(world: World) -> None:
@@ -213,20 +209,6 @@ async def test_the_longest_is_covered_even_before_anything_arrived() -> None:
     assert world.replicas.held() == {4: 3}, "one with the longest may be starting"
     await world.run(5)
     assert world.replicas.held()[16] >= 1
-
-
-async def test_a_slow_preparation_holds_up_nothing_else(world: World) -> None:
-    async def never(_assignment: Assignment) -> None:
-        await asyncio.Event().wait()
-
-    prepare = world.replicas.prepare
-    world.replicas.prepare = never  # type: ignore[method-assign]
-    await world.run(15, 3)
-    assert world.replicas.held() == {4: 1, 8: 1, 16: 1}
-    world.replicas.prepare = prepare  # type: ignore[method-assign]
-    world.replicas.remove("a")
-    await world.run(3, 3)
-    assert world.replicas.held()[16] == 1
 
 
 async def test_quarantine_ends_and_grows(world: World) -> None:

@@ -13,7 +13,7 @@ from doubles import SERVICE_S, Sleeper, Sleepers
 from pliant.config import EncoderConfig
 from pliant.deployments.encoder import runtimes
 from pliant.deployments.encoder.engine import Answer, Engine, LoadError, Query, Refusal, Runtime, Telling
-from pliant.deployments.encoder.runtimes import CompiledRuntimes
+from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.errors import ModelError
 from pliant.policies.calibration import softmax
 
@@ -121,10 +121,21 @@ async def test_the_old_runtime_may_be_broken_by_now_too(engine: Engine, sleepers
     assert engine.report()["max_length"] == 0
 
 
-async def test_preparing_does_not_interrupt(engine: Engine, sleepers: Sleepers) -> None:
-    await engine.prepare(16)
-    assert sleepers.prepared == [16]
-    assert engine.report()["max_length"] == 8
+async def test_renewing_interrupts_nothing_and_is_reported(engine: Engine, sleepers: Sleepers) -> None:
+    before = engine.report()
+    answers = [asyncio.create_task(engine.infer(query())) for _ in range(3)]
+    sleepers.backend = "faster"
+    await engine.renew()
+    assert all(isinstance(answer, Answer) for answer in await asyncio.gather(*answers))
+    after = engine.report()
+    assert (before["backend"], after["backend"], after["max_length"]) == ("sleeper", "faster", 8)
+    assert after["version"] > before["version"]
+
+
+async def test_nothing_is_renewed_where_nothing_is_held(sleepers: Sleepers) -> None:
+    engine = Engine("replica-1", sleepers)
+    await engine.renew()
+    assert not sleepers.loaded
 
 
 async def test_computed_tokens_include_padding(engine: Engine) -> None:
@@ -202,13 +213,16 @@ class Kernel:
     def prepare(self, max_length: int, **_: Any) -> None:
         self.calls.append(("prepare", max_length))
 
+    def is_prepared(self, max_length: int, **_: Any) -> bool:
+        return ("prepare", max_length) in self.calls
+
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, Kernel]:
     """A plain one, and one that should tell, but cannot."""
     plain, telling = Kernel(), Kernel(ModelError("m does not tell how its tokens attend to each other"))
     monkeypatch.setattr(runtimes, "_kernel", lambda tells: telling if tells else plain)
-    monkeypatch.setattr(runtimes.models, "fetch", lambda _model: Path())
+    monkeypatch.setattr(runtimes.models, "fetch", lambda _model, **_: Path())
     return plain, telling
 
 
@@ -220,9 +234,10 @@ async def test_a_model_that_cannot_tell_answers_all_the_same(
     kernels: tuple[Kernel, Kernel], caplog: pytest.LogCaptureFixture
 ) -> None:
     plain, telling = kernels
-    engine = Engine("a", CompiledRuntimes(encoder(importance=True)))
+    found = ModelRuntimes(encoder(importance=True))
+    engine = Engine("a", found)
     await engine.hold(8)
-    await engine.prepare(16)
+    found.compile(16, lambda: 0.0)
     await engine.hold(16)
     assert telling.calls == [("load", 8)]
     assert plain.calls == [("load", 8), ("prepare", 16), ("load", 16)]
@@ -238,11 +253,21 @@ async def test_a_model_that_cannot_be_loaded_at_all_is_an_error_without_such_a_w
 ) -> None:
     kernels[0].failure = ModelError("no such file")
     with pytest.raises(LoadError, match="no such file"):
-        await Engine("a", CompiledRuntimes(encoder(importance=True))).hold(8)
+        await Engine("a", ModelRuntimes(encoder(importance=True))).hold(8)
     assert not caplog.records
 
 
+def test_what_is_not_compiled_yet_is_missing(kernels: tuple[Kernel, Kernel]) -> None:
+    found = ModelRuntimes(encoder())
+    assert found.missing() == {8, 16}
+    found.compile(8, lambda: 0.0)
+    assert found.missing() == {16}
+    found.compile(16, lambda: 0.0)
+    found.load(12)
+    assert found.missing() == {12}, "the planner may have chosen another length"
+
+
 def test_reports_name_the_device(kernels: tuple[Kernel, Kernel]) -> None:
-    made = CompiledRuntimes(encoder())
+    made = ModelRuntimes(encoder())
     assert Engine("a", made).report()["device"] == made.device == runtimes.device(encoder())
     assert ", torch " in made.device

@@ -78,7 +78,7 @@ async def test_while_the_planner_is_gone_all_replicas_are_used_and_old_news_are_
     for _ in range(3):
         await planner.answer(ConnectionError("gone"))
     assert table.choose(10, None, 1.0) == "short"
-    assert followed.guidance["topics"].plan == {}
+    assert followed.of("topics").plan == {}
     await planner.answer(Guidance())
     tally.arrived(20)
     await planner.answer(Guidance())

@@ -16,6 +16,7 @@ from scripted import Replica, Replicas, language_model, report
 from pliant.config import GatewayConfig, parse
 from pliant.deployments.gateway.adapter_follower import AdapterFollower
 from pliant.deployments.gateway.http import application
+from pliant.deployments.gateway.services import Services
 from pliant.deployments.planner.planner import Planner
 
 GREEDY: dict[str, Any] = {"prompt": "hello", "max_tokens": 12, "temperature": 0}
@@ -35,7 +36,9 @@ class Cluster:
 
     def gateway(self, keys: Collection[str] = (), **options: Any) -> FastAPI:
         models = {"chat": language_model(self._folder, self.replicas, **options)}
-        return application(GatewayConfig(), {}, models, AdapterFollower(self.planner), dict, bytes, keys)
+        return application(
+            GatewayConfig(), Services.of("llm", models), dict, bytes, keys, AdapterFollower(self.planner)
+        )
 
     def http(self, **options: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.gateway(**options)), base_url="http://test/v1")
@@ -177,7 +180,7 @@ async def test_keys_are_asked_for(cluster: Cluster) -> None:
 
 async def test_where_no_model_takes_adapters(tmp_path: Path) -> None:
     models = {"chat": language_model(tmp_path, Replicas(a=Replica()))}
-    app = application(GatewayConfig(), {}, models, None, dict, bytes, ())
+    app = application(GatewayConfig(), Services.of("llm", models), dict, bytes)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test/v1") as http:
         answer = await load(http, "sql", "sql")
         assert answer.status_code == 400

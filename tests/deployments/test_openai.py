@@ -23,6 +23,7 @@ from pliant.deployments.gateway.chat_template import ChatTemplate
 from pliant.deployments.gateway.http import application
 from pliant.deployments.gateway.openai_answers import CompletionShape
 from pliant.deployments.gateway.openai_errors import OpenAIError, speaks_openai
+from pliant.deployments.gateway.services import Services
 from pliant.deployments.gateway.token_texts import TokenTexts
 from pliant.deployments.llm.messages import Refusal
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
@@ -44,7 +45,7 @@ def greedy(prompt: str, max_tokens: int = 12) -> str:
 
 def gateway(folder: Path, replicas: Replicas, keys: Collection[str] = (), **options: Any) -> FastAPI:
     models = {"chat": language_model(folder, replicas, **options)}
-    return application(GatewayConfig(max_body_mb=0.02), {}, models, None, dict, bytes, keys)
+    return application(GatewayConfig(max_body_mb=0.02), Services.of("llm", models), dict, bytes, keys)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pliant.deployments.gateway.classifier import Prediction
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.http import application
 from pliant.deployments.gateway.parameters import ClassifyParameters
+from pliant.deployments.gateway.services import Services
 
 INFER = "/v2/models/topics/infer"
 
@@ -36,10 +37,8 @@ class Parrot:
 def client(**options: Any) -> TestClient:
     keys = options.pop("api_keys", ())
     config = GatewayConfig(max_body_mb=0.01, max_texts=3)
-    classifiers: Any = {"topics": options.pop("classifier", Parrot())}
-    return TestClient(
-        application(config, classifiers, {}, None, lambda: {"services": {}}, lambda: b"# nothing\n", keys)
-    )
+    services = Services.of("encoder", {"topics": options.pop("classifier", Parrot())})
+    return TestClient(application(config, services, lambda: {"services": {}}, lambda: b"# nothing\n", keys))
 
 
 def infer(*texts: str, **extra: Any) -> dict[str, Any]:

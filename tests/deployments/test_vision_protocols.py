@@ -21,6 +21,7 @@ from scripted_vision import INFO, Replicas, TaskPlanner, service, task
 
 from pliant.config import GatewayConfig
 from pliant.deployments.gateway.http import application
+from pliant.deployments.gateway.services import Services
 from pliant.deployments.gateway.status import exposition
 from pliant.deployments.vision.messages import Refusal
 from pliant.deployments.vision.report import GammaReport, ReplicaReport
@@ -56,9 +57,8 @@ def tensor(data: Any, datatype: str = "UINT8", shape: Any = None, **parameters: 
 async def gateway(replicas: Replicas | None = None, *entries: Any, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     vision, _, _, follower = service(replicas, TaskPlanner(*(entries or [task()])))
     config = GatewayConfig(max_body_mb=0.1, max_texts=3)
-    app = application(
-        config, {}, {}, None, dict, lambda: b"", options.pop("api_keys", ()), {"digits": vision}, follower
-    )
+    services = Services.of("vision", {"digits": vision})
+    app = application(config, services, dict, bytes, options.pop("api_keys", ()), tasks=follower)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pliant") as http:
         yield http
 

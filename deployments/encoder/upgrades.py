@@ -1,0 +1,95 @@
+"""Has a replica's runtimes compiled in the background, and the engine take over each as soon as it is there.
+
+A replica answers with the uncompiled model at once. Compiling takes seconds to minutes a length and is done once per
+machine, by whichever replica gets its turn first; all of them want all lengths, as the planner may tell them to hold
+any. Plain asyncio, without Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, runtime_checkable
+
+from pliant.deployments.encoder.engine import Engine, Runtimes
+from pliant.errors import CannotCompileError
+
+logger = logging.getLogger("pliant")
+
+
+@runtime_checkable
+class CompiledLater(Runtimes, Protocol):
+    """Runtimes that are compiled while others serve. All methods but `missing` block; they run in a thread."""
+
+    def missing(self) -> set[int]:
+        """Of `lengths`, those that are to be compiled and are not yet."""
+
+    def settle_lengths(self) -> None:
+        """Find out which `lengths` there should be, where that has to be measured."""
+
+    def compile(self, max_length: int, urgency: Callable[[], float]) -> None:
+        """Make `load(max_length)` give a compiled runtime. Of what waits to be compiled, the least urgency is next.
+
+        Raises CannotCompileError.
+        """
+
+
+class Upgrades:
+    """Compiles what `engine` may hold, the length that it used most first."""
+
+    def __init__(self, service: str, engine: Engine, runtimes: CompiledLater) -> None:
+        self._service = service
+        self._engine = engine
+        self._runtimes = runtimes
+        self._more = asyncio.Event()
+        self._failed: set[int] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compiling")
+        engine.compiling |= runtimes.missing()
+
+    def look(self) -> None:
+        """See whether the replica may hold lengths by now that are to be compiled, too."""
+        self._engine.compiling |= self._runtimes.missing() - self._failed
+        self._more.set()
+
+    async def run(self) -> None:
+        """Compile what is missing, for ever."""
+        try:
+            await self._in_thread(self._runtimes.settle_lengths)
+        except Exception:
+            logger.exception("%s: its lengths stay %s", self._service, self._runtimes.lengths)
+        self._engine.compiling.clear()
+        self.look()
+        while True:
+            self._more.clear()
+            while self._engine.compiling:
+                await self._compile(max(self._engine.compiling, key=self._use))
+            await self._more.wait()
+
+    async def _compile(self, length: int) -> None:
+        try:
+            await self._in_thread(lambda: self._runtimes.compile(length, lambda: -self._use(length)))
+            if (held := self._engine.held) and held.max_length == length:
+                await self._engine.renew()
+        except CannotCompileError as reason:
+            self._stays_uncompiled(length, str(reason))
+        except Exception as error:
+            logger.exception("%s: cannot take over the compiled runtime for %d tokens", self._service, length)
+            self._stays_uncompiled(length, f"{length} tokens: {error!r}")
+        finally:
+            self._engine.compiling.discard(length)
+
+    def _stays_uncompiled(self, length: int, reason: str) -> None:
+        if reason != self._engine.uncompiled:
+            logger.warning("%s: %s", self._service, reason)
+        self._engine.uncompiled = reason
+        self._failed.add(length)
+
+    def _use(self, length: int) -> int:
+        """How many answers the length gave here; what is held comes before others that gave as many."""
+        held = self._engine.held
+        return 2 * self._engine.uses[length] + bool(held and held.max_length == length)
+
+    async def _in_thread(self, function: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, function)

@@ -1,0 +1,64 @@
+"""Tells the planner, and through it gateways and people, what a replica does before it can answer.
+
+Serve lists a replica only once its constructor has ended, which may take as long as a model takes to be trained or
+downloaded, and to be loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from types import TracebackType
+
+from ray import serve
+
+from pliant.deployments.autoscaling import PLANNER
+from pliant.deployments.planner.calls import answer
+from pliant.deployments.planner.messages import Step
+
+_EVERY_S = 0.5
+_ANSWER_WITHIN_S = 2.0
+_AGAIN_S = 5.0
+"""However little has changed: what is not said again is forgotten."""
+
+
+class Startup:
+    """A progress callback while it is entered, from any thread."""
+
+    def __init__(self, service: str) -> None:
+        self._service = service
+        self._step: Step | None = Step("starting", 0.0)
+        """None once it can answer."""
+        self._telling: asyncio.Task[None] | None = None
+
+    def __call__(self, text: str, done: float) -> None:
+        self._step = Step(text, done)
+
+    async def __aenter__(self) -> Startup:
+        self._telling = asyncio.create_task(self._tell())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._telling
+        self._step = None
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._telling, _ANSWER_WITHIN_S)
+
+    async def _tell(self) -> None:
+        """Tell each step, and at last that there is none any more."""
+        replica = serve.get_replica_context().replica_id.unique_id
+        planner = await asyncio.to_thread(serve.get_deployment_handle, PLANNER)  # it asks Serve's controller
+        told, quiet_s = None, 0.0
+        while True:
+            step = self._step
+            if step != told or quiet_s >= _AGAIN_S:
+                with suppress(Exception):  # the planner may start, too
+                    async with asyncio.timeout(_ANSWER_WITHIN_S):
+                        await answer(planner.starting.remote(self._service, replica, step))
+                    told, quiet_s = step, 0.0
+            if step is None:
+                return
+            await asyncio.sleep(_EVERY_S)
+            quiet_s += _EVERY_S
