@@ -1,21 +1,35 @@
-"""`serve run`, that answers what it has accepted before it stops: `python -m pliant.deployments.run cluster.yaml`.
+"""`serve run`, that says how far it is, and answers what it has accepted before it stops.
 
-On an interrupt `serve run` ends the HTTP proxies at once, with the requests that they carry. Deleting the applications
-first lets the replicas finish; requests that come meanwhile get 503.
+`python -m pliant.deployments.run cluster.yaml`. On an interrupt `serve run` ends the HTTP proxies at once, with the
+requests that they carry. Deleting the applications first lets the replicas finish; requests that come meanwhile get
+503. To the file descriptor that $PLIANT_STATUS_FD names goes a line of JSON a second with what Serve says of the
+deployments.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import signal
 import sys
+import threading
+import time
 from types import FrameType
+from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.scripts import cli
+
+STATUS_FD = "PLIANT_STATUS_FD"
+_EVERY_S = 1.0
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, _drain)
+    if descriptor := os.environ.pop(STATUS_FD, None):
+        threading.Thread(target=_tell, args=(int(descriptor),), daemon=True).start()
     cli(["run", *sys.argv[1:]])
 
 
@@ -24,6 +38,36 @@ def _drain(_number: int, _frame: FrameType | None) -> None:
     for name in serve.status().applications:
         serve.delete(name)
     raise KeyboardInterrupt
+
+
+def _tell(descriptor: int) -> None:
+    with os.fdopen(descriptor, "w", buffering=1) as out:
+        while True:
+            time.sleep(_EVERY_S)
+            if ray.is_initialized():
+                try:
+                    print(json.dumps(_status()), file=out)
+                except BrokenPipeError:
+                    return
+                except Exception as error:  # Serve starts, or stops
+                    logging.getLogger("pliant").debug("no status: %r", error)
+
+
+def _status() -> dict[str, Any]:
+    """Each deployment's status, message, and number of replicas by state; and what is wrong with the applications."""
+    applications = serve.status().applications.values()
+    return {
+        "problems": [each.message for each in applications if each.status == "DEPLOY_FAILED"],
+        "deployments": {
+            name: {
+                "status": str(each.status.value),
+                "message": each.message,
+                "replicas": {str(state.value): number for state, number in each.replica_states.items()},
+            }
+            for application in applications
+            for name, each in application.deployments.items()
+        },
+    }
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from pliant.deployments.gateway.cascade_passage import Reason
 from pliant.deployments.metrics import CascadeMetrics
 
@@ -9,11 +11,13 @@ from pliant.deployments.metrics import CascadeMetrics
 class CascadeRecorder:
     """Counts what `cascade_passage.Recorder` is told."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, outcomes: Counter[str]) -> None:
         self._metrics = CascadeMetrics(service)
+        self._outcomes = outcomes
 
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None:
         tags = {"level": level}
+        self._outcomes["200"] += 1
         self._metrics.requests.inc(tags={"status": "200", **tags})
         self._metrics.latency.observe(seconds, tags=tags)
         self._metrics.confidence.observe(confidence, tags=tags)
@@ -38,4 +42,5 @@ class CascadeRecorder:
         self._metrics.degraded.inc(tags={"level": level, "reason": reason})
 
     def failed(self, status: int) -> None:
+        self._outcomes[str(status)] += 1
         self._metrics.requests.inc(tags={"status": str(status), "level": "none"})

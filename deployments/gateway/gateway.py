@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -71,6 +73,8 @@ class Gateway:
             obey(handle)
         self._tables = {name: shared(name, service.slo_ms / 1e3) for name, service in config.encoders.items()}
         self._tallies = {name: Tally() for name in config.encoders}
+        self._name = uuid.uuid4().hex[:8]
+        self._outcomes: dict[str, Counter[str]] = {name: Counter() for name in config.services}
         calls = _Planner(planner)
         self._follower = Follower(calls.exchange, self._tables, self._tallies)
         self._services = Services(list(self._described()))
@@ -133,18 +137,19 @@ class Gateway:
         return self._vision(service.name, config, folder, handle)
 
     def _classifier(self, name: str, config: EncoderConfig, folder: Path, handle: Handle) -> Classifier:
-        recorder = _Recorder(name, self._tallies[name])
+        recorder = _Recorder(name, self._tallies[name], self._outcomes[name])
         call = caller(handle.infer.remote)
         return Classifier(name, config, folder, models.describe(folder), self._tables[name], call, recorder)
 
     def _language_model(self, name: str, config: LlmConfig, folder: Path, handle: Handle) -> LanguageModel:
         table, call = llm_routing_table.shared(name), llm_router.caller(handle)
-        return LanguageModel(name, config, folder, models.describe_decoder(folder), table, call, _LlmRecorder(name))
+        recorder = _LlmRecorder(name, self._outcomes[name])
+        return LanguageModel(name, config, folder, models.describe_decoder(folder), table, call, recorder)
 
     def _vision(self, name: str, config: VisionConfig, folder: Path, handle: Handle) -> VisionClassifier:
         assert self._tasks
         table = vision_routing_table.shared(name)
-        call, recorder = vision_router.caller(handle), _VisionRecorder(name)
+        call, recorder = vision_router.caller(handle), _VisionRecorder(name, self._outcomes[name])
         most = self._config.gateway.max_megapixels
         return VisionClassifier(name, config, read_vision(folder), most, self._tasks, table, call, recorder)
 
@@ -153,8 +158,9 @@ class Gateway:
         levels = {level.name: level for level in self._services if level.name in config.levels}
         for level in levels.values():
             await level.opened()
+        recorder = CascadeRecorder(name, self._outcomes[name])
         endpoints = {name: level.endpoint for name, level in levels.items()}
-        return CascadeClassifier(name, config, endpoints, partial(self._chosen.known_as, name), CascadeRecorder(name))
+        return CascadeClassifier(name, config, endpoints, partial(self._chosen.known_as, name), recorder)
 
     async def check_health(self) -> None:
         """Serve replaces a gateway that does not listen to the planner any more."""
@@ -179,7 +185,9 @@ class Gateway:
     def _stats(self) -> dict[str, Any]:
         config = self._config
         return {
+            "gateway": self._name,
             "states": self._services.facts(),
+            "requests": self._outcomes,
             "services": {
                 name: {"plan": self._follower.of(name).plan, "replicas": table.replicas()}
                 for name, table in self._tables.items()
@@ -247,8 +255,9 @@ def _api_keys(variable: str | None) -> list[str]:
 
 
 class _Recorder:
-    def __init__(self, service: str, tally: Tally) -> None:
+    def __init__(self, service: str, tally: Tally, outcomes: Counter[str]) -> None:
         self._metrics = EncoderMetrics(service)
+        self._outcomes = outcomes
         self._tally = tally
 
     def arrived(self, tokens: int) -> None:
@@ -257,6 +266,7 @@ class _Recorder:
     def answered(self, seconds: float, slo_s: float, tokens: int, answer: Answer) -> None:
         self._tally.answered(seconds / slo_s)
         tags = {"runtime": str(answer.max_length)}
+        self._outcomes["200"] += 1
         self._metrics.requests.inc(tags={"status": "200"})
         self._metrics.latency.observe(seconds, tags=tags)
         self._metrics.tokens.inc(tokens, tags=tags)
@@ -269,7 +279,9 @@ class _Recorder:
         self._tally.shed()
 
     def failed(self, status: int) -> None:
-        self._metrics.requests.inc(tags={"status": "cancelled" if status == CANCELLED else str(status)})
+        outcome = "cancelled" if status == CANCELLED else str(status)
+        self._outcomes[outcome] += 1
+        self._metrics.requests.inc(tags={"status": outcome})
         if status == 429:
             self._metrics.shed.inc()
         if status in (503, CANCELLED):
@@ -280,11 +292,13 @@ class _Recorder:
 
 
 class _LlmRecorder:
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, outcomes: Counter[str]) -> None:
         self._metrics = LlmMetrics(service)
+        self._outcomes = outcomes
 
     def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
         by_rank = {"rank": str(rank)}
+        self._outcomes["200"] += 1
         self._metrics.requests.inc(tags={"status": "200"})
         self._metrics.prompt_tokens.inc(prompt_tokens)
         self._metrics.generated_tokens.inc(tokens)
@@ -294,23 +308,28 @@ class _LlmRecorder:
             self._metrics.time_per_token.observe((seconds - first_s) / (tokens - 1), tags=by_rank)
 
     def failed(self, status: int) -> None:
-        self._metrics.requests.inc(tags={"status": "client left" if status == CLIENT_LEFT else str(status)})
+        outcome = "client left" if status == CLIENT_LEFT else str(status)
+        self._outcomes[outcome] += 1
+        self._metrics.requests.inc(tags={"status": outcome})
 
     def retried(self, reason: Literal["lost", "busy", "none"]) -> None:
         self._metrics.retries.inc(tags={"reason": reason})
 
 
 class _VisionRecorder:
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, outcomes: Counter[str]) -> None:
         self._metrics = VisionMetrics(service)
+        self._outcomes = outcomes
 
     def answered(self, task: str, seconds: float, in_time: bool, gamma: int) -> None:
+        self._outcomes["200"] += 1
         self._metrics.requests.inc(tags={"status": "200", "task": task})
         self._metrics.latency.observe(seconds, tags={"gamma": str(gamma)})
         if not in_time:
             self._metrics.slo_violations.inc(tags={"task": task})
 
     def failed(self, task: str, status: int) -> None:
+        self._outcomes[str(status)] += 1
         self._metrics.requests.inc(tags={"status": str(status), "task": task})
 
     def retried(self, reason: Literal["left", "failed", "task", "none"]) -> None:

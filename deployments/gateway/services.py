@@ -96,10 +96,17 @@ class Service:
         count = f"{self._replicas.running()} of {self._replicas.wanted()} replicas"
         if self.ready:
             return f"ready, {count}"
-        step = _commonest(self._replicas.starting()) or (None if self.endpoint else self._opening)
+        step = self.step
         if step and step.done:
             return f"{step.text}, {step.done:.0%}"
         return f"{step.text if step else 'starting'}, {count}"
+
+    @property
+    def step(self) -> Step | None:
+        """What it does before it is ready, as far as somebody said."""
+        if self._replicas is None or self.ready:
+            return None
+        return _commonest(self._replicas.starting()) or (None if self.endpoint else self._opening)
 
     def _state_by_itself(self) -> str:
         if self.endpoint:
@@ -153,7 +160,13 @@ class Services:
     def facts(self) -> dict[str, dict[str, Any]]:
         """For people, by service."""
         return {
-            service.name: {"kind": service.kind, "ready": service.ready, "state": service.state} for service in self
+            service.name: {
+                "kind": service.kind,
+                "ready": service.ready,
+                "state": service.state,
+                "done": step.done if (step := service.step) else None,
+            }
+            for service in self
         }
 
 

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
-import httpx
 import typer
 from rich.table import Table
 
-from pliant import config, models, ray_settings, vision_cli, zoo
+from pliant import config, models, vision_cli, zoo
 from pliant.errors import ConfigError, PliantError
 from pliant.profile import Profile
+from pliant.serve_cli import serve_cluster
 from pliant.terminal import console, progress
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic transformer serving on Ray Serve.")
-_READY_WITHIN_S = 900
-_TEXT = "The yield expression is used when defining a generator function"
-_DETAILED = {"top_k": 2, "details": True}
-_PROMPT = "The for statement is used to"
-_THREE = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAO0lEQVR42gXBARHEMAgAsNwUIAEJSHgpdTYJlYAk5oBPyLuT0NP7g6qzCXIa"
-    "qN0OEGdeD+fmF4jdveUP+DgVT58xJ3MAAAAASUVORK5CYII="
-)
-"""One of scikit-learn's handwritten digits, as PNG in base64."""
-
 ClusterFile = Annotated[Path, typer.Argument(help="The cluster's configuration.")]
 ConfigOption = Annotated[Path, typer.Option("--config", help="The cluster's configuration.")]
 
@@ -46,17 +30,13 @@ def check(path: ClusterFile = Path("cluster.yaml")) -> None:
 
 
 @app.command()
-def serve(path: ClusterFile = Path("cluster.yaml")) -> None:
-    """Check, train what the zoo still lacks, `serve run`, and say when the first request may come."""
-    cluster = _checked(path)
-    _fetch(cluster.serving)
-    console.print("Starting the cluster; a first start also compiles each runtime, which takes about a minute.")
-    process = _serve_run(path)
-    if _ready(cluster.address, process):
-        console.print(_greeting(cluster))
-    elif process.poll() is None:
-        console.print(f"[red]not ready after {_READY_WITHIN_S} s; the log above, or `serve status`, says why[/red]")
-    raise typer.Exit(process.wait())
+def serve(
+    path: ClusterFile = Path("cluster.yaml"),
+    *,
+    verbose: Annotated[bool, typer.Option(help="Show the log of Ray and the replicas here.")] = False,
+) -> None:
+    """Check, `serve run`, and show how far each service is; models are trained or downloaded as services need them."""
+    raise typer.Exit(serve_cluster(path, _checked(path), verbose))
 
 
 @app.command()
@@ -223,65 +203,3 @@ def _range(gpus: str) -> tuple[int, int]:
     if not match or (match[2] and int(match[2]) < int(match[1])):
         raise ConfigError([f"--gpus: got {gpus}; must be a number such as 8, or a range such as 2-8"])
     return int(match[1]), int(match[2] or match[1])
-
-
-def _fetch(serving: config.ServingConfig) -> None:
-    """Have all that is served from the start on this machine: models, adapters and tasks."""
-    with progress() as update:
-        for text in (*serving.encoders.values(), *serving.llms.values()):
-            models.fetch(text.model, progress=update)
-        for llm in serving.llms.values():
-            if llm.adapters and llm.adapters.folder:
-                models.fetch_adapters(llm.adapters.folder, update)
-        for vision in serving.visions.values():
-            models.fetch_vision(vision.model, progress=update)
-            if vision.tasks.folder:
-                models.fetch_tasks(vision.tasks.folder, update)
-
-
-def _serve_run(path: Path) -> subprocess.Popen[bytes]:
-    """`serve run` in a session of its own, so that it gets one interrupt, on which it drains, and no other signal."""
-    process: subprocess.Popen[bytes] | None = None
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        if process is not None:
-            process.send_signal(signal.SIGINT)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    command = [sys.executable, "-m", "pliant.deployments.run", str(path)]
-    process = subprocess.Popen(command, env={**ray_settings.ENVIRONMENT, **os.environ}, start_new_session=True)
-    return process
-
-
-def _ready(address: str, process: subprocess.Popen[bytes]) -> bool:
-    deadline = time.monotonic() + _READY_WITHIN_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{address}/v2/health/ready", timeout=5).status_code == 200:
-                return True
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    return False
-
-
-def _greeting(cluster: config.ClusterConfig) -> str:
-    key = " -H 'Authorization: Bearer KEY'" if cluster.serving.gateway.api_keys_env else ""
-    examples = [
-        *((f"models/{name}", {"inputs": _TEXT, "parameters": {"top_k": 2}}) for name in cluster.serving.encoders),
-        *((f"models/{name}", {"inputs": _TEXT, "parameters": _DETAILED}) for name in cluster.serving.cascades),
-        *(("v1/completions", {"model": name, "prompt": _PROMPT, "max_tokens": 40}) for name in cluster.serving.llms),
-        *((f"models/{name}", _asked_of(service)) for name, service in cluster.serving.visions.items()),
-    ]
-    calls = "\n".join(f"curl -s {cluster.address}/{path}{key} -d '{json.dumps(body)}'" for path, body in examples)
-    return (
-        f"\n[bold]Ready at {cluster.address}[/bold] (API: {cluster.address}/docs, replicas: {cluster.address}/stats). "
-        f"Try:\n\n{calls}\n"
-    )
-
-
-def _asked_of(service: config.VisionConfig) -> dict[str, Any]:
-    """An example of what to send to `service`; which tasks other folders than the zoo's hold, /stats tells."""
-    task = {"task": "digit"} if service.tasks.folder == f"zoo/{zoo.TASKS}" else {}
-    return {"inputs": _THREE, "parameters": {**task, "top_k": 2}}

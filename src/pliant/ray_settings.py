@@ -1,4 +1,4 @@
-"""Ray Serve's own switches for a shorter way of a request, as environment variables of the whole cluster.
+"""Ray's own switches for a shorter way of a request, as environment variables of the whole cluster.
 
 They take effect in processes that start with them, so `pliant serve` sets them, and under a plain `serve run` they have
 to be exported before Ray is started. Measured: a quarter less latency and a third more requests per second.
@@ -9,5 +9,6 @@ ENVIRONMENT = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+    "RAY_worker_niceness": "0",  # 15, where Ray is not told otherwise: behind whatever else runs on the machine
 }
 """Variables and values; what the operator has set already comes first."""

@@ -77,6 +77,7 @@ async def test_a_cascade_tells_by_itself_once_its_levels_are_there() -> None:
         "kind": "cascade",
         "ready": False,
         "state": "profiles its levels: 5%",
+        "done": None,
     }
     house.topics.open(SimpleNamespace(ready=True))
     house.services.check_ready()  # a person has to see to the cascade first
