@@ -17,8 +17,9 @@ from torch import Tensor
 
 from pliant.kernels.cuda_graph import graph_rows
 from pliant.kernels.cuda_kernels import CudaKernels
-from pliant.kernels.decoder import Decoder, Prefill
-from pliant.kernels.executor import Done, Executor, Launched, Output, Step
+from pliant.kernels.decode_step import Launched, Output, Prefill, Step
+from pliant.kernels.decoder import Decoder
+from pliant.kernels.executor import Done, Executor
 from pliant.kernels.lora import LoraBatch, LoraGroup
 from pliant.kernels.sampling import Ranked, Sampled, Sampler
 from pliant.kernels.triton_lora import LoraTiles, rounded, tables_of

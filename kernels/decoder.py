@@ -7,13 +7,12 @@ business (see `decoder_kernels`).
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from pliant.kernels.decode_step import Prefill
 from pliant.kernels.decoder_kernels import AddLora, DecoderKernels, Linear, Norms
 from pliant.kernels.decoder_weights import DecoderWeights, LayerWeights
 from pliant.kernels.kv_slots import KVSlots
@@ -23,16 +22,6 @@ from pliant.kernels.upload import upload
 
 Attend = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
 """(queries, one layer's keys, values, sliding window) -> [n, heads * head_dim]."""
-
-
-class Prefill(NamedTuple):
-    """A chunk of a prompt: `ids` are its tokens from position `start` on, which `slot` has stored all before."""
-
-    slot: int
-    start: int
-    ids: NDArray[np.int32]
-    last: bool
-    """Whether it ends the prompt, so that the answer's first token follows from it."""
 
 
 class _Layer:

@@ -9,7 +9,6 @@ is room for adapters, which the engine has loaded (`stage`), copied in (`install
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,58 +16,16 @@ from numpy.typing import NDArray
 
 from pliant.adapter_info import AdapterInfo
 from pliant.kernels import adapter_weights, cpu_kernels
+from pliant.kernels.decode_step import Launched, Output, RowLogprobs, Step
 from pliant.kernels.decoder import Decoder
-from pliant.kernels.decoder import Prefill as Prefill
 from pliant.kernels.decoder_kernels import DecoderKernels
 from pliant.kernels.decoder_weights import DecoderWeights, SavedWeights
 from pliant.kernels.kv_slots import KVSlots, allowed_bytes, fit
-from pliant.kernels.sampling import RowLogprobs as RowLogprobs
 from pliant.kernels.sampling import Sampled, Sampler, Sampling
 from pliant.kernels.slot_adapters import SlotAdapters
 from pliant.kernels.upload import upload
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class Step(NamedTuple):
-    """One iteration: the prefills run first, and then, unless the window is empty, one token for each of its slots.
-
-    The window is the slots offset, …, offset + len(lengths) - 1. Every slot in it gets a row, those too whose row means
-    nothing: holes, and requests whose prompt is not stored whole or was completed in this very step. The engine ignores
-    these rows, and the executor sees to it that a slot whose `last` prefill is in the step keeps the token which that
-    gave it; such a slot decodes from the next step on.
-
-    `lengths[row]` counts the tokens that the slot has stored when its row is computed, that is *after* this step's
-    prefills, and must be less than max_length: the row stores a key and a value there, even when it means nothing. The
-    chunk or token that follows overwrites them. Give 0 for a hole.
-    """
-
-    prefills: tuple[Prefill, ...]
-    offset: int
-    lengths: NDArray[np.int32]
-    indices: NDArray[np.int64]
-    """By row of the window: the index in its answer of the token to be sampled (see `sampling`)."""
-    prefill_indices: NDArray[np.int64]
-    """The same for the `last` prefills, in their order."""
-
-
-class Output(NamedTuple):
-    """What a step sampled."""
-
-    first: NDArray[np.int64]
-    """A token for each `last` prefill, in order."""
-    tokens: NDArray[np.int64]
-    """A token for each row of the window; see `Step` for those to ignore."""
-    first_logprobs: list[RowLogprobs | None] | None
-    logprobs: list[RowLogprobs | None] | None
-    """For each row what it asked for; None if no row asked."""
-
-
-class Launched(Protocol):
-    """A step under way."""
-
-    def result(self) -> Output:
-        """What it sampled, as soon as the device has it. Results are read in the order of the launches, once each."""
 
 
 class Done:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pliant.kernels.decode_step import RowLogprobs
 from pliant.kernels.upload import upload
 from pliant.sampling import Sampling as Sampling
 
@@ -25,17 +26,6 @@ _ODD = 0x9E3779B9 - 2**32
 _MIX_3 = 0x7FEB352D
 _MIX_4 = 0x846CA68B - 2**32
 _NO_LOGPROBS = -1
-
-
-class RowLogprobs(NamedTuple):
-    """Natural logarithms of the model's own probabilities, before temperature and filters."""
-
-    chosen: float
-    """Of the token that was chosen."""
-    top_ids: list[int]
-    """The likeliest tokens, likeliest first: as many as were asked for."""
-    top: list[float]
-    """Their log probabilities."""
 
 
 class Ranked(NamedTuple):

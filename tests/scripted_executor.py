@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pliant.adapter_info import AdapterError, AdapterRef
 from pliant.deployments.llm.request import Generation
-from pliant.kernels.executor import Output, RowLogprobs, Step
+from pliant.kernels.decode_step import Output, RowLogprobs, Step
 from pliant.sampling import Sampling
 
 EOS = 256

@@ -107,7 +107,7 @@ def test_gateways_count_for_themselves() -> None:
 
 
 def test_what_serve_gave_up_says_why_in_one_line() -> None:
-    message = "The deployment failed to start 3 times in a row.\nTraceback\npliant.errors.ModelError: /m: has no weights\n"
+    message = "It failed to start 3 times in a row.\nTraceback\npliant.errors.ModelError: /m: has no weights\n"
     failed = {"chat": {"status": "DEPLOY_FAILED", "message": message, "replicas": {}}}
     told = story()
     expected = "failed: pliant.errors.ModelError: /m: has no weights"

@@ -17,7 +17,8 @@ from pliant.bench.llm.our_kernels import GREEDY, decode
 from pliant.bench.llm.workload import prompts
 from pliant.bench.report import Figure, ratio
 from pliant.kernels import executor
-from pliant.kernels.executor import Executor, Step
+from pliant.kernels.decode_step import Step
+from pliant.kernels.executor import Executor
 
 _BATCHES = (1, 8, 32)
 _CONTEXT = 128

@@ -29,7 +29,8 @@ from pliant.bench.llm.gpu_check import GREEDY, check, decode_step, parts, random
 from pliant.decoder_shape import DecoderShape
 from pliant.kernels.cuda_executor import CudaExecutor
 from pliant.kernels.cuda_kernels import CudaKernels
-from pliant.kernels.executor import Executor, Launched, Prefill, Step
+from pliant.kernels.decode_step import Launched, Prefill, Step
+from pliant.kernels.executor import Executor
 
 LLAMA_3_8B = DecoderShape.from_config(
     {

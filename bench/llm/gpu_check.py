@@ -15,10 +15,11 @@ from pliant.decoder_shape import DecoderShape
 from pliant.errors import PliantError
 from pliant.kernels.cuda_executor import CudaExecutor
 from pliant.kernels.cuda_kernels import CudaKernels
+from pliant.kernels.decode_step import Prefill, Step
 from pliant.kernels.decoder import Decoder
 from pliant.kernels.decoder_kernels import DecoderKernels, TorchKernels
 from pliant.kernels.decoder_weights import RandomWeights
-from pliant.kernels.executor import Executor, Prefill, Step
+from pliant.kernels.executor import Executor
 from pliant.kernels.kv_slots import KVSlots
 from pliant.kernels.sampling import Sampler
 from pliant.sampling import Sampling

@@ -15,9 +15,10 @@ from pliant.bench.llm.systems import Batch
 from pliant.bench.llm.workload import Integers
 from pliant.kernels import cpu_kernels
 from pliant.kernels.cpu_kernels import CpuKernels
+from pliant.kernels.decode_step import Prefill, Step
 from pliant.kernels.decoder import Decoder
 from pliant.kernels.decoder_weights import SavedWeights
-from pliant.kernels.executor import DTYPES, Executor, Prefill, Step
+from pliant.kernels.executor import DTYPES, Executor
 from pliant.kernels.huge_pages import Arena
 from pliant.kernels.kv_slots import KVSlots
 from pliant.kernels.sampling import Sampler

@@ -12,13 +12,14 @@ import time
 from collections import deque
 from pathlib import Path
 from threading import Condition, Thread
-from typing import NamedTuple, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pliant.adapter_info import AdapterError, AdapterInfo, AdapterRef, bytes_of, read_adapter
 from pliant.decoder_shape import DecoderShape
 from pliant.errors import PliantError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MOST = 8
 _JOIN_S = 5.0

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pliant.adapter_info import AdapterRef
 from pliant.deployments.llm.detokenizer import Detokenizer, TokenBytes
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
-from pliant.kernels.sampling import RowLogprobs
+from pliant.kernels.decode_step import RowLogprobs
 
 
 class TooLongError(ValueError):

@@ -30,7 +30,7 @@ logger = logging.getLogger("pliant")
 def assemble(config: LlmConfig, progress: models.Progress | None = None) -> Engine:
     """The engine, rehearsed, with the pinned adapters in memory. Raises what `executor.load` does, and ModelError."""
     report = progress or (lambda _text, _done: None)
-    folder = models.fetch(config.model, progress=report)
+    folder = models.fetch(config.model)
     report("loading", 0.0)
     most_rank = config.adapters.max_rank if config.adapters else 0
     budget = config.memory_mb and config.memory_mb * 2**20

@@ -10,7 +10,7 @@ import numpy as np
 from pliant.deployments.llm.adapters import key
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.executor import Slots
-from pliant.kernels.executor import Prefill, Step
+from pliant.kernels.decode_step import Prefill, Step
 from pliant.policies.decode_slots import SlotError, SlotMap
 
 

@@ -38,7 +38,7 @@ from pliant.deployments.llm.report import LlmReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.speeds import Speeds
 from pliant.deployments.llm.waiting_room import AnswerJob, AnswerScheduler, WaitingRoom, in_order
-from pliant.kernels.executor import RowLogprobs, Step
+from pliant.kernels.decode_step import RowLogprobs, Step
 from pliant.policies.decode_admission import Load
 from pliant.policies.decode_slots import SlotError
 from pliant.policies.output_length import LengthPredictor, OutputLengths

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
-
-from pliant.kernels.executor import Launched, Step
+from pliant.kernels.decode_step import Launched, Step
 from pliant.sampling import Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Slots(Protocol):

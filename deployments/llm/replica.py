@@ -9,15 +9,16 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from pliant import models
 from pliant.config import LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
-from pliant.deployments.llm.assembly import assemble
-from pliant.deployments.llm.engine import BrokenError
+from pliant.deployments.llm.engine import BrokenError, Engine
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
 from pliant.deployments.llm.request import Piece
 from pliant.deployments.metrics import LlmReplicaMetrics
 from pliant.deployments.startup import Startup
+from pliant.models import Progress
 from pliant.policies.decode_admission import BusyError
 
 logger = logging.getLogger("pliant")
@@ -34,7 +35,7 @@ class LlmReplica:
         self._hangs_after_s = config.timeout_s / 2
         """What is left of an answer's time is another replica's."""
         async with Startup(service) as progress:
-            self._loop = EngineLoop(await asyncio.to_thread(assemble, config, progress), self._hangs_after_s)
+            self._loop = EngineLoop(await asyncio.to_thread(_assemble, config, progress), self._hangs_after_s)
         report = self._loop.report()
         logger.info("%s: starts with %d slots of %d tokens", service, report["slots"], report["max_length"])
 
@@ -104,3 +105,10 @@ class LlmReplica:
         """Serve calls it when the last answer has ended, and waits for it."""
         if hasattr(self, "_loop"):
             self._loop.close()
+
+
+def _assemble(config: LlmConfig, progress: Progress) -> Engine:
+    models.fetch(config.model, progress=progress)
+    from pliant.deployments.llm.assembly import assemble  # with torch, which a replica that waits can do without
+
+    return assemble(config, progress)

@@ -9,6 +9,7 @@ ENVIRONMENT = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+    "RAY_preload_python_modules": "pliant.lean_worker",
     "RAY_worker_niceness": "0",  # 15, where Ray is not told otherwise: behind whatever else runs on the machine
 }
 """Variables and values; what the operator has set already comes first."""

@@ -17,7 +17,7 @@ from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadErro
 from pliant.deployments.llm.engine import BrokenError, Engine, Item, TooLongError
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.request import Generation, Piece, merged
-from pliant.kernels.executor import Launched, Step
+from pliant.kernels.decode_step import Launched, Step
 from pliant.policies.decode_admission import QueueFullError
 from pliant.sampling import Sampling
 

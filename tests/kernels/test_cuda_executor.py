@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pliant.decoder_shape import DecoderShape
+from pliant.kernels.decode_step import Launched, Output, Prefill, Step
 from pliant.kernels.decoder import Decoder
 from pliant.kernels.decoder_kernels import DecoderKernels, TorchKernels
 from pliant.kernels.decoder_weights import RandomWeights
-from pliant.kernels.executor import Executor, Launched, Output, Prefill, Step
+from pliant.kernels.executor import Executor
 from pliant.kernels.kv_slots import KVSlots
 from pliant.kernels.lora import LoraBatch
 from pliant.kernels.sampling import Sampler, Sampling

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pliant.errors import ModelError
-from pliant.kernels.decoder import Decoder, Prefill
+from pliant.kernels.decode_step import Prefill
+from pliant.kernels.decoder import Decoder
 from pliant.kernels.decoder_kernels import TorchKernels
 from pliant.kernels.decoder_weights import RandomWeights, SavedWeights, read_shape
 from pliant.kernels.kv_slots import KVSlots

@@ -19,7 +19,8 @@ from torch import Tensor
 from pliant.adapter_info import read_adapter
 from pliant.kernels import executor
 from pliant.kernels.adapter_pool import PoolError
-from pliant.kernels.executor import Executor, Prefill, Step
+from pliant.kernels.decode_step import Prefill, Step
+from pliant.kernels.executor import Executor
 from pliant.kernels.kv_slots import KVMemoryError
 from pliant.kernels.sampling import Sampling
 

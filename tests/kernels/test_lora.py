@@ -23,7 +23,8 @@ from pliant.decoder_shape import DecoderShape
 from pliant.kernels import adapter_weights, c_compiler
 from pliant.kernels.c_compiler import THIS_MACHINE
 from pliant.kernels.cpu_kernels import CpuKernels
-from pliant.kernels.decoder import Decoder, Prefill
+from pliant.kernels.decode_step import Prefill
+from pliant.kernels.decoder import Decoder
 from pliant.kernels.decoder_kernels import DecoderKernels, TorchKernels
 from pliant.kernels.decoder_weights import SavedWeights
 from pliant.kernels.kv_slots import KVSlots

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pliant.kernels.sampling import Needs, RowLogprobs, Sampler, Sampling, keep_top_k, keep_top_p, uniform
+from pliant.kernels.decode_step import RowLogprobs
+from pliant.kernels.sampling import Needs, Sampler, Sampling, keep_top_k, keep_top_p, uniform
 from pliant.torchvision_mend import mend
 
 mend()

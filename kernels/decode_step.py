@@ -1,0 +1,70 @@
+"""One iteration of a decoder, as engine and executor speak of it. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Prefill(NamedTuple):
+    """A chunk of a prompt: `ids` are its tokens from position `start` on, which `slot` has stored all before."""
+
+    slot: int
+    start: int
+    ids: NDArray[np.int32]
+    last: bool
+    """Whether it ends the prompt, so that the answer's first token follows from it."""
+
+
+class Step(NamedTuple):
+    """One iteration: the prefills run first, and then, unless the window is empty, one token for each of its slots.
+
+    The window is the slots offset, …, offset + len(lengths) - 1. Every slot in it gets a row, those too whose row means
+    nothing: holes, and requests whose prompt is not stored whole or was completed in this very step. The engine ignores
+    these rows, and the executor sees to it that a slot whose `last` prefill is in the step keeps the token which that
+    gave it; such a slot decodes from the next step on.
+
+    `lengths[row]` counts the tokens that the slot has stored when its row is computed, that is *after* this step's
+    prefills, and must be less than max_length: the row stores a key and a value there, even when it means nothing. The
+    chunk or token that follows overwrites them. Give 0 for a hole.
+    """
+
+    prefills: tuple[Prefill, ...]
+    offset: int
+    lengths: NDArray[np.int32]
+    indices: NDArray[np.int64]
+    """By row of the window: the index in its answer of the token to be sampled (see `sampling`)."""
+    prefill_indices: NDArray[np.int64]
+    """The same for the `last` prefills, in their order."""
+
+
+class RowLogprobs(NamedTuple):
+    """Natural logarithms of the model's own probabilities, before temperature and filters."""
+
+    chosen: float
+    """Of the token that was chosen."""
+    top_ids: list[int]
+    """The likeliest tokens, likeliest first: as many as were asked for."""
+    top: list[float]
+    """Their log probabilities."""
+
+
+class Output(NamedTuple):
+    """What a step sampled."""
+
+    first: NDArray[np.int64]
+    """A token for each `last` prefill, in order."""
+    tokens: NDArray[np.int64]
+    """A token for each row of the window; see `Step` for those to ignore."""
+    first_logprobs: list[RowLogprobs | None] | None
+    logprobs: list[RowLogprobs | None] | None
+    """For each row what it asked for; None if no row asked."""
+
+
+class Launched(Protocol):
+    """A step under way."""
+
+    def result(self) -> Output:
+        """What it sampled, as soon as the device has it. Results are read in the order of the launches, once each."""
