@@ -7,9 +7,11 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import httpx
 import ray
 from ray import serve
 from ray.serve import Application
@@ -17,6 +19,7 @@ from ray.serve import Application
 from pliant import ray_settings
 
 _OBJECT_STORE_BYTES = 80 * 2**20
+_LOOK_S = 0.2
 
 
 @contextmanager
@@ -41,10 +44,27 @@ def cluster(applications: Mapping[str, Application], num_gpus: int = 0) -> Itera
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         targets = [serve.RunTarget(app, name=name, route_prefix=f"/{name}") for name, app in applications.items()]
         serve.run_many(targets)
+        for name in applications:
+            _wait_until_settled(f"http://127.0.0.1:{port}/{name}")
         yield f"http://127.0.0.1:{port}"
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_until_settled(address: str) -> None:
+    """Until all services of an application of ours can answer, and nothing is compiled in the background any more."""
+    while True:
+        response = httpx.get(f"{address}/stats", timeout=60)
+        if response.status_code == 404:
+            return  # a baseline, which has no such page
+        stats = response.raise_for_status().json()
+        reports = [report for view in stats["services"].values() for report in view["replicas"].values()]
+        refused = {name for name, cascade in stats["cascades"].items() if cascade["problem"]}
+        waiting = [name for name, state in stats["states"].items() if not state["ready"] and name not in refused]
+        if not waiting and not any(report["compiling"] for report in reports):
+            return
+        time.sleep(_LOOK_S)
 
 
 def _free_port() -> int:
