@@ -7,7 +7,10 @@ downloaded, and to be loaded.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 
 from ray import serve
@@ -15,6 +18,7 @@ from ray import serve
 from pliant.deployments.autoscaling import PLANNER
 from pliant.deployments.planner.calls import answer
 from pliant.deployments.planner.messages import Step
+from pliant.turns import LOADING, turn
 
 _EVERY_S = 0.5
 _ANSWER_WITHIN_S = 2.0
@@ -45,6 +49,23 @@ class Startup:
         self._step = None
         with suppress(TimeoutError):
             await asyncio.wait_for(self._telling, _ANSWER_WITHIN_S)
+
+    @asynccontextmanager
+    async def loading(self, folder: Path) -> AsyncIterator[None]:
+        """Wait until it is this replica's turn to load the model in `folder`.
+
+        As many replicas load at a time as there are CPUs: the first ones of each service before the second, small
+        models before large. So something answers soon, where all at once would take as long as all together.
+        """
+        rank = serve.get_replica_context().rank
+        urgency = (float(rank.rank if rank else 0), float(sum(file.stat().st_size for file in folder.glob("*"))))
+        turns = turn(self._service, lambda: urgency, self, LOADING, os.cpu_count() or 1)
+        await asyncio.to_thread(turns.__enter__)
+        try:
+            self("loading", 0.0)
+            yield
+        finally:
+            turns.__exit__(None, None, None)
 
     async def _tell(self) -> None:
         """Tell each step, and at last that there is none any more."""

@@ -46,7 +46,7 @@ class Jobs:
 
 
 def waiting(cache: Path) -> int:
-    return len(list((cache / "turns").glob("*.ticket")))
+    return len(list((cache / "turns" / "background").glob("*.ticket")))
 
 
 def until(cache: Path, number: int) -> None:
@@ -84,7 +84,7 @@ def test_urgency_is_asked_again(cache: Path) -> None:
         jobs.start("other", 3.0)
         until(cache, 2)
         urgency[0] = 1.0
-        while "[1.0]" not in [file.read_text() for file in (cache / "turns").glob("*.ticket")]:
+        while "[1.0]" not in [file.read_text() for file in (cache / "turns" / "background").glob("*.ticket")]:
             pass
     thread.join()
     jobs.join()
@@ -124,5 +124,30 @@ def test_an_interrupted_wait_leaves_the_queue(cache: Path) -> None:
         with pytest.raises(EnoughError), turn("impatient", lambda: (0.0,), enough):
             pass
         assert waiting(cache) == 0
+    with turn("next", lambda: (0.0,)):
+        pass
+
+
+def test_several_may_run_at_a_time(cache: Path) -> None:
+    entered = [turn(str(number), lambda: (0.0,), queue="loading", places=2) for number in range(2)]
+    for each in entered:
+        each.__enter__()
+    third = threading.Thread(target=lambda: turn("third", lambda: (0.0,), queue="loading", places=2).__enter__())
+    third.start()
+    while not list((cache / "turns" / "loading").glob("*.ticket")):
+        pass
+    with turn("another queue", lambda: (0.0,)):
+        pass
+    entered[1].__exit__(None, None, None)
+    third.join()
+    entered[0].__exit__(None, None, None)
+
+
+def test_it_may_be_left_in_another_thread() -> None:
+    entered = turn("here", lambda: (0.0,))
+    thread = threading.Thread(target=entered.__enter__)
+    thread.start()
+    thread.join()
+    entered.__exit__(None, None, None)
     with turn("next", lambda: (0.0,)):
         pass

@@ -36,7 +36,6 @@ from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.kernels import compiled_classifier, telling_classifier
-from pliant.models import Progress
 from pliant.policies.calibration import Floats
 
 LOADS = (0.2, 0.5, 0.8)
@@ -64,7 +63,7 @@ class Scale:
 class DynamicReplica(EncoderReplica):
     """Computes each text at its own length."""
 
-    def runtimes(self, config: EncoderConfig, progress: Progress) -> Runtimes:
+    def runtimes(self, config: EncoderConfig) -> Runtimes:
         kernel = telling_classifier if config.importance else compiled_classifier
         return Loaded(config, partial(kernel.load, models.fetch(config.model), dynamic=True))
 

@@ -23,20 +23,19 @@ from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.kernels import compiled_classifier
 from pliant.kernels.eager_classifier import EagerClassifier
 from pliant.kernels.runtime_cache import RuntimeSpec
-from pliant.models import Progress
 
 
 class EagerReplica(EncoderReplica):
     """Runs transformers' model as it comes, without padding."""
 
-    def runtimes(self, config: EncoderConfig, progress: Progress) -> Runtimes:
+    def runtimes(self, config: EncoderConfig) -> Runtimes:
         return Loaded(config, partial(_eager, models.fetch(config.model), config.device))
 
 
 class OnnxReplica(EncoderReplica):
     """Runs ONNX Runtime on a model exported with a dynamic length, without padding."""
 
-    def runtimes(self, config: EncoderConfig, progress: Progress) -> Runtimes:
+    def runtimes(self, config: EncoderConfig) -> Runtimes:
         assert config.lengths
         path = export(models.fetch(config.model), config.lengths[-1])
         return Loaded(config, partial(_OnnxRuntime, path, _providers(config.device)))

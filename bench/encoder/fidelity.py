@@ -28,7 +28,6 @@ from pliant.config import EncoderConfig, ServingConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
-from pliant.models import Progress
 from pliant.policies.even_plan import even_plan
 from pliant.policies.planning import Planner
 
@@ -68,7 +67,7 @@ class TimedRuntime:
 class TimedReplica(EncoderReplica):
     """Our replica, around timed runtimes."""
 
-    def runtimes(self, config: EncoderConfig, progress: Progress) -> Runtimes:
+    def runtimes(self, config: EncoderConfig) -> Runtimes:
         return Loaded(config, TimedRuntime)
 
 

@@ -15,7 +15,6 @@ from pliant.config import EncoderConfig, ServingConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
-from pliant.models import Progress
 
 _MOST_ONGOING = 1024
 _api = FastAPI()
@@ -38,7 +37,7 @@ class NoopRuntime:
 class NoopReplica(EncoderReplica):
     """Our replica, around a model that does nothing."""
 
-    def runtimes(self, config: EncoderConfig, progress: Progress) -> Runtimes:
+    def runtimes(self, config: EncoderConfig) -> Runtimes:
         labels = len(models.describe(models.fetch(config.model)).labels)
         return Loaded(config, lambda max_length: NoopRuntime(max_length, labels))
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from ray import serve
 
+from pliant import models
 from pliant.config import EncoderConfig
 from pliant.deployments.encoder.engine import Answer, Assignment, Engine, LoadError, Query, Refusal, Report, Runtimes
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.encoder.upgrades import CompiledLater, Upgrades
 from pliant.deployments.metrics import ReplicaMetrics
 from pliant.deployments.startup import Startup
-from pliant.models import Progress
 from pliant.policies.even_plan import even_plan
 from pliant.profile import Profile
 
@@ -34,12 +34,13 @@ class EncoderReplica:
         assert context.rank is not None
         self._service = service
         self._metrics = ReplicaMetrics(service)
-        async with Startup(service) as progress:
-            self._runtimes = await asyncio.to_thread(self.runtimes, config, progress)
-            progress("loading", 0.0)
-            self._engine = Engine(context.replica_id.unique_id, self._runtimes)
-            rank, lengths = context.rank.rank, self._runtimes.lengths
-            await self._start(even_plan(lengths, rank + 1)[rank] if rank < config.replicas.min else lengths[-1])
+        async with Startup(service) as startup:
+            folder = await asyncio.to_thread(models.fetch, config.model, progress=startup)
+            async with startup.loading(folder):
+                self._runtimes = await asyncio.to_thread(self.runtimes, config)
+                self._engine = Engine(context.replica_id.unique_id, self._runtimes)
+                rank, lengths = context.rank.rank, self._runtimes.lengths
+                await self._start(even_plan(lengths, rank + 1)[rank] if rank < config.replicas.min else lengths[-1])
         self._upgrades = None
         if isinstance(self._runtimes, CompiledLater):
             self._upgrades = Upgrades(service, self._engine, self._runtimes)
@@ -57,9 +58,9 @@ class EncoderReplica:
                 return
         raise RuntimeError(f"{self._service}: no runtime could be loaded: {self._engine.report()['failed']}")
 
-    def runtimes(self, config: EncoderConfig, progress: Progress) -> Runtimes:
+    def runtimes(self, config: EncoderConfig) -> Runtimes:
         """Where runtimes come from; may take long."""
-        return ModelRuntimes(config, progress)
+        return ModelRuntimes(config)
 
     async def infer(self, query: Query) -> Answer | Refusal:
         return await self._engine.infer(query)

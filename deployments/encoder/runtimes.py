@@ -24,11 +24,11 @@ class ModelRuntimes:
     are important, and should, answers without.
     """
 
-    def __init__(self, config: EncoderConfig, progress: models.Progress | None = None) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         self.profile: Profile | None = None
         """From which the lengths follow, if they do, once it is measured."""
         self._config = config
-        self._folder = models.fetch(config.model, progress=progress)
+        self._folder = models.fetch(config.model)
         self.device = device(config)
         self._telling = config.importance
         self._dynamic = False

@@ -27,11 +27,9 @@ from pliant.policies.request_scheduler import Scheduler
 logger = logging.getLogger("pliant")
 
 
-def assemble(config: LlmConfig, progress: models.Progress | None = None) -> Engine:
+def assemble(config: LlmConfig) -> Engine:
     """The engine, rehearsed, with the pinned adapters in memory. Raises what `executor.load` does, and ModelError."""
-    report = progress or (lambda _text, _done: None)
     folder = models.fetch(config.model)
-    report("loading", 0.0)
     most_rank = config.adapters.max_rank if config.adapters else 0
     budget = config.memory_mb and config.memory_mb * 2**20
     loaded = executor.load(
@@ -57,7 +55,7 @@ def assemble(config: LlmConfig, progress: models.Progress | None = None) -> Engi
     )
     engine.rehearse()
     if config.adapters:
-        _pin(engine, config.adapters, loaded.shape, report)
+        _pin(engine, config.adapters, loaded.shape)
     return engine
 
 
@@ -82,12 +80,12 @@ def _queues(config: LlmConfig) -> Queues[Answer, AdapterRef]:
     return MultiQueue(QueueClasses(config.slo_ms / 1e3))
 
 
-def _pin(engine: Engine, adapters: AdaptersConfig, shape: DecoderShape, report: models.Progress) -> None:
+def _pin(engine: Engine, adapters: AdaptersConfig, shape: DecoderShape) -> None:
     """Load the pinned adapters. What cannot be had is reported, and does not keep the rest from being served."""
     if not (adapters.folder and adapters.pinned):
         return
     try:
-        folder = models.fetch_adapters(adapters.folder, report)
+        folder = models.fetch_adapters(adapters.folder)
     except (ModelError, OSError) as error:
         logger.error("no adapters can be pinned: %s", error)
         return

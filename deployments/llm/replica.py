@@ -18,7 +18,6 @@ from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
 from pliant.deployments.llm.request import Piece
 from pliant.deployments.metrics import LlmReplicaMetrics
 from pliant.deployments.startup import Startup
-from pliant.models import Progress
 from pliant.policies.decode_admission import BusyError
 
 logger = logging.getLogger("pliant")
@@ -34,8 +33,10 @@ class LlmReplica:
         """Live tokens by gateway."""
         self._hangs_after_s = config.timeout_s / 2
         """What is left of an answer's time is another replica's."""
-        async with Startup(service) as progress:
-            self._loop = EngineLoop(await asyncio.to_thread(_assemble, config, progress), self._hangs_after_s)
+        async with Startup(service) as startup:
+            folder = await asyncio.to_thread(models.fetch, config.model, progress=startup)
+            async with startup.loading(folder):
+                self._loop = EngineLoop(await asyncio.to_thread(_assemble, config), self._hangs_after_s)
         report = self._loop.report()
         logger.info("%s: starts with %d slots of %d tokens", service, report["slots"], report["max_length"])
 
@@ -107,8 +108,7 @@ class LlmReplica:
             self._loop.close()
 
 
-def _assemble(config: LlmConfig, progress: Progress) -> Engine:
-    models.fetch(config.model, progress=progress)
+def _assemble(config: LlmConfig) -> Engine:
     from pliant.deployments.llm.assembly import assemble  # with torch, which a replica that waits can do without
 
-    return assemble(config, progress)
+    return assemble(config)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from ray import serve
 
+from pliant import models
 from pliant.config import VisionConfig
 from pliant.deployments.autoscaling import PLANNER
 from pliant.deployments.metrics import VisionReplicaMetrics
@@ -21,6 +23,7 @@ from pliant.deployments.vision.assembly import assemble
 from pliant.deployments.vision.messages import Answer, Refusal, Ticket
 from pliant.deployments.vision.report import ReplicaReport
 from pliant.deployments.vision.tasks import Settler
+from pliant.errors import ModelError
 from pliant.models import Progress
 
 logger = logging.getLogger("pliant")
@@ -38,24 +41,18 @@ class VisionReplica:
         self._service = service
         self._metrics = VisionReplicaMetrics(service)
         self._outstanding: Counter[str] = Counter()
-        async with Startup(service) as progress:
-            await self._start(service, config, progress)
+        async with Startup(service) as startup:
+            folder = await asyncio.to_thread(models.fetch_vision, config.model, progress=startup)
+            if config.tasks.folder:
+                with suppress(ModelError):  # the planner tells clients of it
+                    await asyncio.to_thread(models.fetch_tasks, config.tasks.folder, startup)
+            async with startup.loading(folder):
+                self._engine, tasks, self._useful = await assemble(service, config)
+            self._settler = Settler(service, tasks)
+            await self._begin(startup)
         self._following = asyncio.create_task(self._follow_for_ever())
         report = self._engine.report()
         logger.info("%s: starts with %d tasks on %s", service, len(report["tasks"]), report["backend"])
-
-    async def _start(self, service: str, config: VisionConfig, progress: Progress) -> None:
-        self._engine, tasks, self._useful = await assemble(service, config, progress)
-        self._settler = Settler(service, tasks)
-        planner = await asyncio.to_thread(serve.get_deployment_handle, PLANNER)  # it asks Serve's controller
-
-        async def news(me: str, seen: Seen, wait: bool) -> TaskNews:
-            news: TaskNews = await answer(planner.task_news.remote(me, seen, wait, self._settler.failed))
-            return news
-
-        self._board: BoardFollower[RegisteredTask] = BoardFollower(news, "tasks")
-        progress("loading tasks", 0.0)
-        await self._begin()
 
     async def classify(self, ticket: Ticket) -> Answer | Refusal:
         self._outstanding[ticket.gateway] += 1
@@ -89,8 +86,16 @@ class VisionReplica:
         failed = {task.name: reason for task, reason in self._settler.failed.items()}
         return ReplicaReport(**self._engine.report(), outstanding=outstanding, dropped=dropped, failed_tasks=failed)
 
-    async def _begin(self) -> None:
+    async def _begin(self, progress: Progress) -> None:
         """Follow the planner once; one that does not answer for long is done without, as images bring their tasks."""
+        progress("loading tasks", 0.0)
+        planner = await asyncio.to_thread(serve.get_deployment_handle, PLANNER)  # it asks Serve's controller
+
+        async def news(me: str, seen: Seen, wait: bool) -> TaskNews:
+            news: TaskNews = await answer(planner.task_news.remote(me, seen, wait, self._settler.failed))
+            return news
+
+        self._board: BoardFollower[RegisteredTask] = BoardFollower(news, "tasks")
         for _ in range(_FIRST_ATTEMPTS):
             if await self._follow(wait=False):
                 return

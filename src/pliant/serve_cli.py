@@ -81,7 +81,7 @@ def _check_port(cluster: ClusterConfig) -> None:
         with socket.create_server((cluster.host, cluster.port)):
             return
     except OSError as error:
-        reason = error.strerror
+        reason = os.strerror(error.errno or 0)
     try:
         if httpx.get(f"http://127.0.0.1:{cluster.port}/-/healthz", timeout=2).text == "success":
             return

@@ -1,8 +1,8 @@
-"""Heavy work on one machine, one job at a time: what trains a model or compiles a runtime takes its turn.
+"""Heavy work on one machine takes turns: what trains a model or compiles a runtime, and replicas that load.
 
 Several at once would only slow each other, and what already serves. Whoever waits says how urgent its job is; of those
-who wait when a job ends, the most urgent one is next. The queue is a folder of files in the cache, each locked by
-whoever waits: a process that dies leaves it.
+who wait when a job ends, the most urgent one is next. A queue is a folder of files in the cache, each locked by whoever
+waits: a process that dies leaves it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -23,33 +24,65 @@ _POLL_S = 0.2
 Urgency = tuple[float, ...]
 """The least is the most urgent."""
 
+BACKGROUND, LOADING = "background", "loading"
+"""Queues: of what trains and compiles; and of replicas that load, as many at a time as there are CPUs."""
+
 TRAIN, COMPILE = 0.0, 1.0
 """The first number of an urgency: nothing answers without a model, and a compiled one only answers faster."""
 
 
 @contextmanager
-def turn(job: str, urgency: Callable[[], Urgency], report: Progress | None = None) -> Iterator[None]:
-    """Wait until no other heavy job runs on this machine and none that waits is more urgent; then run within.
+def turn(
+    job: str,
+    urgency: Callable[[], Urgency],
+    report: Progress | None = None,
+    queue: str = BACKGROUND,
+    places: int = 1,
+) -> Iterator[None]:
+    """Wait until fewer than `places` jobs of `queue` run on this machine and none that waits is more urgent; then run.
 
-    `urgency` is asked again and again while this waits. `report` hears which job has the turn.
+    `urgency` is asked again and again while this waits. `report` hears which job has the turn. The thread that leaves
+    it may be another than the one that entered it.
     """
-    folder = cache_folder() / "turns"
+    folder = cache_folder() / "turns" / queue
     folder.mkdir(parents=True, exist_ok=True)
-    running = FileLock(folder / "running.lock")
+    place = None
     ticket = _Ticket(folder)
     try:
-        while not ticket.first(urgency()) or not _taken(running):
-            if report and (other := _read(folder / "running.json")):
-                report(f"waiting for {other}", 0.0)
-            time.sleep(_POLL_S)
+        while place is None:
+            if ticket.first(urgency()):
+                place = next((place for place in map(partial(_Place, folder), range(places)) if place.taken()), None)
+            if place is None:
+                if report and (other := _read(folder / "0.json")):
+                    report(f"waiting for {other}", 0.0)
+                time.sleep(_POLL_S)
     finally:
         ticket.give_up()
     try:
-        (folder / "running.json").write_text(json.dumps(job))
+        place.name(job)
         yield
     finally:
-        (folder / "running.json").unlink(missing_ok=True)
-        running.release()
+        place.give_up()
+
+
+class _Place:
+    """Where a job runs."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._job = folder / f"{number}.json"
+        self._lock = _lock(folder / f"{number}.lock")
+
+    def taken(self) -> bool:
+        """Whether it was free, and is held now."""
+        return _taken(self._lock)
+
+    def name(self, job: str) -> None:
+        """Tell others what runs."""
+        self._job.write_text(json.dumps(job))
+
+    def give_up(self) -> None:
+        self._job.unlink(missing_ok=True)
+        self._lock.release()
 
 
 class _Ticket:
@@ -57,10 +90,10 @@ class _Ticket:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._queue = FileLock(folder / "queue.lock")
+        self._queue = _lock(folder / "queue.lock")
         self._file = folder / f"{time.time_ns():020}-{uuid.uuid4().hex}.ticket"
         """Of two that are equally urgent, the older is next."""
-        self._mine = FileLock(self._file.with_suffix(".alive"))
+        self._mine = _lock(self._file.with_suffix(".alive"))
         with self._queue:
             self._mine.acquire()
 
@@ -79,7 +112,7 @@ class _Ticket:
     def _alive(self, file: Path) -> bool:
         if file == self._file:
             return True
-        lock = FileLock(file.with_suffix(".alive"))
+        lock = _lock(file.with_suffix(".alive"))
         if not _taken(lock):
             return True
         lock.release()
@@ -89,6 +122,10 @@ class _Ticket:
     def _remove(self, file: Path) -> None:
         for each in (file, file.with_suffix(".alive")):
             each.unlink(missing_ok=True)
+
+
+def _lock(file: Path) -> FileLock:
+    return FileLock(file, thread_local=False)
 
 
 def _taken(lock: FileLock) -> bool:

@@ -16,5 +16,5 @@ def test_a_missing_folder_of_adapters_keeps_no_model_from_being_served(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, pinned: tuple[str, ...], complaints: int
 ) -> None:
     nothing: Any = None
-    assembly._pin(nothing, AdaptersConfig(folder=str(tmp_path / "nothing"), pinned=pinned), nothing, lambda *_: None)
+    assembly._pin(nothing, AdaptersConfig(folder=str(tmp_path / "nothing"), pinned=pinned), nothing)
     assert caplog.text.count("no adapters can be pinned: ") == complaints
