@@ -58,7 +58,7 @@ class Startup:
         models before large. So something answers soon, where all at once would take as long as all together.
         """
         rank = serve.get_replica_context().rank
-        urgency = (float(rank.rank if rank else 0), float(sum(file.stat().st_size for file in folder.glob("*"))))
+        urgency = (float(rank.rank if rank else 0), _size(folder))
         turns = turn(self._service, lambda: urgency, self, LOADING, os.cpu_count() or 1)
         await asyncio.to_thread(turns.__enter__)
         try:
@@ -83,3 +83,8 @@ class Startup:
                 return
             await asyncio.sleep(_EVERY_S)
             quiet_s += _EVERY_S
+
+
+def _size(folder: Path) -> float:
+    """Bytes of the files in `folder`."""
+    return float(sum(file.stat().st_size for file in folder.glob("*")))
