@@ -74,6 +74,7 @@ class Runtime:
         self.backend = backend
         self.dynamic = dynamic or backend == "eager"
         self.importance = importance
+        self._narrowest = 1 if backend == "eager" else SHORTEST_DYNAMIC
         self._pad = pad
         self._vocabulary = vocabulary
         self._buffer = torch.ones(2 * max_length, dtype=torch.int64, pin_memory=backend == "cuda-graph")
@@ -94,7 +95,7 @@ class Runtime:
         length = len(ids)
         if not 0 < length <= self.max_length:
             raise ValueError(f"got {length} token ids; this runtime takes 1 to {self.max_length}")
-        width = max(length, SHORTEST_DYNAMIC) if self.dynamic else self.max_length
+        width = max(length, self._narrowest) if self.dynamic else self.max_length
         inputs = self._buffer[: 2 * width].view(2, width)  # compiled code takes no strides but its own
         row, mask = inputs.numpy()
         text = row[:length]
@@ -143,7 +144,11 @@ def load(
 
     model = EagerClassifier(spec.folder, device=device, dtype=dtype, importance=importance)
     return Runtime(
-        lambda inputs: model(inputs.to(device)).cpu(), "eager", max_length, importance=importance, **model.facts
+        lambda inputs: model.unpadded(inputs[0].to(device)).cpu(),
+        "eager",
+        max_length,
+        importance=importance,
+        **model.facts,
     )
 
 

@@ -8,20 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pliant.decoder_info import read_json, shape_of
 from pliant.decoder_shape import DecoderShape
 from pliant.errors import ModelError
-
-_FLOATS = ("F64", "F32", "F16", "BF16")
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-Size = tuple[int, ...]
+from pliant.kernels.saved_tensors import SavedTensors, Size
 
 
 @dataclass(frozen=True)
@@ -144,33 +138,14 @@ class SavedWeights(DecoderWeights):
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(read_shape(folder), dtype, device)
-        self._files: dict[str, Any] = {}
-        """By tensor: the open file that holds it."""
-        for file in _weight_files(folder):
-            try:
-                opened: Any = safe_open(file, framework="pt")
-            except (OSError, SafetensorError) as error:
-                raise ModelError(
-                    f"{file}: cannot be read as safetensors ({error}); download or save it again"
-                ) from None
-            self._files |= dict.fromkeys(opened.keys(), opened)
-        if problems := [problem for name in self.sizes if (problem := self._problem(name))]:
+        self._tensors = SavedTensors(folder)
+        if problems := [found for name, size in self.sizes.items() if (found := self._tensors.problem(name, size))]:
             more = f" (and {len(problems) - 3} more)" * (len(problems) > 3)
             told = "; ".join(problems[:3]) + more
             raise ModelError(f"{folder}: the weights do not fit the config.json: {told}; save the model again")
 
     def copy(self, name: str, into: Tensor) -> None:
-        into.copy_(self._files[name].get_tensor(name))
-
-    def _problem(self, name: str) -> str | None:
-        if name not in self._files:
-            return f"{name} is missing"
-        stored = self._files[name].get_slice(name)
-        if (size := tuple(stored.get_shape())) != self.sizes[name]:
-            return f"{name} is {list(size)} instead of {list(self.sizes[name])}"
-        if stored.get_dtype() not in _FLOATS:
-            return f"{name} is stored as {stored.get_dtype()} instead of one of {', '.join(_FLOATS)}"
-        return None
+        into.copy_(self._tensors[name])
 
 
 class RandomWeights(DecoderWeights):
@@ -188,11 +163,3 @@ def read_shape(folder: Path) -> DecoderShape:
     if not (config := folder / "config.json").is_file():
         raise ModelError(f"{folder}: has no config.json; choose a folder that transformers saved a model in")
     return shape_of(read_json(config), str(folder))
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    if (single := folder / _WEIGHTS).is_file():
-        return [single]
-    if (index := folder / _INDEX).is_file():
-        return [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
-    raise ModelError(f"{folder}: has neither {_WEIGHTS} nor {_INDEX}; save the model as safetensors there")

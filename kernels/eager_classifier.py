@@ -1,20 +1,18 @@
-"""A `transformers` sequence classifier as it comes: the reference for compiled runtimes, and their stand-in."""
+"""An uncompiled sequence classifier: what runtimes are compiled from and compared with, and what stands in for them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
+from torch import Tensor
 
-from pliant.errors import ModelError
-from pliant.kernels.importance import received
-from pliant.torchvision_mend import mend
+from pliant.decoder_info import read_json
+from pliant.encoder_shape import EncoderShape
+from pliant.kernels import encoder_weights
+from pliant.kernels.encoder_model import EncoderClassifier
 
 if TYPE_CHECKING:
-    from transformers.modeling_outputs import SequenceClassifierOutput
-
-
-_TRIAL = 8
-"""Tokens of the text that shows whether a model's attention weights can be had."""
+    from pliant.kernels.transformers_classifier import TransformersClassifier
 
 
 class Facts(TypedDict):
@@ -25,7 +23,8 @@ class Facts(TypedDict):
 
 
 class EagerClassifier(torch.nn.Module):
-    """The model as transformers runs it, with one tensor in and one out.
+    """The classifier in `folder`, with one tensor in and one out; transformers is imported only where `EncoderShape`
+    does not know the model.
 
     `forward` takes int64 (2, length), token ids above the attention mask, and returns float32 (labels,), or float32
     (labels + length,) if it is to give the `importance` of each token too (see `importance.received`).
@@ -34,52 +33,29 @@ class EagerClassifier(torch.nn.Module):
 
     def __init__(self, folder: Path, *, device: str, dtype: str, importance: bool = False) -> None:
         super().__init__()
-        mend()
-        from transformers import AutoModelForSequenceClassification
-
-        try:
-            model, report = AutoModelForSequenceClassification.from_pretrained(
-                folder,
-                dtype=getattr(torch, dtype),
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-                **({"attn_implementation": "eager"} if importance else {}),
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"{folder} cannot be read as a sequence classifier: {error}") from error
-        if report["missing_keys"]:
-            missing = ", ".join(sorted(report["missing_keys"]))
-            raise ModelError(f"{folder} is no trained sequence classifier: it has no weights for {missing}")
-        self.model = model.eval().requires_grad_(False).to(device)
         self.importance = importance
-        if importance:
-            self._check_attentions(folder)
+        self.model = _load(folder, device, getattr(torch, dtype), importance)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if not self.importance:
-            return self._logits(self.model(input_ids=inputs[:1], attention_mask=inputs[1:]))
-        output = self.model(input_ids=inputs[:1], attention_mask=inputs[1:], output_attentions=True)
-        return torch.cat([self._logits(output), received(output.attentions, inputs[1:])[0]])
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.model(inputs[:1], inputs[1:])
+        return found[0]
 
-    def _logits(self, output: "SequenceClassifierOutput") -> torch.Tensor:
-        assert output.logits is not None
-        return output.logits[0].float()
-
-    def _check_attentions(self, folder: Path) -> None:
-        inputs = torch.ones(2, _TRIAL, dtype=torch.int64, device=self.model.device)
-        output = self.model(input_ids=inputs[:1], attention_mask=inputs[1:], output_attentions=True)
-        weights = getattr(output, "attentions", None)
-        if not weights or any(layer is None or layer.shape[2:] != (_TRIAL, _TRIAL) for layer in weights):
-            raise ModelError(
-                f"{folder} does not tell how its tokens attend to each other, and so not which words are important: "
-                "choose an encoder with full attention in all layers, such as BERT, RoBERTa or DistilBERT"
-            )
+    @torch.inference_mode()
+    def unpadded(self, ids: Tensor) -> Tensor:
+        """What `forward` returns of int64 (length,) token ids without padding, sooner."""
+        found: Tensor = self.model(ids[None])
+        return found[0]
 
     @property
     def facts(self) -> Facts:
-        pad = self.model.config.pad_token_id
-        return {
-            "pad": 0 if pad is None else pad,
-            "vocabulary": self.model.get_input_embeddings().num_embeddings,
-        }
+        return {"pad": self.model.pad, "vocabulary": self.model.vocabulary}
+
+
+def _load(
+    folder: Path, device: str, dtype: torch.dtype, importance: bool
+) -> "EncoderClassifier | TransformersClassifier":
+    if shape := EncoderShape.from_config(read_json(folder / "config.json")):
+        return encoder_weights.load(folder, shape, device=device, dtype=dtype, importance=importance)
+    from pliant.kernels.transformers_classifier import TransformersClassifier
+
+    return TransformersClassifier(folder, device=device, dtype=dtype, importance=importance)

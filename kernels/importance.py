@@ -13,8 +13,15 @@ def received(attentions: Sequence[Tensor], mask: Tensor) -> Tensor:
     `transformers` returns them. `mask` [n, length] is 1 for a text's tokens and 0 for padding, which neither attends
     nor receives: a text's importance adds up to layers * heads * its length, however far it is padded.
     """
-    attending = mask.float().unsqueeze(-1)
     total = torch.zeros_like(mask, dtype=torch.float32)
     for weights in attentions:
-        total = total + (weights.sum(1, dtype=torch.float32) * attending).sum(1)
-    return total * mask
+        total = total + received_in(weights, mask)
+    return total
+
+
+def received_in(weights: Tensor, mask: Tensor | None) -> Tensor:
+    """The same of one layer; without a mask, nothing is padded."""
+    if mask is None:
+        return weights.sum((1, 2), dtype=torch.float32)
+    attending = mask.float().unsqueeze(-1)
+    return (weights.sum(1, dtype=torch.float32) * attending).sum(1) * mask

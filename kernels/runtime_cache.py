@@ -14,11 +14,12 @@ from pathlib import Path
 
 import torch
 
+from pliant import hub
 from pliant.cache import cache_folder, made_once
 from pliant.errors import ModelError
 from pliant.models import most_tokens
 
-RECIPE = 1
+RECIPE = 2
 """Raised whenever models are compiled in another way, so that older packages are left alone."""
 
 SHORTEST_DYNAMIC = 2
@@ -29,9 +30,10 @@ SHORTEST_DYNAMIC = 2
 class RuntimeSpec:
     """What a runtime is compiled for.
 
-    `folder` holds config.json and model.safetensors; `max_length` counts tokens; `device` is "cpu" or "cuda"; `dtype`
-    is "float32" or "bfloat16"; `threads` is the number of CPU threads of one forward pass. A `dynamic` runtime computes
-    each text at its own length, a static one at `max_length`. With `importance` it gives that of each token too.
+    `folder` holds config.json and weights as safetensors; `max_length` counts tokens; `device` is "cpu" or "cuda";
+    `dtype` is "float32" or "bfloat16"; `threads` is the number of CPU threads of one forward pass. A `dynamic` runtime
+    computes each text at its own length, a static one at `max_length`. With `importance` it gives that of each token
+    too.
     """
 
     folder: Path
@@ -44,9 +46,10 @@ class RuntimeSpec:
 
     def check(self) -> None:
         """Raise `ModelError` if no runtime can be made for this specification, whatever the machine."""
-        for file in (self.folder / "config.json", self.folder / "model.safetensors"):
-            if not file.is_file():
-                raise ModelError(f"{file} is missing: a classifier's folder holds config.json and model.safetensors")
+        if missing := hub.missing(self.folder):
+            raise ModelError(
+                f"{self.folder / missing[0]} is missing: a classifier's folder holds config.json and model.safetensors"
+            )
         if self.device not in ("cpu", "cuda"):
             raise ModelError(f"device {self.device!r} is unknown: choose cpu or cuda")
         if self.dtype not in ("float32", "bfloat16"):
@@ -62,10 +65,10 @@ class RuntimeSpec:
 
     def name(self) -> str:
         """The name of this specification's package on this machine; reads config.json, but no weights."""
-        weights = (self.folder / "model.safetensors").resolve()
+        weights = [(file.resolve(), file.stat()) for file in hub.weight_files(self.folder)]
         identity = [
             RECIPE,
-            [str(weights), weights.stat().st_size, weights.stat().st_mtime_ns],
+            [[str(file), found.st_size, found.st_mtime_ns] for file, found in weights],
             (self.folder / "config.json").read_text(),
             [self.max_length, self.device, self.dtype, self.threads, self.dynamic, *["importance"] * self.importance],
             torch.__version__,

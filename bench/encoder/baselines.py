@@ -21,8 +21,8 @@ from pliant.config import EncoderConfig
 from pliant.deployments.encoder.engine import Runtime, Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.kernels import compiled_classifier
-from pliant.kernels.eager_classifier import EagerClassifier
 from pliant.kernels.runtime_cache import RuntimeSpec
+from pliant.kernels.transformers_classifier import TransformersClassifier
 
 
 class EagerReplica(EncoderReplica):
@@ -39,6 +39,18 @@ class OnnxReplica(EncoderReplica):
         assert config.lengths
         path = export(models.fetch(config.model), config.lengths[-1])
         return Loaded(config, partial(_OnnxRuntime, path, _providers(config.device)))
+
+
+class _AsItComes(torch.nn.Module):
+    """transformers' model for token ids above their mask, int64 (2, length)."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        super().__init__()
+        self.classifier = TransformersClassifier(folder, device=device, dtype=torch.float32)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.classifier(inputs[:1], inputs[1:])
+        return found[0]
 
 
 class _OnnxRuntime:
@@ -65,7 +77,7 @@ def export(folder: Path, longest: int) -> Path:
 
     def build(made: Path) -> None:
         program = torch.onnx.export(
-            EagerClassifier(folder, device="cpu", dtype="float32").eval(),
+            _AsItComes(folder, "cpu"),
             (torch.ones(2, longest // 2, dtype=torch.int64),),
             dynamo=True,
             dynamic_shapes=({1: torch.export.Dim("length", min=2, max=longest)},),
@@ -89,11 +101,12 @@ def _providers(device: str) -> list[str]:
 
 def _eager(folder: Path, device: str, max_length: int) -> Runtime:
     torch.set_num_threads(1)
-    model = EagerClassifier(folder, device=device, dtype="float32")
+    model = _AsItComes(folder, device)
 
     @torch.inference_mode()
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = model(inputs.to(device))
         return logits.cpu()
 
-    return compiled_classifier.Runtime(forward, "eager", max_length, **model.facts)
+    pad, vocabulary = model.classifier.pad, model.classifier.vocabulary
+    return compiled_classifier.Runtime(forward, "eager", max_length, pad=pad, vocabulary=vocabulary)

@@ -85,11 +85,9 @@ def attention_agreements(profiled: Profiled, level: str, config: EncoderConfig) 
 
 def _read_eagerly(texts: Sequence[Words], config: EncoderConfig) -> list[Words]:
     import torch
-    from transformers.utils import logging
 
     from pliant.kernels.eager_classifier import EagerClassifier
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # there is another one
     folder = models.fetch(config.model)
     model = EagerClassifier(folder, device=config.device, dtype=config.dtype, importance=True)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -98,7 +96,6 @@ def _read_eagerly(texts: Sequence[Words], config: EncoderConfig) -> list[Words]:
     read = []
     for one in texts:
         encoding = tokenizer.encode(one.text)
-        ids = torch.tensor(encoding.ids, device=config.device)
-        output = model(torch.stack([ids, torch.ones_like(ids)])).cpu().numpy()
+        output = model.unpadded(torch.tensor(encoding.ids, device=config.device)).cpu().numpy()
         read += read_words([one.text], encoding, output[-len(encoding) :])
     return read

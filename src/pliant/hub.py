@@ -61,16 +61,19 @@ def missing(folder: Path) -> list[str]:
 
     Raises ModelError for an index that cannot be read.
     """
-    lacking = [] if (folder / CONFIG).is_file() else [CONFIG]
-    if (folder / WEIGHTS).is_file():
-        return lacking
-    if not (folder / INDEX).is_file():
-        return [*lacking, WEIGHTS]
+    files = [folder / CONFIG, *weight_files(folder)]
+    return [file.name for file in files if not file.is_file()]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold, or should hold, a model's weights. Raises ModelError for an index that cannot be read."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return [folder / WEIGHTS]
     try:
         names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ModelError(f"{folder / INDEX} is no index of weights; download or save the model again") from None
-    return lacking + [name for name in sorted(names) if not (folder / name).is_file()]
+    return [folder / name for name in sorted(names)]
 
 
 def has_tokenizer(folder: Path) -> bool:

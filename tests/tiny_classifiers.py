@@ -1,0 +1,59 @@
+"""Tiny untrained sequence classifiers, as transformers saves them and as it runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pliant.torchvision_mend import mend
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+VOCABULARY, LABELS, LAYERS, HEADS = 99, 3, 3, 2
+PAD = 1
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "num_labels": LABELS,
+    "initializer_range": 0.2,
+    "hidden_size": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 64,
+    "max_position_embeddings": 128,
+    "pad_token_id": PAD,
+}
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "albert": {"embedding_size": 16},
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
+    "distilbert": {"dim": 32, "n_layers": LAYERS, "n_heads": HEADS, "hidden_dim": 64},
+    "electra": {"embedding_size": 16},
+    "modernbert": {"global_attn_every_n_layers": 2, "local_attention": 8, "initializer_cutoff_factor": 1.0},
+}
+
+
+def save(folder: Path, kind: str, **options: Any) -> Path:
+    """`folder`, with a random classifier of that model type; `options` are of its config. All weights differ from 0."""
+    mend()
+    import transformers as hf
+
+    torch.manual_seed(0)
+    config = hf.AutoConfig.for_model(kind, **_COMMON | _SPECIAL.get(kind, {}) | options)
+    model = hf.AutoModelForSequenceClassification.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name.lower():
+            torch.nn.init.normal_(parameter, mean=float("norm" in name.lower() and "weight" in name), std=0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+def read(folder: Path) -> PreTrainedModel:
+    """The classifier in `folder` as transformers computes it step by step."""
+    mend()
+    import transformers as hf
+
+    model: PreTrainedModel = hf.AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager")
+    return model.eval()
