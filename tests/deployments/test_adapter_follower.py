@@ -18,6 +18,8 @@ from pliant.deployments.planner import board_follower
 from pliant.deployments.planner.board import Board, Seen
 from pliant.deployments.planner.messages import AdapterNews, Registered, Rejected
 
+pytestmark = pytest.mark.virtual_time
+
 
 def entry(name: str, revision: str = "1") -> Registered:
     return Registered("chat", AdapterRef(name, f"/adapters/{name}", revision, (8,) * 7), 5)

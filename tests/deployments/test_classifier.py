@@ -30,6 +30,8 @@ from pliant.models import ModelInfo
 from pliant.policies.admission import DeadlineError
 from pliant.policies.dispatch import NoRuntimeError
 
+pytestmark = pytest.mark.virtual_time
+
 LOGITS = np.array([0.0, 2.0, 1.0], dtype=np.float32)
 ANSWER = Answer(LOGITS.tobytes(), 8, 8)
 REPORT = report(4, version=9)

@@ -16,6 +16,8 @@ from pliant.deployments.llm.messages import Refusal
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.sampling import Sampling
 
+pytestmark = pytest.mark.virtual_time
+
 BUSY = Refusal("128 requests wait", 2.5)
 GREEDY = Generation("g", ids("hello"), 20, Sampling(temperature=0))
 SEEDED = Generation("s", ids("hello"), 20, Sampling(temperature=1, seed=11))

@@ -29,6 +29,8 @@ from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
 from pliant.errors import ModelError
 from pliant.sampling import Sampling
 
+pytestmark = pytest.mark.virtual_time
+
 GREEDY: dict[str, Any] = {"model": "chat", "prompt": "hello", "max_tokens": 12, "temperature": 0}
 MESSAGES: Any = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
 TALK: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "max_completion_tokens": 12, "temperature": 0}

@@ -16,6 +16,8 @@ from pliant.deployments.planner.messages import RegisteredTask
 from pliant.deployments.vision.messages import Answer, Refusal
 from pliant.deployments.vision.own_task import own_task
 
+pytestmark = pytest.mark.virtual_time
+
 WHITE = np.full((INFO.height, INFO.width, 3), 255, dtype=np.uint8)
 BLACK = np.zeros_like(WHITE)
 LATE = Answer(np.array([1, 0], dtype="<f4").tobytes(), 2, "late", 1)
