@@ -71,12 +71,12 @@ class Cluster:
         try:
             stats = self.get("/stats")
         except httpx.HTTPError as error:
-            stats = {"cascades": {"gateway": {"state": repr(error)}}}
-        found: dict[str, Any] = {"made": sorted(path.name for path in cache_folder().glob("*/*"))}
-        for kind in ("services", "language_models", "vision"):
-            for name, service in stats.get(kind, {}).items():
-                found[name] = {replica: report.get("max_length") for replica, report in service["replicas"].items()}
-        return found | {name: cascade["state"] for name, cascade in stats.get("cascades", {}).items()}
+            return {"gateway": repr(error)}
+        found: dict[str, Any] = {name: service["state"] for name, service in stats["states"].items()}
+        for name, service in stats["services"].items():
+            held = {replica: report["max_length"] for replica, report in service["replicas"].items()}
+            found[name] = f"{found[name]}; {held}"
+        return {**found, "made": sorted(path.name for path in cache_folder().glob("*/*"))}
 
     def classify(self, text: str | list[str], **parameters: Any) -> httpx.Response:
         body = {"inputs": text, "parameters": {"slo_ms": PATIENT_MS, **parameters}}
