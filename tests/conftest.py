@@ -31,7 +31,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    virtual = item.get_closest_marker("virtual_time")
+    virtual = item.get_closest_marker("virtual_time") and not item.get_closest_marker("real_time")
     return {"virtual": VirtualLoop} if virtual else {"real": asyncio.new_event_loop}
 
 

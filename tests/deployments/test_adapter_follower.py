@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from waiting import until
 
 from pliant.adapter_info import AdapterRef
 from pliant.deployments.gateway import adapter_follower
@@ -74,12 +75,6 @@ async def following(registry: Registry) -> AsyncIterator[AdapterFollower]:
         yield follower
     finally:
         task.cancel()
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture(autouse=True)
