@@ -2,11 +2,12 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: help install serve test lint zoo pytest format
+.PHONY: help install serve test check lint format
 
 help:
 	@echo "make serve    check cluster.yaml, train what the zoo lacks, start the cluster"
 	@echo "make test     lint, types and tests"
+	@echo "make check    lint, types and the unit tests of what differs from the main branch"
 	@echo "make install  only build .venv"
 	@echo "make format   rewrite the sources as 'make test' wants them"
 
@@ -23,17 +24,14 @@ serve: install
 lint: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+# One worker trains the models and asks the cluster that serves them, the others run the rest (tests/conftest.py).
+test: lint
+	$(BIN)/pytest -n auto
+
+check: lint
 	$(BIN)/mypy
-
-test: install
-	@$(MAKE) --no-print-directory --jobs=2 zoo pytest
-
-# The models that end-to-end tests serve: trained after linting, while other tests run.
-zoo: lint
-	$(BIN)/pliant zoo --train
-
-pytest: install
-	$(BIN)/pytest
+	@tests=$$($(BIN)/python tests/changed.py); if [ -n "$$tests" ]; then $(BIN)/pytest $$tests; else echo "no unit test to run"; fi
 
 format: install
 	$(BIN)/ruff check --fix

@@ -75,7 +75,7 @@ class Replica:
     dead: bool = False
     tickets: list[Ticket] = field(default_factory=list)
     live: int = 0
-    pause_s: float = 0.0
+    pause_s: float = 0.001
 
 
 class Replicas:

@@ -1,26 +1,48 @@
-"""An event loop whose time jumps to whatever happens next, so that hours pass in no time, and never vary."""
+"""An event loop whose time jumps to whatever happens next, so that hours pass in no time, and never vary.
+
+Tests run in it that are marked `virtual_time`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Only for what waits for timers and for itself: not for threads, sockets or processes."""
+    """While it is open, `time.monotonic` tells its time. What executors work on takes none, however long it takes.
+
+    Only for what waits for timers, executors and itself: not for other threads, sockets or processes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
+        self._working = 0
+        self._monotonic, time.monotonic = time.monotonic, self.time
+
+    def close(self) -> None:
+        time.monotonic = self._monotonic
+        super().close()
 
     def time(self) -> float:
         return self._now
 
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        self._working += 1
+        future = super().run_in_executor(executor, func, *args)
+        future.add_done_callback(self._worked)
+        return future
+
+    def _worked(self, _future: asyncio.Future[Any]) -> None:
+        self._working -= 1
+
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+        if not self._ready and self._scheduled and not self._working:  # type: ignore[attr-defined]
             self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
         super()._run_once()  # type: ignore[misc]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
+from waiting import HANGS_AFTER_S
 
 from pliant.bench.findings import interleaved
 from pliant.bench.llm import checkpoints, long_prompt, outcome, roofline
@@ -118,7 +119,7 @@ def test_instances_run_side_by_side_each_on_one_thread_of_torch() -> None:
 
     def generate(batch: Batch, recorder: Recorder) -> None:
         assert torch.get_num_threads() == 1
-        together.wait(timeout=10)
+        together.wait(HANGS_AFTER_S)
         recorder.note_all((index, request.tokens) for index, request in batch)
 
     assert ConcurrentInstances(generate).run(workload([1] * 4)).threads == 4

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from waiting import until
 
 from pliant.adapter_info import AdapterRef
 from pliant.deployments.gateway import adapter_follower
@@ -17,6 +18,8 @@ from pliant.deployments.gateway.openai_errors import OpenAIError
 from pliant.deployments.planner import board_follower
 from pliant.deployments.planner.board import Board, Seen
 from pliant.deployments.planner.messages import AdapterNews, Registered, Rejected
+
+pytestmark = pytest.mark.virtual_time
 
 
 def entry(name: str, revision: str = "1") -> Registered:
@@ -72,12 +75,6 @@ async def following(registry: Registry) -> AsyncIterator[AdapterFollower]:
         yield follower
     finally:
         task.cancel()
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture(autouse=True)

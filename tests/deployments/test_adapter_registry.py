@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from adapter_house import House, names, refused
 from peft_folders import SLOT_TOKEN_BYTES, adapter_folder, model_folder
+from waiting import until
 
 from pliant.deployments.planner import adapter_registry, ledger
 from pliant.deployments.planner.adapter_registry import AdapterRegistry
 from pliant.deployments.planner.board import Board
 from pliant.deployments.planner.messages import Registered
+
+pytestmark = pytest.mark.virtual_time
 
 
 @pytest.fixture
@@ -258,9 +261,7 @@ async def test_a_client_that_leaves_leaves_memory_and_disk_agreeing(
     await writing.wait()
     load.cancel()
     await asyncio.gather(load, return_exceptions=True)
-    async with asyncio.timeout(5):
-        while not names(registry):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: names(registry))
     assert names(await house.open()) == ["sql"]
 
 
@@ -373,8 +374,8 @@ async def test_a_change_waits_for_the_gateways_that_are_there() -> None:
         await asyncio.sleep(0)  # whoever can go on does so within a few turns
     assert not waiting.done(), "b has not heard"
     await board.follow("b", (life, 1), 0)
-    await asyncio.wait_for(waiting, 1)
+    await waiting
     board.put({"y": entry("y")})
     await board.spread(0.01)
     now = 11.0
-    await asyncio.wait_for(board.spread(5), 1)
+    await board.spread(5)

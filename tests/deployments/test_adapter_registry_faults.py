@@ -6,19 +6,22 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from adapter_house import House, names, refused
 from peft_folders import adapter_folder, model_folder
+from waiting import HANGS_AFTER_S, until
 
 from pliant import models
 from pliant.deployments.planner import adapter_folders, ledger
 from pliant.deployments.planner import registry as core
 from pliant.deployments.planner.planner import Planner
 from pliant.errors import ModelError
+
+pytestmark = pytest.mark.virtual_time
 
 
 @pytest.fixture
@@ -40,25 +43,22 @@ def other(house: House, **adapters: Any) -> dict[str, Any]:
     return {"other": {"kind": "llm", "model": house.model, "max_length": 64, "adapters": given}}
 
 
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
+@pytest.mark.real_time
 async def test_reads_that_hang_block_no_change(
     house: House, monkeypatch: pytest.MonkeyPatch, answering: threading.Event
 ) -> None:
     adapter_folder(house.adapters / "sql")
     registry = await house.open()
     monkeypatch.setattr(core, "_READ_WITHIN_S", 0.05)
+    monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
     monkeypatch.setattr(adapter_folders, "read_adapter", lambda *_: answering.wait())
     loads = [refused(registry.load(f"x{index}", "sql"), "could not be read within") for index in range(6)]
     assert await asyncio.gather(*loads) == [503] * 6
-    await asyncio.wait_for(registry.unload("sql"), 5)
+    await registry.unload("sql")
     assert names(registry) == []
 
 
+@pytest.mark.real_time
 async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
     house: House, monkeypatch: pytest.MonkeyPatch, answering: threading.Event
 ) -> None:
@@ -79,7 +79,7 @@ async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
     answering.set()
     await until(lambda: names(registry) == ["law"])
     assert names(await house.open()) == ["law"], "memory and disk agree"
-    monkeypatch.setattr(core, "_CHANGE_WITHIN_S", 5)
+    monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
     await registry.unload("law")
 
 
@@ -231,7 +231,7 @@ async def test_weights_that_were_written_over_are_known_after_a_start(house: Hou
     (house.more / "spoilt" / "adapter_model.safetensors").unlink()
     registry = await house.open()
     assert registry.board.entries == entries, "believed at first"
-    await asyncio.wait_for(registry._refresh, 10)
+    await registry._refresh
     entry = registry.board.entries["sql"]
     assert entry.adapter.rank == 8
     assert entry.adapter.revision != entries["sql"].adapter.revision

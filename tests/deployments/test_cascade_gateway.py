@@ -21,6 +21,8 @@ from pliant.policies.calibration import softmax
 from pliant.policies.cascade_candidates import Candidate
 from pliant.pruning import Words
 
+pytestmark = pytest.mark.virtual_time
+
 PLAIN = ClassifyParameters()
 TEXTS = [text.text for text in texts(60)]
 

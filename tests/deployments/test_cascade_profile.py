@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scripted_cascade import LABELS, TOO_LONG, Levels, Model, texts
+from waiting import HANGS_AFTER_S
 
 from pliant.config import CascadeConfig, EncoderConfig
 from pliant.deployments.cascade.choice import choose_for
@@ -225,7 +226,7 @@ async def test_a_level_that_is_lost_ends_the_profile_and_its_thread(search_retur
     failing.logits = once_pruned  # type: ignore[method-assign]
     with pytest.raises(ConnectionError):
         await measured(reader)
-    assert await asyncio.to_thread(search_returned.wait, 10)
+    assert await asyncio.to_thread(search_returned.wait, HANGS_AFTER_S)
 
 
 async def test_a_profile_can_be_cancelled_while_it_rereads(search_returned: threading.Event) -> None:
@@ -239,12 +240,12 @@ async def test_a_profile_can_be_cancelled_while_it_rereads(search_returned: thre
 
     told = [Level("small", LABELS, True), Level("large", LABELS, False)]
     task = asyncio.create_task(profile(reader, told, *split(TEXTS, 0), 0, True, progress))
-    await asyncio.wait_for(rereading.wait(), 20)
+    await rereading.wait()
     assert not search_returned.is_set()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(search_returned.wait, 10)
+    assert await asyncio.to_thread(search_returned.wait, HANGS_AFTER_S)
 
 
 async def test_a_profile_is_kept_whole(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from pliant.deployments.gateway import follower
 from pliant.deployments.gateway.follower import Follower, Tally
 from pliant.deployments.planner.messages import Guidance, News
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Planner:
     """Answers with `guidance` whenever `turn` is set; raises it if it is an error."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from scripted import MAX_LENGTH, TOKENIZER, Replica, Replicas, ids, language_model, report, said
+from waiting import until
 
 from pliant.adapter_info import AdapterRef
 from pliant.deployments.gateway.errors import RequestError
@@ -15,6 +15,8 @@ from pliant.deployments.gateway.openai_errors import OpenAIError
 from pliant.deployments.llm.messages import Refusal
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.sampling import Sampling
+
+pytestmark = pytest.mark.virtual_time
 
 BUSY = Refusal("128 requests wait", 2.5)
 GREEDY = Generation("g", ids("hello"), 20, Sampling(temperature=0))
@@ -24,12 +26,6 @@ SEEDED = Generation("s", ids("hello"), 20, Sampling(temperature=1, seed=11))
 async def answer(folder: Path, replicas: Replicas, generation: Generation = GREEDY, **options: float) -> Piece:
     model = language_model(folder, replicas, **options)
     return merged([piece async for piece in model.answer(generation)])
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not reached():  # noqa: ASYNC110  # what is waited for knows of no event
-            await asyncio.sleep(0.001)
 
 
 async def test_an_answer_comes_whole(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_executor import EOS, SLOT_BYTES, ScriptedAdapters, ScriptedExecutor, adapter, byte_tokenizer, expected
+from waiting import HANGS_AFTER_S
 
 from pliant.adapter_info import AdapterRef
 from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadError, Loaded
@@ -31,7 +32,6 @@ from pliant.sampling import Sampling
 TOKENIZER = byte_tokenizer()
 MAX_LENGTH = 48
 ORDERS = ("fifo", "sjf", "multi_queue")
-LIMIT_S = 20.0
 
 
 class Clock:
@@ -531,7 +531,7 @@ class Gate(ScriptedAdapters):
         self.opened = threading.Event()
 
     def stage(self, ref: AdapterRef) -> torch.Tensor:
-        assert self.opened.wait(LIMIT_S)
+        assert self.opened.wait(HANGS_AFTER_S)
         return super().stage(ref)
 
 
@@ -546,9 +546,9 @@ def test_the_loader_loads_in_order_and_hands_over_once() -> None:
     assert loader.finished() == []
     source.opened.set()
     finished: list[Loaded] = []
-    until = time.monotonic() + LIMIT_S
+    until = time.monotonic() + HANGS_AFTER_S
     while len(finished) < 3 and time.monotonic() < until:
-        loader.wait(LIMIT_S)
+        loader.wait(HANGS_AFTER_S)
         finished += loader.finished()
     assert [loaded.ref for loaded in finished] == refs
     assert [isinstance(loaded.blob, torch.Tensor) for loaded in finished] == [True, False, True]
@@ -566,7 +566,7 @@ def test_a_load_without_end_is_given_up_with_those_behind_it_until_it_ends() -> 
     loader.begin(adapter("p", folder="slow"))
     loader.begin(adapter("q"))
     finished: list[Loaded] = []
-    until = time.monotonic() + LIMIT_S
+    until = time.monotonic() + HANGS_AFTER_S
     while len(finished) < 2 and time.monotonic() < until:
         finished += loader.finished()
     loader.begin(adapter("r"))
@@ -574,12 +574,13 @@ def test_a_load_without_end_is_given_up_with_those_behind_it_until_it_ends() -> 
     assert [loaded.ref.name for loaded in finished] == ["p", "q", "r"]
     for loaded in finished:
         assert isinstance(loaded.blob, AdapterLoadError)
-        assert f"adapter {loaded.ref.name} cannot be loaded: slow has been read for 0 s" in str(loaded.blob)
+        assert f"adapter {loaded.ref.name} cannot be loaded: slow has been read for" in str(loaded.blob)
     assert loader.loading_s() > 0.01
     assert loader.pending == 0
     source.opened.set()
+    loader.limit_s = HANGS_AFTER_S
     loader.begin(adapter("s"))
-    loader.wait(LIMIT_S)
+    loader.wait(HANGS_AFTER_S)
     assert [(loaded.ref.name, isinstance(loaded.blob, torch.Tensor)) for loaded in loader.finished()] == [("s", True)]
     loader.close()
 
@@ -596,7 +597,7 @@ def test_requests_do_not_wait_for_a_load_without_end() -> None:
     engine.limit_loads(0.01)
     engine.add(generation("a", adapter("p")))
     items: list[tuple[str, Piece | Exception]] = []
-    until = time.monotonic() + LIMIT_S
+    until = time.monotonic() + HANGS_AFTER_S
     while engine.busy and time.monotonic() < until:
         items += engine.step()
     assert [(id, type(item)) for id, item in items] == [("a", AdapterLoadError)]
@@ -673,7 +674,7 @@ def test_an_engine_with_a_thread_that_loads() -> None:
     for each in wanted:
         engine.add(each)
     pieces: dict[str, list[Piece]] = {each.id: [] for each in wanted}
-    until = time.monotonic() + LIMIT_S
+    until = time.monotonic() + HANGS_AFTER_S
     while engine.busy and time.monotonic() < until:
         for id, item in engine.step():
             assert isinstance(item, Piece), item

@@ -30,6 +30,8 @@ from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
 from pliant.errors import ModelError
 from pliant.sampling import Sampling
 
+pytestmark = pytest.mark.virtual_time
+
 GREEDY: dict[str, Any] = {"model": "chat", "prompt": "hello", "max_tokens": 12, "temperature": 0}
 MESSAGES: Any = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
 TALK: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "max_completion_tokens": 12, "temperature": 0}
@@ -378,7 +380,7 @@ async def test_a_client_that_leaves_a_stream_ends_it(tmp_path: Path, choices: in
         "headers": [(b"content-type", b"application/json")],
         "asgi": {"version": "3.0", "spec_version": "2.3"},
     }
-    await asyncio.wait_for(app(scope, receive, send), 10)
+    await app(scope, receive, send)
     await asyncio.sleep(0.01)
     assert replicas.replicas["a"].live == 0
     assert len(sent) < 20

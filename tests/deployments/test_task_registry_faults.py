@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from task_house import House, names, refused
 from vision_folders import vision_folder, vision_model
+from waiting import HANGS_AFTER_S, until
 
 from pliant import models
 from pliant.deployments.planner import ledger, task_shelf
@@ -19,6 +20,8 @@ from pliant.deployments.planner import registry as core
 from pliant.deployments.planner.planner import Planner
 from pliant.deployments.planner.task_registry import TaskRegistry
 from pliant.errors import ModelError
+
+pytestmark = pytest.mark.virtual_time
 
 
 @pytest.fixture(scope="module")
@@ -48,27 +51,24 @@ def other(house: House, **changes: Any) -> dict[str, Any]:
     return {"other": {"kind": "vision", "model": str(house.model), "tasks": tasks, **changes}}
 
 
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
+@pytest.mark.real_time
 async def test_reads_that_hang_block_no_change(
     house: House, monkeypatch: pytest.MonkeyPatch, answering: threading.Event
 ) -> None:
     house.task(house.tasks / "found")
     registry = await house.open()
     monkeypatch.setattr(core, "_READ_WITHIN_S", 0.05)
+    monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
     monkeypatch.setattr(task_shelf, "read_task", lambda *_: answering.wait())
     loads = [refused(registry.load("digits", f"x{index}", "found"), "could not be read within") for index in range(6)]
     assert await asyncio.gather(*loads) == [503] * 6
-    await asyncio.wait_for(registry.unload("digits", "found"), 5)
+    await registry.unload("digits", "found")
     assert names(registry) == []
     monkeypatch.setattr(TaskRegistry, "most_reading", 0)
     assert await refused(registry.load("digits", "x", "found"), "0 tasks are being loaded; retry later") == 429
 
 
+@pytest.mark.real_time
 async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
     house: House, monkeypatch: pytest.MonkeyPatch, answering: threading.Event
 ) -> None:
@@ -90,7 +90,7 @@ async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
     answering.set()
     await until(lambda: names(registry) == ["digits/two"])
     assert names(await house.open()) == ["digits/two"], "memory and disk agree"
-    monkeypatch.setattr(core, "_CHANGE_WITHIN_S", 5)
+    monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
     await registry.unload("digits", "two")
 
 

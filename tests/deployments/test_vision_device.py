@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scripted_vision import INFO
 from vision_folders import task_folder
+from waiting import HANGS_AFTER_S
 
 from pliant.deployments.vision import device as device_module
 from pliant.deployments.vision.device import ExecutorDevice
@@ -143,7 +144,7 @@ async def test_batches_come_before_measuring(info: VisionInfo, executor: Executo
     image, may_end, run = bytes(info.height * info.width * info.channels), threading.Event(), executor.run
 
     def slow(images: Any, tasks: Sequence[str], gamma: int) -> Sequence[Any]:
-        assert may_end.wait(10)
+        assert may_end.wait(HANGS_AFTER_S)
         return run(images, tasks, gamma)
 
     executor.run = slow  # type: ignore[method-assign]
@@ -167,12 +168,12 @@ async def test_a_batch_is_told_to_wait_for_the_images_that_are_measured_with(
 
     def slow(images: Any, tasks: Sequence[str], gamma: int) -> Sequence[Any]:
         begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(HANGS_AFTER_S)
         return run(images, tasks, gamma)
 
     executor.run = slow  # type: ignore[method-assign]
     measuring = asyncio.create_task(device.measure(found.ref))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, HANGS_AFTER_S)
     ready = asyncio.create_task(device.ready())
     await asyncio.sleep(0.01)
     assert not ready.done()
@@ -186,7 +187,7 @@ async def test_a_folder_that_does_not_answer_is_given_up(
 ) -> None:
     monkeypatch.setattr(device_module, "_READ_WITHIN_S", 0.05)
     answers = threading.Event()
-    monkeypatch.setattr(executor, "stage", lambda _: answers.wait(10))
+    monkeypatch.setattr(executor, "stage", lambda _: answers.wait(HANGS_AFTER_S))
     with pytest.raises(TaskError, match=r"could not be read in 0\.05 s"):
         await device_of(executor).load(task(info, tmp_path / "a").ref)
     answers.set()

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from scripted_vision import INFO, Replicas, Reply, TaskPlanner, brightness, service, task
+from waiting import HANGS_AFTER_S
 
 from pliant.deployments.gateway.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError, RequestError
 from pliant.deployments.gateway.parameters import VisionParameters
 from pliant.deployments.planner.messages import RegisteredTask
 from pliant.deployments.vision.messages import Answer, Refusal
 from pliant.deployments.vision.own_task import own_task
+
+pytestmark = pytest.mark.virtual_time
 
 WHITE = np.full((INFO.height, INFO.width, 3), 255, dtype=np.uint8)
 BLACK = np.zeros_like(WHITE)
@@ -185,23 +188,25 @@ async def test_one_bad_image_fails_the_request_and_frees_the_replicas() -> None:
     assert ("parity", 415) in recorder.events
 
 
+@pytest.mark.real_time
 async def test_an_image_that_cannot_be_read_in_time_is_refused_then(monkeypatch: pytest.MonkeyPatch) -> None:
     vision, *_ = service()
     reading = threading.Event()
-    monkeypatch.setattr(vision.reader, "fit", lambda _: reading.wait(10))
+    monkeypatch.setattr(vision.reader, "fit", lambda _: reading.wait(HANGS_AFTER_S))
     try:
         error = await refused(vision.classify([WHITE[:4]], VisionParameters(slo_ms=50.0)))
-        assert await vision.classify([WHITE], VisionParameters()), "this needs no thread"
+        assert await vision.classify([WHITE], VisionParameters(slo_ms=60_000.0)), "this needs no thread"
     finally:
         reading.set()
     assert (error.status, error.reason[:45]) == (504, "digits could not read the image in time: 1 ar")
 
 
+@pytest.mark.real_time
 async def test_large_images_do_not_hold_up_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     vision, *_ = service()
     reading = threading.Event()
     monkeypatch.setattr(vision.reader, "decode_quick", lambda file: WHITE if file == b"small" else None)
-    monkeypatch.setattr(vision.reader, "decode", lambda _: WHITE if reading.wait(10) else None)
+    monkeypatch.setattr(vision.reader, "decode", lambda _: WHITE if reading.wait(HANGS_AFTER_S) else None)
     large = [asyncio.create_task(vision.classify([b"large"], VisionParameters(slo_ms=60_000.0))) for _ in range(3)]
     await asyncio.sleep(0.01)
     assert await vision.classify([b"small"], VisionParameters(slo_ms=60_000.0))

@@ -24,6 +24,8 @@ from pliant.deployments.planner.planner import Planner
 from pliant.deployments.vision.tasks import Settler, Tasks
 from pliant.vision_task import WEIGHTS
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,11 +19,14 @@ from typing import Any
 
 import httpx
 import psutil
-import pytest
 import yaml
+from waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S, wait_until
+
+from pliant.cache import cache_folder
 
 ROOT = Path(__file__).parents[2]
-READY_WITHIN_S = 600
+PATIENT_MS = 1_000_000
+"""An slo_ms that no machine misses."""
 
 
 @dataclass
@@ -41,21 +43,44 @@ class Cluster:
         """host:port, as tritonclient wants it."""
         return self.address.removeprefix("http://")
 
-    def stats(self, service: str = "topics") -> dict[str, dict[str, Any]]:
-        """The gateway's view of the service's replicas, by replica id."""
-        return self._service(service)["replicas"]
+    def get(self, path: str) -> Any:
+        """The JSON there."""
+        return httpx.get(f"{self.address}{path}", timeout=HANGS_AFTER_S).raise_for_status().json()
+
+    def metrics(self) -> str:
+        """The gateway's page for Prometheus."""
+        return httpx.get(f"{self.address}/metrics", timeout=HANGS_AFTER_S).raise_for_status().text
+
+    def ray_metrics(self) -> list[str]:
+        """The lines of Ray's own page for Prometheus."""
+        port = next(self.ray_folder.glob("ray/session_latest/metrics_export_port_*")).read_text()
+        return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=HANGS_AFTER_S).text.splitlines()
+
+    def stats(self, service: str = "topics", kind: str = "services") -> dict[str, dict[str, Any]]:
+        """The gateway's view of the service's replicas, by replica id; `kind` is a key of /stats."""
+        replicas: dict[str, dict[str, Any]] = self.get("/stats")[kind][service]["replicas"]
+        return replicas
 
     def plan(self, service: str = "topics") -> dict[str, Any]:
         """What the planner last said of the service."""
-        return self._service(service)["plan"]
+        plan: dict[str, Any] = self.get("/stats")["services"][service]["plan"]
+        return plan
 
-    def _service(self, service: str) -> dict[str, Any]:
-        response = httpx.get(f"{self.address}/stats", timeout=10)
-        return response.raise_for_status().json()["services"][service]
+    def progress(self) -> dict[str, Any]:
+        """What changes for as long as the cluster gets anywhere, but not with every request: for `wait_until`."""
+        try:
+            stats = self.get("/stats")
+        except httpx.HTTPError as error:
+            return {"gateway": repr(error)}
+        found: dict[str, Any] = {name: service["state"] for name, service in stats["states"].items()}
+        for name, service in stats["services"].items():
+            held = {replica: report["max_length"] for replica, report in service["replicas"].items()}
+            found[name] = f"{found[name]}; {held}"
+        return {**found, "made": sorted(path.name for path in cache_folder().glob("*/*"))}
 
     def classify(self, text: str | list[str], **parameters: Any) -> httpx.Response:
-        body = {"inputs": text, "parameters": parameters}
-        return httpx.post(f"{self.address}/models/topics", json=body, timeout=60)
+        body = {"inputs": text, "parameters": {"slo_ms": PATIENT_MS, **parameters}}
+        return httpx.post(f"{self.address}/models/topics", json=body, timeout=HANGS_AFTER_S)
 
     def ray(self, script: str) -> str:
         """What `script` prints, run by a driver of its own inside this cluster's Ray."""
@@ -64,7 +89,7 @@ class Cluster:
             env={**environment(self.ray_folder), "RAY_ADDRESS": self._ray_address},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PROCESS_HANGS_AFTER_S,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -76,7 +101,8 @@ class Cluster:
     def serve(self, command: str, *arguments: str) -> str:
         """What `serve COMMAND` prints, asked of this cluster's dashboard."""
         call = [Path(sys.executable).with_name("serve"), command, "-a", f"http://{self._dashboard}", *arguments]
-        done = subprocess.run(call, env=environment(self.ray_folder), capture_output=True, text=True, timeout=60)
+        variables = environment(self.ray_folder)
+        done = subprocess.run(call, env=variables, capture_output=True, text=True, timeout=PROCESS_HANGS_AFTER_S)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -151,14 +177,22 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             child.kill()
 
 
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended yet."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def wait_until_ready(cluster: Cluster, log: Path) -> None:
-    deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline:
-        assert cluster.process.poll() is None, log.read_text()[-4000:]
+    def ready() -> bool:
+        assert cluster.process.poll() is None, "it has ended"
         try:
-            if httpx.get(f"{cluster.address}/v2/health/ready", timeout=5).status_code == 200:
-                return
+            return httpx.get(f"{cluster.address}/v2/health/ready", timeout=HANGS_AFTER_S).status_code == 200
         except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    pytest.fail(f"the cluster was not ready within {READY_WITHIN_S} s:\n{log.read_text()[-4000:]}")
+            return False
+
+    try:
+        wait_until(ready, cluster.progress)
+    except AssertionError as error:
+        raise AssertionError(f"the cluster is not ready: {error}\n{log.read_text()[-4000:]}") from None

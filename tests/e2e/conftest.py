@@ -1,20 +1,48 @@
-"""One real cluster for all end-to-end tests: the repository's own cluster.yaml, to which tasks may be added."""
+"""One real cluster for all end-to-end tests but those of several nodes: the repository's own cluster.yaml, and more.
+
+What is more: a folder from which tasks may be loaded, a random language model with many adapters, and two cascades
+whose profile is given. Nothing gives up because the machine is slow.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from e2e.cluster import ROOT, Cluster, serving
+from e2e import given_cascades
+from e2e.adapter_oracle import NAME, Oracle
+from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
+from waiting import PROCESS_HANGS_AFTER_S
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    return Oracle(tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Iterator[Cluster]:
+    pliant = Path(sys.executable).with_name("pliant")
+    subprocess.run([pliant, "zoo", "--train"], check=True, stdout=subprocess.PIPE, timeout=PROCESS_HANGS_AFTER_S)
     folder = tmp_path_factory.mktemp("cluster")
-    tasks = content["applications"][0]["args"]["services"]["digits"]["tasks"]
-    added = {"folder": tasks, "roots": [str(folder / "tasks")], "registry": str(folder / "tasks.json")}
-    content["applications"][0]["args"]["services"]["digits"]["tasks"] = added
-    with serving(content, folder) as started:
+    content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    args = content["applications"][0]["args"]
+    services: dict[str, Any] = args["services"]
+    services["digits"]["tasks"] = {
+        "folder": services["digits"]["tasks"],
+        "roots": [str(folder / "tasks")],
+        "registry": str(folder / "tasks.json"),
+    }
+    services[NAME] = oracle.service()
+    for service in services.values():
+        if service["kind"] != "cascade":
+            service["timeout_s"] = PROCESS_HANGS_AFTER_S
+        if service["kind"] == "llm":
+            service["slo_ms"] = PATIENT_MS
+    with given_cascades.added(args), serving(content, folder) as started:
         yield started

@@ -9,6 +9,7 @@ from e2e.cluster import Cluster
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from tritonclient.utils import InferenceServerException
+from waiting import HANGS_AFTER_S
 
 TEXT = "The yield expression is used when defining a generator function"
 
@@ -36,7 +37,7 @@ def test_hugging_face_client_is_told_what_was_wrong(cluster: Cluster) -> None:
 
 
 def test_triton_client_binary_and_json_agree(cluster: Cluster) -> None:
-    client = triton.InferenceServerClient(cluster.host)
+    client = triton.InferenceServerClient(cluster.host, network_timeout=HANGS_AFTER_S)
     texts = [TEXT, "An assignment statement evaluates the expression list", "x" * 300]
     binary = client.infer("topics", [text_input(texts)], request_id="7")
     outputs = [triton.InferRequestedOutput(name, binary_data=False) for name in ("label", "score")]
@@ -52,20 +53,20 @@ def test_triton_client_binary_and_json_agree(cluster: Cluster) -> None:
 
 
 def test_triton_client_as_in_the_readme(cluster: Cluster) -> None:
-    client = triton.InferenceServerClient(cluster.host)
+    client = triton.InferenceServerClient(cluster.host, network_timeout=HANGS_AFTER_S)
     texts = ["Return a copy of the string", "Set a breakpoint, then step"]
     answer = client.infer("topics", [text_input(texts)], parameters={"top_k": 1})
     assert answer.as_numpy("label").tolist() == [[b"strings"], [b"debugger"]]
 
 
 def test_triton_client_compressed(cluster: Cluster) -> None:
-    client = triton.InferenceServerClient(cluster.host)
+    client = triton.InferenceServerClient(cluster.host, network_timeout=HANGS_AFTER_S)
     answer = client.infer("topics", [text_input([TEXT])], request_compression_algorithm="gzip", parameters={"top_k": 1})
     assert answer.as_numpy("label").tolist() == [[b"expressions"]]
 
 
 def test_triton_client_health_and_metadata(cluster: Cluster) -> None:
-    client = triton.InferenceServerClient(cluster.host)
+    client = triton.InferenceServerClient(cluster.host, network_timeout=HANGS_AFTER_S)
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("topics")
@@ -76,7 +77,7 @@ def test_triton_client_health_and_metadata(cluster: Cluster) -> None:
 
 
 def test_triton_client_is_told_what_was_wrong(cluster: Cluster) -> None:
-    client = triton.InferenceServerClient(cluster.host)
+    client = triton.InferenceServerClient(cluster.host, network_timeout=HANGS_AFTER_S)
     with pytest.raises(InferenceServerException, match="no model 'nothing'; there are: topics"):
         client.infer("nothing", [text_input([TEXT])])
     with pytest.raises(InferenceServerException, match="at most 64 are allowed"):
@@ -85,6 +86,8 @@ def test_triton_client_is_told_what_was_wrong(cluster: Cluster) -> None:
 
 def test_both_protocols_give_the_same_scores(cluster: Cluster) -> None:
     hugging_face = cluster.classify(TEXT).json()[0]
-    answer = triton.InferenceServerClient(cluster.host).infer("topics", [text_input([TEXT])])
+    answer = triton.InferenceServerClient(cluster.host, network_timeout=HANGS_AFTER_S).infer(
+        "topics", [text_input([TEXT])]
+    )
     assert [item["label"].encode() for item in hugging_face] == answer.as_numpy("label")[0].tolist()
     np.testing.assert_allclose([item["score"] for item in hugging_face], answer.as_numpy("score")[0], atol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -14,10 +15,15 @@ from pathlib import Path
 
 import httpx
 import yaml
-from e2e.cluster import Cluster
+from e2e.cluster import PATIENT_MS, Cluster
+from waiting import HANGS_AFTER_S, wait_until
 
 TEXTS = {length: "generator " * (length - 10) for length in (30, 90, 400)}
 """By their approximate number of tokens: one for each runtime."""
+LEAVING = 8
+"""Clients that leave."""
+MOST_TEXTS = 64
+"""Of a request."""
 
 
 class Load:
@@ -42,10 +48,15 @@ class Load:
                 client.result()
             self._pool.shutdown()
 
+    def go_on(self, requests: int = 50) -> None:
+        """Wait until so many more have ended."""
+        enough = self.outcomes.total() + requests
+        wait_until(lambda: self.outcomes.total() >= enough, self.outcomes.copy)
+
     def _client(self, index: int) -> None:
-        with httpx.Client(timeout=60) as http:
+        with httpx.Client(timeout=HANGS_AFTER_S) as http:
             while not self._stop.is_set():
-                body = {"inputs": self._texts[index % len(self._texts)], "parameters": {"slo_ms": 20_000}}
+                body = {"inputs": self._texts[index % len(self._texts)], "parameters": {"slo_ms": PATIENT_MS}}
                 try:
                     response = http.post(f"{self._cluster.address}/models/topics", json=body)
                     outcome = "ok" if response.status_code == 200 else f"{response.status_code} {response.text}"
@@ -60,12 +71,9 @@ def held(cluster: Cluster) -> list[int]:
     return sorted(report["max_length"] for report in cluster.stats().values())
 
 
-def wait_for(cluster: Cluster, reached: Callable[[list[int]], bool], within_s: float) -> None:
+def wait_for(cluster: Cluster, reached: Callable[[list[int]], bool]) -> None:
     """Until the lengths that replicas hold are as wanted."""
-    deadline = time.monotonic() + within_s
-    while not reached(held(cluster)):
-        assert time.monotonic() < deadline, cluster.stats()
-        time.sleep(0.1)
+    wait_until(lambda: reached(held(cluster)), cluster.progress)
 
 
 def whole(lengths: list[int]) -> bool:
@@ -73,39 +81,48 @@ def whole(lengths: list[int]) -> bool:
     return len(lengths) == 3 and lengths[0] > 0 and lengths[-1] == 512
 
 
+def outstanding(cluster: Cluster) -> int:
+    return sum(report["outstanding"] for report in cluster.stats().values())
+
+
+def served(cluster: Cluster) -> int:
+    return sum(report["served"] for report in cluster.stats().values())
+
+
 def time_for(cluster: Cluster, requests: int) -> float:
     """The slo_ms within which a replica can answer so many of the longest texts, as fast as this machine is now."""
-    service_s = min(report["service_s"] for report in cluster.stats().values() if report["max_length"] == 512)
-    return requests * service_s * 1e3
+
+    def service_s() -> list[float]:
+        return [report["service_s"] for report in cluster.stats().values() if report["max_length"] == 512]
+
+    return requests * min(wait_until(service_s, cluster.progress)) * 1e3
 
 
 def test_a_killed_replica_loses_no_request_and_comes_back(cluster: Cluster) -> None:
-    wait_for(cluster, whole, within_s=30)
+    wait_for(cluster, whole)
     before = set(cluster.stats())
     load = Load(cluster, clients=8)
     with load.running():
-        time.sleep(2)
+        load.go_on()
         cluster.replica_processes()[0].kill()
-        deadline = time.monotonic() + 60
-        while len(set(cluster.stats()) & before) != 2 or len(cluster.stats()) != 3:
-            assert time.monotonic() < deadline, cluster.stats()
-            time.sleep(0.1)
-        wait_for(cluster, whole, within_s=30)
-        time.sleep(1)
+        wait_until(
+            lambda: len(set(cluster.stats()) & before) == 2 and len(cluster.stats()) == 3,
+            cluster.progress,
+        )
+        wait_for(cluster, whole)
+        load.go_on()
     assert set(load.outcomes) == {"ok"}, load.outcomes
-    assert load.outcomes["ok"] > 50
 
 
 def test_replicas_follow_the_texts_that_arrive_and_no_request_fails(cluster: Cluster) -> None:
     load = Load(cluster, clients=8, texts=[TEXTS[30]])
     with load.running():
-        wait_for(cluster, lambda lengths: lengths == [64, 64, 512], within_s=60)
+        wait_for(cluster, lambda lengths: lengths == [64, 64, 512])
     plan = cluster.plan()
     assert plan["replicas"] == {"64": 2, "128": 0, "512": 1}
-    assert plan["last_move_s"] < 5
     longer = Load(cluster, clients=8, texts=[TEXTS[400]])
     with longer.running():
-        wait_for(cluster, lambda lengths: lengths == [512, 512, 512], within_s=60)
+        wait_for(cluster, lambda lengths: lengths == [512, 512, 512])
     assert set(load.outcomes + longer.outcomes) == {"ok"}, (load.outcomes, longer.outcomes)
     assert cluster.plan()["version"] > plan["version"]
 
@@ -128,22 +145,18 @@ def test_an_slo_that_cannot_be_met_is_refused_at_once(cluster: Cluster) -> None:
     assert "even when idle" in response.json()["error"]
 
 
-def test_a_client_that_leaves_frees_its_place(cluster: Cluster) -> None:
-    served = sum(report["served"] for report in cluster.stats().values())
-    body = json.dumps({"inputs": [TEXTS[400]] * 64, "parameters": {"slo_ms": 60_000}}).encode()
+def test_clients_that_leave_free_their_places(cluster: Cluster) -> None:
+    before = served(cluster)
+    body = json.dumps({"inputs": [TEXTS[400]] * MOST_TEXTS, "parameters": {"slo_ms": PATIENT_MS}}).encode()
+    head = f"POST /models/topics HTTP/1.1\r\nHost: {cluster.host}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     host, port = cluster.host.split(":")
-    with socket.create_connection((host, int(port))) as connection:
-        head = f"POST /models/topics HTTP/1.1\r\nHost: {cluster.host}\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
-        deadline = time.monotonic() + 10
-        while sum(report["outstanding"] for report in cluster.stats().values()) <= 10:
-            assert time.monotonic() < deadline, cluster.stats()
-    deadline = time.monotonic() + 5
-    while sum(report["outstanding"] for report in cluster.stats().values()) > 0:
-        assert time.monotonic() < deadline, cluster.stats()
-        time.sleep(0.1)
-    time.sleep(3)
-    assert sum(report["served"] for report in cluster.stats().values()) < served + 64, "its texts were computed anyway"
+    with contextlib.ExitStack() as connections:
+        for _ in range(LEAVING):
+            connections.enter_context(socket.create_connection((host, int(port)))).sendall(head + body)
+        wait_until(lambda: outstanding(cluster) > MOST_TEXTS, lambda: outstanding(cluster))
+    wait_until(lambda: outstanding(cluster) == 0, lambda: outstanding(cluster))
+    time.sleep(3)  # for the replicas' reports: one that is late can hide a mistake, but make none
+    assert served(cluster) < before + LEAVING * MOST_TEXTS, "their texts were computed anyway"
 
 
 def changed(cluster: Cluster, **options: object) -> Path:
@@ -157,11 +170,12 @@ def changed(cluster: Cluster, **options: object) -> Path:
 
 def test_a_bad_configuration_says_why_and_keeps_serving(cluster: Cluster) -> None:
     cluster.deploy(changed(cluster, slo_ms="soon"))
-    deadline = time.monotonic() + 60
-    while "DEPLOY_FAILED" not in (status := cluster.serve("status")):
-        assert time.monotonic() < deadline, status
-        time.sleep(1)
-    message = yaml.safe_load(status)["applications"]["pliant"]["message"]
+
+    def status() -> str:
+        said = cluster.serve("status")
+        return said if "DEPLOY_FAILED" in said else ""
+
+    message = yaml.safe_load(wait_until(status))["applications"]["pliant"]["message"]
     assert message.splitlines()[-1].startswith("services.topics.slo_ms: got 'soon'; input should be a valid number")
     assert "Traceback" not in message
     assert cluster.classify("still serving").status_code == 200
@@ -171,29 +185,30 @@ def test_a_changed_configuration_keeps_serving_and_then_scales(cluster: Cluster)
     """`serve deploy` of the same services with another size: every replica is replaced, no request fails."""
     before = set(cluster.stats())
     load = Load(cluster, clients=4)
+
+    def replaced() -> bool:
+        try:
+            return not set(cluster.stats()) & before and whole(held(cluster))
+        except httpx.HTTPError:
+            return False
+
     with load.running():
         cluster.deploy(changed(cluster, replicas={"min": 3, "max": 4}))
-        deadline = time.monotonic() + 120
-        while True:
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-            try:
-                after = cluster.stats()
-            except httpx.HTTPError:
-                continue
-            if not set(after) & before and whole(held(cluster)):
-                break
-        time.sleep(1)
+        wait_until(replaced, cluster.progress)
+        load.go_on()
     assert set(load.outcomes) == {"ok"}, load.outcomes
+    scaled, statuses = threading.Event(), Counter[int]()
 
-    def overload(_index: int) -> Counter[int]:
-        statuses: Counter[int] = Counter()
-        while len(cluster.stats()) < 4 and time.monotonic() < deadline:
-            statuses[cluster.classify(TEXTS[400], slo_ms=time_for(cluster, requests=3)).status_code] += 1
-        return statuses
+    def overload(_index: int) -> None:
+        while not scaled.is_set():
+            slo_ms = time_for(cluster, requests=3)
+            statuses[cluster.classify(TEXTS[400], slo_ms=slo_ms).status_code] += 1
 
-    deadline = time.monotonic() + 90
     with ThreadPoolExecutor(16) as pool:
-        statuses = sum(pool.map(overload, range(16)), Counter())
+        clients = pool.map(overload, range(16))
+        try:
+            wait_until(lambda: len(cluster.stats()) == 4, cluster.progress)
+        finally:
+            scaled.set()
+        list(clients)
     assert set(statuses) == {200, 429}, statuses
-    assert len(cluster.stats()) == 4, "the service was too busy, and no replica was added"

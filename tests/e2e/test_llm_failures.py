@@ -3,53 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import openai
-import psutil
 import pytest
 from e2e.cluster import Cluster
+from waiting import HANGS_AFTER_S, until, wait_until
 
 REPLICAS = 2
 STREAMS = 12
-_REPORTED_WITHIN_S = 2.5
-"""Replicas report once a second, and gateways hear of it within another."""
 
 
 def replicas(cluster: Cluster) -> dict[str, dict[str, Any]]:
     """The gateway's view of the language model's replicas."""
-    stats = httpx.get(f"{cluster.address}/stats", timeout=10).raise_for_status().json()
-    return stats["language_models"]["chat"]["replicas"]
+    return cluster.stats("chat", "language_models")
 
 
-def processes(cluster: Cluster) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process(cluster.process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
-            if "ServeReplica:pliant:chat" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
+def served(cluster: Cluster) -> dict[str, int]:
+    """By replica, as of its last report."""
+    return {name: report["served"] for name, report in replicas(cluster).items()}
 
 
-async def until(reached: Callable[[], bool], within_s: float = 60) -> None:
-    deadline = time.monotonic() + within_s
-    while not await asyncio.to_thread(reached):
-        assert time.monotonic() < deadline
+async def until_idle(cluster: Cluster) -> None:
+    def idle() -> bool:
+        return not any(each["live"] or each["live_tokens"] for each in replicas(cluster).values())
+
+    await asyncio.to_thread(wait_until, idle, cluster.progress)
+
+
+async def all_report(cluster: Cluster, client: openai.AsyncOpenAI) -> int:
+    """Ask until each replica has told of an answer that it gave after this call; how many were asked for."""
+    request: dict[str, Any] = {"model": "chat", "prompt": "to each", "max_tokens": 16}
+    before, asked = served(cluster), 0
+    while True:
+        now = served(cluster)
+        if now.keys() != before.keys():
+            before = now
+        if all(now[name] > before[name] for name in now):
+            return asked
+        if sum(now.values()) >= sum(before.values()) + asked:  # one has told of all
+            await asyncio.gather(*(client.completions.create(**request) for _ in range(REPLICAS)))
+            asked += REPLICAS
         await asyncio.sleep(0.1)
 
 
 @pytest.fixture
 async def client(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of a service all of whose replicas are there and idle."""
-    await until(lambda: len(processes(cluster)) == len(replicas(cluster)) == REPLICAS)
-    await asyncio.sleep(_REPORTED_WITHIN_S)
-    await until(lambda: not any(each["live"] for each in replicas(cluster).values()))
     url = f"{cluster.address}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=120, max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=HANGS_AFTER_S, max_retries=0) as client:
+        await until(lambda: len(cluster.replica_processes("chat")) == len(replicas(cluster)) == REPLICAS)
+        await all_report(cluster, client)
+        await until_idle(cluster)
         yield client
 
 
@@ -95,10 +101,11 @@ async def test_a_replica_killed_in_the_middle_is_not_noticed(
     max_tokens = await length(client)
     undisturbed = [Reader(client, index, temperature, max_tokens) for index in range(STREAMS)]
     expected = await asyncio.gather(*(reader.read() for reader in undisturbed))
+    victim, _ = cluster.replica_processes("chat")
     readers = [Reader(client, index, temperature, max_tokens) for index in range(STREAMS)]
     reading = [asyncio.create_task(reader.read()) for reader in readers]
     await until(lambda: all(reader.text for reader in readers))
-    processes(cluster)[0].kill()
+    victim.kill()
     unfinished = sum(not task.done() for task in reading)
     assert await asyncio.gather(*reading) == expected
     assert unfinished, "the answers were too short to be interrupted"
@@ -110,18 +117,18 @@ async def test_answers_wait_for_a_replica_when_all_die(cluster: Cluster, client:
     readers = [Reader(client, index, 0, max_tokens) for index in range(4)]
     reading = [asyncio.create_task(reader.read()) for reader in readers]
     await until(lambda: all(reader.text for reader in readers))
-    for process in processes(cluster):
+    for process in cluster.replica_processes("chat"):
         process.kill()
     assert await asyncio.gather(*reading) == expected
 
 
 async def test_a_client_that_leaves_frees_its_slot(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
-    served = sum(each["served"] for each in replicas(cluster).values())
+    before = sum(served(cluster).values())
     max_tokens = await length(client)
     await asyncio.gather(*(Reader(client, index, 0, max_tokens).leave() for index in range(STREAMS)))
-    await asyncio.sleep(_REPORTED_WITHIN_S)
-    await until(lambda: not any(each["live"] or each["live_tokens"] for each in replicas(cluster).values()))
-    assert sum(each["served"] for each in replicas(cluster).values()) < served + STREAMS, "they were computed anyway"
+    await until_idle(cluster)
+    asked = await all_report(cluster, client)
+    assert sum(served(cluster).values()) < before + asked + STREAMS, "they were computed anyway"
 
 
 async def test_overload_is_refused_with_a_time_to_come_back(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
@@ -144,5 +151,5 @@ async def test_overload_is_refused_with_a_time_to_come_back(cluster: Cluster, cl
             assert isinstance(error, openai.RateLimitError), error
             assert "too busy" in str(error)
             assert int(error.response.headers["Retry-After"]) >= 1
-    await until(lambda: not any(each["live_tokens"] for each in replicas(cluster).values()))
+    await until_idle(cluster)
     await client.completions.create(model="chat", prompt="calm", max_tokens=4)

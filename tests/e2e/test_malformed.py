@@ -9,6 +9,7 @@ import httpx
 from e2e.cluster import Cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import HANGS_AFTER_S
 
 PATHS = st.sampled_from(
     [
@@ -75,7 +76,7 @@ def malformed(draw: st.DrawFn) -> tuple[str, bytes, dict[str, str]]:
 
 
 def test_malformed_bodies_are_refused_with_a_reason(cluster: Cluster) -> None:
-    with httpx.Client(base_url=cluster.address, timeout=30) as http:
+    with httpx.Client(base_url=cluster.address, timeout=HANGS_AFTER_S) as http:
 
         @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(malformed())

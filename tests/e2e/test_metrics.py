@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
-import httpx
 from e2e.cluster import Cluster
+from waiting import wait_until
 
 
 def test_metrics_reach_rays_endpoint(cluster: Cluster) -> None:
     assert cluster.classify("a text that is counted").status_code == 200
     assert cluster.classify("word " * 600).status_code == 422
-    port = next(cluster.ray_folder.glob("ray/session_latest/metrics_export_port_*")).read_text()
     wanted = [
         ("pliant_requests_total{", 'service="topics"', 'status="200"'),
         ("pliant_requests_total{", 'service="topics"', 'status="422"'),
@@ -19,18 +16,16 @@ def test_metrics_reach_rays_endpoint(cluster: Cluster) -> None:
         ("pliant_padding_tokens_total{", 'service="topics"', 'runtime="'),
         ("pliant_requests_waiting{", 'service="topics"', 'runtime="512"'),
     ]
-    deadline = time.monotonic() + 60
-    while True:
-        lines = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text.splitlines()
-        missing = [parts for parts in wanted if not any(all(part in line for part in parts) for line in lines)]
-        if not missing:
-            break
-        assert time.monotonic() < deadline, missing
-        time.sleep(2)
+
+    def missing() -> list[tuple[str, ...]]:
+        lines = cluster.ray_metrics()
+        return [parts for parts in wanted if not any(all(part in line for part in parts) for line in lines)]
+
+    wait_until(lambda: not missing(), missing)
 
 
 def test_the_gateway_renders_the_plan(cluster: Cluster) -> None:
-    page = httpx.get(f"{cluster.address}/metrics", timeout=10).text
+    page = cluster.metrics()
     for length in {report["max_length"] for report in cluster.stats().values()}:
         assert f'runtime="{length}",service="topics"}} {length}.0' in page
     assert "pliant_requests_served_total" in page
@@ -40,8 +35,7 @@ def test_the_gateway_renders_the_plan(cluster: Cluster) -> None:
 def test_stats_tell_what_each_replica_holds_and_how_fast_it_is(cluster: Cluster) -> None:
     for _ in range(5):
         cluster.classify("some text")
-    deadline = time.monotonic() + 10
-    while not any(report["served"] and report["p98_ms"] for report in cluster.stats().values()):
-        assert time.monotonic() < deadline, cluster.stats()
-        time.sleep(0.2)
+    wait_until(
+        lambda: any(report["served"] and report["p98_ms"] for report in cluster.stats().values()), cluster.progress
+    )
     assert all(report["max_length"] in (64, 128, 512) for report in cluster.stats().values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from e2e.cluster import ROOT, environment
 from e2e.pretend_nodes import BROKEN, CLIENTS
+from waiting import PROCESS_HANGS_AFTER_S
 
 Phases = dict[str, dict[str, Any]]
 
@@ -23,7 +25,8 @@ def phases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Phases]:
     """What `pretend_nodes` reports; one run for all tests."""
     folder = tmp_path_factory.mktemp("nodes")
     ray_folder = Path(tempfile.mkdtemp(prefix="pliant"))
-    settings = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT / "tests"), BROKEN: str(folder / "broken")}
+    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    settings = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": path, BROKEN: str(folder / "broken")}
     try:
         with (folder / "log").open("w") as log:
             done = subprocess.run(
@@ -32,7 +35,7 @@ def phases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Phases]:
                 cwd=folder,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                timeout=400,
+                timeout=PROCESS_HANGS_AFTER_S,
             )
         assert done.returncode == 0, (folder / "log").read_text()[-4000:]
         yield json.loads((folder / "phases.json").read_text())
@@ -40,21 +43,20 @@ def phases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Phases]:
         shutil.rmtree(ray_folder, ignore_errors=True)
 
 
-def reached(phases: Phases, name: str) -> dict[str, Any]:
-    """The phase, after checking that it came about and that every request was answered."""
+def answered(phases: Phases, name: str) -> dict[str, Any]:
+    """The phase, after checking that every request was answered."""
     phase = phases[name]
-    assert phase["reached"], phase
     assert set(phase["outcomes"]) == {"ok"}, phase
     return phase
 
 
 @pytest.mark.parametrize("name", ["short texts", "long texts", "short texts again"])
 def test_two_gateways_follow_the_plan_and_no_request_fails(phases: Phases, name: str) -> None:
-    assert reached(phases, name)["plan"]["moves"] > 0
+    assert answered(phases, name)["plan"]["moves"] > 0
 
 
 def test_a_killed_planner_comes_back_and_no_request_notices(phases: Phases) -> None:
-    phase = reached(phases, "planner killed")
+    phase = answered(phases, "planner killed")
     assert phase["held"] == [512, 512, 512, 512]
     assert phase["plan"]["moves"] == 0, "it goes on from what the replicas hold"
 
@@ -62,15 +64,15 @@ def test_a_killed_planner_comes_back_and_no_request_notices(phases: Phases) -> N
 def test_a_killed_gateway_takes_only_what_it_was_working_on(phases: Phases) -> None:
     outcomes = phases["gateway killed"]["outcomes"]
     assert sum(count for outcome, count in outcomes.items() if outcome != "ok") <= CLIENTS, outcomes
-    reached(phases, "gateway back")
+    answered(phases, "gateway back")
 
 
 def test_a_removed_node_is_planned_without(phases: Phases) -> None:
-    assert reached(phases, "node removed")["plan"]["replicas"] == {"64": 1, "128": 0, "512": 1}
+    assert answered(phases, "node removed")["plan"]["replicas"] == {"64": 1, "128": 0, "512": 1}
 
 
 def test_a_length_that_replicas_cannot_load_is_quarantined_and_planned_without(phases: Phases) -> None:
-    phase = reached(phases, "node added, 64 broken")
+    phase = answered(phases, "node added, 64 broken")
     assert len(phase["held"]) == 4
     assert {"64": "OSError: cannot load 64"} in phase["failed"]
     assert phase["plan"]["failed_moves"] >= 1

@@ -13,6 +13,7 @@ import pytest
 from e2e.cluster import Cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import HANGS_AFTER_S
 
 PROMPT = "A generator function is"
 TALK: Any = [{"role": "user", "content": "What does the yield expression do?"}]
@@ -22,13 +23,13 @@ STREAMS = 64
 
 @pytest.fixture
 def client(cluster: Cluster) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{cluster.address}/v1", api_key="none", timeout=120, max_retries=0)
+    return openai.OpenAI(base_url=f"{cluster.address}/v1", api_key="none", timeout=HANGS_AFTER_S, max_retries=0)
 
 
 @pytest.fixture
 async def together(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
     url = f"{cluster.address}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=120, max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=HANGS_AFTER_S, max_retries=0) as client:
         yield client
 
 
@@ -145,7 +146,7 @@ WRONG = st.sampled_from(["model", "messages", "prompt", "n", "stop", "temperatur
 
 
 def test_malformed_bodies_are_refused_in_openai_s_shape(cluster: Cluster) -> None:
-    with httpx.Client(base_url=f"{cluster.address}/v1", timeout=60) as http:
+    with httpx.Client(base_url=f"{cluster.address}/v1", timeout=HANGS_AFTER_S) as http:
 
         @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(st.sampled_from(["/completions", "/chat/completions"]), WRONG, JSON)

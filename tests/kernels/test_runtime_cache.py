@@ -26,16 +26,22 @@ import sys, time
 from pathlib import Path
 from pliant.kernels.runtime_cache import RuntimeSpec, package
 
+folder, log, me, other = map(Path, sys.argv[1:])
+
 def build(into):
-    with open(sys.argv[2], "a") as log:
-        log.write("built\\n")
-    time.sleep(2)
+    with log.open("a") as file:
+        file.write("built\\n")
+    while not other.exists():
+        time.sleep(0.01)
     (into / "library").write_text("code")
 
-print((package(RuntimeSpec(Path(sys.argv[1]), 8), build) / "library").read_text())
+me.touch()
+print((package(RuntimeSpec(folder, 8), build) / "library").read_text())
 """
-    command = [sys.executable, "-c", code, str(spec.folder), str(tmp_path / "log")]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    command, files = [sys.executable, "-c", code, spec.folder, tmp_path / "log"], (tmp_path / "a", tmp_path / "b")
+    processes = [
+        subprocess.Popen([*command, *pair], stdout=subprocess.PIPE, text=True) for pair in (files, reversed(files))
+    ]
     assert [process.communicate()[0].strip() for process in processes] == ["code", "code"]
     assert (tmp_path / "log").read_text() == "built\n"
 

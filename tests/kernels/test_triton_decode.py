@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from waiting import PROCESS_HANGS_AFTER_S
 
 from pliant.decoder_shape import DecoderShape
 from pliant.kernels.lora import LoraBatch, LoraGroup
@@ -43,7 +44,7 @@ FILES = [Path(__file__).with_name(name) for name in ("triton_cases.py", "test_cu
 def test_kernels_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", *map(str, FILES)]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROCESS_HANGS_AFTER_S)
     assert found.returncode == 0, found.stdout + found.stderr
 
 

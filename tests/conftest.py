@@ -1,0 +1,66 @@
+"""For all tests: no opinion about how fast the machine is, and an order in which workers (`pytest -n auto`) share them.
+
+The end-to-end tests of one cluster are one worker's, and begin first, as they take longest; every other file is whole
+one worker's, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from virtual_loop import VirtualLoop
+
+E2E = Path(__file__).parent / "e2e"
+LAST = ("test_llm_failures.py", "test_failures.py", "test_stop.py")
+"""They leave the cluster in another state."""
+APART = "test_nodes.py"
+"""It has a cluster of its own."""
+
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("any machine")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    virtual = item.get_closest_marker("virtual_time") and not item.get_closest_marker("real_time")
+    return {"virtual": VirtualLoop} if virtual else {"real": asyncio.new_event_loop}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    if item.path.parent != E2E:
+        return len(LAST) + 2
+    if item.path.name == APART:
+        return len(LAST) + 1
+    return LAST.index(item.path.name) + 1 if item.path.name in LAST else 0
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two at least: the cluster's worker mostly waits for it."""
+    return max(2, min(len(os.sched_getaffinity(0)), 8))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduler(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return str(Path(file).parent) if "/e2e/" in file and not file.endswith(APART) else file
+
+    config.option.loadscopereorder = False
+    return Scheduler(config, log)

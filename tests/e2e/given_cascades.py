@@ -1,0 +1,103 @@
+"""Cascades whose profile is given, as its latencies are not for a test to say; and one that is profiled each time."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from e2e.cluster import PATIENT_MS
+
+from pliant import config, labelled_texts, models
+from pliant.cache import cache_folder
+from pliant.deployments.cascade.table import CascadeTable, LevelTable, Profiled, folder_of, identity, keep
+from pliant.deployments.encoder.runtimes import device
+from pliant.policies.cascade_candidates import Candidate
+from pliant.zoo import corpus
+
+LEVELS = FIRST, SECOND = "topics-small", "e2e-large"
+LARGE = {"kind": "encoder", "model": "zoo/topics-large", "lengths": [512], "replicas": 1, "cpus": 0.05, "timeout_s": 1}
+"""The second level, which is killed: nobody waits for it."""
+CASCADE = {
+    "kind": "cascade",
+    "levels": [*LEVELS],
+    "data": "zoo/topics",
+    "accuracy_loss": 0.1,
+    "slo_ms": PATIENT_MS,
+}
+LATENCY_S = 0.0123
+"""As it is given."""
+LENIENT, STRICT, MADE = "e2e-lenient", "e2e-strict", "e2e-made"
+"""Names of services; nothing else in the cache has such. The last is the default cluster's own cascade."""
+
+
+@contextmanager
+def added(args: dict[str, Any]) -> Iterator[None]:
+    """While the profiles are there for the application's `args`, which get the cascades."""
+    _clear()
+    services = args["services"]
+    cascades = {LENIENT: {**CASCADE, "degrade": True}, STRICT: CASCADE, MADE: services.pop("topics-c")}
+    services |= {SECOND: LARGE, **cascades}
+    serving = config.parse(args)
+    for name in (LENIENT, STRICT):
+        for backend in ("aoti", "eager"):
+            _keep(serving, name, backend)
+    yield
+    _clear()
+
+
+def _clear() -> None:
+    for folder in (cache_folder() / "cascades").glob("e2e-*"):
+        shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+
+
+def _keep(serving: config.ServingConfig, name: str, backend: str) -> None:
+    cascade, encoders = serving.cascades[name], serving.encoders
+    folders = {level: models.fetch(encoders[level].model) for level in LEVELS}
+    texts = labelled_texts.read(cascade.data, corpus.LABELS)
+    level = LevelTable(
+        name=FIRST,
+        temperature=1.0,
+        accuracy=0.8,
+        calibration_error_before=0.1,
+        calibration_error_after=0.1,
+        mean_latency_s=0.01,
+        p99_latency_s=0.01,
+    )
+    table = CascadeTable(
+        labels=corpus.LABELS,
+        seed=cascade.seed,
+        calibrated_on=100,
+        chosen_on=100,
+        left_out=0,
+        levels=(level, level.model_copy(update={"name": SECOND})),
+        agreements=(),
+        candidates=(_half_go_on(),),
+    )
+    backends = {level: [f"{backend} on {device(encoders[level])}"] for level in LEVELS}
+    folder = folder_of(name, identity(cascade, encoders, folders, texts, backends))
+    nothing = np.zeros((2, 1))
+    keep(folder, Profiled(table, np.ones((2, 1, 1)), nothing, np.zeros(1, np.int64), np.zeros(1), {}))
+
+
+def _half_go_on() -> Candidate:
+    """About half of the texts."""
+    return Candidate(
+        levels=LEVELS,
+        cutoffs=(0.8,),
+        alphas=(0.7,),
+        temperatures=(1.0, 1.0),
+        weights=((1.0,), (0.4, 0.6)),
+        slope=10.0,
+        accuracy=0.8,
+        accuracy_error=0.0,
+        loss=0.0,
+        loss_error=0.0,
+        mean_latency_s=LATENCY_S,
+        p75_latency_s=0.01,
+        p99_latency_s=0.01,
+        shares=(0.5, 0.5),
+        early_accuracy_gap=0.0,
+    )

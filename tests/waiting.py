@@ -1,0 +1,52 @@
+"""Waiting without an opinion about how fast a machine is: a wait fails when nothing has changed for minutes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+HANGS_AFTER_S = 600.0
+"""Without any change of what is looked at."""
+PROCESS_HANGS_AFTER_S = 3600.0
+"""A process that works on its own, and says nothing before it is done."""
+
+
+def wait_until(reached: Callable[[], T], state: Callable[[], object] = lambda: None) -> T:
+    """What `reached` returns once it is true.
+
+    It fails when neither has happened for HANGS_AFTER_S: that, or a change of `state`. A state that changes for ever,
+    such as a counter under load, would make it wait for ever. For coroutines there is `until`, and in a thread this.
+    """
+    patience = _Patience(state)
+    while not (found := reached()):
+        patience.check()
+        time.sleep(0.1)
+    return found
+
+
+async def until(reached: Callable[[], T], state: Callable[[], object] = lambda: None) -> T:
+    """`wait_until` for what goes on in the running event loop, or in threads of this process."""
+    patience = _Patience(state)
+    while not (found := reached()):
+        patience.check()
+        await asyncio.sleep(0.001)
+    return found
+
+
+class _Patience:
+    def __init__(self, state: Callable[[], object]) -> None:
+        self._state = state
+        self._last = state()
+        self._changed = time.monotonic()
+
+    def check(self) -> None:
+        """Fail if `state` has long been the same."""
+        now, state = time.monotonic(), self._state()
+        if state != self._last:
+            self._last, self._changed = state, now
+        elif now - self._changed > HANGS_AFTER_S:
+            raise AssertionError(f"for {HANGS_AFTER_S:.0f} s nothing has changed: {state}")
