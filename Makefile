@@ -5,20 +5,27 @@ BIN := .venv/bin
 .PHONY: help install serve test check lint format
 
 help:
-	@echo "make serve    check cluster.yaml, train what the zoo lacks, start the cluster"
+	@echo "make serve    check cluster.yaml and start the cluster"
 	@echo "make test     lint, types and tests"
 	@echo "make check    lint, types and the unit tests of what differs from the main branch"
-	@echo "make install  only build .venv"
+	@echo "make install  only build .venv, with what tests and benchmarks need"
 	@echo "make format   rewrite the sources as 'make test' wants them"
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench,dev]'
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
+
+.venv/installed: .venv/serving
+	$(INSTALL) '.[bench,dev]'
 	touch $@
 
-serve: install
+# What serving needs, without what tests and benchmarks do.
+.venv/serving: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) .
+	touch $@
+
+serve: .venv/serving
 	$(BIN)/pliant serve cluster.yaml
 
 lint: install
