@@ -92,8 +92,8 @@ def test_triton_client_is_right_as_often_as_the_profile_says(cluster: Cluster) -
 
 def test_encoded_images_and_pixels_are_the_same_to_it(cluster: Cluster) -> None:
     for binary in (
-        infer(cluster, PIXELS[:4], task="parity"),
-        infer(cluster, list(map(png, PIXELS[:4])), task="parity"),
+        infer(cluster, PIXELS[:4], task="parity", slo_ms=PATIENT_MS),
+        infer(cluster, list(map(png, PIXELS[:4])), task="parity", slo_ms=PATIENT_MS),
     ):
         assert binary.as_numpy("label").shape == (4, 2)
     body = {
