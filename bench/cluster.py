@@ -59,7 +59,8 @@ def _wait_until_settled(address: str) -> None:
         if response.status_code == 404:
             return  # a baseline, which has no such page
         stats = response.raise_for_status().json()
-        reports = [report for view in stats["services"].values() for report in view["replicas"].values()]
+        views = [*stats["services"].values(), *stats["vision"].values()]
+        reports = [report for view in views for report in view["replicas"].values()]
         refused = {name for name, cascade in stats["cascades"].items() if cascade["problem"]}
         waiting = [name for name, state in stats["states"].items() if not state["ready"] and name not in refused]
         if not waiting and not any(report["compiling"] for report in reports):

@@ -80,11 +80,11 @@ def load(folder: Path, max_length: int, **options: Any) -> TellingRuntime:
     return TellingRuntime(made() if max_length > FUSED else None, made(importance=True))
 
 
-def prepare(folder: Path, max_length: int, *urgency: Callable[[], float], **options: Any) -> None:
+def prepare(folder: Path, max_length: int, **options: Any) -> None:
     """Compile what `load` with these arguments asks for, as `compiled_classifier.prepare` does."""
     if max_length > FUSED:
-        compiled_classifier.prepare(folder, max_length, *urgency, **options)
-    compiled_classifier.prepare(folder, max_length, *urgency, importance=True, **options)
+        compiled_classifier.prepare(folder, max_length, **options)
+    compiled_classifier.prepare(folder, max_length, importance=True, **options)
 
 
 def is_prepared(folder: Path, max_length: int, **options: Any) -> bool:

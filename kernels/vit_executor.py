@@ -84,6 +84,15 @@ class VisionExecutor:
         """Make ready what runs these gammas faster than eager code does; all others, and tasks, may still be used."""
         raise NotImplementedError
 
+    def is_prepared(self, gammas: Sequence[int]) -> bool:
+        """Whether `prepare` has nothing to compile."""
+        return False
+
+    def take_over(self, other: "VisionExecutor") -> None:
+        """Run what `other`, of the same model, has prepared. Its tasks stay its own."""
+        self._forwards.update(other._forwards)
+        self.backend = other.backend
+
     def computed_rows(self, rows: int) -> int:
         """As how many rows a prepared run of `rows` is computed, which is what it costs."""
         return rows
@@ -131,10 +140,13 @@ class CpuExecutor(VisionExecutor):
         super().__init__(info, vit, spec.most_rows)
         self._spec = spec
 
+    def is_prepared(self, gammas: Sequence[int]) -> bool:
+        return all(replace(self._spec, gamma=gamma).package.exists() for gamma in gammas)
+
     def prepare(self, gammas: Sequence[int], progress: Progress | None = None) -> None:
         """Load the compiled forward passes of `gammas`; compiled first if that was never done on this machine.
 
-        That takes half a minute each, two at a time. Where it cannot be done, the "pliant" logger warns, and what it
+        That takes half a minute each. Where it cannot be done, the "pliant" logger warns, and what it
         fails for stays eager. Compiled code is 1.1 (large models) to 1.7 times (small ones) as fast at gamma 0, and up
         to 2.5 times where tokens are merged.
         """

@@ -11,8 +11,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,12 +25,12 @@ from pliant.kernels import compiled_forward
 from pliant.kernels.compiled_classifier import find_compiler
 from pliant.kernels.runtime_cache import machine
 from pliant.models import Progress
+from pliant.turns import COMPILE, turn
 
 RECIPE = 1
 """Raised whenever models are compiled in another way, so that older packages are left alone."""
 LIMIT_S = 1800.0
 """For one compile; then it is given up."""
-_AT_ONCE = 2
 
 Forward = Callable[..., Tensor]
 """(images uint8 [n, height, width, channels][, prompts [n, layers, gamma, hidden]]) -> features [n, hidden]"""
@@ -63,24 +63,19 @@ class VitSpec:
 
 
 def build(specs: Sequence[VitSpec], progress: Progress | None = None) -> dict[int, str]:
-    """Compile the packages that no process has built before, two at a time; other processes wait for them.
+    """Compile the packages that no process has built before, one after the other; other processes wait for them.
 
     Returns why what could not be compiled could not, by gamma.
     """
     missing = [spec for spec in specs if not spec.package.exists()]
     reasons = {}
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        building = [pool.submit(made_once, spec.package, _builder(spec)) for spec in missing]
+    for done, spec in enumerate(missing):
+        if progress:
+            progress(f"compiling for {spec.gamma} tokens a layer", done / len(missing))
         try:
-            for done, (spec, built) in enumerate(zip(missing, building, strict=True)):
-                if progress:
-                    progress(f"compiling for {spec.gamma} tokens a layer", done / len(missing))
-                try:
-                    built.result()
-                except CannotCompileError as reason:
-                    reasons[spec.gamma] = str(reason)
-        finally:
-            pool.shutdown(cancel_futures=True)
+            made_once(spec.package, partial(_compile_apart, spec))
+        except CannotCompileError as reason:
+            reasons[spec.gamma] = str(reason)
     return reasons
 
 
@@ -98,12 +93,8 @@ def open_package(package: Path) -> Forward:
         ) from None
 
 
-def _builder(spec: VitSpec) -> Callable[[Path], None]:
-    return lambda into: _compile_apart(spec, into)
-
-
 def _compile_apart(spec: VitSpec, into: Path) -> None:
-    """Compile in a process of its own, with a bounded number of threads and a limit to its time."""
+    """Compile in a process of its own, with a bounded number of threads and a limit to its time, in turn."""
     compiler = find_compiler()
     if compiler is None:
         raise CannotCompileError(
@@ -120,9 +111,10 @@ def _compile_apart(spec: VitSpec, into: Path) -> None:
     command = [sys.executable, "-m", "pliant.kernels.vit_compiler", str(spec.folder), f"--gamma={spec.gamma}"]
     command += [f"--dtype={spec.dtype}", f"--threads={spec.threads}", f"--most-rows={spec.most_rows}", f"--into={into}"]
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
-        )
+        with turn(f"compiling {spec.folder.name} for gamma {spec.gamma}", lambda: (COMPILE, 0.0)):
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
+            )
     except subprocess.TimeoutExpired:
         raise CannotCompileError(
             f"{spec.folder} took more than {LIMIT_S:.0f} s to compile and runs uncompiled"

@@ -10,9 +10,10 @@ import platform
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pliant import models
 from pliant.cache import cache_folder, made_once
@@ -46,10 +47,16 @@ _RECIPE = 1
 """Raised whenever profiles are measured in another way, so that older ones are left alone."""
 
 
+class Upgradable(Executor, Protocol):
+    """An executor that may go on with what another one has compiled."""
+
+    def take_over(self, other: Any) -> None: ...
+
+
 class Loaded(NamedTuple):
     """A model that is ready to compute."""
 
-    executor: Executor
+    executor: Upgradable
     gammas: tuple[int, ...]
     latency: Callable[[int, int], float]
     """Seconds for gamma and images."""
@@ -63,30 +70,55 @@ class Loaded(NamedTuple):
     """Accuracies by gamma, relative to gamma 0's: assumed of the model's own head, and of tasks silent on merging."""
 
 
-class Assembled(NamedTuple):
-    """A replica's engine, the tasks that it can have in memory, and the gammas that these need."""
+class Assembled:
+    """A replica's engine, the tasks that it can have in memory, and the gammas that these need.
 
-    engine: Engine
-    tasks: Tasks
-    useful: UsefulGammas
+    Must be created in a running event loop. `worker` is the one thread in which all is computed.
+    """
+
+    def __init__(self, service: str, config: VisionConfig, loaded: Loaded, worker: ThreadPoolExecutor) -> None:
+        self._service = service
+        self._config = config
+        self._executor = loaded.executor
+        self._worker = worker
+        device = ExecutorDevice(loaded.executor, worker, loaded.gammas, loaded.identity, loaded.own)
+        self.tasks = Tasks(device, measure=device.measure)
+        self.useful, profile, policy = self._planning(loaded)
+        self.engine = Engine(device, self.tasks, profile, policy, config.queue)
+        self.compiling = config.compile and config.device == "cpu" and loaded.executor.backend == "eager"
+        """Whether compiled code is to take over, see `compile`."""
+
+    async def compile(self) -> None:
+        """Compile and profile the model in the background, unless that has been done, and go on with compiled code."""
+        loop = asyncio.get_running_loop()
+        try:
+            compiled = await asyncio.to_thread(load, self._config)
+            await loop.run_in_executor(self._worker, self._executor.take_over, compiled.executor)
+            self.useful, profile, policy = self._planning(compiled)
+            self.engine.adopt(profile, policy)
+        finally:
+            self.compiling = False
+
+    def _planning(self, loaded: Loaded) -> tuple[UsefulGammas, TokenProfile, Policy[Waiting]]:
+        rows = loaded.executor.most_rows
+        useful = UsefulGammas(self._service, loaded.gammas, loaded.latency, self.tasks, rows)
+        profile = TokenProfile(loaded.gammas, loaded.latency, useful.accuracy, rows)
+        if self._config.policy == "algorithm_2":
+            return useful, profile, Algorithm2Policy(profile)
+        return useful, profile, ExactPolicy(profile, TimePrice(profile))
 
 
-async def assemble(service: str, config: VisionConfig, progress: Progress | None = None) -> Assembled:
-    """What answers for `service`. Raises ModelError."""
+async def assemble(service: str, config: VisionConfig) -> Assembled:
+    """What answers for `service`, at once: compiled code is used where it has been compiled. Raises ModelError."""
     worker = ThreadPoolExecutor(1, thread_name_prefix="vision")
-    loaded = await asyncio.get_running_loop().run_in_executor(worker, load, config, progress)
-    device = ExecutorDevice(loaded.executor, worker, loaded.gammas, loaded.identity, loaded.own)
-    tasks = Tasks(device, measure=device.measure)
-    useful = UsefulGammas(service, loaded.gammas, loaded.latency, tasks, loaded.executor.most_rows)
-    profile = TokenProfile(loaded.gammas, loaded.latency, useful.accuracy, loaded.executor.most_rows)
-    policy: Policy[Waiting] = (
-        Algorithm2Policy(profile) if config.policy == "algorithm_2" else ExactPolicy(profile, TimePrice(profile))
-    )
-    return Assembled(Engine(device, tasks, profile, policy, config.queue), tasks, useful)
+    loaded = await asyncio.get_running_loop().run_in_executor(worker, partial(load, config, compiling=False))
+    return Assembled(service, config, loaded, worker)
 
 
-def load(config: VisionConfig, progress: Progress | None = None) -> Loaded:
+def load(config: VisionConfig, progress: Progress | None = None, compiling: bool = True) -> Loaded:
     """The model of `config`, profiled for its gammas; slow, unless it was done before on this machine.
+
+    If it is to be compiled, and has not been, that is done first, or left out unless `compiling`.
 
     Raises ModelError.
     """
@@ -103,7 +135,7 @@ def load(config: VisionConfig, progress: Progress | None = None) -> Loaded:
     gammas = config.gammas or auto_gammas(config, executor.info, progress)
     gammas = _fitting(executor, gammas)
     gpu = config.device == "cuda"
-    if config.compile or gpu:
+    if gpu or (config.compile and (compiling or executor.is_prepared(gammas))):
         executor.prepare(gammas, progress)
     processor = torch.cuda.get_device_name() if gpu else _processor()
     versions = [_RECIPE, torch.__version__, version("timm")]

@@ -34,8 +34,10 @@ class Executor(Protocol):
     """As `pliant.kernels.vit_executor.VisionExecutor`. No two calls at a time, but for `stage`."""
 
     info: VisionInfo
-    backend: str
     most_rows: int
+
+    @property
+    def backend(self) -> str: ...
 
     def stage(self, folder: Path) -> Any: ...
 
@@ -64,7 +66,6 @@ class ExecutorDevice:
         identity: str,
         own: Mapping[int, float] | None = None,
     ) -> None:
-        self.backend = executor.backend
         self._executor = executor
         self._gammas = gammas
         self._identity = identity
@@ -75,6 +76,10 @@ class ExecutorDevice:
         self._free = asyncio.Event()
         """Set unless a batch is computed."""
         self._free.set()
+
+    @property
+    def backend(self) -> str:
+        return self._executor.backend
 
     async def ready(self) -> None:
         """Wait until no images are measured with."""

@@ -44,7 +44,8 @@ class ClosedError(Exception):
 class Device(Protocol):
     """What computes, one batch at a time."""
 
-    backend: str
+    @property
+    def backend(self) -> str: ...
 
     async def ready(self) -> None:
         """Wait until nothing else is computed, so that a batch begins at once."""
@@ -84,6 +85,12 @@ class Engine:
         self.failure: Exception | None = None
         """Why nothing is computed any more."""
         self._serving = asyncio.create_task(self._serve())
+
+    def adopt(self, profile: TokenProfile, policy: Policy[Waiting]) -> None:
+        """Go by another profile of the same gammas from now on: the device has become faster."""
+        self._policy = policy
+        self._pace = Pace(profile, self._statistics, _now())
+        self._ahead = None
 
     async def classify(self, query: Query) -> Answer | Refusal:
         """Answer `query`, or say why not as soon as that is known. Whoever is cancelled does not wait any more."""

@@ -47,12 +47,20 @@ class VisionReplica:
                 with suppress(ModelError):  # the planner tells clients of it
                     await asyncio.to_thread(models.fetch_tasks, config.tasks.folder, startup)
             async with startup.loading(folder):
-                self._engine, tasks, self._useful = await assemble(service, config)
-            self._settler = Settler(service, tasks)
+                self._assembled = await assemble(service, config)
+            self._engine = self._assembled.engine
+            self._settler = Settler(service, self._assembled.tasks)
             await self._begin(startup)
         self._following = asyncio.create_task(self._follow_for_ever())
+        self._compiling = asyncio.create_task(self._compile()) if self._assembled.compiling else None
         report = self._engine.report()
         logger.info("%s: starts with %d tasks on %s", service, len(report["tasks"]), report["backend"])
+
+    async def _compile(self) -> None:
+        try:
+            await self._assembled.compile()
+        except Exception:
+            logger.exception("%s: answers uncompiled", self._service)
 
     async def classify(self, ticket: Ticket) -> Answer | Refusal:
         self._outstanding[ticket.gateway] += 1
@@ -82,9 +90,15 @@ class VisionReplica:
         return dict(report)
 
     def _report(self) -> ReplicaReport:
-        outstanding, dropped = dict(self._outstanding), dict(self._useful.dropped())
+        outstanding, dropped = dict(self._outstanding), dict(self._assembled.useful.dropped())
         failed = {task.name: reason for task, reason in self._settler.failed.items()}
-        return ReplicaReport(**self._engine.report(), outstanding=outstanding, dropped=dropped, failed_tasks=failed)
+        return ReplicaReport(
+            **self._engine.report(),
+            compiling=self._assembled.compiling,
+            outstanding=outstanding,
+            dropped=dropped,
+            failed_tasks=failed,
+        )
 
     async def _begin(self, progress: Progress) -> None:
         """Follow the planner once; one that does not answer for long is done without, as images bring their tasks."""

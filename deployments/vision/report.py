@@ -49,6 +49,8 @@ class EngineReport(TypedDict):
 class ReplicaReport(EngineReport):
     """What it says to gateways about once a second."""
 
+    compiling: bool
+    """Whether compiled code is to take over."""
     outstanding: dict[str, int]
     """By gateway: its images here."""
     dropped: dict[int, int]

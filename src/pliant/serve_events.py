@@ -113,7 +113,7 @@ class Story:
             if reason and reason not in self._told:
                 self._told.add(reason)
                 yield f"{name}: {reason}"
-        reports = [report for report in replicas.values() if "compiling" in report]
+        reports = [report for report in replicas.values() if isinstance(report.get("compiling"), list)]
         compiling = {str(length) for report in reports for length in report["compiling"]}
         done = self._compiling.get(name, set()) - compiling
         if done and reports and not any(report["uncompiled"] for report in reports):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +39,8 @@ async def test_from_folders_to_answers(tmp_path: Path, monkeypatch: pytest.Monke
         for seed, (name, labels, prompts) in enumerate([("two", ("a", "b"), (1, 2)), ("three", ("a", "b", "c"), (2,))])
     ]
     config = VisionConfig(kind="vision", model=str(tmp_path / "model"), tasks=str(tmp_path / "tasks"))
-    engine, tasks, _ = await assembly.assemble("digits", config)
+    assembled = await assembly.assemble("digits", config)
+    engine, tasks = assembled.engine, assembled.tasks
     assert assembly.auto_gammas(config, info) == (-7, -5, -3, -2, 0, 1, 2)
     images, _ = read_profiling(infos[0])
     queries = [Query(image.tobytes(), infos[row % 2].ref, 60.0, 1.0) for row, image in enumerate(images)]
@@ -61,10 +62,38 @@ async def test_from_folders_to_answers(tmp_path: Path, monkeypatch: pytest.Monke
     await again.engine.close()
 
 
+async def test_compiled_code_takes_over_from_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(self: CpuExecutor, gammas: Sequence[int], _progress: object = None) -> None:
+        self._forwards = {gamma: self._features(gamma) for gamma in gammas}
+        self.backend = "aoti"
+
+    monkeypatch.setattr(CpuExecutor, "prepare", prepare)
+    info = vision_folder(tmp_path)
+    config = VisionConfig(kind="vision", model=str(tmp_path), gammas=(-2, 0), compile=True)
+    assembled = await assembly.assemble("digits", config)
+    engine, task = assembled.engine, own_task(str(tmp_path), len(info.labels))
+    image = np.random.default_rng(0).integers(0, 256, (info.height, info.width, 3), dtype=np.uint8).tobytes()
+
+    async def answered() -> Answer:
+        reply = await engine.classify(Query(image, task, 60.0, 1.0))
+        assert isinstance(reply, Answer)
+        return reply
+
+    before = await answered()
+    assert (assembled.compiling, engine.report()["backend"]) == (True, "eager")
+    await asyncio.gather(assembled.compile(), *(answered() for _ in range(5)))
+    after = await answered()
+    await engine.close()
+    assert (assembled.compiling, engine.report()["backend"]) == (False, "aoti")
+    assert np.frombuffer(after.logits, "<f4") == pytest.approx(np.frombuffer(before.logits, "<f4"), abs=1e-4)
+    assert engine.report()["in_time"] == 7
+
+
 async def test_an_unmodified_model_answers_with_its_own_head(tmp_path: Path) -> None:
     model = vision_model()
     info = vision_folder(tmp_path, model)
-    engine, tasks, _ = await assembly.assemble("digits", VisionConfig(kind="vision", model=str(tmp_path)))
+    assembled = await assembly.assemble("digits", VisionConfig(kind="vision", model=str(tmp_path)))
+    engine, tasks = assembled.engine, assembled.tasks
     task = own_task(str(tmp_path), len(info.labels))
     image = np.random.default_rng(0).integers(0, 256, (info.height, info.width, 3), dtype=np.uint8)
     reply = await engine.classify(Query(image.tobytes(), task, 60.0, 1.0))

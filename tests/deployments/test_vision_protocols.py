@@ -269,6 +269,7 @@ async def test_keys_are_asked_for() -> None:
 
 def test_metrics_show_gammas_and_fates() -> None:
     report = ReplicaReport(
+        compiling=False,
         backend="eager",
         gamma=-4,
         gammas={-4: GammaReport(batches=2, images=9, compute_s=0.5), 0: GammaReport(batches=0, images=0, compute_s=0)},
