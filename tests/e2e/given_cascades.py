@@ -32,7 +32,7 @@ LENIENT, STRICT, MADE = "e2e-lenient", "e2e-strict", "e2e-made"
 
 @contextmanager
 def added(args: dict[str, Any], folder: Path) -> Iterator[None]:
-    """While the profiles are there for the application's `args`, which get the cascades. `folder` is for their texts."""
+    """While the profiles are there for the application's `args`, which get the cascades; their texts go to `folder`."""
     _clear()
     services, data = args["services"], folder / "texts.jsonl"
     shortest = sorted(corpus.held_out(), key=lambda text: len(text.text))[: labelled_texts.FEWEST]
