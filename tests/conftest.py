@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 from virtual_loop import VirtualLoop
 
 E2E = Path(__file__).parent / "e2e"
-LAST = ("test_llm_failures.py", "test_failures.py", "test_stop.py")
-"""They leave the cluster in another state."""
+LAST = ("test_cascade.py", "test_llm_failures.py", "test_failures.py", "test_stop.py")
+"""The first needs compiled models, the others leave the cluster in another state."""
 APART = "test_nodes.py"
 """It has a cluster of its own."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import decoders
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
@@ -389,7 +389,7 @@ def understood(folder: Path, shape: DecoderShape) -> AdapterInfo | None:
         return None
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(st.data())
 def test_a_mangled_header_is_refused_or_means_what_safetensors_reads(
     folder: Path, saved: Path, shape: DecoderShape, data: st.DataObject
@@ -421,7 +421,7 @@ def test_a_mangled_header_is_refused_or_means_what_safetensors_reads(
             pytest.fail(f"understood here, but not by safetensors: {error}")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(st.data())
 def test_a_mangled_config_is_refused_or_understood(
     folder: Path, saved: Path, shape: DecoderShape, data: st.DataObject

@@ -85,7 +85,7 @@ def queries(draw: st.DrawFn) -> tuple[list[str], Encoding, np.ndarray]:
 
 
 @given(queries(), st.sampled_from([0.25, 0.5, 0.9, 1.0, 1.5]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_prunes_exactly_the_words_of_equation_5(query, alpha) -> None:
     given_texts, encoding, importance = query
     own = [i for i, number in enumerate(encoding.sequence_ids) if number is not None]
@@ -108,7 +108,7 @@ def test_prunes_exactly_the_words_of_equation_5(query, alpha) -> None:
 
 
 @given(queries())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_fewer_words_stay_as_alpha_grows_but_one_always_does(query) -> None:
     for text, words in zip(query[0], read_words(*query), strict=True):
         assert words.prune(0).text == text

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from vision_folders import change_json, change_tensors, vision_folder, vision_model
 
@@ -211,7 +211,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.data())
 def test_a_mangled_config_is_refused_or_understood(folder: Path, saved: Path, data: st.DataObject) -> None:
     config = json.loads((saved / CONFIG).read_text())

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -290,7 +290,7 @@ def understood(folder: Path, backbone: VisionInfo) -> TaskInfo | None:
         return None
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.data())
 def test_a_mangled_description_is_refused_or_understood(
     folder: Path, backbone: VisionInfo, data: st.DataObject
@@ -307,7 +307,7 @@ def test_a_mangled_description_is_refused_or_understood(
         assert {0, *info.prompts} <= info.accuracies.keys()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.data())
 def test_mangled_tensors_are_refused_or_mean_what_safetensors_reads(
     folder: Path, backbone: VisionInfo, data: st.DataObject

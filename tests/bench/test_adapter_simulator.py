@@ -99,7 +99,7 @@ def test_s_lora_admits_in_order_of_arrival() -> None:
     assert np.all(np.diff(first) >= 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     system=st.sampled_from(SYSTEMS),
     gigabytes=st.floats(2.5, 12.0),

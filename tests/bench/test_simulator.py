@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.bench.arrivals import Recorded, Stream
@@ -76,7 +76,6 @@ def literal(held: Sequence[int], service_s: Mapping[int, float], slo_s: float, s
     return latencies
 
 
-@settings(deadline=None)
 @given(
     held=st.lists(st.sampled_from([32, 64, 128]), max_size=6),
     gaps=st.lists(st.sampled_from([0.0, 0.003, 0.011, 0.4]), min_size=1, max_size=60),

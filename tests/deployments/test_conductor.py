@@ -15,6 +15,7 @@ from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.planner.conductor import Conductor
 from pliant.deployments.planner.messages import News
 
+pytestmark = pytest.mark.virtual_time
 LENGTHS = (4, 8, 16)
 
 

@@ -234,7 +234,7 @@ def test_texts_and_profiles_are_unpacked_within_limits(name: bytes) -> None:
 
 
 @given(position=st.integers(0, 2000), value=st.integers(0, 255), format_=st.sampled_from(FORMATS))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_damaged_file_is_decoded_or_refused(position: int, value: int, format_: str) -> None:
     file = bytearray(encoded(Image.new("RGB", (24, 20), "green"), format_))
     file[position % len(file)] = value

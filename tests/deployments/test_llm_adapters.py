@@ -222,7 +222,7 @@ def arrivals(dice: random.Random, refs: list[AdapterRef | None], cancels: float)
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     pipelined=st.booleans(),

@@ -89,7 +89,7 @@ generations = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     slots=st.integers(1, 5),
     pipelined=st.booleans(),
@@ -152,7 +152,6 @@ def test_every_answer_is_right_whatever_else_there_is(
     assert compact or not executor.moves
 
 
-@settings(deadline=None)
 @given(wanted=generations, cut=st.integers(1, 20), pipelined=st.booleans())
 def test_an_answer_is_resumed_where_it_was(wanted: Generation, cut: int, pipelined: bool) -> None:
     whole = right(wanted)

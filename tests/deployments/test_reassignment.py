@@ -19,6 +19,7 @@ from pliant.deployments.gateway.classifier import Classifier
 from pliant.deployments.gateway.parameters import ClassifyParameters
 from pliant.models import ModelInfo
 
+pytestmark = pytest.mark.virtual_time
 LENGTHS = (4, 8, 16)
 REQUESTS = 400
 

@@ -536,7 +536,7 @@ visits = st.builds(
     failing=st.sets(st.integers(1, 12), max_size=4),
     policy=st.sampled_from([ExactPolicy, Algorithm2Policy]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_whatever_comes_each_query_is_answered_once(
     crowd: list[Visit], limit: int, slow: float, failing: set[int], policy: type[Policy[Any]]
 ) -> None:

@@ -44,5 +44,5 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Iterato
             service["timeout_s"] = PROCESS_HANGS_AFTER_S
         if service["kind"] == "llm":
             service["slo_ms"] = PATIENT_MS
-    with given_cascades.added(args), serving(content, folder) as started:
+    with given_cascades.added(args, folder), serving(content, folder) as started:
         yield started

@@ -214,5 +214,5 @@ class Pool(RuleBasedStateMachine):
             owner[begin : begin + len(blob)] = [key] * len(blob)
 
 
-Pool.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+Pool.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestPool = Pool.TestCase

@@ -86,7 +86,7 @@ def test_draws_follow_the_distribution_of_transformers(sampling: Sampling) -> No
 @given(
     top_k=st.integers(0, VOCAB), top_p=st.floats(0.01, 1.0), scale=st.sampled_from([0.1, 3.0]), seed=st.integers(0, 99)
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, scale: float, seed: int) -> None:
     logits = random_logits(3, seed=seed) * scale
     scores = logits.clone()
@@ -105,7 +105,7 @@ def test_equally_likely_tokens_are_kept_or_dropped_together() -> None:
 
 
 @given(asked=st.lists(samplings, min_size=2, max_size=8), seed=st.integers(0, 99), index=st.integers(0, 10**6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_token_is_the_same_whatever_the_other_rows(asked: list[Sampling], seed: int, index: int) -> None:
     logits = random_logits(len(asked), seed=seed)
     indices = torch.arange(index, index + len(asked))
@@ -120,7 +120,7 @@ def test_a_token_is_the_same_whatever_the_other_rows(asked: list[Sampling], seed
 
 
 @given(asked=st.lists(samplings, min_size=1, max_size=4), excess=st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_needs_in_excess_change_no_token(asked: list[Sampling], excess: bool) -> None:
     sampler, rows = sampler_of(*asked), slice(0, len(asked))
     logits, indices = random_logits(len(asked)), torch.arange(len(asked))

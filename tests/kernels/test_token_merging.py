@@ -38,7 +38,7 @@ def cases(draw: st.DrawFn) -> tuple[tuple[Tensor, Tensor, Tensor], int, int]:
     return tokens(draw(st.integers(0, 10_000)), draw(st.integers(1, 3)), count, draw(st.integers(1, 4))), prefix, r
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cases())
 def test_merges_as_defined(case) -> None:
     (x, keys, sizes), prefix, r = case
@@ -49,7 +49,7 @@ def test_merges_as_defined(case) -> None:
         torch.testing.assert_close(after[sample], expected_sizes)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cases())
 def test_keeps_mass_prefix_and_what_is_not_merged(case) -> None:
     (x, keys, sizes), prefix, r = case
@@ -67,7 +67,7 @@ def test_keeps_mass_prefix_and_what_is_not_merged(case) -> None:
         assert torch.equal(merged[sample, alone], x[sample, matching.kept[sample, alone]])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(cases(), st.integers(0, 10_000))
 def test_does_not_depend_on_the_order_within_a_side(case, seed) -> None:
     (x, keys, sizes), prefix, r = case

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from vision_folders import change_tensors, task_folder, vision_folder
@@ -113,7 +113,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(folder: Path, monke
     assert "was cut off at byte" in refusal(folder)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(st.data())
 def test_mangled_files_are_refused_or_read(folder: Path, data: st.DataObject) -> None:
     whole = (folder / WEIGHTS).read_bytes()

@@ -349,11 +349,10 @@ class Cache(RuleBasedStateMachine):
         assert set(self.cache.trim(self.now)) == dropped
 
 
-Cache.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Cache.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestCache = Cache.TestCase
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.lists(st.floats(0, 99), max_size=4)), min_size=1, max_size=7),
     st.integers(1, 120),

@@ -170,6 +170,6 @@ class AgainstReferenceOneLevelOnly(AgainstReference):
 TestAgainstReference = AgainstReference.TestCase
 TestAgainstReferenceAtTheDefaults = AgainstReferenceAtTheDefaults.TestCase
 TestAgainstReferenceOneLevelOnly = AgainstReferenceOneLevelOnly.TestCase
-TestAgainstReference.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAgainstReference.settings = settings(max_examples=60, stateful_step_count=40)
 TestAgainstReferenceAtTheDefaults.settings = TestAgainstReference.settings
 TestAgainstReferenceOneLevelOnly.settings = TestAgainstReference.settings

@@ -110,7 +110,7 @@ def test_memory_is_bounded() -> None:
     assert {adapter for adapter, _ in histogram.likely(1000.0, 2.0, least=0.0)} == {-1, *range(991, 1000)}
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 6)), max_size=40),
     st.floats(0, 1e6),

@@ -252,7 +252,7 @@ def serve(tracking: TargetTracking, loads: list[float], start_s: int = 5) -> lis
 
 
 @given(st.integers(20, 1000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_does_not_flap_under_a_steady_load(load: int) -> None:
     """The pool holds the load, and gives away a replica that it needs back at most once in ten minutes."""
     counts = serve(TargetTracking(1, 200), [float(load)] * 5000)

@@ -64,7 +64,7 @@ def test_softmax_of_huge_logits_is_finite() -> None:
         softmax([1.0, 2.0], 0.0)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=seeds, classes=st.integers(2, 5), temperature=st.floats(0.4, 4))
 def test_no_temperature_near_the_fitted_one_is_likelier(seed: int, classes: int, temperature: float) -> None:
     logits, labels = sampled(seed, 60, classes, temperature)
@@ -89,7 +89,7 @@ def test_the_temperature_that_made_the_labels_is_found_and_calibrates(temperatur
 
 
 @given(seed=seeds, scale=st.floats(0.01, 100), shift=st.floats(-50, 50))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_temperature_scales_with_logits_and_does_not_care_for_a_shift(seed: int, scale: float, shift: float) -> None:
     logits, labels = sampled(seed, 80, 3, 1.0)
     fitted = fit_temperature(logits, labels)

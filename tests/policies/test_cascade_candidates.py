@@ -135,7 +135,7 @@ def plain(candidate: Candidate, levels: Sequence[LevelProfile], labels: Integers
     }
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=seeds)
 def test_every_candidate_does_what_a_plain_loop_does(seed: int) -> None:
     labels = true_labels(seed, 40)
@@ -150,7 +150,7 @@ def test_every_candidate_does_what_a_plain_loop_does(seed: int) -> None:
         assert candidate.loss == pytest.approx(best - candidate.accuracy)
 
 
-@settings(deadline=None, max_examples=4)
+@settings(max_examples=4)
 @given(seed=seeds)
 def test_what_is_found_is_what_the_paper_enumerates(seed: int) -> None:
     labels = true_labels(seed, 40)
@@ -188,7 +188,7 @@ def test_the_sweep_is_the_papers() -> None:
 
 
 @given(seed=seeds)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_a_lower_cutoff_answers_more_texts_early_and_sooner(seed: int) -> None:
     labels = true_labels(seed, 80)
     found = find_candidates(profiles(labels, seed, ("small", "large")), labels, slopes=(10.0,))

@@ -104,7 +104,7 @@ def test_before_anything_is_known() -> None:
     assert (lengths.accuracy, lengths.error) == (0.0, 0.0)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(

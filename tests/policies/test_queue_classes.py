@@ -29,7 +29,6 @@ def squared_distances(clusters: Iterable[Sequence[float]]) -> float:
     return sum(float(np.square(np.array(cluster) - np.mean(cluster)).sum()) for cluster in clusters if len(cluster))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=10), st.integers(1, 4))
 def test_clusters_are_the_best_of_all(steps: list[int], most: int) -> None:
     sizes = sorted(step / 50 for step in steps)
@@ -149,7 +148,7 @@ def test_memory_too_small_to_be_divided_has_one_class() -> None:
     assert classes.classify(100, 20, 1_000) == classes.classify(2000, 400, 16_000) == 0
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 1000), st.sampled_from((0, 8, 128))), max_size=120),
     st.lists(st.floats(0, 60), max_size=60),

@@ -65,7 +65,7 @@ def test_a_drift_that_ends_is_over() -> None:
     assert watch.drift() is None
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(fates=st.lists(st.booleans(), max_size=300), share=st.floats(0.15, 0.85))
 def test_it_is_pages_test(fates: list[bool], share: float) -> None:
     """The most evidence over all spans that end now, written out, with an alarm in easy reach."""

@@ -110,7 +110,7 @@ def check(case: Case, allocation: Allocation) -> float:
     return cost
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(cases())
 @example(([RuntimeClass(64, 2.0, (1.0, 1.0)), RuntimeClass(128, 3.0, (1.0, 5.0))], [0.0, 0.0], 5))
 @example(([RuntimeClass(64, 1.0, (1.0, 1.0)), RuntimeClass(128, 1.0, (1.0, 2.0))], [9.0, 9.0], 3))
@@ -124,7 +124,6 @@ def test_equals_brute_force(case: Case) -> None:
     assert allocate(*case) == allocation
 
 
-@settings(deadline=None)
 @given(cases(rising=True), st.integers(1, 5))
 def test_more_replicas_never_cost_more(case: Case, more: int) -> None:
     classes, demand, replicas = case

@@ -80,7 +80,7 @@ def test_patience_ends_also_when_nothing_else_happens() -> None:
     assert replica.admitted == [0, 1, 2, 3]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 2**32),
     constant=st.booleans(),
