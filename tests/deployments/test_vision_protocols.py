@@ -53,9 +53,13 @@ def tensor(data: Any, datatype: str = "UINT8", shape: Any = None, **parameters: 
     }
 
 
+PATIENT_MS = 600_000
+"""An slo_ms that no machine misses."""
+
+
 @asynccontextmanager
 async def gateway(replicas: Replicas | None = None, *entries: Any, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    vision, _, _, follower = service(replicas, TaskPlanner(*(entries or [task()])))
+    vision, _, _, follower = service(replicas, TaskPlanner(*(entries or [task()])), slo_ms=PATIENT_MS)
     config = GatewayConfig(max_body_mb=0.1, max_texts=3)
     services = Services.of("vision", {"digits": vision})
     app = application(config, services, dict, bytes, options.pop("api_keys", ()), tasks=follower)
