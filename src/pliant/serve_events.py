@@ -121,10 +121,10 @@ class Story:
         self._compiling[name] = compiling
 
     def _planned(self, name: str, plan: Mapping[str, Any]) -> Iterator[str]:
-        version = plan.get("version")
-        if version is None or self._plans.get(name) == version:
-            return
+        version, known = plan.get("version"), self._plans.get(name)
         self._plans[name] = version
+        if version in (None, known) or (plan["reason"] == "replicas" and not self._ready.get(name)):
+            return
         counts = ", ".join(f"{count} for {length} tokens" for length, count in plan["replicas"].items() if count)
         yield f"{name}: plan {version} ({plan['reason']}): {counts}"
 
