@@ -8,6 +8,7 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -85,6 +86,7 @@ class Gateway:
         self._chosen = CascadeFollower(calls)
         followers = [self._follower, self._adapters, self._tasks, self._chosen if config.cascades else None]
         self._following = [asyncio.create_task(each.run()) for each in followers if each]
+        self._fetching = ThreadPoolExecutor(len(config.services), thread_name_prefix="fetching")
         self._opening = [
             asyncio.create_task(self._open(service, handles.get(service.name))) for service in self._services
         ]
@@ -129,7 +131,8 @@ class Gateway:
             return await self._cascade(service.name, config)
         assert handle
         fetch = models.fetch_vision if isinstance(config, VisionConfig) else models.fetch
-        folder = await asyncio.to_thread(fetch, config.model, progress=service.opening)
+        fetched = partial(fetch, config.model, progress=service.opening)
+        folder = await asyncio.get_running_loop().run_in_executor(self._fetching, fetched)
         if isinstance(config, EncoderConfig):
             return self._classifier(service.name, config, folder, handle)
         if isinstance(config, LlmConfig):
