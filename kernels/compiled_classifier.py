@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from pliant.background import run_in_background, work_in_background
 from pliant.cache import cache_folder
 from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
@@ -224,7 +224,7 @@ def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) 
     command += ["--device", spec.device, "--dtype", spec.dtype, "--threads", threads, "--into", str(into)]
     command += ["--dynamic"] * spec.dynamic + ["--importance"] * spec.importance
     with turn(f"compiling {spec.folder.name} for {spec.max_length} tokens", lambda: (COMPILE, urgency())):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
+        done = run_in_background(command, environment)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise CannotCompileError(
@@ -248,6 +248,7 @@ def main() -> None:
     parser.add_argument("--importance", action="store_true", help="to give that of each token too")
     parser.add_argument("--into", type=Path, required=True, help="an existing folder, which receives the package")
     arguments = vars(parser.parse_args())
+    work_in_background()
     into = arguments.pop("into")
     spec = RuntimeSpec(**arguments)
     spec.check()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._inductor import aoti_compile_and_package
 
+from pliant.background import work_in_background
 from pliant.kernels.classifier_compiler import unpack
 from pliant.kernels.vit import TokenAdaptiveViT
 from pliant.kernels.vit_model import ImageFeatures, load_model
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--most-rows", type=int, required=True, help="images of the largest batch")
     parser.add_argument("--into", type=Path, required=True, help="an existing folder, which receives the package")
     given = parser.parse_args()
+    work_in_background()
     torch.set_num_threads(given.threads)
     info, model = load_model(given.folder, given.dtype, "cpu")
     features = exact = ImageFeatures(TokenAdaptiveViT(model), info, given.gamma)

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pliant.background import run_in_background
 from pliant.cache import cache_folder, made_once
 from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
@@ -112,9 +113,7 @@ def _compile_apart(spec: VitSpec, into: Path) -> None:
     command += [f"--dtype={spec.dtype}", f"--threads={spec.threads}", f"--most-rows={spec.most_rows}", f"--into={into}"]
     try:
         with turn(f"compiling {spec.folder.name} for gamma {spec.gamma}", lambda: (COMPILE, 0.0)):
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
-            )
+            done = run_in_background(command, environment, LIMIT_S)
     except subprocess.TimeoutExpired:
         raise CannotCompileError(
             f"{spec.folder} took more than {LIMIT_S:.0f} s to compile and runs uncompiled"

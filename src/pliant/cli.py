@@ -127,7 +127,7 @@ def zoo_models(train: Annotated[bool, typer.Option(help="Train what is missing."
     if train:
         with progress() as update:
             for name in (*zoo.NAMES, zoo.ADAPTERS, zoo.TASKS):
-                zoo.ensure(name, update)
+                zoo.ensure(name, update, niceness=0)
     table = Table("model, adapter or task", "quality", "parameters", "trained in")
     for entry in zoo.status():
         size = (f"{entry.parameters:,}", f"{entry.seconds:.0f} s") if entry.trained else ("", "")

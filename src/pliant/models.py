@@ -5,7 +5,6 @@ a model of the zoo or to convert an old tokenizer, once: the gateway uses this m
 """
 
 import hashlib
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from pliant.errors import ModelError
 from pliant.hub import Progress as Progress
 from pliant.vision_info import VisionInput
 
-_log = logging.getLogger(__name__)
 _HELD = f"{hub.CONFIG}, {hub.WEIGHTS}, {hub.TOKENIZER}"
 _VISION_HELD = f"{hub.CONFIG}, {hub.WEIGHTS}"
 _POSITIONS_START_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet"}
@@ -166,8 +164,6 @@ def _zoo_name(model: str) -> str:
 
 
 def _trained(name: str, progress: Progress | None) -> Path:
-    if progress is None and not zoo.folder(name).exists():
-        _log.warning("training zoo/%s, once; this takes about a minute", name)
     return zoo.ensure(name, progress or (lambda _text, _done: None))
 
 

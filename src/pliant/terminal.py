@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import Progress as Bar
+from rich.progress import TimeRemainingColumn
 
 from pliant.models import Progress
 
@@ -16,6 +17,16 @@ console = Console(soft_wrap=True, highlight=False)
 @contextmanager
 def progress() -> Iterator[Progress]:
     """A bar that is shown once something says how far it is."""
-    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (*Bar.get_default_columns()[:-1], TimeRemainingColumn(compact=True))
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=1.0)
-        yield lambda text, done: bar.update(task, description=text, completed=done)
+        last = ""
+
+        def told(text: str, done: float) -> None:
+            nonlocal last
+            if text != last:
+                last = text
+                bar.reset(task, description=text)  # the time left is that of what is being done now
+            bar.update(task, completed=done)
+
+        yield told

@@ -4,7 +4,6 @@ adapters of one of them, and tasks of another.
 Importing this package imports neither torch nor transformers; training does.
 """
 
-import functools
 import json
 import time
 from collections.abc import Callable
@@ -12,8 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pliant.cache import cache_folder, made_once
+from pliant.background import BEHIND_OTHERS
+from pliant.cache import cache_folder, made_once, shared
+from pliant.turns import TRAIN, turn
 from pliant.zoo import shapes
+from pliant.zoo.training_process import train_apart
 
 NAMES = tuple(shapes.SHAPES)
 """The models that there are, named `zoo/NAME` elsewhere."""
@@ -21,6 +23,7 @@ ADAPTERS = "adapters"
 """The entry that holds all adapters, a PEFT folder each."""
 TASKS = "digits-tasks"
 """The entry that holds all vision tasks, a folder each."""
+_COSTS = {"topics-small": 5, "topics-large": 20, "tiny-llama": 55, "digits-vit": 7, ADAPTERS: 40, TASKS: 20}
 _MEASURED = ("accuracy", "perplexity", "base_perplexity", "prompted_accuracy")
 
 
@@ -69,17 +72,29 @@ def status() -> list[ZooEntry]:
     ]
 
 
-def ensure(name: str, progress: Callable[[str, float], object]) -> Path:
+def ensure(name: str, progress: Callable[[str, float], object], niceness: int = BEHIND_OTHERS) -> Path:
     """The folder of the model `name`, of the `ADAPTERS` or of the `TASKS`, which are trained first if this user has
     never done so.
 
-    One process trains, others that ask meanwhile wait for it. `progress` is called with what is being done and the
-    fraction done; adapters and tasks may need their model to be trained before.
+    One process trains at a time, of all that are wanted the cheapest first; others that ask meanwhile wait. `progress`
+    is called with what is being done and the fraction done; adapters and tasks may need their model to be trained
+    before. Raises ModelError if training fails.
     """
     if name in (ADAPTERS, TASKS) and not folder(name).exists():
-        ensure(_base(name), progress)
-    make = {ADAPTERS: train_adapters, TASKS: train_tasks}.get(name) or functools.partial(train, name)
-    return made_once(folder(name), lambda unfinished: make(unfinished, progress))
+        ensure(_base(name), progress, niceness)
+    job = f"training zoo/{name}"
+    told = shared(folder(name), progress)
+
+    def make(unfinished: Path) -> None:
+        with turn(job, lambda: (TRAIN, cost(name)), told):
+            train_apart(name, unfinished, lambda _text, done: told(job, done), niceness)
+
+    return made_once(folder(name), make, progress)
+
+
+def cost(name: str) -> float:
+    """About how many seconds of a usual processor it takes to train the model `name`, the `ADAPTERS` or the `TASKS`."""
+    return _COSTS[name]
 
 
 def _base(name: str) -> str:
@@ -87,8 +102,20 @@ def _base(name: str) -> str:
     return shapes.BASE if name == ADAPTERS else shapes.BACKBONE
 
 
-def train(name: str, folder: Path, progress: Callable[[str, float], object]) -> None:
-    """Train the model `name` and write it to `folder`: weights, configuration, tokenizer and `zoo.json`."""
+def train(name: str, into: Path, progress: Callable[[str, float], object]) -> None:
+    """Train the model `name`, the `ADAPTERS` or the `TASKS` in this process; the model of the latter is there already.
+
+    A model's folder gets weights, configuration, tokenizer and `zoo.json`.
+    """
+    if name == ADAPTERS:
+        train_adapters(into, progress)
+    elif name == TASKS:
+        train_tasks(into, progress)
+    else:
+        _train_model(name, into, progress)
+
+
+def _train_model(name: str, folder: Path, progress: Callable[[str, float], object]) -> None:
     from pliant.zoo import digits_vit, llama, topics
 
     started = time.perf_counter()
