@@ -26,8 +26,8 @@ from rich.text import Text
 
 from pliant import ray_settings, zoo
 from pliant.cache import cache_folder
-from pliant.config import ClusterConfig, VisionConfig
-from pliant.errors import ConfigError
+from pliant.config import CascadeConfig, ClusterConfig, ServingConfig, VisionConfig
+from pliant.errors import ConfigError, PliantError
 from pliant.serve_events import Row, Snapshot, Story, rows
 from pliant.terminal import console
 
@@ -49,6 +49,7 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
     log = _log_file()
     console.print(f"Starting {path} at {cluster.address}; the log of Ray and the replicas is {log}")
     started = time.monotonic()
+    _train_ahead(cluster.serving)
     process = _Process(path, None if verbose else log)
     kinds = {name: service.kind for name, service in cluster.serving.services.items()}
     story, watch = Story(_examples(cluster)), _Watch(cluster, process, started)
@@ -63,6 +64,25 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
         _tell_stopping(process)
         time.sleep(_EVERY_S)
     return _ended(process, log, verbose)
+
+
+def _train_ahead(serving: ServingConfig) -> None:
+    """Begin to train what the zoo lacks, the cheapest first, while Ray starts; replicas on this machine wait for it."""
+    named = [
+        *(service.model for service in serving.services.values() if not isinstance(service, CascadeConfig)),
+        *(llm.adapters.folder for llm in serving.llms.values() if llm.adapters and llm.adapters.folder),
+        *(vision.tasks.folder for vision in serving.visions.values() if vision.tasks.folder),
+    ]
+    wanted = {name.removeprefix("zoo/") for name in named if name.startswith("zoo/")}
+
+    def train() -> None:
+        for name in sorted(wanted, key=zoo.cost):
+            try:
+                zoo.ensure(name, lambda _text, _done: None)
+            except (PliantError, OSError):
+                return  # whoever needs it says why
+
+    threading.Thread(target=train, daemon=True).start()
 
 
 def _tell_stopping(process: _Process) -> None:
@@ -237,7 +257,7 @@ class _Screen:
 
 def _without_share(row: Row) -> str:
     """What a service does, without how far it is."""
-    return re.sub(r",? \d+%$", "", row.state)
+    return re.sub(r",? \d+%", "", row.state)
 
 
 def _ended(process: _Process, log: Path, verbose: bool) -> int:

@@ -78,7 +78,7 @@ def test_triton_client_health_and_metadata(cluster: Cluster) -> None:
 
 def test_triton_client_is_told_what_was_wrong(cluster: Cluster) -> None:
     client = triton.InferenceServerClient(cluster.host, network_timeout=HANGS_AFTER_S)
-    with pytest.raises(InferenceServerException, match="no model 'nothing'; there are: .*topics"):
+    with pytest.raises(InferenceServerException, match=r"no model 'nothing'; there are: .*topics"):
         client.infer("nothing", [text_input([TEXT])])
     with pytest.raises(InferenceServerException, match="at most 64 are allowed"):
         client.infer("topics", [text_input([TEXT] * 65)])

@@ -1,5 +1,6 @@
 """Tiny classifiers, and what is compiled of them: made once for all tests."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,25 +9,20 @@ import pytest
 import tiny_classifiers
 from compiled_cases import CASES, Case
 
+from pliant.cache import made_once
 from pliant.kernels.compiled_classifier import Runtime, load
 
 
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Gives the folder of an untrained classifier of that model type; its path has a space."""
-    root = tmp_path_factory.mktemp("tiny models")
-
-    def folder(kind: str) -> Path:
-        if not (root / kind).exists():
-            tiny_classifiers.save(root / kind, kind)
-        return root / kind
-
-    return folder
+    root = _shared(tmp_path_factory) / "tiny models"
+    return lambda kind: made_once(root / kind, lambda into: tiny_classifiers.save(into, kind))
 
 
 @pytest.fixture(scope="session")
 def runtimes_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    return _shared(tmp_path_factory) / "cache"
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +37,9 @@ def runtimes(classifier: Callable[[str], Path], runtimes_cache: Path) -> dict[Ca
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setenv("PLIANT_CACHE", str(runtimes_cache))
         return dict(zip(CASES, pool.map(compiled, CASES), strict=True))
+
+
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run, which all its workers share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
