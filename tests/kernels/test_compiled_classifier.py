@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from tiny_classifiers import LABELS, VOCABULARY
 
 from pliant.errors import ModelError
 from pliant.kernels import compiled_classifier
-from pliant.kernels.compiled_classifier import TOLERANCE, Runtime, load, prepare
+from pliant.kernels.compiled_classifier import TOLERANCE, Runtime, is_prepared, load, prepare
 from pliant.kernels.eager_classifier import EagerClassifier
 from pliant.kernels.runtime_cache import RuntimeSpec, package_folder
 
@@ -108,13 +109,17 @@ def test_a_dynamic_runtime_computes_no_padding(runtimes, monkeypatch) -> None:
 def test_preparing_compiles_what_loading_takes(classifier, monkeypatch, tmp_path) -> None:
     compiled: list[RuntimeSpec] = []
 
-    def compile_apart(spec: RuntimeSpec, into: Path) -> None:
+    def compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) -> None:
+        assert urgency() == 3.0
         compiled.append(spec)
 
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
     monkeypatch.setattr(compiled_classifier, "_compile_apart", compile_apart)
+    assert not is_prepared(classifier("bert"), 9, threads=2, dynamic=True)
+    assert load(classifier("bert"), 9, threads=2, dynamic=True, compiling=False).backend == "eager"
     for _ in range(2):
-        prepare(classifier("bert"), 9, threads=2, dynamic=True)
+        prepare(classifier("bert"), 9, lambda: 3.0, threads=2, dynamic=True)
+        assert is_prepared(classifier("bert"), 9, threads=2, dynamic=True)
     (spec,) = compiled
     assert spec == RuntimeSpec(classifier("bert"), 9, threads=2, dynamic=True)
     assert package_folder(spec).is_dir()
@@ -124,6 +129,7 @@ def test_preparing_compiles_what_loading_takes(classifier, monkeypatch, tmp_path
 def test_a_cached_runtime_needs_neither_compiler_nor_transformers(runtimes, classifier, tmp_path) -> None:
     code = """
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from pliant.kernels.compiled_classifier import load
 runtime = load(Path(sys.argv[1]), 17)
