@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_TICK_S = 1e-9
+"""However little is waited for, time goes on: what looks at it again and again comes to an end."""
+
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """While it is open, `time.monotonic` tells its time. What executors work on takes none, however long it takes.
@@ -43,7 +46,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         if not self._ready and self._scheduled and not self._working:  # type: ignore[attr-defined]
-            self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
+            self._now = max(self._now + _TICK_S, self._scheduled[0]._when)  # type: ignore[attr-defined]
         super()._run_once()  # type: ignore[misc]
 
 
