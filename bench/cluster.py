@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from ray import serve
 from ray.serve import Application
 
 from pliant import ray_settings
+from pliant.bench.ray_session import free_port
 
 _OBJECT_STORE_BYTES = 80 * 2**20
 
@@ -26,7 +26,7 @@ def cluster(applications: Mapping[str, Application], num_gpus: int = 0) -> Itera
     os.environ.update({**ray_settings.ENVIRONMENT, **os.environ, "RAY_TMPDIR": folder})
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.pop("RAY_ADDRESS", None)
-    port = _free_port()
+    port = free_port()
     ray.init(
         address="local",
         num_cpus=os.cpu_count(),
@@ -45,9 +45,3 @@ def cluster(applications: Mapping[str, Application], num_gpus: int = 0) -> Itera
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
