@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pliant.bench.load import LoadError, session
@@ -32,24 +32,31 @@ class Calm:
 
 def backends(stats: Mapping[str, Any]) -> dict[str, str]:
     """What each replica computes on, of all that /stats says so of, by service and replica."""
-    views = {**stats["services"], **stats["vision"]}
-    return {
-        f"{service} {replica}": report["backend"]
-        for service, view in views.items()
-        for replica, report in view["replicas"].items()
-    }
+    return {replica: report["backend"] for replica, report in _reports(stats)}
 
 
-async def settle(started: Running, stats: str | None) -> None:
-    """Wait until it is calm; `stats` is the URL of /stats, if there is one. Raises LoadError after half an hour."""
+def compiles(stats: Mapping[str, Any]) -> bool:
+    """Whether any replica says that it compiles, or waits for it."""
+    return any(report.get("compiling") for _, report in _reports(stats))
+
+
+def _reports(stats: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for service, view in {**stats["services"], **stats["vision"]}.items():
+        for replica, report in view["replicas"].items():
+            yield f"{service} {replica}", report
+
+
+async def settle(started: Running, page: str | None) -> None:
+    """Wait until it is calm; `page` is the URL of /stats, if there is one. Raises LoadError after half an hour."""
     calm, give_up = Calm(), time.monotonic() + _WITHIN_S
+    stats: Mapping[str, Any] = {"services": {}, "vision": {}}
     async with session() as http:
         while time.monotonic() < give_up:
-            state = {}
-            if stats:
-                async with http.get(stats) as response:
-                    state = backends(await response.json())
-            if calm.reached(time.monotonic(), state, compiling(started.family())):
+            if page:
+                async with http.get(page) as response:
+                    stats = await response.json()
+            working = compiles(stats) or compiling(started.family())
+            if calm.reached(time.monotonic(), backends(stats), working):
                 return
             await asyncio.sleep(_EVERY_S)
     raise LoadError(f"it was still busy {_WITHIN_S:.0f} s after it was ready. The end of its log:\n{started.tail()}")

@@ -24,7 +24,7 @@ from pliant.bench.report import Options, Report
 from pliant.bench.start import plots
 from pliant.bench.start.background import CALM_S, settle
 from pliant.bench.start.figures import Round, Start, figures
-from pliant.bench.start.processes import memory
+from pliant.bench.start.processes import memory, processor_seconds
 from pliant.bench.start.questions import Question, questions
 from pliant.bench.start.timeline import watch
 from pliant.config import ServingConfig
@@ -102,8 +102,9 @@ async def _start(contender: _Contender, cache: Path) -> Start:
         settings = {name: str(value) for name, value in caches.items()}
         with running([*contender.command, str(path)], folder, settings) as started:
             timeline = await watch(started, address, contender.questions, contender.health, cache)
+            cpu_s = processor_seconds(started.family())
             await settle(started, contender.stats and address + contender.stats)
-            return Start(timeline, memory(started.family()))
+            return Start(timeline, cpu_s, memory(started.family()))
 
 
 @contextmanager

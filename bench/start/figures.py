@@ -16,6 +16,8 @@ class Start:
     """When services answered, and the memory when there was nothing left to do."""
 
     timeline: Timeline
+    cpu_s: float
+    """Processor seconds of all processes until all was ready."""
     memory_gb: Mapping[str, float]
     """By kind of process."""
 
@@ -29,6 +31,7 @@ class Start:
         return {
             "answered_s": {name: round(seconds, 2) for name, seconds in self.timeline.answered.items()},
             "ready_s": round(self.timeline.ready, 2),
+            "cpu_s": round(self.cpu_s, 1),
             "memory_pss_gb": {name: round(size, 3) for name, size in sorted(self.memory_gb.items())},
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,8 @@ async def watch(
 ) -> Timeline:
     """Ask all `questions` until they are answered, and then `health`.
 
-    Progress is another answer, a line in the log or a file below `cache`. Raises LoadError with the log's end if the
-    process ends, or makes no progress.
+    Progress is another answer, more in the log or below `cache`, or other words of `health`. Raises LoadError with the
+    log's end if the process ends, or makes no progress.
     """
     answered: dict[str, float] = {}
 
@@ -68,7 +69,7 @@ async def watch(
 
     try:
         async with session() as http, asyncio.TaskGroup() as group:
-            guard = group.create_task(_guard(started, answered, cache))
+            guard = group.create_task(_guard(http, f"{address}{health.path}", started, answered, cache))
             await asyncio.wait([group.create_task(ask(http, name, question)) for name, question in questions.items()])
             ready = await _answered(http, address, health, started)
             guard.cancel()
@@ -94,11 +95,13 @@ async def _answered(http: aiohttp.ClientSession, address: str, question: Questio
         await asyncio.sleep(max(_LEAST_PAUSE_S, _PAUSE_SHARE * started.seconds()))
 
 
-async def _guard(started: Running, answered: Mapping[str, float], cache: Path) -> None:
+async def _guard(
+    http: aiohttp.ClientSession, health: str, started: Running, answered: Mapping[str, float], cache: Path
+) -> None:
     """Raise LoadError once there is nothing to wait for."""
     advance = Advance()
     while True:
-        state = (len(answered), started.log.stat().st_size, _files(cache))
+        state = (len(answered), started.log.stat().st_size, _size(cache), await _words(http, health))
         problem = advance.problem(started.seconds(), state)
         if started.process.poll() is not None:
             problem = f"it ended with exit status {started.process.returncode}"
@@ -108,6 +111,19 @@ async def _guard(started: Running, answered: Mapping[str, float], cache: Path) -
         await asyncio.sleep(_CHECK_EVERY_S)
 
 
-def _files(folder: Path) -> int:
-    """How many there are below it, folders included."""
-    return sum(1 for _ in folder.rglob("*"))
+async def _words(http: aiohttp.ClientSession, url: str) -> str:
+    """What a page says now; nothing, if it does not answer."""
+    try:
+        async with http.get(url, timeout=aiohttp.ClientTimeout(total=_CHECK_EVERY_S)) as response:
+            return await response.text()
+    except (aiohttp.ClientError, TimeoutError):
+        return ""
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files below it."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+            total += path.stat().st_size
+    return total

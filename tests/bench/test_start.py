@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -32,7 +33,7 @@ SLEEPS = [sys.executable, "-c", "import time; print('about to sleep', flush=True
 
 
 def start(ready: float, memory_gb: float = 1.0, **answered: float) -> Start:
-    return Start(Timeline(answered, ready), {"gateway": memory_gb / 4, "Ray daemons": memory_gb * 3 / 4})
+    return Start(Timeline(answered, ready), 1.0, {"gateway": memory_gb / 4, "Ray daemons": memory_gb * 3 / 4})
 
 
 ROUNDS = [
@@ -73,6 +74,7 @@ def test_every_service_is_plotted() -> None:
         ("ray::ServeReplica:pliant:gateway-texts", "replicas of gateway-texts"),
         ("ray::ServeReplica:pliant:topics-small", "replicas of topics-small"),
         ("ray::ServeReplica:pliant:topics.handle_request", "replicas of topics"),
+        ("ray::SERVE_REPLICA::pliant#chat#zzeq669k:ServeReplica:pliant:chat.__init__", "replicas of chat"),
         ("ray::ServeController.listen_for_change", "Serve controller and proxy"),
         ("ray::ProxyActor", "Serve controller and proxy"),
         ("ray::IDLE", "idle workers"),
@@ -106,6 +108,15 @@ def test_memory_is_added_up_by_kind(tmp_path: Path) -> None:
     assert processes.memory([holding]) == {}, "it has ended"
 
 
+def test_processor_seconds_include_children_that_have_ended(tmp_path: Path) -> None:
+    works = "import time\nwhile time.process_time() < 0.5: pass"
+    parent = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {works!r}]); print(1, flush=True); "
+    with running([sys.executable, "-c", parent + "time.sleep(600)"], tmp_path, {}) as started:
+        while not started.log.read_text():
+            assert started.process.poll() is None
+        assert 0.5 <= processes.processor_seconds(started.family()) < 5
+
+
 def test_a_cluster_is_calm_once_nothing_has_changed_or_compiled_for_some_time() -> None:
     calm = Calm()
     assert not calm.reached(0, {"a 1": "eager"}, working=True)
@@ -115,13 +126,18 @@ def test_a_cluster_is_calm_once_nothing_has_changed_or_compiled_for_some_time() 
     assert calm.reached(2 * CALM_S + 1, {"a 1": "aoti"}, working=False)
 
 
-def test_backends_are_those_that_stats_tells() -> None:
+@pytest.mark.parametrize(
+    ("compiling", "expected"), [({}, False), ({"compiling": []}, False), ({"compiling": [64]}, True)]
+)
+def test_what_replicas_compute_on_and_compile_is_what_stats_tells(compiling: dict[str, Any], expected: bool) -> None:
+    topics = {"1": {"backend": "eager", **compiling}, "2": {"backend": "aoti"}}
     stats = {
-        "services": {"topics": {"plan": {}, "replicas": {"1": {"backend": "eager"}, "2": {"backend": "aoti"}}}},
+        "services": {"topics": {"plan": {}, "replicas": topics}},
         "vision": {"digits": {"replicas": {"1": {"backend": "eager"}}, "tasks": []}},
         "language_models": {"chat": {"replicas": {"1": {"live": 0}}}},
     }
     assert background.backends(stats) == {"topics 1": "eager", "topics 2": "aoti", "digits 1": "eager"}
+    assert background.compiles(stats) == expected
 
 
 def test_a_start_that_makes_no_progress_is_given_up() -> None:
