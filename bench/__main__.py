@@ -12,6 +12,7 @@ from pliant.bench.report import Options, Report, load_average, machine, write
 from pliant.errors import PliantError
 
 _BENCHES = {
+    "start": "pliant.bench.start.compare",
     "router": "pliant.bench.router.compare",
     "encoder": "pliant.bench.encoder.compare",
     "llm": "pliant.bench.llm.compare",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from ray import serve
 from ray.serve import Application
 
 from pliant import ray_settings
+from pliant.bench.ray_session import free_port
 
 _OBJECT_STORE_BYTES = 80 * 2**20
 _LOOK_S = 0.2
@@ -29,7 +29,7 @@ def cluster(applications: Mapping[str, Application], num_gpus: int = 0) -> Itera
     os.environ.update({**ray_settings.ENVIRONMENT, **os.environ, "RAY_TMPDIR": folder})
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.pop("RAY_ADDRESS", None)
-    port = _free_port()
+    port = free_port()
     ray.init(
         address="local",
         num_cpus=os.cpu_count(),
@@ -66,9 +66,3 @@ def _wait_until_settled(address: str) -> None:
         if not waiting and not any(report["compiling"] for report in reports):
             return
         time.sleep(_LOOK_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

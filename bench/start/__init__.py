@@ -1,0 +1,1 @@
+"""How soon a new user gets answers, and with how much memory, beside bare Ray Serve."""
