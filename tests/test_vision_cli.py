@@ -15,8 +15,9 @@ from safetensors import SafetensorError
 from test_vision_profile import PROFILE
 from typer.testing import CliRunner
 from vision_folders import task_folder, vision_folder
+from waiting import wait_until
 
-from pliant import cli, models, vision_cli, vision_training, zoo
+from pliant import cli, models, serve_cli, vision_cli, vision_training, zoo
 from pliant.config import VisionConfig
 from pliant.deployments.vision import assembly
 from pliant.deployments.vision.assembly import Loaded
@@ -277,26 +278,17 @@ def test_a_service_without_tasks_has_the_accuracies_that_it_assumes(
     assert found.useless == {-2: 0}
 
 
-def test_all_that_is_served_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    fetched: list[str] = []
-    for name in ("fetch", "fetch_vision"):
-        monkeypatch.setattr(models, name, lambda model, progress, how=name: fetched.append(f"{how} {model}"))
-    for name in ("fetch_adapters", "fetch_tasks"):
-        monkeypatch.setattr(models, name, lambda folder, _progress, how=name: fetched.append(f"{how} {folder}"))
-    cli._fetch(cli.config.read(ROOT / "cluster.yaml").serving)
-    assert fetched == [
-        "fetch zoo/topics-large",
-        "fetch zoo/topics-small",
-        "fetch zoo/tiny-llama",
-        "fetch_adapters zoo/adapters",
-        "fetch_vision zoo/digits-vit",
-        "fetch_tasks zoo/digits-tasks",
-    ]
+def test_what_the_zoo_lacks_is_trained_while_ray_starts_the_cheapest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[str] = []
+    monkeypatch.setattr(zoo, "ensure", lambda name, _progress: trained.append(name))
+    serve_cli._train_ahead(cli.config.read(ROOT / "cluster.yaml").serving)
+    wait_until(lambda: len(trained) == 6)
+    assert trained == ["topics-small", "digits-vit", "topics-large", "digits-tasks", "adapters", "tiny-llama"]
 
 
 def test_the_whole_zoo_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[str] = []
-    monkeypatch.setattr(zoo, "ensure", lambda name, _progress: trained.append(name))
+    monkeypatch.setattr(zoo, "ensure", lambda name, _progress, niceness: trained.append(name))
     assert run("zoo", "--train")[0] == 0
     assert trained == [*zoo.NAMES, "adapters", "digits-tasks"]
 
@@ -308,10 +300,10 @@ def test_the_example_is_a_digit_that_is_decoded() -> None:
     from pliant.zoo import digits
 
     info = models.check_vision("zoo/digits-vit")
-    pixels = ImageReader(info, 1).decode(base64.b64decode(cli._THREE))
+    pixels = ImageReader(info, 1).decode(base64.b64decode(serve_cli._THREE))
     held_out = digits.held_out()
     (same,) = np.flatnonzero((held_out.images == pixels).all(axis=(1, 2, 3)))
     assert held_out.labels[same] == 3
-    greeting = cli._greeting(cli.config.read(ROOT / "cluster.yaml"))
-    body = {"inputs": cli._THREE, "parameters": {"task": "digit", "top_k": 2}}
+    greeting = serve_cli._examples(cli.config.read(ROOT / "cluster.yaml"))["digits"]
+    body = {"inputs": serve_cli._THREE, "parameters": {"task": "digit", "top_k": 2}}
     assert f"/models/digits -d '{json.dumps(body)}'" in greeting

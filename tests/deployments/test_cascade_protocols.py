@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from typing import Any
 from unittest.mock import MagicMock, call
 
@@ -173,7 +174,7 @@ def test_prometheus_sees_the_promise_and_the_drift() -> None:
 def test_ray_hears_of_routes_and_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = MagicMock()
     monkeypatch.setattr(cascade_recorder, "CascadeMetrics", lambda _service: metrics)
-    recorder = cascade_recorder.CascadeRecorder("topics-c")
+    recorder = cascade_recorder.CascadeRecorder("topics-c", Counter())
     small = {"level": "small"}
     for drifting in (False, True, False):
         recorder.drifted("small", drifting)
