@@ -23,7 +23,7 @@ ADAPTERS = "adapters"
 """The entry that holds all adapters, a PEFT folder each."""
 TASKS = "digits-tasks"
 """The entry that holds all vision tasks, a folder each."""
-_COSTS = {"topics-small": 5, "topics-large": 20, "tiny-llama": 55, "digits-vit": 7, ADAPTERS: 40, TASKS: 20}
+_COSTS = {"digits-vit": 17, "topics-small": 31, TASKS: 83, "topics-large": 127, "tiny-llama": 238, ADAPTERS: 363}
 _MEASURED = ("accuracy", "perplexity", "base_perplexity", "prompted_accuracy")
 
 
@@ -93,7 +93,7 @@ def ensure(name: str, progress: Callable[[str, float], object], niceness: int = 
 
 
 def cost(name: str) -> float:
-    """About how many seconds of a usual processor it takes to train the model `name`, the `ADAPTERS` or the `TASKS`."""
+    """About how many seconds of a usual processor it takes to train `name`, with the model that it is for."""
     return _COSTS[name]
 
 
