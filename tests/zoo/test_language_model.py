@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         before = models.check_decoder("zoo/tiny-llama")
         found = models.fetch("zoo/tiny-llama", progress=lambda text, done: reports.append((text, done)))
         assert models.describe_decoder(found).shape == before
-        assert reports[-1] == ("learning: zoo/tiny-llama", 1.0)
+        assert reports[-1] == ("training zoo/tiny-llama", 1.0)
         (entry,) = [entry for entry in zoo.status() if entry.name == "tiny-llama"]
         assert entry.trained
         assert entry.perplexity == json.loads((found / "zoo.json").read_text())["perplexity"]
