@@ -1,4 +1,7 @@
-"""Fetches models from the Hugging Face Hub, and knows which files make a model complete. Imports no torch."""
+"""Fetches models from the Hugging Face Hub, and knows which files make a model complete.
+
+Imports no torch, and the hub's client, which takes 18 MB, only where a model is on the hub.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,14 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
-from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-)
 
 from pliant.cache import cache_folder
 from pliant.errors import ModelError
@@ -41,6 +36,8 @@ def download(model: str, report: Progress, *, tokenizer: bool = True) -> Path:
     """
     if kept := _kept(model, tokenizer):
         return kept
+    from huggingface_hub import snapshot_download
+
     lock = cache_folder() / "downloads" / f"{model.replace('/', '--')}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock), _errors(model):
@@ -52,6 +49,8 @@ def download(model: str, report: Progress, *, tokenizer: bool = True) -> Path:
 
 def download_config(model: str) -> Path:
     """The config.json of a model on the hub, alone. Raises ModelError."""
+    from huggingface_hub import hf_hub_download
+
     with _errors(model):
         return Path(hf_hub_download(model, CONFIG))
 
@@ -83,6 +82,8 @@ def has_tokenizer(folder: Path) -> bool:
 
 def _kept(model: str, tokenizer: bool) -> Path | None:
     """The folder of an earlier download, if it was completed: `download_config` gets the config.json alone."""
+    from huggingface_hub import snapshot_download
+
     try:
         folder = Path(snapshot_download(model, local_files_only=True))
         return folder if (has_tokenizer(folder) or not tokenizer) and not missing(folder) else None
@@ -93,22 +94,24 @@ def _kept(model: str, tokenizer: bool) -> Path | None:
 @contextmanager
 def _errors(model: str) -> Iterator[None]:
     """Turns what the hub's client raises, its HTTP library's errors included, into one line for a person."""
+    from huggingface_hub import errors
+
     given = f"{model}: neither a local folder nor"
     try:
         yield
-    except HFValidationError:
+    except errors.HFValidationError:
         raise ModelError(f"{given} a Hugging Face id; choose zoo/NAME, a folder, or OWNER/NAME") from None
-    except GatedRepoError:
+    except errors.GatedRepoError:
         raise ModelError(
             f"{model}: gated on the Hugging Face Hub; accept its terms there and log in with `hf auth login`"
         ) from None
-    except RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError:
         raise ModelError(
             f"{given} found on the Hugging Face Hub; check the spelling, or `hf auth login` if it is private"
         ) from None
-    except RemoteEntryNotFoundError:
+    except errors.RemoteEntryNotFoundError:
         raise ModelError(f"{model}: has no config.json on the Hugging Face Hub; choose a transformers model") from None
-    except LocalEntryNotFoundError:
+    except errors.LocalEntryNotFoundError:
         raise ModelError(
             f"{given} downloaded before, and the Hugging Face Hub cannot be reached; check the spelling, "
             "the network and HF_HUB_OFFLINE, or name a folder"

@@ -1,0 +1,53 @@
+"""No process imports what it does not use: how fast replicas start, and how many fit a node, is up to their imports."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+TRAINING = {"transformers", "peft", "sklearn", "scipy", "matplotlib", "ortools"}
+VISION = {"timm", "torchvision"}
+COMPILER = {"torch._dynamo", "torch._inductor", "sympy"}
+HEAVY = TRAINING | VISION | COMPILER | {"torch", "huggingface_hub"}
+
+SERVE = "pliant.deployments"
+ENCODER = (f"{SERVE}.encoder.replica", "pliant.kernels.telling_classifier", "pliant.kernels.eager_classifier")
+ROUTERS = tuple(f"{SERVE}.{kind}.router" for kind in ("encoder", "llm", "vision"))
+PROCESSES: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "command line": (("pliant.cli",), HEAVY),
+    "builder of the application": ((f"{SERVE}.app", f"{SERVE}.run"), HEAVY),
+    "gateway": ((f"{SERVE}.gateway.gateway", *ROUTERS), HEAVY),
+    "planner": ((f"{SERVE}.planner.planner", f"{SERVE}.autoscaling"), HEAVY),
+    "replica of a classifier": (ENCODER, HEAVY - {"torch"}),
+    "replica of a language model": ((f"{SERVE}.llm.replica", f"{SERVE}.llm.assembly"), HEAVY - {"torch"}),
+    "replica of a vision transformer": ((f"{SERVE}.vision.replica", "pliant.kernels.vit_executor"), TRAINING),
+}
+"""By process: what it imports, and what must not come with it. timm brings all that is for vision and compiling."""
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, set[str]]:
+    """What of HEAVY each process has imported."""
+
+    def run(process: str) -> set[str]:
+        modules, _ = PROCESSES[process]
+        code = f"import sys, {', '.join(modules)}\nprint('imported', *({HEAVY!r} & sys.modules.keys()))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
+        assert done.returncode == 0, done.stderr
+        return set(done.stdout.split()[1:])
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(PROCESSES, pool.map(run, PROCESSES), strict=True))
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_what_a_process_has_no_use_for_is_not_imported(imported: dict[str, set[str]], process: str) -> None:
+    _, absent = PROCESSES[process]
+    assert not imported[process] & absent
+
+
+def test_heavy_packages_are_seen_where_they_are_used(imported: dict[str, set[str]]) -> None:
+    assert imported["replica of a classifier"] == {"torch"}
+    assert {"torch", "timm"} <= imported["replica of a vision transformer"]
