@@ -24,6 +24,8 @@ _EVERY_S = 0.5
 _ANSWER_WITHIN_S = 2.0
 _AGAIN_S = 5.0
 """However little has changed: what is not said again is forgotten."""
+_GATEWAY_WITHIN_S = 30.0
+"""So long replicas leave the processors to gateways that start."""
 
 
 class Startup:
@@ -33,6 +35,8 @@ class Startup:
         self._service = service
         self._step: Step | None = Step("starting", 0.0)
         """None once it can answer."""
+        self._gateways = asyncio.Event()
+        """Set when the planner has heard of a gateway."""
         self._telling: asyncio.Task[None] | None = None
 
     def __call__(self, text: str, done: float) -> None:
@@ -55,8 +59,11 @@ class Startup:
         """Wait until it is this replica's turn to load the model in `folder`.
 
         As many replicas load at a time as there are CPUs: the first ones of each service before the second, small
-        models before large. So something answers soon, where all at once would take as long as all together.
+        models before large. So something answers soon, where all at once would take as long as all together. Before
+        that, gateways come up, which tell people how far all this is.
         """
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._gateways.wait(), _GATEWAY_WITHIN_S)
         rank = serve.get_replica_context().rank
         urgency = (float(rank.rank if rank else 0), _size(folder))
         turns = turn(self._service, lambda: urgency, self, LOADING, os.cpu_count() or 1)
@@ -74,10 +81,11 @@ class Startup:
         told, quiet_s = None, 0.0
         while True:
             step = self._step
-            if step != told or quiet_s >= _AGAIN_S:
+            if step != told or quiet_s >= _AGAIN_S or not self._gateways.is_set():
                 with suppress(Exception):  # the planner may start, too
                     async with asyncio.timeout(_ANSWER_WITHIN_S):
-                        await answer(planner.starting.remote(self._service, replica, step))
+                        if await answer(planner.starting.remote(self._service, replica, step)):
+                            self._gateways.set()
                     told, quiet_s = step, 0.0
             if step is None:
                 return

@@ -68,6 +68,7 @@ class Planner:
         self._changes = 0
         self._change = asyncio.Event()
         self._starting = StartingReplicas()
+        self._followed = False
         self._adapters = AdapterRegistry(config)
         self._vision_tasks = TaskRegistry(config)
         self._tasks = [
@@ -84,6 +85,7 @@ class Planner:
         Answers after a second in any case, so that news keep coming. The first element is what the gateway has seen
         then.
         """
+        self._followed = True
         for name, told in news.items():
             if name in self._conductors:
                 self._conductors[name].hear(told)
@@ -95,10 +97,11 @@ class Planner:
             guidance[name] = replace(guidance.get(name, Guidance()), starting=steps)
         return self._state, guidance
 
-    async def starting(self, service: str, replica: str, step: Step | None) -> None:
-        """What a replica of `service` does that cannot answer yet; None once it can."""
+    async def starting(self, service: str, replica: str, step: Step | None) -> bool:
+        """What a replica of `service` does that cannot answer yet; None once it can. Whether a gateway runs."""
         self._starting.hear(service, replica, step)
         self._changed()
+        return self._followed
 
     async def adapter_news(self, gateway: str, seen: Seen, wait: bool) -> AdapterNews:
         """What became of adapters since `seen`: now, or else as soon as there is something, or after some seconds."""
