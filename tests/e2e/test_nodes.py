@@ -17,6 +17,8 @@ from e2e.cluster import ROOT, environment
 from e2e.pretend_nodes import BROKEN, CLIENTS
 from waiting import PROCESS_HANGS_AFTER_S
 
+from pliant import ray_settings
+
 Phases = dict[str, dict[str, Any]]
 
 
@@ -31,7 +33,7 @@ def phases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Phases]:
         with (folder / "log").open("w") as log:
             done = subprocess.run(
                 [sys.executable, ROOT / "tests" / "e2e" / "pretend_nodes.py", folder / "phases.json"],
-                env={**environment(ray_folder), **settings},
+                env={**ray_settings.ENVIRONMENT, **environment(ray_folder), **settings},
                 cwd=folder,
                 stdout=log,
                 stderr=subprocess.STDOUT,
