@@ -27,7 +27,7 @@ def main() -> None:
     """Run one benchmark, print its figures and write them to a folder."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("name", choices=_BENCHES)
-    parser.add_argument("--quick", action="store_true", help="end within two minutes on two idle cores")
+    parser.add_argument("--quick", action="store_true", help="end within minutes on two idle cores")
     parser.add_argument("--data", type=Path, help="a folder of public data sets; without it, the zoo's own texts")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="receives NAME.json and plots")

@@ -1,4 +1,4 @@
-"""Turns a `transformers` sequence classifier into a package for one length, or for any up to a longest (Arlo §3.1).
+"""Turns an uncompiled sequence classifier into a package for one length, or for any up to a longest (Arlo §3.1).
 
 Only the compiling process imports this module: TorchInductor alone takes 2 s and 85 MB.
 """

@@ -234,7 +234,7 @@ def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) 
 
 
 def main() -> None:
-    """Compile one package and check its answers; `load` runs this in a process of its own."""
+    """Compile one package and check its answers; `load` and `prepare` run this in a process of its own."""
     from pliant.kernels.classifier_compiler import compile_into
     from pliant.kernels.eager_classifier import EagerClassifier
 

@@ -1,4 +1,4 @@
-"""Imports run one way, and each folder keeps to its own libraries (README, "How it is built")."""
+"""Imports run one way, and each folder keeps to its own libraries (docs/architecture.md, "Folders")."""
 
 import ast
 from collections.abc import Iterator

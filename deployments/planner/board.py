@@ -1,4 +1,4 @@
-"""All that is registered by name, adapters or tasks, and how far each gateway has heard of it.
+"""All that is registered by name, adapters, tasks or cascades, and how far each gateway has heard of it.
 
 Plain asyncio, without Ray. Gateways, and replicas that follow a board, too, are told what changed, not what there is,
 so that one more entry costs the same however many there are.

@@ -1,4 +1,4 @@
-"""What gateways and the planner tell each other about services, adapters and tasks."""
+"""What gateways, replicas and the planner tell each other about services, adapters and tasks."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ class VisionConfig(_Service):
     "auto", kept as None: what the model's token count suggests, what the tasks have prompts for, and 0.
     """
     compile: bool = False
-    """Compile the model for the CPU at the first start; otherwise replicas serve once they have measured their profile.
+    """Compile the model for the CPU, in the background. Replicas answer uncompiled once they have their profile.
 
     A compile takes half a CPU minute for each gamma of a small model, and minutes and gigabytes for one like ViT-Base;
     it is kept for this machine. Batches of zoo/digits-vit are then 1.3 to 1.9 times as fast, and merging tokens pays,

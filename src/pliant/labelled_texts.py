@@ -1,7 +1,7 @@
 """Labelled texts on which a cascade is profiled (Tabi §5): read from a file or from the zoo, and split in two.
 
-The one half calibrates the levels, the other one says which cascade is good enough; neither may be the other, nor what
-a level has learned from.
+The smaller part calibrates the levels, the other one says which cascade is good enough; neither may be the other, nor
+what a level has learned from.
 """
 
 from __future__ import annotations

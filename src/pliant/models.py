@@ -1,7 +1,7 @@
 """Resolves a model's name to a folder: the one way by which every part of pliant finds a model.
 
-A name is `zoo/NAME`, a local folder, or a Hugging Face id. Neither torch nor transformers is imported, except to train
-a model of the zoo or to convert an old tokenizer, once: the gateway uses this module.
+A name is `zoo/NAME`, a local folder, or a Hugging Face id. Neither torch nor transformers is imported, except to
+convert an old tokenizer, once: the gateway uses this module.
 """
 
 import hashlib

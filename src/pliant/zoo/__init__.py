@@ -1,7 +1,7 @@
-"""Tiny models that every machine can train in about a minute each, so that no download is needed to serve real ones,
-adapters of one of them, and tasks of another.
+"""Tiny models that every machine can train in minutes, so that no download is needed to serve real ones, adapters of
+one of them, and tasks of another.
 
-Importing this package imports neither torch nor transformers; training does.
+Neither torch nor transformers is imported: `ensure` trains in a process of its own (`training_process`).
 """
 
 import json

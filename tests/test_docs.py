@@ -1,0 +1,128 @@
+"""The documents name what there is: links, keys of cluster.yaml, metrics, commands, routes and statuses, both ways."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import typer
+from pydantic import BaseModel
+
+from pliant import cli, config
+from pliant.deployments.gateway.http import application
+from pliant.deployments.gateway.services import Services
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md")]
+KEYS: dict[str, type[BaseModel]] = {
+    "key of `gateway`": config.GatewayConfig,
+    "key of an `encoder` service": config.EncoderConfig,
+    "key of a `cascade` service": config.CascadeConfig,
+    "key of an `llm` service": config.LlmConfig,
+    "key of `adapters`": config.AdaptersConfig,
+    "key of a `vision` service": config.VisionConfig,
+}
+"""By the head of the table that has them."""
+NO_METRICS = {"pliant_encoder", "pliant_cascade", "pliant_vision"}
+"""Platforms of models."""
+FASTAPI_S_OWN = {"GET /docs", "GET /openapi.json"}
+
+
+def prose(page: Path) -> str:
+    """Without blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def first_cells(page: Path, head: str) -> set[str]:
+    """What is set as code in the first column of the table that begins with `head`."""
+    _, _, rest = page.read_text().partition(f"| {head} |")
+    table = rest.split("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:] if line.startswith("|")]
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def strings(folder: Path) -> Iterator[str]:
+    for module in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name) if name else page
+        if not link.startswith("http"):
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "README.md").read_text()
+    for page in DOCS.glob("*.md"):
+        assert page.name == "README.md" or f"({page.name}" in index
+
+
+@pytest.mark.parametrize("head", KEYS)
+def test_keys_of_cluster_yaml(head: str) -> None:
+    assert first_cells(DOCS / "configuration.md", head) == KEYS[head].model_fields.keys() - {"kind"}
+
+
+def test_metrics() -> None:
+    named = {text for text in strings(ROOT / "deployments") if re.fullmatch(r"pliant_\w+", text)} - NO_METRICS
+    told = set(re.findall(r"`(pliant_\w+)`", (DOCS / "metrics.md").read_text()))
+    assert {name.removesuffix("_total") for name in told} == {name.removesuffix("_total") for name in named}
+
+
+def test_commands_and_flags() -> None:
+    page = (DOCS / "commands.md").read_text()
+    commands = typer.main.get_group(cli.app).commands
+    flags = {
+        flag for command in commands.values() for option in command.params for flag in option.opts if flag[:2] == "--"
+    }
+    assert set(re.findall(r"^\| `pliant ([\w-]+)", page, re.M)) == commands.keys()
+    assert set(re.findall(r"`(--[\w-]+)", page)) == flags
+
+
+def test_routes() -> None:
+    placeholders = {"model": "NAME", "task": "TASK", "version": "1"}
+    paths = application(config.GatewayConfig(), Services([]), dict, bytes).openapi()["paths"]
+    there = {
+        f"{method.upper()} {re.sub(r'{(.*?)}', lambda part: placeholders[part[1]], path)}"
+        for path, methods in paths.items()
+        for method in methods
+    }
+    page = (DOCS / "clients.md").read_text()
+    told = set(re.findall(r"`((?:GET|POST) /[^`]*)`", page.partition("## Texts")[0])) - FASTAPI_S_OWN
+    assert told == {route for route in there if "/versions/" not in route}
+    for route in there - told:
+        assert f"`{route.split()[1]}`" in page
+
+
+def statuses(module: Path) -> Iterator[str]:
+    """Those of errors: given to a function, or in a table of them."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        given = node.args if isinstance(node, ast.Call) else node.values if isinstance(node, ast.Dict) else ()
+        for value in given:
+            if isinstance(value, ast.Constant) and value.value in range(400, 600):
+                yield str(value.value)
+
+
+def test_statuses() -> None:
+    modules = chain.from_iterable((ROOT / "deployments" / folder).glob("*.py") for folder in ("gateway", "planner"))
+    found = {status for module in modules for status in statuses(module)}
+    _, _, table = (DOCS / "clients.md").read_text().partition("| status | when |")
+    told = set(re.findall(r"\b[45]\d\d\b", " ".join(re.findall(r"^\|([^|]*)\|", table, re.M))))
+    assert told == found | {"405"}  # of routes, by FastAPI
