@@ -17,7 +17,7 @@ from ray import serve
 
 from pliant.deployments.autoscaling import PLANNER
 from pliant.deployments.planner.calls import answer
-from pliant.deployments.planner.messages import Step
+from pliant.deployments.planner.messages import STARTING, Step
 from pliant.turns import LOADING, turn
 
 _EVERY_S = 0.5
@@ -33,7 +33,7 @@ class Startup:
 
     def __init__(self, service: str) -> None:
         self._service = service
-        self._step: Step | None = Step("starting", 0.0)
+        self._step: Step | None = Step(STARTING, 0.0)
         """None once it can answer."""
         self._gateways = asyncio.Event()
         """Set when the planner has heard of a gateway."""
@@ -66,7 +66,7 @@ class Startup:
             await asyncio.wait_for(self._gateways.wait(), _GATEWAY_WITHIN_S)
         rank = serve.get_replica_context().rank
         urgency = (float(rank.rank if rank else 0), _size(folder))
-        turns = turn(self._service, lambda: urgency, self, LOADING, os.cpu_count() or 1)
+        turns = turn(self._service, lambda: urgency, self, LOADING, len(os.sched_getaffinity(0)))
         await asyncio.to_thread(turns.__enter__)
         try:
             self("loading", 0.0)

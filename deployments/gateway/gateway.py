@@ -120,11 +120,15 @@ class Gateway:
             try:
                 service.open(await self._endpoint(service, config, handle))
             except PliantError as error:
-                service.opening(f"{error}; trying again", 0.0)
+                reason = str(error)
                 logger.warning("%s: %s", service.name, error)
-                await asyncio.sleep(_AGAIN_S)
+            except Exception as error:  # a broken file of one service must not keep the others from being served
+                reason = f"{type(error).__name__}: {error}"
+                logger.exception("%s: cannot be opened", service.name)
             else:
                 return
+            service.opening(f"{reason}; trying again", 0.0)
+            await asyncio.sleep(_AGAIN_S)
 
     async def _endpoint(self, service: Service, config: ServiceConfig, handle: Handle | None) -> Endpoint:
         if isinstance(config, CascadeConfig):
@@ -170,9 +174,6 @@ class Gateway:
         for task in self._following:
             if task.done():
                 raise RuntimeError(f"the planner is not followed any more: {task}")
-        for task in self._opening:
-            if task.done():
-                task.result()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return application(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pliant.deployments.gateway.errors import RequestError
-from pliant.deployments.planner.messages import Step
+from pliant.deployments.planner.messages import STARTING, Step
 
 TEXT = ("encoder", "cascade")
 IMAGE = "vision"
@@ -99,14 +99,15 @@ class Service:
         step = self.step
         if step and step.done:
             return f"{step.text}, {step.done:.0%}"
-        return f"{step.text if step else 'starting'}, {count}"
+        return f"{step.text if step else STARTING}, {count}"
 
     @property
     def step(self) -> Step | None:
         """What it does before it is ready, as far as somebody said."""
         if self._replicas is None or self.ready:
             return None
-        return _commonest(self._replicas.starting()) or (None if self.endpoint else self._opening)
+        busy = [step for step in self._replicas.starting() if step.text != STARTING]
+        return _commonest(busy) or (None if self.endpoint else self._opening)
 
     def _state_by_itself(self) -> str:
         if self.endpoint:

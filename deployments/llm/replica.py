@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from pliant import models
@@ -18,6 +18,7 @@ from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
 from pliant.deployments.llm.request import Piece
 from pliant.deployments.metrics import LlmReplicaMetrics
 from pliant.deployments.startup import Startup
+from pliant.errors import ModelError
 from pliant.policies.decode_admission import BusyError
 
 logger = logging.getLogger("pliant")
@@ -35,6 +36,9 @@ class LlmReplica:
         """What is left of an answer's time is another replica's."""
         async with Startup(service) as startup:
             folder = await asyncio.to_thread(models.fetch, config.model, progress=startup)
+            if config.adapters and config.adapters.folder and config.adapters.pinned:
+                with suppress(ModelError, OSError):  # it is reported when they are pinned
+                    await asyncio.to_thread(models.fetch_adapters, config.adapters.folder, startup)
             async with startup.loading(folder):
                 self._loop = EngineLoop(await asyncio.to_thread(_assemble, config), self._hangs_after_s)
         report = self._loop.report()

@@ -27,6 +27,10 @@ class News:
     """Refused because they would have missed their SLO."""
 
 
+STARTING = "starting"
+"""What a replica does that has nothing more to say of it."""
+
+
 class Step(NamedTuple):
     """What a replica that starts is doing."""
 

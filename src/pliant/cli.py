@@ -58,6 +58,9 @@ def profile(
 
         cascade_cli.profile_cascade(service, cluster.serving, out)
         return
+    if service not in cluster.serving.encoders:
+        able = [name for name, each in cluster.serving.services.items() if each.kind != "llm"]
+        raise ConfigError([f"{service}: cannot be profiled; these services can: {', '.join(able) or 'none'}"])
     from pliant.deployments.encoder.lengths import Lengths
     from pliant.profile_plot import plot
 

@@ -10,7 +10,7 @@ import pytest
 from pliant.deployments.gateway.errors import RequestError
 from pliant.deployments.gateway.services import Replicas, Service, Services
 from pliant.deployments.gateway.validation import finder
-from pliant.deployments.planner.messages import Step
+from pliant.deployments.planner.messages import STARTING, Step
 from pliant.deployments.planner.starting_replicas import StartingReplicas
 
 
@@ -40,6 +40,8 @@ async def test_a_service_says_what_it_waits_for_from_the_first_second_on() -> No
     house.topics.opening("training", 0.4)
     assert await house.refusal() == "topics is not ready yet: training, 40%"
     assert await house.refusal("topics-c") == "topics-c is not ready yet: waits for topics (training, 40%)"
+    house.steps = [Step(STARTING, 0.0)]
+    assert house.topics.state == "training, 40%", "a replica that has nothing to say does not hide what a gateway does"
     house.steps = [Step("training", 0.5), Step("training", 0.45), Step("loading", 0.0)]
     assert house.topics.state == "training, 45%", "what most do, and the slowest of them"
     house.topics.open(house.endpoint)
