@@ -22,9 +22,11 @@ def wait_until(reached: Callable[[], T], state: Callable[[], object] = lambda: N
     such as a counter under load, would make it wait for ever. For coroutines there is `until`, and in a thread this.
     """
     patience = _Patience(state)
+    pause_s = 0.05
     while not (found := reached()):
         patience.check()
-        time.sleep(0.1)
+        time.sleep(pause_s)
+        pause_s = min(2.0, 1.2 * pause_s)  # to look takes time that what is waited for may need
     return found
 
 

@@ -8,8 +8,11 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 
-BEHIND_OTHERS = 10
-"""The niceness of what nobody should notice: it gets a tenth of the time of whoever computes beside it."""
+BEHIND_OTHERS = 5
+"""The niceness of what hardly anybody should notice: it gets a third of the time of whoever computes beside it.
+
+With 10 it would starve where several compute.
+"""
 
 
 def work_in_background(niceness: int = BEHIND_OTHERS) -> None:

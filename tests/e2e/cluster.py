@@ -76,7 +76,8 @@ class Cluster:
         for name, service in stats["services"].items():
             held = {replica: report["max_length"] for replica, report in service["replicas"].items()}
             found[name] = f"{found[name]}; {held}"
-        return {**found, "made": sorted(path.name for path in cache_folder().glob("*/*"))}
+        made = sorted(path.name for path in cache_folder().glob("*/*"))
+        return {**found, "made": made, "background_s": round(_background_s(), -1)}
 
     def classify(self, text: str | list[str], **parameters: Any) -> httpx.Response:
         body = {"inputs": text, "parameters": {"slo_ms": PATIENT_MS, **parameters}}
@@ -196,3 +197,13 @@ def wait_until_ready(cluster: Cluster, log: Path) -> None:
         wait_until(ready, cluster.progress)
     except AssertionError as error:
         raise AssertionError(f"the cluster is not ready: {error}\n{log.read_text()[-4000:]}") from None
+
+
+def _background_s() -> float:
+    """What processes that train or compile have computed, in seconds."""
+    spent = 0.0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if {"pliant.zoo", "pliant.kernels.compiled_classifier"} & {*process.cmdline()}:
+                spent += sum(process.cpu_times()[:4])
+    return spent
