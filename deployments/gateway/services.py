@@ -83,9 +83,12 @@ class Service:
 
     @property
     def begun(self) -> bool:
-        """Whether requests may be sent to the endpoint: from when it was first ready, or if it has no replicas."""
-        if not self._begun:
-            self._begun = self.ready or (self.endpoint is not None and self._replicas is None)
+        """Whether requests may be sent to the endpoint: from when a replica first ran, or if it has no replicas.
+
+        A gateway that starts beside replicas that move or die may never have seen the service ready.
+        """
+        if not self._begun and self.endpoint is not None:
+            self._begun = self.ready or self._replicas is None or self._replicas.running() > 0
         return self._begun
 
     @property

@@ -45,10 +45,12 @@ async def test_a_service_says_what_it_waits_for_from_the_first_second_on() -> No
     house.steps = [Step("training", 0.5), Step("training", 0.45), Step("loading", 0.0)]
     assert house.topics.state == "training, 45%", "what most do, and the slowest of them"
     house.topics.open(house.endpoint)
-    house.steps, house.running = [Step("loading", 0.0)], 2
-    assert await house.refusal() == "topics is not ready yet: loading, 2 of 3 replicas"
+    house.steps = [Step("loading", 0.0)]
+    assert await house.refusal() == "topics is not ready yet: loading, 0 of 3 replicas"
+    house.running = 2
     with pytest.raises(RequestError, match=r"not ready yet: topics \(loading, 2 of 3 replicas\), topics-c"):
         house.services.check_ready()
+    assert (await house.find("topics")).endpoint is house.endpoint, "a gateway that starts may find replicas that move"
 
 
 async def test_once_ready_it_is_asked_whatever_becomes_of_its_replicas() -> None:

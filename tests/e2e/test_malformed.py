@@ -16,7 +16,7 @@ PATHS = st.sampled_from(
         "/models/topics",
         "/v2/models/topics/infer",
         "/v2/models/topics/versions/1/infer",
-        "/models/digits?task=digit",
+        "/models/digits?task=digit&slo_ms=1000000",
         "/v2/models/digits/infer",
     ]
 )
