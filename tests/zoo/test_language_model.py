@@ -95,7 +95,7 @@ def test_texts_survive_the_tokenizer(tokenizer: Tokenizer) -> None:
 
 def test_the_chat_template_writes_what_was_learned(folder: Path, tokenizer: Tokenizer) -> None:
     fast = llama.PreTrainedTokenizerFast.from_pretrained(folder)
-    learned = llama._chat(tokenizer, random.Random(1))
+    learned = llama._chat(tokenizer, documents.conversations()[0], random.Random(1))
     start = learned.index(ASSISTANT) + 1
     _, question = tokenizer.decode(learned[:start], skip_special_tokens=False).rsplit("<|user|>")
     question = question.removesuffix("<|end|><|assistant|>")
