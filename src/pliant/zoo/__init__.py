@@ -23,7 +23,7 @@ ADAPTERS = "adapters"
 """The entry that holds all adapters, a PEFT folder each."""
 TASKS = "digits-tasks"
 """The entry that holds all vision tasks, a folder each."""
-_COSTS = {"topics-small": 12, "digits-vit": 17, "topics-large": 39, TASKS: 63, "tiny-llama": 96, ADAPTERS: 176}
+_COSTS = {"topics-small": 14, "digits-vit": 17, "topics-large": 39, TASKS: 63, "tiny-llama": 96, ADAPTERS: 178}
 _MEASURED = ("accuracy", "perplexity", "base_perplexity", "prompted_accuracy")
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -165,7 +166,7 @@ def _fit(
 ) -> None:
     rng = random.Random(SEED)
     batches = list(_epochs(shape, tokenizer, paragraphs, rng))
-    layers = model.bert.encoder.layer
+    layers = list(model.bert.encoder.layer)
     joining = [weight for name, weight in model.named_parameters() if _JOINING.search(name)]
     optimizer = _optimizer(model)
     model.train()
@@ -197,12 +198,13 @@ def _epochs(
         yield from _batches([(_crop(ids, rng), label) for ids, label in singles] + long, rng)
 
 
-def _logits(model: BertForSequenceClassification, layers: torch.nn.ModuleList, ids: Tensor, mask: Tensor) -> Tensor:
+def _logits(model: BertForSequenceClassification, layers: Sequence[Any], ids: Tensor, mask: Tensor) -> Tensor:
     """What the model with these of its layers says [batch, labels] of ids and their mask [batch, length].
 
     Of the last layer only the first token is computed, which is all that the classifier looks at.
     """
-    x, seen = model.bert.embeddings(input_ids=ids), mask[:, None, None]
+    bert: Any = model.bert
+    x, seen = bert.embeddings(input_ids=ids), mask[:, None, None]
     *before, last = layers
     for layer in before:
         x = layer(x, seen)
@@ -213,7 +215,7 @@ def _logits(model: BertForSequenceClassification, layers: torch.nn.ModuleList, i
     )
     found = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
     attended = last.attention.output(found.transpose(1, 2).flatten(2), first)
-    logits: Tensor = model.classifier(model.bert.pooler(last.output(last.intermediate(attended), attended)))
+    logits: Tensor = model.classifier(bert.pooler(last.output(last.intermediate(attended), attended)))
     return logits
 
 
