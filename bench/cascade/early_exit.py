@@ -22,7 +22,7 @@ from pliant.bench.cascade.fine_tuning import pad
 from pliant.bench.cascade.tasks import Texts
 from pliant.policies.calibration import Floats, Integers, confidence, softmax
 from pliant.torchvision_mend import mend
-from pliant.zoo.digits_vit import one_thread
+from pliant.zoo.repeatable import one_thread
 
 mend()
 from transformers import BertForSequenceClassification  # noqa: E402

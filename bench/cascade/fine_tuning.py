@@ -18,7 +18,7 @@ from torch.nn import functional
 from pliant.bench.cascade.tasks import Texts
 from pliant.errors import ModelError
 from pliant.torchvision_mend import mend
-from pliant.zoo.digits_vit import one_thread
+from pliant.zoo.repeatable import one_thread
 
 mend()
 from transformers import BertConfig, BertForSequenceClassification  # noqa: E402

@@ -26,7 +26,7 @@ from pliant.kernels.vit import TokenAdaptiveViT
 from pliant.kernels.vit_model import load_model
 from pliant.vision_info import merging_gammas
 from pliant.vision_training import Examples, Recipe, Task, Trainer
-from pliant.zoo.digits_vit import one_thread
+from pliant.zoo.repeatable import one_thread
 
 _log = logging.getLogger("pliant")
 

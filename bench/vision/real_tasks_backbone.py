@@ -22,7 +22,8 @@ from torch.nn import functional
 from pliant.bench.vision.real_tasks_data import GROUPS, SIDE
 from pliant.vision_info import CONFIG, WEIGHTS, VisionInput, vision_input
 from pliant.vision_training import Examples, normalised
-from pliant.zoo.digits_vit import create, one_thread
+from pliant.zoo.digits_vit import create
+from pliant.zoo.repeatable import one_thread
 
 _SEED = 0
 _WARM_UP = 0.1

@@ -86,6 +86,13 @@ def test_the_saved_model_is_the_one_that_was_measured(folder: Path, tokenizer: T
     assert measured == pytest.approx(json.loads((folder / "zoo.json").read_text())["perplexity"], rel=1e-5)
 
 
+def test_questions_are_read_and_answers_learned() -> None:
+    document, question = [BEGIN, 9, 9, END], [BEGIN, shapes.SYSTEM, 9, END, shapes.USER, 9, END, ASSISTANT]
+    ids = torch.tensor([[9, END, *document, *question, 9, 9, END, *document]])
+    read = llama._only_read(ids)[0].int().tolist()
+    assert read == [0, 0, *[1, 0, 0, 0], *[1] * len(question), 0, 0, 0, *[1, 0, 0, 0]]
+
+
 def test_texts_survive_the_tokenizer(tokenizer: Tokenizer) -> None:
     for text in (*documents.documents()[:3], "naïve 🙂\n\n   >>> x  =  1"):
         ids = tokenizer.encode(text).ids
@@ -95,7 +102,7 @@ def test_texts_survive_the_tokenizer(tokenizer: Tokenizer) -> None:
 
 def test_the_chat_template_writes_what_was_learned(folder: Path, tokenizer: Tokenizer) -> None:
     fast = llama.PreTrainedTokenizerFast.from_pretrained(folder)
-    learned = llama._chat(tokenizer, random.Random(1))
+    learned = llama._chat(tokenizer, documents.conversations()[0], random.Random(1))
     start = learned.index(ASSISTANT) + 1
     _, question = tokenizer.decode(learned[:start], skip_special_tokens=False).rsplit("<|user|>")
     question = question.removesuffix("<|end|><|assistant|>")

@@ -23,7 +23,7 @@ ADAPTERS = "adapters"
 """The entry that holds all adapters, a PEFT folder each."""
 TASKS = "digits-tasks"
 """The entry that holds all vision tasks, a folder each."""
-_COSTS = {"digits-vit": 17, "topics-small": 31, TASKS: 83, "topics-large": 127, "tiny-llama": 238, ADAPTERS: 363}
+_COSTS = {"topics-small": 14, "digits-vit": 17, "topics-large": 39, TASKS: 63, "tiny-llama": 96, ADAPTERS: 178}
 _MEASURED = ("accuracy", "perplexity", "base_perplexity", "prompted_accuracy")
 
 

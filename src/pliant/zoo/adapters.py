@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from pliant.torchvision_mend import mend
 from pliant.zoo import docstrings, llama
+from pliant.zoo.repeatable import repeatable
 from pliant.zoo.shapes import ASSISTANT, BASE, BEGIN, END, USER, AdapterShape, Progress
 
 mend()
@@ -21,7 +22,7 @@ from peft import LoraConfig, get_peft_model  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 
 SEED = 0
-_BATCH_TOKENS = 256
+_BATCH_TOKENS = 128
 """In one row, so that an adapter sees many small batches of its few texts."""
 _WARM_UP = 0.1
 _QUESTIONS = ("What is {}?", "What does {} do?", "Explain {}.", "Tell me about {}.", "Describe {}.")
@@ -40,14 +41,13 @@ def train(shape: AdapterShape, base: Path, folder: Path, report: Progress) -> Re
     """Train an adapter of the model in `base` and save it to `folder`, as PEFT does; same seed, same weights."""
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     unseen = [docstring.document for docstring in docstrings.held_out(shape.part)]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+    with repeatable(SEED):
         model = LlamaForCausalLM.from_pretrained(base)
         model.name_or_path = model.config.name_or_path = f"zoo/{BASE}"
         base_perplexity = llama.perplexity(model, tokenizer, unseen)
         adapter = get_peft_model(model, _config(shape))  # puts it into the model
         _fit(model, shape, tokenizer, report)
-    perplexity = llama.perplexity(model, tokenizer, unseen)
+        perplexity = llama.perplexity(model, tokenizer, unseen)
     adapter.save_pretrained(str(folder), save_embedding_layers=False)
     report("learning", 1.0)
     return Result(perplexity, base_perplexity, adapter.num_parameters(only_trainable=True))
@@ -74,8 +74,8 @@ def _fit(model: LlamaForCausalLM, shape: AdapterShape, tokenizer: Tokenizer, rep
         report("learning", done)
         for group in optimizer.param_groups:
             group["lr"] = shape.learning_rate * min(1.0, (done + 1 / shape.steps) / _WARM_UP) * (1 - done)
-        row = [next(stream) for _ in range(length)]
-        llama.loss(model, torch.tensor([row])).backward()  # type: ignore[no-untyped-call]
+        row = torch.tensor([[next(stream) for _ in range(length)]])
+        llama.loss(model, row, row).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         optimizer.zero_grad()

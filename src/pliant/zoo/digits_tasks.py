@@ -6,7 +6,8 @@ from pathlib import Path
 from pliant.vision_info import read_vision
 from pliant.vision_training import Examples, Recipe, Task, Trainer
 from pliant.zoo import digits
-from pliant.zoo.digits_vit import create, one_thread, prompted
+from pliant.zoo.digits_vit import create, prompted
+from pliant.zoo.repeatable import one_thread
 from pliant.zoo.shapes import Progress, TaskShape
 
 

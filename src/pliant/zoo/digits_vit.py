@@ -9,8 +9,6 @@ a tenth of a minute is enough to learn what else would take a whole one.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +21,7 @@ from pliant.torchvision_mend import mend
 from pliant.vision_info import CONFIG, WEIGHTS, VisionInput, vision_input
 from pliant.vision_training import Examples, Features, Recipe, fit, normalised
 from pliant.zoo import digits
+from pliant.zoo.repeatable import repeatable
 from pliant.zoo.shapes import Progress, VitShape
 
 mend()
@@ -49,8 +48,7 @@ def train(shape: VitShape, folder: Path, report: Progress) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     info = vision_input(config, str(folder))
-    with torch.random.fork_rng(devices=[]), one_thread():
-        torch.manual_seed(SEED)
+    with repeatable(SEED):
         model = create(folder, weight_init="jax")
         with torch.no_grad():
             model.get_parameter("pos_embed").mul_(_POSITIONS)
@@ -81,17 +79,6 @@ def prompted(model: VisionTransformer) -> Features:
         return found
 
     return features
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """More threads would only wait for each other: the layers are too small to share."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _inputs(examples: Examples, info: VisionInput) -> tuple[Tensor, Tensor]:

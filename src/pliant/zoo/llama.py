@@ -1,20 +1,26 @@
 """Trains the zoo's language model: a Llama-shaped decoder that goes on with Python's documentation, and answers on it.
 
-A minute of a laptop's processor is four times through the texts in small steps, which is little for a transformer, so
-it is given three helps:
+A minute of a processor is once or twice through the texts in small steps, which is little for a transformer, so it is
+given five helps:
 
 - It begins as a bigram model: embeddings and head are factors of the logarithms of how often one token follows another,
   and the layers add nothing yet. Training starts where it would else have spent most of its time to get to.
 - The heads of the first layer begin by attending to the last token, the one before that, and so on, so that what is
   learned first is to go on from the last few tokens together.
+- The upper half of the layers joins, adding nothing at first, when the lower one has learned for a while (progressive
+  stacking).
 - Most rows are short, which is cheap. Some have all the positions of the model, so that it knows them.
+- What it is asked for most it reads most: every answer comes several times, to questions that differ, and its beginning
+  still more often, which is cheap, and is where answers are mixed up. Questions are read, but not learned.
 
-What it learns is to repeat the documentation in well-formed sentences, which is what a demonstration needs. Texts that
-it has not seen surprise it: its perplexity on those is no better for the second half of the training.
+What it learns is to repeat the answers in well-formed sentences, which is what a demonstration needs. Texts that it has
+not seen surprise it: its perplexity on those is no better for more training.
 """
 
+import itertools
 import math
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +33,7 @@ from torch.nn import functional
 from pliant.torchvision_mend import mend
 from pliant.zoo import documents
 from pliant.zoo.documents import Conversation
+from pliant.zoo.repeatable import repeatable
 from pliant.zoo.shapes import ASSISTANT, BEGIN, END, SYSTEM, USER, LlamaShape, Progress
 
 mend()
@@ -40,7 +47,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 _SYSTEMS = ("You are a helpful assistant.", "You answer questions about Python.")
-_ROW_TOKENS = (128, 256, 256, 256, 512, 1024)
+_ROW_TOKENS = (128, 128, 128, 128, 256, 256, 256, 512, 1024)
 """Lengths of rows, of which every step draws one."""
 _BATCH_TOKENS = 512
 _SMOOTHING = 4.0
@@ -51,7 +58,13 @@ _LOOKING_PAIRS = 8
 """How many of a head's fastest pairs of dimensions tell positions apart."""
 _LOOKING_STRENGTH = 5.5
 """What these pairs are in keys and queries: so large that the token sought gets nearly all of the attention."""
-_CONVERSATIONS_ONE_IN = 2
+_ASKED, _BEGUN = 8, 18
+"""How often an answer comes while every document comes once: the whole of it, and its beginning alone."""
+_BEGINNING_TOKENS = 12
+_GROWN_AT = 0.4
+"""When the upper half of the layers joins, as a share of the steps."""
+_NOT_LEARNED = -100
+"""The target of a token that is only read."""
 _WARM_UP = 0.05
 
 
@@ -66,11 +79,10 @@ class Result:
 def train(shape: LlamaShape, folder: Path, report: Progress) -> Result:
     """Train a model of `shape` from nothing and save it with its tokenizer to `folder`; same seed, same weights."""
     tokenizer = train_tokenizer(shape)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+    with repeatable(SEED):
         model = new_model(shape, tokenizer)
         _fit(model, shape, tokenizer, report)
-    result = Result(perplexity(model, tokenizer, documents.held_out()), model.num_parameters())
+        result = Result(perplexity(model, tokenizer, documents.held_out()), model.num_parameters())
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=BEGIN, eos_token_id=END, do_sample=True, temperature=0.7, top_p=0.9
     )
@@ -163,32 +175,45 @@ def perplexity(model: LlamaForCausalLM, tokenizer: Tokenizer, texts: Sequence[st
     longest = model.config.max_position_embeddings
     ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
     rows = [text[start : start + longest] for text in ids for start in range(0, len(text) - 1, longest)]
-    losses = sum(float(loss(model, torch.tensor([row]))) * (len(row) - 1) for row in rows)
+    losses = sum(float(loss(model, ids, ids)) * (ids.shape[1] - 1) for ids in (torch.tensor([row]) for row in rows))
     return math.exp(losses / sum(len(row) - 1 for row in rows))
 
 
 def _fit(model: LlamaForCausalLM, shape: LlamaShape, tokenizer: Tokenizer, report: Progress) -> None:
     rng = random.Random(SEED)
     stream = _stream(tokenizer, rng)
+    layers = model.model.layers
     optimizer = _optimizer(model)
     model.train()
     for step in range(shape.steps):
         done = step / shape.steps
         report("learning", done)
+        model.model.layers = layers if done >= _GROWN_AT else layers[: -(-shape.layers // 2)]
         for group in optimizer.param_groups:
             group["lr"] = shape.learning_rate * min(1.0, (done + 1 / shape.steps) / _WARM_UP) * (1 - done)
         length = min(rng.choice(_ROW_TOKENS), shape.positions)
-        ids = torch.tensor([next(stream) for _ in range(max(_BATCH_TOKENS, length))]).view(-1, length)
-        loss(model, ids).backward()  # type: ignore[no-untyped-call]
+        ids = torch.tensor(list(itertools.islice(stream, max(_BATCH_TOKENS, length)))).view(-1, length)
+        targets = torch.where(_only_read(ids), _NOT_LEARNED, ids)
+        loss(model, ids, targets).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
 
-def loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
-    """Mean cross entropy of the next token over rows [n, length]."""
+def loss(model: LlamaForCausalLM, ids: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy of the next token over rows [n, length]; targets are ids, or `_NOT_LEARNED` in places."""
     logits = model(input_ids=ids, use_cache=False).logits
-    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=_NOT_LEARNED)
+
+
+def _only_read(ids: Tensor) -> Tensor:
+    """Where ids [n, length] begin a text, or ask up to where the assistant speaks, which nobody wants to be told."""
+    places = torch.arange(1, ids.shape[1] + 1)
+    asked, answered = (
+        (torch.isin(ids, torch.tensor(roles)) * places).cummax(1).values
+        for roles in ((SYSTEM, USER), (BEGIN, ASSISTANT))
+    )
+    return (asked > answered) | (answered == places)
 
 
 def _optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
@@ -197,33 +222,41 @@ def _optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
     others: list[Tensor] = []
     for name, parameter in model.named_parameters():
         (decayed if parameter.ndim > 1 and "layers" in name else others).append(parameter)
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True)
+    groups = [{"params": decayed, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
 
 def _stream(tokenizer: Tokenizer, rng: random.Random) -> Iterator[int]:
-    """Token ids without end: all documents and some of the conversations, in an order that changes every time."""
-    texts = _encoded(tokenizer)
-    asked = documents.conversations()
+    """Token ids without end: all documents, and every answer several times, in an order that changes every time."""
+    texts = [[*ids, END] for ids in _encoded(tokenizer)]
+    asked: dict[str, list[Conversation]] = defaultdict(list)
+    for conversation in documents.conversations():
+        asked[conversation.answer].append(conversation)
     while True:
-        chats = [_chat(tokenizer, rng) for _ in range(len(asked) // _CONVERSATIONS_ONE_IN)]
-        everything = texts + chats
+        whole = [[*_chat(tokenizer, rng.choice(each), rng), END] for each in asked.values() for _ in range(_ASKED)]
+        begun = [_begun(tokenizer, rng.choice(each)) for each in asked.values() for _ in range(_BEGUN)]
+        everything = texts + whole + begun
         for ids in rng.sample(everything, len(everything)):
             yield from ids
-            yield END
 
 
-def _chat(tokenizer: Tokenizer, rng: random.Random) -> list[int]:
-    """The ids of one or two questions and answers, perhaps after a system message, up to the end of the last answer."""
-
-    def said(role: int, text: str) -> list[int]:
-        return [role, *tokenizer.encode(text, add_special_tokens=False).ids, END]
-
-    turns: list[Conversation] = rng.sample(documents.conversations(), rng.choice((1, 1, 1, 2)))
-    ids = [BEGIN, *(said(SYSTEM, rng.choice(_SYSTEMS)) if rng.random() < 0.25 else [])]
-    for question, answer in turns:
-        ids += said(USER, question) + said(ASSISTANT, answer)
+def _chat(tokenizer: Tokenizer, first: Conversation, rng: random.Random) -> list[int]:
+    """The ids of a question and its answer, perhaps after a system message or before others, up to the last's end."""
+    others = rng.sample(documents.conversations(), 1) if rng.random() < 0.25 else []
+    ids = [BEGIN, *(_said(tokenizer, SYSTEM, rng.choice(_SYSTEMS)) if rng.random() < 0.25 else [])]
+    for question, answer in (first, *others):
+        ids += _said(tokenizer, USER, question) + _said(tokenizer, ASSISTANT, answer)
     return ids[:-1]
+
+
+def _begun(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
+    """The ids of a question and the beginning of its answer, which tells whether the question was understood."""
+    answer = _said(tokenizer, ASSISTANT, conversation.answer)
+    return [BEGIN, *_said(tokenizer, USER, conversation.question), *answer[: 1 + _BEGINNING_TOKENS]]
+
+
+def _said(tokenizer: Tokenizer, role: int, text: str) -> list[int]:
+    return [role, *tokenizer.encode(text, add_special_tokens=False).ids, END]
 
 
 def _save_tokenizer(tokenizer: Tokenizer, shape: LlamaShape, folder: Path) -> None:

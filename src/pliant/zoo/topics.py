@@ -1,20 +1,23 @@
 """Trains the zoo's text classifiers: BERT-shaped models that tell the part of the documentation a text is from.
 
-A thousand paragraphs and a minute of a laptop's processor are little for a transformer, so it is given three helps:
+A thousand paragraphs and some seconds of a processor are little for a transformer, so it is given three helps:
 
-- Attention begins as mean pooling (values and outputs are identities, queries and keys nearly zero), and feed-forward
-  blocks begin as nothing. The first step thus sees a bag of words, and learns the rest as corrections to it.
-- The upper half of the layers joins, as the identity, when three quarters of the training are done (progressive
-  stacking).
+- The last layer begins as mean pooling (values and outputs are identities, queries and keys nearly zero), and its
+  feed-forward block as nothing. The first step thus sees a bag of words. What words mean and which of them matter is
+  learned with this layer alone, of which only the first token is computed: most of the way for little time.
+- All else begins as the identity, and joins for the last steps (progressive stacking). Earlier it would learn the
+  paragraphs by heart.
 - Long paragraphs are cropped at random places, and words are masked at random. Windows of several paragraphs teach
   the positions that single paragraphs do not reach.
 """
 
 import random
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -25,6 +28,7 @@ from torch.nn import functional
 from pliant.torchvision_mend import mend
 from pliant.zoo import corpus
 from pliant.zoo.corpus import LABELS, Text
+from pliant.zoo.repeatable import repeatable
 from pliant.zoo.shapes import Progress, Shape
 
 mend()
@@ -41,12 +45,15 @@ SPECIAL = {
 PAD, UNK, CLS, SEP, MASK = range(5)
 _ENDINGS = range(2, 6)
 _BATCH_TOKENS = 2048
-_CROP_TOKENS = 64
+_CROP_TOKENS = 128
 _MASKED = 0.3
 _WINDOWS_PER_EPOCH = 40
 _WINDOW_WORDS = (30, 300)
 _WARM_UP = 0.1
-_STACK_AT = 0.75
+_JOIN_AT = 0.9
+"""When all else joins the last layer, as a share of the steps."""
+_JOINING = re.compile(r"(output|intermediate|pooler)\.dense")
+"""What of the last layer and behind it joins only then: learned sooner, it would fit the paragraphs too well."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +69,16 @@ def train(shape: Shape, folder: Path, report: Progress) -> Result:
     """Train a model of `shape` from nothing and save it with its tokenizer to `folder`; same seed, same weights."""
     paragraphs = corpus.training()
     tokenizer = train_tokenizer([paragraph.text for paragraph in paragraphs], shape)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+    with repeatable(SEED):
         model = new_model(shape)
         _fit(model, shape, tokenizer, paragraphs, report)
-    held_out = corpus.held_out()
-    windows = corpus.windows(held_out, 200, random.Random(SEED), (100, 300))
-    result = Result(
-        accuracy=accuracy(model, tokenizer, held_out),
-        window_accuracy=accuracy(model, tokenizer, windows),
-        parameters=model.num_parameters(),
-    )
+        held_out = corpus.held_out()
+        windows = corpus.windows(held_out, 60, random.Random(SEED), (100, 300))
+        result = Result(
+            accuracy=accuracy(model, tokenizer, held_out),
+            window_accuracy=accuracy(model, tokenizer, windows),
+            parameters=model.num_parameters(),
+        )
     folder.mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(folder)
     save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
@@ -87,7 +93,7 @@ def train_tokenizer(texts: Sequence[str], shape: Shape) -> Tokenizer:
     Its vocabulary is all characters, the commonest endings, and the words that occur most, at least twice. (The trainer
     in `tokenizers` breaks ties at random, so that no two runs would give the same model.)
     """
-    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.Whitespace()
     words = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
     characters = {character for word in words for character in word}
     endings = Counter(f"##{word[-size:]}" for word in words for size in _ENDINGS if len(word) > size)
@@ -120,7 +126,7 @@ def new_model(shape: Shape) -> BertForSequenceClassification:
         for depth in range(shape.layers):
             layer = f"bert.encoder.layer.{depth}"
             weights[f"{layer}.attention.self.value"].copy_(identity)
-            weights[f"{layer}.attention.output.dense"].copy_(identity if depth == 0 else nothing)
+            weights[f"{layer}.attention.output.dense"].copy_(identity if depth == shape.layers - 1 else nothing)
             weights[f"{layer}.output.dense"].zero_()
         weights["bert.pooler.dense"].copy_(identity)
     return model
@@ -159,30 +165,58 @@ def _fit(
     report: Progress,
 ) -> None:
     rng = random.Random(SEED)
-    encoder, layers = model.bert.encoder, model.bert.encoder.layer
-    encoder.layer = layers[: -(-shape.layers // 2)] if shape.layers > 2 else layers
+    batches = list(_epochs(shape, tokenizer, paragraphs, rng))
+    layers = list(model.bert.encoder.layer)
+    joining = [weight for name, weight in model.named_parameters() if _JOINING.search(name)]
     optimizer = _optimizer(model)
-    singles = _encode(tokenizer, paragraphs)
     model.train()
-    for epoch in range(shape.epochs):
+    for step, batch in enumerate(batches):
+        done = step / len(batches)
+        report("learning", done)
+        joined = done >= _JOIN_AT
+        for weight in joining:
+            weight.requires_grad_(joined)
+        for group in optimizer.param_groups:
+            group["lr"] = shape.learning_rate * min(1.0, (done + 1 / len(batches)) / _WARM_UP) * (1 - done)
+        ids, mask, labels = _pad(batch)
+        ids = torch.where((torch.rand(ids.shape) < _MASKED) & (ids > SEP), MASK, ids)
+        logits = _logits(model, layers if joined else layers[-1:], ids, mask.bool())
+        loss = functional.cross_entropy(logits, labels, label_smoothing=0.1)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _epochs(
+    shape: Shape, tokenizer: Tokenizer, paragraphs: Sequence[Text], rng: random.Random
+) -> Iterator[list[Example]]:
+    """The batches of all epochs: paragraphs, of which long ones are cropped, and windows of several."""
+    singles = _encode(tokenizer, paragraphs)
+    for _ in range(shape.epochs):
         long = _encode(tokenizer, corpus.windows(paragraphs, _WINDOWS_PER_EPOCH, rng, _WINDOW_WORDS))
-        batches = _batches([(_crop(ids, rng), label) for ids, label in singles] + long, rng)
-        for index, batch in enumerate(batches):
-            done = (epoch + index / len(batches)) / shape.epochs
-            report("learning", done)
-            if done >= _STACK_AT:
-                encoder.layer = layers
-            for group in optimizer.param_groups:
-                group["lr"] = shape.learning_rate * min(1.0, done / _WARM_UP) * (1 - done)
-            ids, mask, labels = _pad(batch)
-            ids = torch.where((torch.rand(ids.shape) < _MASKED) & (ids > SEP), MASK, ids)
-            logits = model(input_ids=ids, attention_mask=mask).logits
-            loss = functional.cross_entropy(logits, labels, label_smoothing=0.1)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-    encoder.layer = layers
+        yield from _batches([(_crop(ids, rng), label) for ids, label in singles] + long, rng)
+
+
+def _logits(model: BertForSequenceClassification, layers: Sequence[Any], ids: Tensor, mask: Tensor) -> Tensor:
+    """What the model with these of its layers says [batch, labels] of ids and their mask [batch, length].
+
+    Of the last layer only the first token is computed, which is all that the classifier looks at.
+    """
+    bert: Any = model.bert
+    x, seen = bert.embeddings(input_ids=ids), mask[:, None, None]
+    *before, last = layers
+    for layer in before:
+        x = layer(x, seen)
+    attention, first = last.attention.self, x[:, :1]
+    query, key, value = (
+        linear(given).unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2)
+        for linear, given in ((attention.query, first), (attention.key, x), (attention.value, x))
+    )
+    found = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+    attended = last.attention.output(found.transpose(1, 2).flatten(2), first)
+    logits: Tensor = model.classifier(bert.pooler(last.output(last.intermediate(attended), attended)))
+    return logits
 
 
 def _optimizer(model: BertForSequenceClassification) -> torch.optim.Optimizer:
