@@ -26,7 +26,7 @@ def wait_until(reached: Callable[[], T], state: Callable[[], object] = lambda: N
     while not (found := reached()):
         patience.check()
         time.sleep(pause_s)
-        pause_s = min(2.0, 1.2 * pause_s)  # to look takes time that what is waited for may need
+        pause_s = min(0.5, 1.2 * pause_s)  # to look takes time that what is waited for may need
     return found
 
 

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
-from pliant import hub, models
+from pliant import models
 from pliant.errors import ModelError
 from pliant.sampling import Sampling
 
@@ -138,7 +139,7 @@ def test_a_download_asks_for_all_that_is_read_and_is_kept_once_complete(
             sharded_folder(tmp_path / "snapshot")
         return str(tmp_path / "snapshot")
 
-    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     decoder_folder(tmp_path / "snapshot")
     assert models.fetch("owner/model") == tmp_path / "snapshot"
     assert {"generation_config.json", "chat_template.jinja", "model.safetensors.index.json"} <= set(asked[0])

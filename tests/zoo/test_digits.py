@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 from vision_folders import vision_folder
 
-from pliant import cli, hub, models, zoo
+from pliant import cli, models, zoo
 from pliant.errors import ModelError
 from pliant.torchvision_mend import mend
 from pliant.vision_info import VisionInput, read_vision
@@ -193,7 +194,7 @@ def test_a_downloaded_model_is_kept_without_a_tokenizer(monkeypatch: pytest.Monk
             vision_folder(tmp_path / "snapshot")
         return str(tmp_path / "snapshot")
 
-    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     for _ in range(2):
         assert models.fetch_vision("owner/model") == tmp_path / "snapshot"
     assert asked == ["owner/model"]
