@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, settings
 from virtual_loop import VirtualLoop
 
 E2E = Path(__file__).parent / "e2e"
+FIRST = ("test_metrics.py", "test_vision.py", "test_openai.py", "test_malformed.py")
+"""They ask services whose models are trained first, while those of others are."""
 LAST = ("test_cascade.py", "test_llm_failures.py", "test_failures.py", "test_stop.py")
 """The first needs compiled models, the others leave the cluster in another state."""
 APART = "test_nodes.py"
@@ -41,10 +43,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _place(item: pytest.Item) -> int:
     if item.path.parent != E2E:
-        return len(LAST) + 2
+        return len(FIRST) + len(LAST) + 2
     if item.path.name == APART:
-        return len(LAST) + 1
-    return LAST.index(item.path.name) + 1 if item.path.name in LAST else 0
+        return len(FIRST) + len(LAST) + 1
+    order = [*FIRST, "", *LAST]
+    return order.index(item.path.name if item.path.name in order else "")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -79,6 +79,34 @@ class Cluster:
         made = sorted(path.name for path in cache_folder().glob("*/*"))
         return {**found, "made": made, "background_s": round(_background_s(), -1)}
 
+    def await_gateway(self) -> None:
+        """Wait until it answers, whether any service can or not."""
+
+        def answers() -> bool:
+            assert self.process.poll() is None, f"it has ended: {self.log()}"
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"{self.address}/v2/health/live", timeout=HANGS_AFTER_S).status_code == 200
+            return False
+
+        wait_until(answers, _background_s)
+
+    def await_ready(self, *services: str) -> None:
+        """Wait until these services can answer, or all."""
+
+        def ready() -> bool:
+            assert self.process.poll() is None, f"it has ended: {self.log()}"
+            states = self.get("/stats")["states"]
+            return all(states[service]["ready"] for service in services or states)
+
+        try:
+            wait_until(ready, self.progress)
+        except AssertionError as error:
+            raise AssertionError(f"the cluster is not ready: {error}\n{self.log()}") from None
+
+    def log(self) -> str:
+        """The end of it."""
+        return self.path.with_name("log").read_text()[-4000:]
+
     def classify(self, text: str | list[str], **parameters: Any) -> httpx.Response:
         body = {"inputs": text, "parameters": {"slo_ms": PATIENT_MS, **parameters}}
         return httpx.post(f"{self.address}/models/topics", json=body, timeout=HANGS_AFTER_S)
@@ -146,7 +174,7 @@ def serving(content: dict[str, Any], folder: Path) -> Iterator[Cluster]:
         )
     try:
         cluster = Cluster(f"http://127.0.0.1:{port}", path, ray_folder, process)
-        wait_until_ready(cluster, log)
+        cluster.await_gateway()
         yield cluster
     finally:
         stop(process)
@@ -183,20 +211,6 @@ def runs(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def wait_until_ready(cluster: Cluster, log: Path) -> None:
-    def ready() -> bool:
-        assert cluster.process.poll() is None, "it has ended"
-        try:
-            return httpx.get(f"{cluster.address}/v2/health/ready", timeout=HANGS_AFTER_S).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    try:
-        wait_until(ready, cluster.progress)
-    except AssertionError as error:
-        raise AssertionError(f"the cluster is not ready: {error}\n{log.read_text()[-4000:]}") from None
 
 
 def _background_s() -> float:

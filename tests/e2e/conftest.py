@@ -1,15 +1,13 @@
 """One real cluster for all end-to-end tests but those of several nodes: the repository's own cluster.yaml, and more.
 
-What is more: a folder from which tasks may be loaded, a random language model with many adapters, and two cascades
-whose profile is given. Nothing gives up because the machine is slow.
+Its models are trained while tests already ask those services that are ready: each file of tests names in NEEDS what it
+asks. What is more: a folder from which tasks may be loaded, a random language model with many adapters, and two
+cascades whose profile is given. Nothing gives up because the machine is slow.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +25,6 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Iterator[Cluster]:
-    pliant = Path(sys.executable).with_name("pliant")
-    subprocess.run([pliant, "zoo", "--train"], check=True, stdout=subprocess.PIPE, timeout=PROCESS_HANGS_AFTER_S)
     folder = tmp_path_factory.mktemp("cluster")
     content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
     args = content["applications"][0]["args"]
@@ -46,3 +42,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Iterato
             service["slo_ms"] = PATIENT_MS
     with given_cascades.added(args, folder), serving(content, folder) as started:
         yield started
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ready(request: pytest.FixtureRequest) -> None:
+    """The services that a file NEEDS can answer; all, if it does not say which."""
+    if "cluster" in request.fixturenames:
+        cluster: Cluster = request.getfixturevalue("cluster")
+        cluster.await_ready(*getattr(request.module, "NEEDS", ()))

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import HANGS_AFTER_S
 
+NEEDS = ("topics", "digits")
 PATHS = st.sampled_from(
     [
         "/models/topics",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from e2e.cluster import Cluster
 from waiting import wait_until
 
+NEEDS = ("topics",)
+
 
 def test_metrics_reach_rays_endpoint(cluster: Cluster) -> None:
     assert cluster.classify("word " * 600).status_code == 422

@@ -27,6 +27,7 @@ from pliant.vision_info import read_vision
 from pliant.vision_task import HEAD_BIAS, TASK, WEIGHTS, read_task
 from pliant.zoo import digits
 
+NEEDS = ("digits",)
 PIXELS = digits.held_out().images
 SHOWN = digits.held_out().labels
 """The digits on `PIXELS`, which nothing has learned from."""
