@@ -91,12 +91,14 @@ class Cluster:
         wait_until(answers, _background_s)
 
     def await_ready(self, *services: str) -> None:
-        """Wait until these services can answer, or all."""
+        """Wait until these services can answer; or all, and their adapters are there, too."""
 
         def ready() -> bool:
             assert self.process.poll() is None, f"it has ended: {self.log()}"
-            states = self.get("/stats")["states"]
-            return all(states[service]["ready"] for service in services or states)
+            stats = self.get("/stats")
+            states, adapted = stats["states"], stats["adapters"]["registered"]
+            there = bool(services) or adapted.keys() == stats["language_models"].keys()
+            return there and all(states[service]["ready"] for service in services or states)
 
         try:
             wait_until(ready, self.progress)
