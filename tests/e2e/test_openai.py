@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import HANGS_AFTER_S
 
-NEEDS = ("chat",)
 PROMPT = "A generator function is"
 TALK: Any = [{"role": "user", "content": "What does the yield expression do?"}]
 GREEDY: dict[str, Any] = {"model": "chat", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
