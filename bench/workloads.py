@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from pliant import models
 from pliant.bench.arrivals import Floats, Integers, Stream
+from pliant.models import sources
 from pliant.zoo import corpus
 
 LONGEST = 512
@@ -76,7 +76,7 @@ def tweet_lengths() -> Integers:
 
 def tweeteval_lengths(data: Path) -> Integers:
     """Tokens of the tweets in `data`, as the zoo's tokenizer counts them, stretched to 512, in rising order."""
-    tokenizer = Tokenizer.from_file(str(models.fetch("zoo/topics-large") / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(sources.fetch("zoo/topics-large") / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokens = np.sort([len(encoding) for encoding in tokenizer.encode_batch(_tweets(data))])

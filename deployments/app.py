@@ -10,12 +10,20 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
-from pliant.config import EncoderConfig, LlmConfig, ReplicaRange, ServingConfig, VisionConfig, check_models, parse
+from pliant.config.cluster import (
+    EncoderConfig,
+    LlmConfig,
+    ReplicaRange,
+    ServingConfig,
+    VisionConfig,
+    check_models,
+    parse,
+)
 from pliant.deployments.autoscaling import PLANNER, STAY
 from pliant.deployments.encoder.replica import EncoderReplica
-from pliant.deployments.gateway.gateway import Gateway
 from pliant.deployments.llm.replica import LlmReplica
-from pliant.deployments.planner.planner import Planner
+from pliant.deployments.serving.gateway import Gateway
+from pliant.deployments.serving.planner import Planner
 from pliant.deployments.vision.replica import VisionReplica
 from pliant.errors import PliantError
 

@@ -1,8 +1,8 @@
 """Ray Serve's side of autoscaling: an application-level policy that gives each service what the planner wants for it.
 
-The decision itself, target tracking of P98 against the SLO (Arlo §4), is `policies/autoscaling.py`; it needs what only
-gateways see, latencies and refused requests, and the planner gathers that. cluster.yaml names this policy as the
-application's `autoscaling_policy`; without it nothing scales.
+The decision itself, target tracking of P98 against the SLO (Arlo §4), is `policies/cluster/autoscaling.py`; it needs
+what only gateways see, latencies and refused requests, and the planner gathers that. cluster.yaml names this policy as
+the application's `autoscaling_policy`; without it nothing scales.
 """
 
 from __future__ import annotations

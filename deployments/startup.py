@@ -16,8 +16,8 @@ from types import TracebackType
 from ray import serve
 
 from pliant.deployments.autoscaling import PLANNER
-from pliant.deployments.planner.calls import answer
-from pliant.deployments.planner.messages import STARTING, Step
+from pliant.deployments.serving.calls import answer
+from pliant.deployments.serving.messages import STARTING, Step
 from pliant.turns import LOADING, turn
 
 _EVERY_S = 0.5

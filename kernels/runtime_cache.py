@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from pliant import hub
 from pliant.cache import cache_folder, made_once
 from pliant.errors import ModelError
-from pliant.models import most_tokens
+from pliant.models import hub
+from pliant.models.sources import most_tokens
 
 RECIPE = 2
 """Raised whenever models are compiled in another way, so that older packages are left alone."""

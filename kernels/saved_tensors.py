@@ -7,7 +7,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pliant.errors import ModelError
-from pliant.hub import INDEX, WEIGHTS, weight_files
+from pliant.models.hub import INDEX, WEIGHTS, weight_files
 
 Size = tuple[int, ...]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from virtual_loop import VirtualLoop
+from support.virtual_loop import VirtualLoop
 
 E2E = Path(__file__).parent / "e2e"
 FIRST = ("test_metrics.py", "test_vision.py", "test_malformed.py")

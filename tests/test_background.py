@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import psutil
-from waiting import wait_until
+from support.waiting import wait_until
 
 from pliant.background import BEHIND_OTHERS, run_in_background
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 import pytest
 import typer
 from pydantic import BaseModel
 
-from pliant import cli, config
-from pliant.deployments.gateway.http import application
-from pliant.deployments.gateway.services import Services
+from pliant.cli import command as cli
+from pliant.config import cluster as config
+from pliant.deployments.http.application import application
+from pliant.deployments.serving.services import Services
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -121,8 +121,7 @@ def statuses(module: Path) -> Iterator[str]:
 
 
 def test_statuses() -> None:
-    modules = chain.from_iterable((ROOT / "deployments" / folder).glob("*.py") for folder in ("gateway", "planner"))
-    found = {status for module in modules for status in statuses(module)}
+    found = {status for module in (ROOT / "deployments").rglob("*.py") for status in statuses(module)}
     _, _, table = (DOCS / "clients.md").read_text().partition("| status | when |")
     told = set(re.findall(r"\b[45]\d\d\b", " ".join(re.findall(r"^\|([^|]*)\|", table, re.M))))
     assert told == found | {"405"}  # of routes, by FastAPI

@@ -13,16 +13,20 @@ COMPILER = {"torch._dynamo", "torch._inductor", "sympy"}
 HEAVY = TRAINING | VISION | COMPILER | {"torch", "huggingface_hub"}
 
 SERVE = "pliant.deployments"
-ENCODER = (f"{SERVE}.encoder.replica", "pliant.kernels.telling_classifier", "pliant.kernels.eager_classifier")
+ENCODER = (
+    f"{SERVE}.encoder.replica",
+    "pliant.kernels.encoder.telling_classifier",
+    "pliant.kernels.encoder.eager_classifier",
+)
 ROUTERS = tuple(f"{SERVE}.{kind}.router" for kind in ("encoder", "llm", "vision"))
 PROCESSES: dict[str, tuple[tuple[str, ...], set[str]]] = {
-    "command line": (("pliant.cli",), HEAVY),
+    "command line": (("pliant.cli.command",), HEAVY),
     "builder of the application": ((f"{SERVE}.app", f"{SERVE}.run"), HEAVY),
-    "gateway": ((f"{SERVE}.gateway.gateway", *ROUTERS), HEAVY),
-    "planner": ((f"{SERVE}.planner.planner", f"{SERVE}.autoscaling"), HEAVY),
+    "gateway": ((f"{SERVE}.serving.gateway", *ROUTERS), HEAVY),
+    "planner": ((f"{SERVE}.serving.planner", f"{SERVE}.autoscaling"), HEAVY),
     "replica of a classifier": (ENCODER, HEAVY - {"torch"}),
     "replica of a language model": ((f"{SERVE}.llm.replica", f"{SERVE}.llm.assembly"), HEAVY - {"torch"}),
-    "replica of a vision transformer": ((f"{SERVE}.vision.replica", "pliant.kernels.vit_executor"), TRAINING),
+    "replica of a vision transformer": ((f"{SERVE}.vision.replica", "pliant.kernels.vision.executor"), TRAINING),
 }
 """By process: what it imports, and what must not come with it. timm brings all that is for vision and compiling."""
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from pliant.adapter_info import AdapterRef, read_adapter
 from pliant.bench.adapters import workload
 from pliant.bench.adapters.folders import folders
 from pliant.bench.llm.checkpoints import SMALL, checkpoint
@@ -24,13 +23,14 @@ from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.request import Generation
 from pliant.deployments.llm.waiting_room import AnswerScheduler
-from pliant.kernels import executor
-from pliant.kernels.executor import DTYPES, Executor
-from pliant.policies.adapter_cache import AdapterCache
-from pliant.policies.multi_queue import MultiQueue
-from pliant.policies.queue_classes import QueueClasses
-from pliant.policies.queue_order import Fifo, Queues
-from pliant.policies.request_scheduler import Scheduler
+from pliant.formats.adapter_info import AdapterRef, read_adapter
+from pliant.kernels.decoder import executor
+from pliant.kernels.decoder.executor import DTYPES, Executor
+from pliant.policies.llm.adapter_cache import AdapterCache
+from pliant.policies.llm.multi_queue import MultiQueue
+from pliant.policies.llm.queue_classes import QueueClasses
+from pliant.policies.llm.queue_order import Fifo, Queues
+from pliant.policies.llm.request_scheduler import Scheduler
 
 _DTYPE = "bfloat16"
 _ADAPTERS = 100

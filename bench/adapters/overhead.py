@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pliant.adapter_info import AdapterInfo, read_adapter
 from pliant.bench.adapters import workload
 from pliant.bench.adapters.folders import folders
 from pliant.bench.llm.checkpoints import LARGE, Size, checkpoint
 from pliant.bench.llm.our_kernels import GREEDY, decode
 from pliant.bench.llm.workload import prompts
 from pliant.bench.report import Figure, ratio
-from pliant.kernels import executor
-from pliant.kernels.decode_step import Step
-from pliant.kernels.executor import Executor
+from pliant.formats.adapter_info import AdapterInfo, read_adapter
+from pliant.kernels.decoder import executor
+from pliant.kernels.decoder.decode_step import Step
+from pliant.kernels.decoder.executor import Executor
 
 _BATCHES = (1, 8, 32)
 _CONTEXT = 128

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from pliant.bench.adapters.workload import Request
-from pliant.policies.output_length import OutputLengths
+from pliant.policies.llm.output_length import OutputLengths
 
 
 class Predictor(Protocol):

@@ -21,8 +21,8 @@ from pliant.bench.adapters.simulator import Simulation
 from pliant.bench.adapters.systems import System
 from pliant.bench.adapters.workload import Lengths, Population
 from pliant.bench.arrivals import Floats, Integers
-from pliant.policies.adapter_cache import AdapterCache
-from pliant.policies.queue_classes import weighted_size
+from pliant.policies.llm.adapter_cache import AdapterCache
+from pliant.policies.llm.queue_classes import weighted_size
 
 SLO = 5.0
 """Times what an unloaded system takes (§2, §5.1)."""

@@ -19,8 +19,8 @@ from pliant.bench.adapters.hardware import Costs
 from pliant.bench.adapters.outcome import Outcome
 from pliant.bench.adapters.predictors import Predictor
 from pliant.bench.adapters.workload import Request
-from pliant.policies.jobs import Decisions, Job
-from pliant.policies.request_scheduler import Scheduler
+from pliant.policies.llm.jobs import Decisions, Job
+from pliant.policies.llm.request_scheduler import Scheduler
 
 SLOTS = 1000
 """Requests that may run at a time, S-LoRA's default; memory is what limits them."""

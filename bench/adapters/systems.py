@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pliant.bench.adapters.simulator import OUR_LOOP, S_LORA_LOOP, Loop
-from pliant.policies.adapter_cache import AdapterCache, Eviction
-from pliant.policies.arrival_histogram import ArrivalHistogram
-from pliant.policies.multi_queue import MultiQueue
-from pliant.policies.queue_classes import QueueClasses
-from pliant.policies.queue_order import Fifo, ShortestFirst
-from pliant.policies.request_scheduler import Scheduler
+from pliant.policies.llm.adapter_cache import AdapterCache, Eviction
+from pliant.policies.llm.arrival_histogram import ArrivalHistogram
+from pliant.policies.llm.multi_queue import MultiQueue
+from pliant.policies.llm.queue_classes import QueueClasses
+from pliant.policies.llm.queue_order import Fifo, ShortestFirst
+from pliant.policies.llm.request_scheduler import Scheduler
 
 ACCURACY = 0.8
 """Of the predictor, unless something else is said (§5.4)."""

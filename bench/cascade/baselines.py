@@ -9,8 +9,8 @@ from itertools import combinations
 import numpy as np
 
 from pliant.deployments.cascade.table import CascadeTable, Profiled
-from pliant.policies.calibration import Floats, Integers
-from pliant.policies.cascade_choice import choose
+from pliant.policies.cascade.calibration import Floats, Integers
+from pliant.policies.cascade.choice import choose
 
 
 @dataclass(frozen=True)

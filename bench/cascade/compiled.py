@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from pliant.bench.cascade.levels import Prepared
+from pliant.deployments.cascade.pruning import Words, read_words
 from pliant.deployments.cascade.readings import Level, Seen
-from pliant.kernels import compiled_classifier, telling_classifier
-from pliant.kernels.telling_classifier import Told
-from pliant.models import describe
-from pliant.policies.label_agreement import columns
-from pliant.pruning import Words, read_words
+from pliant.kernels.encoder import compiled_classifier, telling_classifier
+from pliant.kernels.encoder.telling_classifier import Told
+from pliant.models.sources import describe
+from pliant.policies.cascade.label_agreement import columns
 
 Wanted = Callable[[NDArray[np.float32]], bool]
 """Whether importance is wanted with these logits."""

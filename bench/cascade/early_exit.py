@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from pliant.bench.cascade.fine_tuning import pad
 from pliant.bench.cascade.tasks import Texts
-from pliant.policies.calibration import Floats, Integers, confidence, softmax
+from pliant.policies.cascade.calibration import Floats, Integers, confidence, softmax
 from pliant.torchvision_mend import mend
 from pliant.zoo.repeatable import one_thread
 

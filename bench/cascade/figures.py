@@ -12,8 +12,8 @@ from pliant.bench.cascade import outcome
 from pliant.bench.cascade.spread import Statistic, over_texts
 from pliant.bench.cascade.study import Served, Studied
 from pliant.bench.report import Figure, ratio
-from pliant.policies.calibration import Floats, Integers, confidence, expected_calibration_error, softmax
-from pliant.policies.cascade_candidates import Candidate
+from pliant.policies.cascade.calibration import Floats, Integers, confidence, expected_calibration_error, softmax
+from pliant.policies.cascade.candidates import Candidate
 
 _COST = "weights' bytes times seconds, of each model the time that it computes"
 

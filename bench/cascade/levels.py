@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pliant import models
 from pliant.bench.cascade import early_exit, fine_tuning, tasks
 from pliant.bench.cascade.fine_tuning import Recipe
 from pliant.bench.cascade.tasks import Splits
 from pliant.cache import cache_folder, made_once
+from pliant.models import sources
 
 _log = logging.getLogger("pliant")
 
@@ -78,7 +78,7 @@ class Prepared:
 
 def zoo() -> Prepared:
     """The zoo's text classifiers, trained on first use."""
-    folders = {name: models.fetch(model) for name, model in ZOO.items()}
+    folders = {name: sources.fetch(model) for name, model in ZOO.items()}
     return Prepared("topics", tasks.topics(), folders, {}, None)
 
 

@@ -22,7 +22,6 @@ import aiohttp
 import numpy as np
 from ray.serve import Application
 
-from pliant import config, models
 from pliant.bench.cascade import compiled
 from pliant.bench.cascade.levels import Prepared
 from pliant.bench.cascade.study import LOSSES, Studied
@@ -31,12 +30,14 @@ from pliant.bench.load import Block, LoadError, closed_loop, session
 from pliant.bench.loaded import Loaded
 from pliant.bench.report import Figure, median, ratio
 from pliant.cache import cache_folder
-from pliant.config import EncoderConfig
+from pliant.config import cluster as config
+from pliant.config.cluster import EncoderConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
-from pliant.kernels import compiled_classifier, telling_classifier
-from pliant.policies.calibration import Floats
+from pliant.kernels.encoder import compiled_classifier, telling_classifier
+from pliant.models import sources
+from pliant.policies.cascade.calibration import Floats
 
 LOADS = (0.2, 0.5, 0.8)
 """Of what the best single model's service can answer."""
@@ -65,7 +66,7 @@ class DynamicReplica(EncoderReplica):
 
     def runtimes(self, config: EncoderConfig) -> Runtimes:
         kernel = telling_classifier if config.importance else compiled_classifier
-        return Loaded(config, partial(kernel.load, models.fetch(config.model), dynamic=True))
+        return Loaded(config, partial(kernel.load, sources.fetch(config.model), dynamic=True))
 
 
 @dataclass(frozen=True)

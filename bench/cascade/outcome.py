@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pliant.bench.cascade.readings import Read, Readings
-from pliant.policies.calibration import Floats, Integers
-from pliant.policies.cascade_candidates import Candidate
+from pliant.policies.cascade.calibration import Floats, Integers
+from pliant.policies.cascade.candidates import Candidate
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import numpy as np
 from pliant.bench.cascade.tasks import Texts
 from pliant.deployments.cascade import readings
 from pliant.deployments.cascade.readings import Level, One, Progress, Reader
-from pliant.policies.calibration import Floats, Integers
+from pliant.policies.cascade.calibration import Floats, Integers
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pliant.bench.cascade.compiled import Model
+from pliant.deployments.cascade.pruning import read_words
 from pliant.deployments.encoder.engine import Telling
-from pliant.policies.calibration import Floats
-from pliant.policies.cascade_candidates import Candidate
-from pliant.pruning import read_words
+from pliant.policies.cascade.calibration import Floats
+from pliant.policies.cascade.candidates import Candidate
 
 System = Callable[[str], float]
 """Answers a text, and gives what that costs in bytes times seconds: the paper's estimate (Tabi §7.1), which charges for

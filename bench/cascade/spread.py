@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pliant.bench.report import Figure
-from pliant.policies.calibration import Integers
+from pliant.policies.cascade.calibration import Integers
 
 _DRAWS = 1000
 _WITHIN = (0.025, 0.975)

@@ -18,11 +18,11 @@ from pliant.bench.cascade.readings import Readings
 from pliant.bench.cascade.sequential import Timed
 from pliant.bench.cascade.tasks import Texts
 from pliant.deployments.cascade.profile import profile
+from pliant.deployments.cascade.pruning_agreement import Agreement, agreement
 from pliant.deployments.cascade.table import CascadeTable, Profiled
-from pliant.policies.calibration import Floats, softmax
-from pliant.policies.cascade_candidates import Candidate
-from pliant.policies.cascade_choice import NoCandidateError, choose
-from pliant.pruning_agreement import Agreement, agreement
+from pliant.policies.cascade.calibration import Floats, softmax
+from pliant.policies.cascade.candidates import Candidate
+from pliant.policies.cascade.choice import NoCandidateError, choose
 
 LOSSES = (0.01, 0.003)
 """What the operator gives up of the most accurate model's accuracy: fixed beforehand. The paper's targets lie that

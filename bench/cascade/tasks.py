@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pliant.errors import DataError
-from pliant.labelled_texts import LabelledText
+from pliant.training.labelled_texts import LabelledText
 from pliant.zoo import corpus
 
 Texts = Sequence[LabelledText]

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from pliant.bench.report import Figure, median
-from pliant.policies.runtime_allocation import RuntimeClass, allocate, runtime_class
+from pliant.policies.encoder.runtime_allocation import RuntimeClass, allocate, runtime_class
 
 _SIZES = {
     (50, 8): ("<= 0.02", "paper: 0.156"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
-from pliant.policies.admission import requests_within
+from pliant.policies.encoder.admission import requests_within
 
 
 class Level:

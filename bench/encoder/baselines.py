@@ -14,22 +14,22 @@ import numpy as np
 import onnxruntime
 import torch
 
-from pliant import models
 from pliant.bench.loaded import Loaded
 from pliant.cache import cache_folder, made_once
-from pliant.config import EncoderConfig
+from pliant.config.cluster import EncoderConfig
 from pliant.deployments.encoder.engine import Runtime, Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
-from pliant.kernels import compiled_classifier
+from pliant.kernels.encoder import compiled_classifier
+from pliant.kernels.encoder.transformers_classifier import TransformersClassifier
 from pliant.kernels.runtime_cache import RuntimeSpec
-from pliant.kernels.transformers_classifier import TransformersClassifier
+from pliant.models import sources
 
 
 class EagerReplica(EncoderReplica):
     """Runs transformers' model as it comes, without padding."""
 
     def runtimes(self, config: EncoderConfig) -> Runtimes:
-        return Loaded(config, partial(_eager, models.fetch(config.model), config.device))
+        return Loaded(config, partial(_eager, sources.fetch(config.model), config.device))
 
 
 class OnnxReplica(EncoderReplica):
@@ -37,7 +37,7 @@ class OnnxReplica(EncoderReplica):
 
     def runtimes(self, config: EncoderConfig) -> Runtimes:
         assert config.lengths
-        path = export(models.fetch(config.model), config.lengths[-1])
+        path = export(sources.fetch(config.model), config.lengths[-1])
         return Loaded(config, partial(_OnnxRuntime, path, _providers(config.device)))
 
 

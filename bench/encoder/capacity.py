@@ -24,10 +24,10 @@ from pliant.bench.encoder.outcome import Outcome
 from pliant.bench.encoder.schemes import Planned, Scaled
 from pliant.bench.encoder.simulator import Controller, Service, Simulation
 from pliant.errors import PliantError
-from pliant.policies.autoscaling import TargetTracking
-from pliant.policies.dispatch import Dispatcher
-from pliant.policies.even_plan import even_plan
-from pliant.policies.planning import Plan, Planner
+from pliant.policies.cluster.autoscaling import TargetTracking
+from pliant.policies.encoder.dispatch import Dispatcher
+from pliant.policies.encoder.even_plan import even_plan
+from pliant.policies.encoder.planning import Plan, Planner
 
 _EACH_REQUEST = "seconds,tokens"
 _EACH_SECOND = "second,requests"

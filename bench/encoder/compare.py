@@ -7,13 +7,13 @@ import asyncio
 from rich.console import Console
 from rich.progress import Progress
 
-from pliant import models
 from pliant.bench.cluster import cluster
 from pliant.bench.encoder import allocation_rate, fidelity, live, reassignment
 from pliant.bench.encoder.live import MODEL, RESERVED
 from pliant.bench.encoder.simulated import simulate_paper
 from pliant.bench.load import session
 from pliant.bench.report import Figure, Options, Report, paper_and_here
+from pliant.models import sources
 
 _ALLOCATION_REPEATS = 5
 _MOVED_REQUESTS = (1_500, 5_000)
@@ -25,7 +25,7 @@ def run(options: Options) -> Report:
     """All of it, into one report; the table "paper / here" is printed."""
     with Progress(transient=True) as progress:
         task = progress.add_task(MODEL, total=1.0)
-        models.fetch(MODEL, progress=lambda text, done: progress.update(task, description=text, completed=done))
+        sources.fetch(MODEL, progress=lambda text, done: progress.update(task, description=text, completed=done))
     compared = live.compare(options)
     moved = _live_planner(options)
     simulated = simulate_paper(options)

@@ -24,12 +24,12 @@ from pliant.bench.encoder.schemes import Planned
 from pliant.bench.encoder.simulator import Service, Simulation
 from pliant.bench.loaded import Loaded
 from pliant.bench.report import Figure, median
-from pliant.config import EncoderConfig, ServingConfig
+from pliant.config.cluster import EncoderConfig, ServingConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
-from pliant.policies.even_plan import even_plan
-from pliant.policies.planning import Planner
+from pliant.policies.encoder.even_plan import even_plan
+from pliant.policies.encoder.planning import Planner
 
 _SERVICE = "timed"
 _LENGTHS = (64, 128, 256, 512)

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from pliant.policies.dispatch import Dispatcher
+from pliant.policies.encoder.dispatch import Dispatcher
 
 LOAD_S = 1.0
 """A replica that changes over is out of service for as long, once it is drained (§4)."""

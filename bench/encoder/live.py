@@ -19,16 +19,16 @@ from ray.serve import Application
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from pliant import models
 from pliant.bench import workloads
 from pliant.bench.cluster import cluster
 from pliant.bench.encoder.baselines import EagerReplica, OnnxReplica, export, onnxruntime_runs_on
 from pliant.bench.encoder.plots import Blocks, latency_against_length, latency_cdf
 from pliant.bench.load import Block, LoadError, closed_loop, session
 from pliant.bench.report import Figure, Options, Report, median, ratio
-from pliant.config import ServingConfig
+from pliant.config.cluster import ServingConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.models import sources
 
 MODEL = "zoo/topics-large"
 _LONGEST = 512
@@ -66,7 +66,7 @@ def compare(options: Options) -> Report:
     plan = _QUICK if options.quick else _FULL
     services = [name for name in _REPLICAS if name != "onnxruntime" or onnxruntime_runs_on(options.device)]
     texts = workloads.texts(options.data, random.Random(plan.seed))
-    folder = models.fetch(MODEL)
+    folder = sources.fetch(MODEL)
     lengths = _token_counts(Tokenizer.from_file(str(folder / "tokenizer.json")), texts)
     if "onnxruntime" in services:
         export(folder, _LONGEST)

@@ -12,7 +12,7 @@ import aiohttp
 from ray.serve import Application
 
 from pliant.bench.report import Figure, median
-from pliant.config import ServingConfig
+from pliant.config.cluster import ServingConfig
 from pliant.deployments.app import assemble, encoder
 
 _SERVICE = "moving"

@@ -20,12 +20,12 @@ from pliant.bench.encoder.baseline_dispatch import LeastBusy, Packing
 from pliant.bench.encoder.fleet import Dispatching, Fleet
 from pliant.bench.encoder.profiles import Profile
 from pliant.bench.encoder.simulator import Controller, Second, Service, Simulation
-from pliant.policies import replacement
-from pliant.policies.autoscaling import TargetTracking
-from pliant.policies.dispatch import THRESHOLD, Dispatcher
-from pliant.policies.even_plan import even_plan
-from pliant.policies.planning import Plan, Planner, solve
-from pliant.policies.runtime_allocation import allocate, runtime_class
+from pliant.policies.cluster.autoscaling import TargetTracking
+from pliant.policies.encoder import replacement
+from pliant.policies.encoder.dispatch import THRESHOLD, Dispatcher
+from pliant.policies.encoder.even_plan import even_plan
+from pliant.policies.encoder.planning import Plan, Planner, solve
+from pliant.policies.encoder.runtime_allocation import allocate, runtime_class
 
 STARTUP_S = 10.0
 """From the decision to add a replica until it takes requests: a process starts and loads a model."""

@@ -20,8 +20,8 @@ import numpy as np
 from pliant.bench.arrivals import Arrivals, Floats
 from pliant.bench.encoder.fleet import Fleet
 from pliant.bench.encoder.outcome import Outcome
-from pliant.policies.admission import DeadlineError
-from pliant.policies.autoscaling import HIGH, LOW
+from pliant.policies.cluster.autoscaling import HIGH, LOW
+from pliant.policies.encoder.admission import DeadlineError
 
 
 @dataclass(frozen=True)

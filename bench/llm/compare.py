@@ -29,7 +29,7 @@ from pliant.bench.llm.ours import Fused
 from pliant.bench.llm.systems import ConcurrentInstances, DynamicBatching, System
 from pliant.bench.llm.workload import PAPER_LAMBDAS_MS, Integers, at_once, prompts, uniform_lengths
 from pliant.bench.report import Figure, Options, Report, median, paper_and_here
-from pliant.kernels import executor
+from pliant.kernels.decoder import executor
 
 _REQUESTS = 32
 _PROMPT = 64

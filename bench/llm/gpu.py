@@ -26,11 +26,11 @@ import triton
 from numpy.typing import NDArray
 
 from pliant.bench.llm.gpu_check import GREEDY, check, decode_step, parts, random_texts
-from pliant.decoder_shape import DecoderShape
-from pliant.kernels.cuda_executor import CudaExecutor
-from pliant.kernels.cuda_kernels import CudaKernels
-from pliant.kernels.decode_step import Launched, Prefill, Step
-from pliant.kernels.executor import Executor
+from pliant.kernels.decoder.cuda_executor import CudaExecutor
+from pliant.kernels.decoder.cuda_kernels import CudaKernels
+from pliant.kernels.decoder.decode_step import Launched, Prefill, Step
+from pliant.kernels.decoder.executor import Executor
+from pliant.models.decoder_shape import DecoderShape
 
 LLAMA_3_8B = DecoderShape.from_config(
     {

@@ -11,17 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pliant.decoder_shape import DecoderShape
 from pliant.errors import PliantError
-from pliant.kernels.cuda_executor import CudaExecutor
-from pliant.kernels.cuda_kernels import CudaKernels
-from pliant.kernels.decode_step import Prefill, Step
-from pliant.kernels.decoder import Decoder
-from pliant.kernels.decoder_kernels import DecoderKernels, TorchKernels
-from pliant.kernels.decoder_weights import RandomWeights
-from pliant.kernels.executor import Executor
-from pliant.kernels.kv_slots import KVSlots
-from pliant.kernels.sampling import Sampler
+from pliant.kernels.decoder.cuda_executor import CudaExecutor
+from pliant.kernels.decoder.cuda_kernels import CudaKernels
+from pliant.kernels.decoder.decode_step import Prefill, Step
+from pliant.kernels.decoder.executor import Executor
+from pliant.kernels.decoder.kernels import DecoderKernels, TorchKernels
+from pliant.kernels.decoder.kv_slots import KVSlots
+from pliant.kernels.decoder.model import Decoder
+from pliant.kernels.decoder.sampling import Sampler
+from pliant.kernels.decoder.weights import RandomWeights
+from pliant.models.decoder_shape import DecoderShape
 from pliant.sampling import Sampling
 
 GREEDY = Sampling(temperature=0.0)

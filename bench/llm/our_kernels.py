@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from pliant.bench.llm.outcome import Recorder
 from pliant.bench.llm.systems import Batch
 from pliant.bench.llm.workload import Integers
-from pliant.kernels import cpu_kernels
-from pliant.kernels.cpu_kernels import CpuKernels
-from pliant.kernels.decode_step import Prefill, Step
-from pliant.kernels.decoder import Decoder
-from pliant.kernels.decoder_weights import SavedWeights
-from pliant.kernels.executor import DTYPES, Executor
+from pliant.kernels.decoder import cpu_kernels
+from pliant.kernels.decoder.cpu_kernels import CpuKernels
+from pliant.kernels.decoder.decode_step import Prefill, Step
+from pliant.kernels.decoder.executor import DTYPES, Executor
+from pliant.kernels.decoder.kv_slots import KVSlots
+from pliant.kernels.decoder.model import Decoder
+from pliant.kernels.decoder.sampling import Sampler
+from pliant.kernels.decoder.weights import SavedWeights
 from pliant.kernels.huge_pages import Arena
-from pliant.kernels.kv_slots import KVSlots
-from pliant.kernels.sampling import Sampler
 from pliant.sampling import Sampling
 
 GREEDY = Sampling(temperature=0.0)

@@ -9,7 +9,7 @@ from pliant.bench.llm.outcome import Outcome, Recorder
 from pliant.bench.llm.workload import Request, Workload
 from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.request import Generation, Piece
-from pliant.kernels.executor import Executor
+from pliant.kernels.decoder.executor import Executor
 
 STALL_S = 0.05
 """The default of `stall_ms`."""

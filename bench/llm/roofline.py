@@ -14,9 +14,9 @@ import torch
 from pliant.bench.llm.our_kernels import decode
 from pliant.bench.llm.workload import prompts
 from pliant.bench.report import Figure, median
-from pliant.decoder_shape import DecoderShape
 from pliant.kernels import huge_pages
-from pliant.kernels.executor import Executor
+from pliant.kernels.decoder.executor import Executor
+from pliant.models.decoder_shape import DecoderShape
 
 _TARGETS = {1: ">= 0.75"}
 _READS = 5

@@ -9,12 +9,12 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
-from pliant import models
 from pliant.bench.loaded import Loaded
-from pliant.config import EncoderConfig, ServingConfig
+from pliant.config.cluster import EncoderConfig, ServingConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.models import sources
 
 _MOST_ONGOING = 1024
 _api = FastAPI()
@@ -38,7 +38,7 @@ class NoopReplica(EncoderReplica):
     """Our replica, around a model that does nothing."""
 
     def runtimes(self, config: EncoderConfig) -> Runtimes:
-        labels = len(models.describe(models.fetch(config.model)).labels)
+        labels = len(sources.describe(sources.fetch(config.model)).labels)
         return Loaded(config, lambda max_length: NoopRuntime(max_length, labels))
 
 
@@ -74,7 +74,7 @@ class BareGateway:
 
 def bare(model: str, replicas: int, cpus: float, *, same_loop: bool) -> Application:
     """Bare Ray Serve: an ingress, `replicas` children and Serve's default router."""
-    labels = list(models.describe(models.fetch(model)).labels)
+    labels = list(sources.describe(sources.fetch(model)).labels)
     children = _deployment(NoopModel, name="model", num_replicas=replicas, cpus=cpus).bind(len(labels))
     return _deployment(BareGateway, name="gateway", cpus=cpus).bind(children, labels, same_loop)
 

@@ -18,13 +18,13 @@ import numpy as np
 from matplotlib.figure import Figure as Plot
 from rich.progress import track
 
-from pliant import models
 from pliant.bench import workloads
 from pliant.bench.cluster import cluster
 from pliant.bench.load import Block, LoadError, closed_loop, session
 from pliant.bench.report import Options, Report, median, ratio
 from pliant.bench.router.apps import bare, ours
 from pliant.bench.router.dispatch_rate import LEVELS, dispatches_per_second
+from pliant.models import sources
 
 _MODEL = "zoo/topics-large"
 _SERVICE = "topics"
@@ -55,7 +55,7 @@ def run(options: Options) -> Report:
     """Ours against bare Serve with its router in a thread (the default) and in the ingress's event loop."""
     plan = _QUICK if options.quick else _FULL
     rng = random.Random(plan.seed)
-    models.fetch(_MODEL)
+    sources.fetch(_MODEL)
     wide = [dispatches_per_second(1200, plan.dispatches, plan.seed + repetition) for repetition in range(3)]
     narrow = [dispatches_per_second(100, plan.dispatches, plan.seed + repetition) for repetition in range(3)]
     applications = {

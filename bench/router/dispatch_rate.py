@@ -6,7 +6,7 @@ import random
 import time
 from collections import deque
 
-from pliant.policies.dispatch import Dispatcher
+from pliant.policies.encoder.dispatch import Dispatcher
 
 LEVELS = 12
 _LONGEST = 512

@@ -18,7 +18,6 @@ from typing import Any
 import yaml
 from rich.progress import Progress
 
-from pliant import config
 from pliant.bench.ray_session import free_port, running, script
 from pliant.bench.report import Options, Report
 from pliant.bench.start import plots
@@ -27,7 +26,8 @@ from pliant.bench.start.figures import Round, Start, figures
 from pliant.bench.start.processes import memory, processor_seconds
 from pliant.bench.start.questions import Question, questions
 from pliant.bench.start.timeline import watch
-from pliant.config import ServingConfig
+from pliant.config import cluster as config
+from pliant.config.cluster import ServingConfig
 
 _CLUSTER = Path(__file__).resolve().parents[2] / "cluster.yaml"
 _ROUNDS = 3

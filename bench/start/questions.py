@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from pliant.config import ServingConfig
+from pliant.config.cluster import ServingConfig
 
 _TEXT = "The yield expression is used when defining a generator function"
 _PROMPT = "The for statement is used to"

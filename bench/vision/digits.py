@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant import models
 from pliant.bench.vision import profiles
 from pliant.bench.vision.profiles import MOST_ROWS, Profile
-from pliant.config import VisionConfig
+from pliant.config.cluster import VisionConfig
 from pliant.deployments.vision import assembly
 from pliant.deployments.vision.accuracy import measured
-from pliant.models import Progress
-from pliant.vision_task import read_task
+from pliant.formats.vision_task import read_task
+from pliant.models import sources
+from pliant.models.sources import Progress
 
 _CONFIG = VisionConfig(kind="vision", model="zoo/digits-vit", tasks={"folder": "zoo/digits-tasks"}, compile=True)  # type: ignore[arg-type]
 
@@ -24,7 +24,7 @@ def profile(progress: Progress | None = None) -> Profile:
     loaded = assembly.load(_CONFIG, progress)
     executor = loaded.executor
     accuracies = {}
-    for folder in sorted(models.fetch_tasks("zoo/digits-tasks", progress).iterdir()):
+    for folder in sorted(sources.fetch_tasks("zoo/digits-tasks", progress).iterdir()):
         task = read_task(folder, executor.info)
         executor.add_task(task.name, executor.stage(folder))
 

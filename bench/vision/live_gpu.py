@@ -32,13 +32,14 @@ from pliant.bench.vision.merging_speed import Case, measure, random_vit
 from pliant.bench.vision.outcome import Fate
 from pliant.deployments.vision.device import ExecutorDevice
 from pliant.deployments.vision.tasks import Tasks, key
-from pliant.kernels import vit_executor, vit_profile
-from pliant.kernels.vit_executor import VisionExecutor
-from pliant.kernels.vit_profile import LatencyTable
-from pliant.kernels.vit_tasks import TaskWeights
-from pliant.vision_info import merging_gammas
-from pliant.vision_task import TaskRef
-from pliant.vision_training import Examples
+from pliant.formats.vision_task import TaskRef
+from pliant.kernels.vision import executor as vit_executor
+from pliant.kernels.vision import profile as vit_profile
+from pliant.kernels.vision.executor import VisionExecutor
+from pliant.kernels.vision.profile import LatencyTable
+from pliant.kernels.vision.tasks import TaskWeights
+from pliant.models.vision_info import merging_gammas
+from pliant.training.vision import Examples
 
 _PROMPTS = (2, 4, 8)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pliant import models
 from pliant.bench.report import Options
 from pliant.bench.vision import real_tasks
 from pliant.bench.vision.live_service import Repeated, Service
-from pliant.config import VisionConfig
+from pliant.config.cluster import VisionConfig
 from pliant.deployments.vision import assembly
 from pliant.deployments.vision.device import ExecutorDevice
 from pliant.deployments.vision.tasks import Tasks
-from pliant.vision_task import read_task
-from pliant.vision_training import Examples
+from pliant.formats.vision_task import read_task
+from pliant.models import sources
+from pliant.training.vision import Examples
 from pliant.zoo import digits
 
 
@@ -52,7 +52,7 @@ def _digits() -> _Parts:
     unseen = digits.held_out()
     held_out = {name: Examples(unseen.images, task.label(unseen.labels)) for name, task in digits.TASKS.items()}
     tasks = "zoo/digits-tasks"
-    folder = models.fetch_tasks(tasks)
+    folder = sources.fetch_tasks(tasks)
     config = VisionConfig(kind="vision", model="zoo/digits-vit", tasks={"folder": tasks}, compile=True)  # type: ignore[arg-type]
     return config, {name: folder / name for name in held_out}, held_out
 

@@ -16,9 +16,9 @@ from pliant.deployments.vision.engine import Engine
 from pliant.deployments.vision.messages import Answer, Query, Refusal
 from pliant.deployments.vision.tasks import key
 from pliant.deployments.vision.waiting import Waiting
-from pliant.policies.time_price import TimePrice
-from pliant.policies.token_adaptation import Algorithm2Policy, ExactPolicy, FixedPolicy, Policy
-from pliant.policies.token_profile import TokenProfile
+from pliant.policies.vision.time_price import TimePrice
+from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, FixedPolicy, Policy
+from pliant.policies.vision.token_profile import TokenProfile
 
 _QUEUE = 4096
 """More than ever wait within their deadlines: what is evicted is up to the policy."""

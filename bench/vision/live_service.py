@@ -16,9 +16,9 @@ from pliant.deployments.vision.device import Executor
 from pliant.deployments.vision.engine import Device
 from pliant.deployments.vision.tasks import Tasks, key
 from pliant.deployments.vision.useful_gammas import UsefulGammas
-from pliant.policies.token_profile import TokenProfile
-from pliant.vision_task import TaskRef
-from pliant.vision_training import Examples
+from pliant.formats.vision_task import TaskRef
+from pliant.policies.vision.token_profile import TokenProfile
+from pliant.training.vision import Examples
 
 PER_S = 580
 """Of the paper's device at gamma 0. A faster one computes each batch several times: the event loop, the clients and the

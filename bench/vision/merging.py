@@ -9,10 +9,10 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure as Plot
 
-from pliant import models
 from pliant.bench.findings import Findings
 from pliant.bench.report import Options, Row, median
 from pliant.bench.vision.merging_speed import Case, Speeds, measure, random_vit
+from pliant.models import sources
 
 _TINY, _SMALL, _BASE = (f"vit_{size}_patch16_224" for size in ("tiny", "small", "base"))
 _MAIN_BATCH = 8
@@ -41,7 +41,7 @@ def compare(options: Options) -> Findings:
 def _cpu(quick: bool) -> list[Case]:
     """Compiling a model for a gamma takes half a minute or more, once: quickly, only the digits' is."""
     tiny, batches = random_vit(_TINY), (1, _MAIN_BATCH, 32)
-    digits = models.fetch_vision("zoo/digits-vit")
+    digits = sources.fetch_vision("zoo/digits-vit")
     eager = [Case(f"{_TINY}, eager", tiny, (1, _MAIN_BATCH)), Case("digits-vit, eager", digits, (1, _MAIN_BATCH, 64))]
     if quick:
         return eager

@@ -13,10 +13,11 @@ from typing import NamedTuple
 from safetensors.torch import save_file
 
 from pliant.cache import cache_folder, made_once
-from pliant.kernels import vit_executor, vit_profile
-from pliant.kernels.vit_executor import VisionExecutor
+from pliant.kernels.vision import executor as vit_executor
+from pliant.kernels.vision import profile as vit_profile
+from pliant.kernels.vision.executor import VisionExecutor
+from pliant.models.vision_info import CONFIG, WEIGHTS, merging_gammas
 from pliant.torchvision_mend import mend
-from pliant.vision_info import CONFIG, WEIGHTS, merging_gammas
 
 mend()
 import timm  # noqa: E402

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pliant.policies.token_profile import TokenProfile
+from pliant.policies.vision.token_profile import TokenProfile
 
 MOST_ROWS = 64
 """Of a batch: the paper's epsilon."""

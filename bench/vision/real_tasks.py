@@ -19,13 +19,13 @@ from pliant.bench.vision.profiles import Profile
 from pliant.bench.vision.real_tasks_backbone import Backbone
 from pliant.bench.vision.real_tasks_data import TASKS, Parts, RealTask
 from pliant.cache import cache_folder, made_once
-from pliant.config import VisionConfig
+from pliant.config.cluster import VisionConfig
 from pliant.deployments.vision import assembly
 from pliant.deployments.vision.device import Executor
-from pliant.kernels.vit import TokenAdaptiveViT
-from pliant.kernels.vit_model import load_model
-from pliant.vision_info import merging_gammas
-from pliant.vision_training import Examples, Recipe, Task, Trainer
+from pliant.kernels.vision.model import load_model
+from pliant.kernels.vision.vit import TokenAdaptiveViT
+from pliant.models.vision_info import merging_gammas
+from pliant.training.vision import Examples, Recipe, Task, Trainer
 from pliant.zoo.repeatable import one_thread
 
 _log = logging.getLogger("pliant")

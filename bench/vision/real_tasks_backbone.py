@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pliant.bench.vision.real_tasks_data import GROUPS, SIDE
-from pliant.vision_info import CONFIG, WEIGHTS, VisionInput, vision_input
-from pliant.vision_training import Examples, normalised
+from pliant.models.vision_info import CONFIG, WEIGHTS, VisionInput, vision_input
+from pliant.training.vision import Examples, normalised
 from pliant.zoo.digits_vit import create
 from pliant.zoo.repeatable import one_thread
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pliant.errors import PliantError
-from pliant.vision_training import Examples
+from pliant.training.vision import Examples
 
 SIDE = 32
 _SEED = 0

@@ -14,9 +14,9 @@ import numpy as np
 from pliant.bench.vision.outcome import Outcome
 from pliant.bench.vision.workload import Query
 from pliant.deployments.vision.statistics import Statistics
-from pliant.policies.slo_batching import SloBatcher
-from pliant.policies.token_adaptation import Policy, Step
-from pliant.policies.token_profile import TokenProfile
+from pliant.policies.vision.slo_batching import SloBatcher
+from pliant.policies.vision.token_adaptation import Policy, Step
+from pliant.policies.vision.token_profile import TokenProfile
 
 NOISE = 0.03
 """Standard deviation of the logarithm of what a batch takes, over what the profile says."""

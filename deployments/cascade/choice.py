@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pliant.config import CascadeConfig, ConformalConfig
+from pliant.config.cluster import CascadeConfig, ConformalConfig
 from pliant.deployments.cascade.table import Profiled
-from pliant.policies.cascade_candidates import CUTOFFS, SLOPES, Candidate
-from pliant.policies.cascade_choice import NoCandidateError, accurate, choose
-from pliant.policies.conformal_cutoff import ConformalCutoffs, conformal_cutoffs
+from pliant.policies.cascade.candidates import CUTOFFS, SLOPES, Candidate
+from pliant.policies.cascade.choice import NoCandidateError, accurate, choose
+from pliant.policies.cascade.conformal_cutoff import ConformalCutoffs, conformal_cutoffs
 
 
 class Choice(NamedTuple):

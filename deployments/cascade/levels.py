@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from pliant.config import CascadeConfig, EncoderConfig
+from pliant.config.cluster import CascadeConfig, EncoderConfig
 from pliant.deployments.cascade.readings import Level, Seen, UnreadableError
+from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.engine import Answer, Report, Telling
-from pliant.deployments.gateway.classifier import Classifier
-from pliant.deployments.gateway.errors import RequestError
+from pliant.deployments.serving.errors import RequestError
 
 _UNREADABLE = (400, 413, 422)
 _ALWAYS = Telling(temperature=1.0, below=math.inf)

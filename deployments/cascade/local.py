@@ -9,34 +9,34 @@ from dataclasses import replace
 
 from tokenizers import Tokenizer
 
-from pliant import models
-from pliant.config import EncoderConfig
+from pliant.config.cluster import EncoderConfig
 from pliant.deployments.cascade.levels import Unrecorded, run_on
+from pliant.deployments.cascade.pruning import Words, read_words
+from pliant.deployments.cascade.pruning_agreement import agreement
 from pliant.deployments.cascade.table import Profiled, PruningAgreement
+from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal
 from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.encoder.upgrades import CompiledLater
-from pliant.deployments.gateway.classifier import Classifier
 from pliant.errors import CannotCompileError, ModelError
-from pliant.pruning import Words, read_words
-from pliant.pruning_agreement import agreement
+from pliant.models import sources
 
 _COMPARED = 100
 
 
 async def local_classifiers(
-    encoders: Mapping[str, EncoderConfig], progress: models.Progress
+    encoders: Mapping[str, EncoderConfig], progress: sources.Progress
 ) -> tuple[dict[str, Classifier], dict[str, list[str]]]:
     """Classifiers of the services, by name, that compute here, and on what (`run_on`). Raises ModelError."""
     classifiers, found = {}, {}
     for number, (name, config) in enumerate(encoders.items()):
         progress(f"loading the runtimes of {name}", number / len(encoders))
-        folder = await asyncio.to_thread(models.fetch, config.model)
+        folder = await asyncio.to_thread(sources.fetch, config.model)
         runtimes = await asyncio.to_thread(ModelRuntimes, config)
         engines = await _engines(runtimes)
         table = RoutingTable(config.slo_ms / 1e3)
-        call, info = _Caller(engines), models.describe(folder)
+        call, info = _Caller(engines), sources.describe(folder)
         classifiers[name] = Classifier(name, config, folder, info, table, call, Unrecorded())
         found[name] = run_on(engine.report() for engine in engines.values())
     return classifiers, found
@@ -86,13 +86,13 @@ def attention_agreements(profiled: Profiled, level: str, config: EncoderConfig) 
 def _read_eagerly(texts: Sequence[Words], config: EncoderConfig) -> list[Words]:
     import torch
 
-    from pliant.kernels.eager_classifier import EagerClassifier
+    from pliant.kernels.encoder.eager_classifier import EagerClassifier
 
-    folder = models.fetch(config.model)
+    folder = sources.fetch(config.model)
     model = EagerClassifier(folder, device=config.device, dtype=config.dtype, importance=True)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(config.longest(models.describe(folder).max_length))
+    tokenizer.enable_truncation(config.longest(sources.describe(folder).max_length))
     read = []
     for one in texts:
         encoding = tokenizer.encode(one.text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pliant.deployments.cascade.table import CascadeTable
-from pliant.policies.cascade_candidates import Candidate, front
+from pliant.policies.cascade.candidates import Candidate, front
 
 
 def plot(table: CascadeTable, path: Path, chosen: Candidate | None = None) -> None:

@@ -19,18 +19,18 @@ from typing import Any, Self
 
 import numpy as np
 
+from pliant.deployments.cascade.pruning import Words
+from pliant.deployments.cascade.pruning_agreement import NothingToCompareError, agreement
 from pliant.deployments.cascade.readings import Level, One, Progress, Reader, Readings, readable
 from pliant.deployments.cascade.table import CascadeTable, LevelTable, Profiled, PruningAgreement
 from pliant.errors import DataError
-from pliant.labelled_texts import FEWEST, LabelledText
-from pliant.policies.calibration import Floats, Integers, expected_calibration_error, fit_temperature, softmax
-from pliant.policies.calibration import confidence as confidence_of
-from pliant.policies.cascade import draws
-from pliant.policies.cascade_candidates import Candidate, find_candidates, weighted_quantile
-from pliant.policies.cascade_tables import LevelProfile, Reading, reference
-from pliant.policies.label_agreement import LabelOrderError, check_agreement
-from pliant.pruning import Words
-from pliant.pruning_agreement import NothingToCompareError, agreement
+from pliant.policies.cascade.calibration import Floats, Integers, expected_calibration_error, fit_temperature, softmax
+from pliant.policies.cascade.calibration import confidence as confidence_of
+from pliant.policies.cascade.candidates import Candidate, find_candidates, weighted_quantile
+from pliant.policies.cascade.cascade import draws
+from pliant.policies.cascade.label_agreement import LabelOrderError, check_agreement
+from pliant.policies.cascade.tables import LevelProfile, Reading, reference
+from pliant.training.labelled_texts import FEWEST, LabelledText
 
 logger = logging.getLogger("pliant")
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from pliant.policies.calibration import Floats
-from pliant.policies.label_agreement import columns
-from pliant.pruning import Words, read_words
+from pliant.deployments.cascade.pruning import Words, read_words
+from pliant.policies.cascade.calibration import Floats
+from pliant.policies.cascade.label_agreement import columns
 
 _WARM_UP = 3
 """Texts that a level reads before its latency counts."""

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from pliant.cache import cache_folder, made_once
-from pliant.config import CascadeConfig, EncoderConfig
-from pliant.labelled_texts import LabelledText
-from pliant.policies.calibration import Floats, confidence
-from pliant.policies.cascade_candidates import Candidate
-from pliant.policies.cascade_tables import reference
-from pliant.pruning import Words
+from pliant.config.cluster import CascadeConfig, EncoderConfig
+from pliant.deployments.cascade.pruning import Words
+from pliant.policies.cascade.calibration import Floats, confidence
+from pliant.policies.cascade.candidates import Candidate
+from pliant.policies.cascade.tables import reference
+from pliant.training.labelled_texts import LabelledText
 
 logger = logging.getLogger("pliant")
 

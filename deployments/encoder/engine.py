@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 
-from pliant.policies.admission import retry_after
-from pliant.policies.calibration import confidence, softmax
-from pliant.profile import Profile
+from pliant.formats.profile import Profile
+from pliant.policies.cascade.calibration import confidence, softmax
+from pliant.policies.encoder.admission import retry_after
 
 _GRID = math.log(1.1)
 _RECENT_SERVICE_TIMES = 32
@@ -28,7 +28,7 @@ _MEASURED_CALLS = 5
 
 
 class Runtime(Protocol):
-    """A model compiled for one max_length, as `pliant.kernels.compiled_classifier.load` returns it."""
+    """A model compiled for one max_length, as `pliant.kernels.encoder.compiled_classifier.load` returns it."""
 
     max_length: int
     dynamic: bool
@@ -55,7 +55,7 @@ class Told(Protocol):
 
 @runtime_checkable
 class TellingRuntime(Runtime, Protocol):
-    """One that can tell which tokens are important, as `pliant.kernels.telling_classifier.load` returns it."""
+    """One that can tell which tokens are important, as `pliant.kernels.encoder.telling_classifier.load` returns it."""
 
     def tell(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> Told: ...
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.policies.length_bins import auto_lengths
-from pliant.profile import Profile
+from pliant.formats.profile import Profile
+from pliant.policies.encoder.length_bins import auto_lengths
 
 _WORTHWHILE = 0.05
 """By how much other lengths must shorten the mean service time before new runtimes are compiled for them."""

@@ -8,15 +8,15 @@ from typing import Any
 
 from ray import serve
 
-from pliant import models
-from pliant.config import EncoderConfig
+from pliant.config.cluster import EncoderConfig
 from pliant.deployments.encoder.engine import Answer, Assignment, Engine, LoadError, Query, Refusal, Report, Runtimes
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.encoder.upgrades import CompiledLater, Upgrades
-from pliant.deployments.metrics import ReplicaMetrics
+from pliant.deployments.serving.metrics import ReplicaMetrics
 from pliant.deployments.startup import Startup
-from pliant.policies.even_plan import even_plan
-from pliant.profile import Profile
+from pliant.formats.profile import Profile
+from pliant.models import sources
+from pliant.policies.encoder.even_plan import even_plan
 
 logger = logging.getLogger("pliant")
 
@@ -35,7 +35,7 @@ class EncoderReplica:
         self._service = service
         self._metrics = ReplicaMetrics(service)
         async with Startup(service) as startup:
-            folder = await asyncio.to_thread(models.fetch, config.model, progress=startup)
+            folder = await asyncio.to_thread(sources.fetch, config.model, progress=startup)
             async with startup.loading(folder):
                 self._runtimes = await asyncio.to_thread(self.runtimes, config)
                 self._engine = Engine(context.replica_id.unique_id, self._runtimes)

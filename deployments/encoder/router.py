@@ -2,7 +2,7 @@
 
 The base class queues requests, probes replicas for their queue lengths, and matches the two up; none of that is needed
 when the process itself counts what it has sent. So the one step that binds a request to a replica is overridden, as in
-Serve's own `capacity_queue_router`; `tests/deployments/test_ray_contract.py` pins the hooks.
+Serve's own `capacity_queue_router`; `tests/deployments/serving/test_ray_contract.py` pins the hooks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
 from pliant.deployments.encoder.engine import Assignment
 from pliant.deployments.encoder.routing_table import shared
-from pliant.deployments.router import WatchingRouter
+from pliant.deployments.serving.router import WatchingRouter
 
 _RETRY_S = 0.01
 

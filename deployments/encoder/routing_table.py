@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from pliant.deployments.encoder.engine import Report
-from pliant.policies.dispatch import Dispatcher
+from pliant.policies.encoder.dispatch import Dispatcher
 
 _tables: dict[str, RoutingTable] = {}
 

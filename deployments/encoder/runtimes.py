@@ -7,12 +7,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from pliant import models
-from pliant.config import EncoderConfig
+from pliant.config.cluster import EncoderConfig
 from pliant.deployments.encoder.engine import Runtime
 from pliant.deployments.encoder.lengths import Lengths
 from pliant.errors import ModelError
-from pliant.profile import Profile
+from pliant.formats.profile import Profile
+from pliant.models import sources
 
 logger = logging.getLogger("pliant")
 
@@ -28,7 +28,7 @@ class ModelRuntimes:
         self.profile: Profile | None = None
         """From which the lengths follow, if they do, once it is measured."""
         self._config = config
-        self._folder = models.fetch(config.model)
+        self._folder = sources.fetch(config.model)
         self.device = device(config)
         self._telling = config.importance
         self._dynamic = False
@@ -39,7 +39,7 @@ class ModelRuntimes:
         """The max_lengths to start with, in rising order."""
         if self._config.lengths or self.profile:
             return Lengths(self._config.lengths, self.profile).current
-        return (self._config.longest(models.describe(self._folder).max_length),)
+        return (self._config.longest(sources.describe(self._folder).max_length),)
 
     def missing(self) -> set[int]:
         """Of `lengths`, and of what was loaded, those that are not compiled yet; the longest until all are known."""
@@ -97,7 +97,7 @@ class ModelRuntimes:
 
 def _kernel(telling: bool) -> ModuleType:
     """Imports torch, which the application's builder can do without."""
-    from pliant.kernels import compiled_classifier, telling_classifier
+    from pliant.kernels.encoder import compiled_classifier, telling_classifier
 
     return telling_classifier if telling else compiled_classifier
 
@@ -106,19 +106,19 @@ def device(config: EncoderConfig) -> str:
     """What a replica of the service computes on here: the processor, and the version of torch."""
     import torch
 
-    from pliant.kernels.latency_profile import device_name
+    from pliant.kernels.encoder.latency_profile import device_name
 
     return f"{device_name(config.device)}, torch {torch.__version__}"
 
 
-def profile(config: EncoderConfig, progress: models.Progress | None = None) -> Profile:
+def profile(config: EncoderConfig, progress: sources.Progress | None = None) -> Profile:
     """The latency profile of the service's model on this machine's device; measured only if it is not cached."""
-    from pliant.kernels import latency_profile
+    from pliant.kernels.encoder import latency_profile
 
-    folder = models.fetch(config.model)
+    folder = sources.fetch(config.model)
     return latency_profile.profile(
         folder,
-        config.longest(models.describe(folder).max_length),
+        config.longest(sources.describe(folder).max_length),
         device=config.device,
         dtype=config.dtype,
         threads=config.threads,

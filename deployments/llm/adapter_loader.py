@@ -14,9 +14,9 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pliant.adapter_info import AdapterError, AdapterInfo, AdapterRef, bytes_of, read_adapter
-from pliant.decoder_shape import DecoderShape
 from pliant.errors import PliantError
+from pliant.formats.adapter_info import AdapterError, AdapterInfo, AdapterRef, bytes_of, read_adapter
+from pliant.models.decoder_shape import DecoderShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class AdapterTooLargeError(AdapterLoadError):
 
 
 class Stager(Protocol):
-    """What brings an adapter's weights to the device, as `pliant.kernels.executor` does."""
+    """What brings an adapter's weights to the device, as `pliant.kernels.decoder.executor` does."""
 
     shape: DecoderShape
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pliant.adapter_info import AdapterRef
 from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadError, AdapterTooLargeError, Loaded
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.executor import AdapterMemory
 from pliant.deployments.llm.report import AdapterReport
 from pliant.deployments.llm.waiting_room import AnswerScheduler
-from pliant.policies.jobs import SchedulerError
-from pliant.policies.recent_ratio import RecentRatio
+from pliant.formats.adapter_info import AdapterRef
+from pliant.policies.llm.jobs import SchedulerError
+from pliant.policies.llm.recent_ratio import RecentRatio
 
 _DECAY = 0.9
 _MIB = 2**20

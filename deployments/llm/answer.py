@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.adapter_info import AdapterRef
 from pliant.deployments.llm.detokenizer import Detokenizer, TokenBytes
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
-from pliant.kernels.decode_step import RowLogprobs
+from pliant.formats.adapter_info import AdapterRef
+from pliant.kernels.decoder.decode_step import RowLogprobs
 
 
 class TooLongError(ValueError):

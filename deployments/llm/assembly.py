@@ -6,30 +6,30 @@ import logging
 
 from tokenizers import Tokenizer
 
-from pliant import models
-from pliant.adapter_info import AdapterError, AdapterRef, read_adapter
-from pliant.config import AdaptersConfig, LlmConfig
-from pliant.decoder_shape import DecoderShape
+from pliant.config.cluster import AdaptersConfig, LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadError, PeftFolders
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.waiting_room import AnswerScheduler
 from pliant.errors import ModelError
-from pliant.kernels import executor
-from pliant.kernels.executor import DTYPES, Executor
-from pliant.policies.adapter_cache import AdapterCache
-from pliant.policies.arrival_histogram import ArrivalHistogram
-from pliant.policies.multi_queue import MultiQueue
-from pliant.policies.queue_classes import QueueClasses
-from pliant.policies.queue_order import Fifo, Queues, ShortestFirst
-from pliant.policies.request_scheduler import Scheduler
+from pliant.formats.adapter_info import AdapterError, AdapterRef, read_adapter
+from pliant.kernels.decoder import executor
+from pliant.kernels.decoder.executor import DTYPES, Executor
+from pliant.models import sources
+from pliant.models.decoder_shape import DecoderShape
+from pliant.policies.llm.adapter_cache import AdapterCache
+from pliant.policies.llm.arrival_histogram import ArrivalHistogram
+from pliant.policies.llm.multi_queue import MultiQueue
+from pliant.policies.llm.queue_classes import QueueClasses
+from pliant.policies.llm.queue_order import Fifo, Queues, ShortestFirst
+from pliant.policies.llm.request_scheduler import Scheduler
 
 logger = logging.getLogger("pliant")
 
 
 def assemble(config: LlmConfig) -> Engine:
     """The engine, rehearsed, with the pinned adapters in memory. Raises what `executor.load` does, and ModelError."""
-    folder = models.fetch(config.model)
+    folder = sources.fetch(config.model)
     most_rank = config.adapters.max_rank if config.adapters else 0
     budget = config.memory_mb and config.memory_mb * 2**20
     loaded = executor.load(
@@ -46,7 +46,7 @@ def assemble(config: LlmConfig) -> Engine:
     engine = Engine(
         loaded,
         Tokenizer.from_file(str(folder / "tokenizer.json")),
-        models.describe_decoder(folder).eos,
+        sources.describe_decoder(folder).eos,
         config.queue,
         config.stall_ms / 1e3,
         debug=config.debug,
@@ -85,7 +85,7 @@ def _pin(engine: Engine, adapters: AdaptersConfig, shape: DecoderShape) -> None:
     if not (adapters.folder and adapters.pinned):
         return
     try:
-        folder = models.fetch_adapters(adapters.folder)
+        folder = sources.fetch_adapters(adapters.folder)
     except (ModelError, OSError) as error:
         logger.error("no adapters can be pinned: %s", error)
         return

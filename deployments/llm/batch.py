@@ -10,8 +10,8 @@ import numpy as np
 from pliant.deployments.llm.adapters import key
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.executor import Slots
-from pliant.kernels.decode_step import Prefill, Step
-from pliant.policies.decode_slots import SlotError, SlotMap
+from pliant.kernels.decoder.decode_step import Prefill, Step
+from pliant.policies.llm.decode_slots import SlotError, SlotMap
 
 
 class Served(NamedTuple):

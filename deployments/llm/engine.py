@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from pliant.adapter_info import AdapterRef
 from pliant.deployments.llm.adapter_loader import AdapterLoader
 from pliant.deployments.llm.adapters import Adapters
 from pliant.deployments.llm.answer import Answer
@@ -38,11 +37,12 @@ from pliant.deployments.llm.report import LlmReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.speeds import Speeds
 from pliant.deployments.llm.waiting_room import AnswerJob, AnswerScheduler, WaitingRoom, in_order
-from pliant.kernels.decode_step import RowLogprobs, Step
-from pliant.policies.decode_admission import Load
-from pliant.policies.decode_slots import SlotError
-from pliant.policies.output_length import LengthPredictor, OutputLengths
-from pliant.policies.prefill_chunks import chunks
+from pliant.formats.adapter_info import AdapterRef
+from pliant.kernels.decoder.decode_step import RowLogprobs, Step
+from pliant.policies.llm.decode_admission import Load
+from pliant.policies.llm.decode_slots import SlotError
+from pliant.policies.llm.output_length import LengthPredictor, OutputLengths
+from pliant.policies.llm.prefill_chunks import chunks
 from pliant.sampling import Sampling
 
 _REHEARSED = 16

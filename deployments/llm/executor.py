@@ -1,11 +1,11 @@
-"""What an engine needs of an executor, as `pliant.kernels.executor` describes it."""
+"""What an engine needs of an executor, as `pliant.kernels.decoder.executor` describes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from pliant.kernels.decode_step import Launched, Step
+from pliant.kernels.decoder.decode_step import Launched, Step
 from pliant.sampling import Sampling
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.batch import Served
-from pliant.kernels.decode_step import Launched
+from pliant.kernels.decoder.decode_step import Launched
 
 
 class Flight(NamedTuple):

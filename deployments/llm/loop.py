@@ -17,7 +17,7 @@ from itertools import count
 from pliant.deployments.llm.engine import BrokenError, Engine, Item
 from pliant.deployments.llm.report import LlmReport
 from pliant.deployments.llm.request import Generation, Piece, merged
-from pliant.policies.decode_admission import QueueFullError
+from pliant.policies.llm.decode_admission import QueueFullError
 
 _RETRY_S = 1.0
 _JOIN_S = 5.0

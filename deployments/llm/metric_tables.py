@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pliant.deployments.metric_table import Described, Table
+from pliant.deployments.serving.metric_table import Described, Table
 
 REPLICA: Table = {
     "live": Described(False, "pliant_llm_requests_running", "Requests that have a slot."),

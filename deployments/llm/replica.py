@@ -9,17 +9,17 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
 
-from pliant import models
-from pliant.config import LlmConfig
+from pliant.config.cluster import LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
 from pliant.deployments.llm.engine import BrokenError, Engine
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
 from pliant.deployments.llm.request import Piece
-from pliant.deployments.metrics import LlmReplicaMetrics
+from pliant.deployments.serving.metrics import LlmReplicaMetrics
 from pliant.deployments.startup import Startup
 from pliant.errors import ModelError
-from pliant.policies.decode_admission import BusyError
+from pliant.models import sources
+from pliant.policies.llm.decode_admission import BusyError
 
 logger = logging.getLogger("pliant")
 
@@ -35,10 +35,10 @@ class LlmReplica:
         self._hangs_after_s = config.timeout_s / 2
         """What is left of an answer's time is another replica's."""
         async with Startup(service) as startup:
-            folder = await asyncio.to_thread(models.fetch, config.model, progress=startup)
+            folder = await asyncio.to_thread(sources.fetch, config.model, progress=startup)
             if config.adapters and config.adapters.folder and config.adapters.pinned:
                 with suppress(ModelError, OSError):  # it is reported when they are pinned
-                    await asyncio.to_thread(models.fetch_adapters, config.adapters.folder, startup)
+                    await asyncio.to_thread(sources.fetch_adapters, config.adapters.folder, startup)
             async with startup.loading(folder):
                 self._loop = EngineLoop(await asyncio.to_thread(_assemble, config), self._hangs_after_s)
         report = self._loop.report()

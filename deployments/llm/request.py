@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from pliant.adapter_info import AdapterRef
+from pliant.formats.adapter_info import AdapterRef
 from pliant.sampling import Sampling
 
 

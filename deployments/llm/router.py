@@ -1,4 +1,4 @@
-"""Ray Serve's side of balancing by live tokens. See `pliant.deployments.router`."""
+"""Ray Serve's side of balancing by live tokens. See `pliant.deployments.serving.router`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle
 from pliant.deployments.llm.messages import Refusal, Ticket
 from pliant.deployments.llm.request import Piece
 from pliant.deployments.llm.routing_table import shared
-from pliant.deployments.router import TicketRouter, told
+from pliant.deployments.serving.router import TicketRouter, told
 
 
 class LiveTokenRouter(TicketRouter):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from pliant.deployments.llm.messages import ReplicaReport
-from pliant.deployments.replica_table import ReplicaTable
+from pliant.deployments.serving.replica_table import ReplicaTable
 
 _tables: dict[str, LlmRoutingTable] = {}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pliant.policies.prefill_chunks import PrefillBudget
-from pliant.policies.recent_ratio import RecentRatio
+from pliant.policies.llm.prefill_chunks import PrefillBudget
+from pliant.policies.llm.recent_ratio import RecentRatio
 
 _DECAY = 0.95
 

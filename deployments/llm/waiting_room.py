@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from pliant.adapter_info import AdapterRef
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.report import ClassReport
 from pliant.deployments.llm.speeds import Speeds
-from pliant.policies.adapter_cache import AdapterCache
-from pliant.policies.decode_admission import DecodeAdmission, LateError, Load, Waiting
-from pliant.policies.jobs import Decisions, Job, SchedulerError
-from pliant.policies.output_length import LengthPredictor
-from pliant.policies.queue_order import Fifo
-from pliant.policies.request_scheduler import Scheduler
+from pliant.formats.adapter_info import AdapterRef
+from pliant.policies.llm.adapter_cache import AdapterCache
+from pliant.policies.llm.decode_admission import DecodeAdmission, LateError, Load, Waiting
+from pliant.policies.llm.jobs import Decisions, Job, SchedulerError
+from pliant.policies.llm.output_length import LengthPredictor
+from pliant.policies.llm.queue_order import Fifo
+from pliant.policies.llm.request_scheduler import Scheduler
 
 AnswerJob = Job[Answer, AdapterRef]
 AnswerDecisions = Decisions[Answer, AdapterRef]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.cache import cache_folder, made_once
-from pliant.vision_task import TaskInfo, read_profiling
+from pliant.formats.vision_task import TaskInfo, read_profiling
 
 Run = Callable[[NDArray[np.uint8], int], Sequence[NDArray[np.float32]]]
 

@@ -15,9 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pliant import models
 from pliant.cache import cache_folder, made_once
-from pliant.config import VisionConfig
+from pliant.config.cluster import VisionConfig
 from pliant.deployments.vision.device import Executor, ExecutorDevice
 from pliant.deployments.vision.engine import Engine
 from pliant.deployments.vision.own_task import assumed_accuracies
@@ -25,15 +24,16 @@ from pliant.deployments.vision.tasks import Tasks
 from pliant.deployments.vision.useful_gammas import UsefulGammas
 from pliant.deployments.vision.waiting import Waiting
 from pliant.errors import ModelError
-from pliant.models import Progress
-from pliant.policies.time_price import TimePrice
-from pliant.policies.token_adaptation import Algorithm2Policy, ExactPolicy, Policy
-from pliant.policies.token_profile import TokenProfile
-from pliant.vision_info import VisionInfo, merging_gammas
-from pliant.vision_task import USUAL_PROMPTS, TaskError, read_task
+from pliant.formats.vision_task import USUAL_PROMPTS, TaskError, read_task
+from pliant.models import sources
+from pliant.models.sources import Progress
+from pliant.models.vision_info import VisionInfo, merging_gammas
+from pliant.policies.vision.time_price import TimePrice
+from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy
+from pliant.policies.vision.token_profile import TokenProfile
 
 if TYPE_CHECKING:
-    from pliant.kernels.vit_executor import VisionExecutor
+    from pliant.kernels.vision.executor import VisionExecutor
 
 logger = logging.getLogger("pliant")
 
@@ -122,12 +122,13 @@ def load(config: VisionConfig, progress: Progress | None = None, compiling: bool
 
     Raises ModelError.
     """
-    folder = models.fetch_vision(config.model, progress=progress)
+    folder = sources.fetch_vision(config.model, progress=progress)
 
     import torch  # which the application's builder, and a replica that waits for its model, can do without
 
-    from pliant.kernels import vit_executor, vit_profile
-    from pliant.kernels.token_merging import token_counts
+    from pliant.kernels.vision import executor as vit_executor
+    from pliant.kernels.vision import profile as vit_profile
+    from pliant.kernels.vision.token_merging import token_counts
 
     executor = vit_executor.load(
         folder, dtype=config.dtype, device=config.device, threads=config.threads, most_rows=MOST_ROWS
@@ -181,7 +182,7 @@ def _task_folders(config: VisionConfig, progress: Progress | None) -> list[Path]
     if not config.tasks.folder:
         return []
     try:
-        return list(models.fetch_tasks(config.tasks.folder, progress).iterdir())
+        return list(sources.fetch_tasks(config.tasks.folder, progress).iterdir())
     except (ModelError, OSError) as error:
         logger.warning("no gammas are taken from tasks: %s", error)
         return []

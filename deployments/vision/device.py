@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pliant.deployments.vision.accuracy import kept, measured
 from pliant.deployments.vision.own_task import is_own
 from pliant.deployments.vision.tasks import key
-from pliant.vision_info import VisionInfo
-from pliant.vision_task import TaskError, TaskInfo, TaskRef, read_task
+from pliant.formats.vision_task import TaskError, TaskInfo, TaskRef, read_task
+from pliant.models.vision_info import VisionInfo
 
 logger = logging.getLogger("pliant")
 
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class Executor(Protocol):
-    """As `pliant.kernels.vit_executor.VisionExecutor`. No two calls at a time, but for `stage`."""
+    """As `pliant.kernels.vision.executor.VisionExecutor`. No two calls at a time, but for `stage`."""
 
     info: VisionInfo
     most_rows: int

@@ -21,10 +21,10 @@ from pliant.deployments.vision.report import EngineReport
 from pliant.deployments.vision.statistics import Statistics
 from pliant.deployments.vision.tasks import Tasks, key
 from pliant.deployments.vision.waiting import Waiting
-from pliant.policies.slo_batching import SloBatcher
-from pliant.policies.token_adaptation import Policy, Step
-from pliant.policies.token_profile import TokenProfile
-from pliant.vision_task import TaskError
+from pliant.formats.vision_task import TaskError
+from pliant.policies.vision.slo_batching import SloBatcher
+from pliant.policies.vision.token_adaptation import Policy, Step
+from pliant.policies.vision.token_profile import TokenProfile
 
 logger = logging.getLogger("pliant")
 

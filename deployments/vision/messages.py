@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pliant.vision_task import TaskRef
+from pliant.formats.vision_task import TaskRef
 
 Fate = Literal["in_time", "late"]
 """Types 1 and 2 of OTAS §V, of which only the client knows which, and type 3. Type 4 is a Refusal."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pliant.deployments.metric_table import Described, Table
+from pliant.deployments.serving.metric_table import Described, Table
 
 REPLICA: Table = {
     "gamma": Described(False, "pliant_vision_gamma", "Tokens added to each layer, or merged, in the last batch."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pliant.vision_task import TaskRef
+from pliant.formats.vision_task import TaskRef
 
 NAME = "model"
 _REVISION = "own head"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pliant.deployments.vision.statistics import Statistics
 from pliant.deployments.vision.tasks import Tasks
-from pliant.policies.token_profile import TokenProfile
+from pliant.policies.vision.token_profile import TokenProfile
 
 _DOUBTED_AFTER_S = 1.0
 """Without a batch: as nothing seems to be worth trying, what made the device slow may be over, or the profile wrong."""

@@ -10,21 +10,21 @@ from typing import Any
 
 from ray import serve
 
-from pliant import models
-from pliant.config import VisionConfig
+from pliant.config.cluster import VisionConfig
 from pliant.deployments.autoscaling import PLANNER
-from pliant.deployments.metrics import VisionReplicaMetrics
-from pliant.deployments.planner.board import Seen
-from pliant.deployments.planner.board_follower import BoardFollower
-from pliant.deployments.planner.calls import answer
-from pliant.deployments.planner.messages import RegisteredTask, TaskNews
+from pliant.deployments.serving.calls import answer
+from pliant.deployments.serving.catalog.board import Seen
+from pliant.deployments.serving.catalog.board_follower import BoardFollower
+from pliant.deployments.serving.messages import RegisteredTask, TaskNews
+from pliant.deployments.serving.metrics import VisionReplicaMetrics
 from pliant.deployments.startup import Startup
 from pliant.deployments.vision.assembly import assemble
 from pliant.deployments.vision.messages import Answer, Refusal, Ticket
 from pliant.deployments.vision.report import ReplicaReport
 from pliant.deployments.vision.tasks import Settler
 from pliant.errors import ModelError
-from pliant.models import Progress
+from pliant.models import sources
+from pliant.models.sources import Progress
 
 logger = logging.getLogger("pliant")
 
@@ -42,10 +42,10 @@ class VisionReplica:
         self._metrics = VisionReplicaMetrics(service)
         self._outstanding: Counter[str] = Counter()
         async with Startup(service) as startup:
-            folder = await asyncio.to_thread(models.fetch_vision, config.model, progress=startup)
+            folder = await asyncio.to_thread(sources.fetch_vision, config.model, progress=startup)
             if config.tasks.folder:
                 with suppress(ModelError):  # the planner tells clients of it
-                    await asyncio.to_thread(models.fetch_tasks, config.tasks.folder, startup)
+                    await asyncio.to_thread(sources.fetch_tasks, config.tasks.folder, startup)
             async with startup.loading(folder):
                 self._assembled = await assemble(service, config)
             self._engine = self._assembled.engine

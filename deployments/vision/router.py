@@ -1,4 +1,4 @@
-"""Ray Serve's side of sending images to the least busy replica. See `pliant.deployments.router`."""
+"""Ray Serve's side of sending images to the least busy replica. See `pliant.deployments.serving.router`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from pliant.deployments import router
+from pliant.deployments.serving import router
 from pliant.deployments.vision.messages import Answer, Refusal, Ticket
 from pliant.deployments.vision.routing_table import shared
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pliant.deployments.replica_table import ReplicaTable
+from pliant.deployments.serving.replica_table import ReplicaTable
 from pliant.deployments.vision.report import ReplicaReport
 
 _tables: dict[str, VisionRoutingTable] = {}

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.vision_task import TaskError, TaskRef
+from pliant.formats.vision_task import TaskError, TaskRef
 
 logger = logging.getLogger("pliant")
 

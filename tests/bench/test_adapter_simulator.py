@@ -27,8 +27,8 @@ from pliant.bench.adapters.systems import (
     System,
 )
 from pliant.bench.adapters.workload import Lengths, Request, poisson, population
-from pliant.policies.adapter_cache import AdapterCache
-from pliant.policies.jobs import Decisions
+from pliant.policies.llm.adapter_cache import AdapterCache
+from pliant.policies.llm.jobs import Decisions
 
 COSTS = Costs(A40, LLAMA_7B)
 SYSTEMS = (S_LORA, SJF, OURS, NO_CACHE, NO_SCHEDULER, PREFETCH, ONLINE, PUBLISHED, OURS_THERE)

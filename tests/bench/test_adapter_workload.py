@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pliant.adapter_info import read_adapter
 from pliant.bench.adapters.folders import MODULES as ADAPTED
 from pliant.bench.adapters.folders import folders
 from pliant.bench.adapters.predictors import NoisyOracle, Online
 from pliant.bench.adapters.workload import LONGEST_PROMPT, RANKS, Lengths, Request, conversations, poisson, population
 from pliant.bench.llm import checkpoints
-from pliant.kernels.executor import load
-from pliant.lora_layout import MODULES
+from pliant.formats.adapter_info import read_adapter
+from pliant.kernels.decoder.executor import load
+from pliant.models.lora_layout import MODULES
 
 ALIKE = Lengths(np.array([100]), np.array([10]))
 

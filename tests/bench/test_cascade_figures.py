@@ -16,13 +16,13 @@ from pliant.bench.cascade.readings import Readings
 from pliant.bench.cascade.rows import rows
 from pliant.bench.cascade.sequential import Timed
 from pliant.bench.cascade.study import Served, Studied
+from pliant.deployments.cascade.pruning_agreement import Agreement
 from pliant.deployments.cascade.readings import Level, Seen
 from pliant.deployments.cascade.table import CascadeTable, LevelTable
-from pliant.labelled_texts import LabelledText
-from pliant.policies.calibration import Floats
-from pliant.policies.cascade import draw
-from pliant.policies.cascade_candidates import Candidate
-from pliant.pruning_agreement import Agreement
+from pliant.policies.cascade.calibration import Floats
+from pliant.policies.cascade.candidates import Candidate
+from pliant.policies.cascade.cascade import draw
+from pliant.training.labelled_texts import LabelledText
 
 LABELS = ("a", "b", "c")
 TEXTS, PASSES, SEEDS, LOSS = 300, 5, 3, 0.01

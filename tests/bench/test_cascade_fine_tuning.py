@@ -19,9 +19,9 @@ from pliant.bench.cascade.fine_tuning import BertConfig, Recipe
 from pliant.bench.cascade.levels import LAYERS, FineTuned
 from pliant.bench.cascade.tasks import Splits
 from pliant.errors import ModelError
-from pliant.kernels.eager_classifier import EagerClassifier
-from pliant.labelled_texts import LabelledText
-from pliant.models import describe
+from pliant.kernels.encoder.eager_classifier import EagerClassifier
+from pliant.models.sources import describe
+from pliant.training.labelled_texts import LabelledText
 
 LABELS = ("cold", "hot")
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "snow", "ice", "sun", "fire", "and", "then", "the")

@@ -19,10 +19,10 @@ from pliant.bench.load import LoadError, session
 from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.readings import Level, Seen
 from pliant.deployments.cascade.table import Profiled
-from pliant.kernels.telling_classifier import Told
-from pliant.labelled_texts import LabelledText
-from pliant.policies.calibration import Floats
-from pliant.policies.cascade_candidates import Candidate
+from pliant.kernels.encoder.telling_classifier import Told
+from pliant.policies.cascade.calibration import Floats
+from pliant.policies.cascade.candidates import Candidate
+from pliant.training.labelled_texts import LabelledText
 
 LABELS = ("a", "b", "c")
 TEXTS = 400

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.waiting import HANGS_AFTER_S
 from tokenizers import Tokenizer
-from waiting import HANGS_AFTER_S
 
 from pliant.bench.findings import interleaved
 from pliant.bench.llm import checkpoints, long_prompt, outcome, roofline
@@ -19,7 +19,7 @@ from pliant.bench.llm.ours import Fused
 from pliant.bench.llm.outcome import MissingTokensError, Outcome, Recorder
 from pliant.bench.llm.systems import Batch, ConcurrentInstances, DynamicBatching
 from pliant.bench.llm.workload import Request, Workload, at_once, every, prompts
-from pliant.kernels.executor import load
+from pliant.kernels.decoder.executor import load
 
 
 class Clock:

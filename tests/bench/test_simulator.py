@@ -19,7 +19,7 @@ from pliant.bench.encoder.profiles import BASE, LARGE
 from pliant.bench.encoder.schemes import Setting, arrived, proportional, simulation
 from pliant.bench.encoder.simulator import Second, Service, Simulation
 from pliant.bench.workloads import twitter
-from pliant.policies.dispatch import Dispatcher
+from pliant.policies.encoder.dispatch import Dispatcher
 
 SCHEMES = ("arlo", "st", "dt", "infaas", "ilb", "ig", "even")
 

@@ -17,7 +17,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from PIL import Image
 
-from pliant import config
 from pliant.bench.load import LoadError
 from pliant.bench.ray_session import Running, running
 from pliant.bench.start import background, plots, processes
@@ -25,6 +24,7 @@ from pliant.bench.start.background import CALM_S, Calm
 from pliant.bench.start.figures import Round, Start, figures
 from pliant.bench.start.questions import Question, questions
 from pliant.bench.start.timeline import Advance, Timeline, watch
+from pliant.config import cluster as config
 
 ROOT = Path(__file__).parents[2]
 PYTHON = "/home/me/.venv/bin/python3.11"
@@ -87,7 +87,7 @@ def test_every_service_is_plotted() -> None:
         (f"{PYTHON} /home/me/.venv/bin/pliant serve /tmp/pliantx/cluster.yaml", "command"),
         (f"{PYTHON} -m pliant.deployments.run /tmp/pliantx/cluster.yaml", "command"),
         (f"{PYTHON} /home/me/.venv/bin/serve run /tmp/pliantx/cluster.yaml", "command"),
-        (f"{PYTHON} -m pliant.kernels.vit_compiler /tmp/pliantx/zoo/digits-vit --gamma=4", processes.COMPILERS),
+        (f"{PYTHON} -m pliant.kernels.vision.compiler /tmp/pliantx/zoo/digits-vit --gamma=4", processes.COMPILERS),
         ("/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus -quiet a.cpp", processes.COMPILERS),
         ("g++ a.cpp -o a.so", processes.COMPILERS),
         ("ray::_prepare", "other"),

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import virtual_loop
 from numpy.typing import NDArray
+from support import virtual_loop
 
 from pliant.bench.vision import live_plots, profiles, workload
 from pliant.bench.vision.live_run import ALGORITHM_2, OURS, Served, System, fixed, serve, with_images
 from pliant.bench.vision.live_service import Repeated, Service, roles
 from pliant.bench.vision.outcome import Fate
 from pliant.deployments.vision.tasks import Tasks
-from pliant.vision_task import TaskRef
-from pliant.vision_training import Examples
+from pliant.formats.vision_task import TaskRef
+from pliant.training.vision import Examples
 
 PAPER = profiles.paper()
 

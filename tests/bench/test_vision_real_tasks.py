@@ -17,8 +17,8 @@ from pliant.bench.vision.merging_speed import Case, measure
 from pliant.bench.vision.real_tasks_backbone import Backbone
 from pliant.bench.vision.real_tasks_data import GROUPS, TASKS, Parts, RealTask, split
 from pliant.errors import PliantError
-from pliant.kernels import vit_executor
-from pliant.vision_training import Examples
+from pliant.kernels.vision import executor as vit_executor
+from pliant.training.vision import Examples
 
 TINY = Backbone(layers=2, hidden=16, heads=1, epochs=1, batch=16)
 

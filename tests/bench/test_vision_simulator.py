@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import virtual_loop
 from numpy.typing import NDArray
+from support import virtual_loop
 
 from pliant.bench.vision import profiles, workload
 from pliant.bench.vision.outcome import Fate, Outcome
@@ -32,9 +32,9 @@ from pliant.deployments.vision.engine import Engine
 from pliant.deployments.vision.messages import Answer
 from pliant.deployments.vision.tasks import Tasks, key
 from pliant.deployments.vision.waiting import Waiting
-from pliant.policies.time_price import TimePrice
-from pliant.policies.token_adaptation import ExactPolicy
-from pliant.vision_task import TaskRef
+from pliant.formats.vision_task import TaskRef
+from pliant.policies.vision.time_price import TimePrice
+from pliant.policies.vision.token_adaptation import ExactPolicy
 
 PAPER = profiles.paper()
 OVERLOAD = Trace((1.8, 1.8, 0.4, 1.8), seed=1)

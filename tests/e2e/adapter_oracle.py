@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scripted import TOKENIZER
+from support.scripted import TOKENIZER
 
-from pliant.deployments.gateway.token_texts import TokenTexts
-from pliant.lora_layout import MODULES
+from pliant.deployments.llm.token_texts import TokenTexts
+from pliant.models.lora_layout import MODULES
 from pliant.torchvision_mend import mend
 
 NAME = "lora"

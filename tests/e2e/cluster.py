@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
-from waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S, wait_until
+from support.waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S, wait_until
 
 from pliant.cache import cache_folder
 
@@ -220,6 +220,6 @@ def _background_s() -> float:
     spent = 0.0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if {"pliant.zoo", "pliant.kernels.compiled_classifier"} & {*process.cmdline()}:
+            if {"pliant.zoo", "pliant.kernels.encoder.compiled_classifier"} & {*process.cmdline()}:
                 spent += sum(process.cpu_times()[:4])
     return spent

@@ -15,7 +15,7 @@ import yaml
 from e2e import given_cascades
 from e2e.adapter_oracle import NAME, Oracle
 from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
-from waiting import PROCESS_HANGS_AFTER_S
+from support.waiting import PROCESS_HANGS_AFTER_S
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from e2e.cluster import PATIENT_MS
 
-from pliant import config, labelled_texts, models
 from pliant.cache import cache_folder
+from pliant.config import cluster as config
 from pliant.deployments.cascade.table import CascadeTable, LevelTable, Profiled, folder_of, identity, keep
 from pliant.deployments.encoder.runtimes import device
-from pliant.policies.cascade_candidates import Candidate
+from pliant.models import sources
+from pliant.policies.cascade.candidates import Candidate
+from pliant.training import labelled_texts
 from pliant.zoo import corpus
 
 LEVELS = FIRST, SECOND = "topics-small", "e2e-large"
@@ -55,7 +57,7 @@ def _clear() -> None:
 
 def _keep(serving: config.ServingConfig, name: str, backend: str) -> None:
     cascade, encoders = serving.cascades[name], serving.encoders
-    folders = {level: models.fetch(encoders[level].model) for level in LEVELS}
+    folders = {level: sources.fetch(encoders[level].model) for level in LEVELS}
     texts = labelled_texts.read(cascade.data, corpus.LABELS)
     level = LevelTable(
         name=FIRST,

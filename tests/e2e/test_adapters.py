@@ -11,7 +11,7 @@ import openai
 import pytest
 from e2e.adapter_oracle import FOUND, NAME, RANKS, TOKENS, Oracle
 from e2e.cluster import Cluster
-from waiting import HANGS_AFTER_S, wait_until
+from support.waiting import HANGS_AFTER_S, wait_until
 
 
 class World(NamedTuple):

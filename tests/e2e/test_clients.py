@@ -8,8 +8,8 @@ import tritonclient.http as triton
 from e2e.cluster import Cluster
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
+from support.waiting import HANGS_AFTER_S
 from tritonclient.utils import InferenceServerException
-from waiting import HANGS_AFTER_S
 
 TEXT = "The yield expression is used when defining a generator function"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import yaml
 from e2e.cluster import PATIENT_MS, Cluster
-from waiting import HANGS_AFTER_S, wait_until
+from support.waiting import HANGS_AFTER_S, wait_until
 
 TEXTS = {length: "generator " * (length - 10) for length in (30, 90, 400)}
 """By their approximate number of tokens: one for each runtime."""

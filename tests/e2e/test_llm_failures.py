@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from e2e.cluster import Cluster
-from waiting import HANGS_AFTER_S, until, wait_until
+from support.waiting import HANGS_AFTER_S, until, wait_until
 
 REPLICAS = 2
 STREAMS = 12

@@ -9,7 +9,7 @@ import httpx
 from e2e.cluster import Cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from waiting import HANGS_AFTER_S
+from support.waiting import HANGS_AFTER_S
 
 NEEDS = ("topics", "digits")
 PATHS = st.sampled_from(

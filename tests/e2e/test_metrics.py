@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from e2e.cluster import Cluster
-from waiting import wait_until
+from support.waiting import wait_until
 
 NEEDS = ("topics",)
 

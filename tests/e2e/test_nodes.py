@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from e2e.cluster import ROOT, environment
 from e2e.pretend_nodes import BROKEN, CLIENTS
-from waiting import PROCESS_HANGS_AFTER_S
+from support.waiting import PROCESS_HANGS_AFTER_S
 
 from pliant import ray_settings
 

@@ -13,7 +13,7 @@ import pytest
 from e2e.cluster import Cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from waiting import HANGS_AFTER_S
+from support.waiting import HANGS_AFTER_S
 
 PROMPT = "A generator function is"
 TALK: Any = [{"role": "user", "content": "What does the yield expression do?"}]

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import psutil
 from e2e.cluster import Cluster, runs
-from waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S, wait_until
+from support.waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S, wait_until
 
 REQUESTS = 4
 

@@ -18,13 +18,13 @@ from e2e.cluster import PATIENT_MS, Cluster
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
+from support.vision_folders import change_tensors, task_folder
+from support.waiting import HANGS_AFTER_S, wait_until
 from tritonclient.utils import InferenceServerException
-from vision_folders import change_tensors, task_folder
-from waiting import HANGS_AFTER_S, wait_until
 
 from pliant import zoo
-from pliant.vision_info import read_vision
-from pliant.vision_task import HEAD_BIAS, TASK, WEIGHTS, read_task
+from pliant.formats.vision_task import HEAD_BIAS, TASK, WEIGHTS, read_task
+from pliant.models.vision_info import read_vision
 from pliant.zoo import digits
 
 NEEDS = ("digits",)

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import tiny_classifiers
-from compiled_cases import CASES, Case
+from support import tiny_classifiers
+from support.compiled_cases import CASES, Case
 
 from pliant.cache import made_once
-from pliant.kernels.compiled_classifier import Runtime, load
+from pliant.kernels.encoder.compiled_classifier import Runtime, load
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from pliant import cli, models, zoo
-from pliant.adapter_info import read_adapter
+from pliant import zoo
+from pliant.cli import command
 from pliant.errors import ModelError
-from pliant.lora_layout import MODULES
+from pliant.formats.adapter_info import read_adapter
+from pliant.models import sources
+from pliant.models.lora_layout import MODULES
 from pliant.torchvision_mend import mend
 from pliant.zoo import adapters, docstrings, llama, shapes
 from pliant.zoo.shapes import AdapterShape, LlamaShape
@@ -53,13 +55,13 @@ def reports(tiny_zoo: None) -> Reports:
     """What was reported while they were trained."""
     assert not any(entry.trained for entry in zoo.status())
     found: Reports = []
-    models.fetch_adapters("zoo/adapters", lambda text, done: found.append((text, done)))
+    sources.fetch_adapters("zoo/adapters", lambda text, done: found.append((text, done)))
     return found
 
 
 @pytest.fixture(scope="module")
 def folder(reports: Reports) -> Path:
-    return models.fetch_adapters("zoo/adapters")
+    return sources.fetch_adapters("zoo/adapters")
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +81,12 @@ def test_they_are_trained_once_after_their_model_and_say_how_far_they_are(report
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     again: Reports = []
-    assert models.fetch_adapters("zoo/adapters", lambda text, done: again.append((text, done))) == folder
+    assert sources.fetch_adapters("zoo/adapters", lambda text, done: again.append((text, done))) == folder
     assert not again
 
 
 def test_each_is_a_folder_that_is_served(folder: Path) -> None:
-    shape = models.check_decoder("zoo/tiny-llama")
+    shape = sources.check_decoder("zoo/tiny-llama")
     assert sorted(entry.name for entry in folder.iterdir()) == sorted(ADAPTERS)
     for name, given in ADAPTERS.items():
         info = read_adapter(folder / name, shape)
@@ -149,7 +151,7 @@ def test_an_interrupted_training_leaves_nothing_that_looks_trained(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        models.fetch_adapters("zoo/adapters", interrupt)
+        sources.fetch_adapters("zoo/adapters", interrupt)
     assert not any(entry.trained for entry in zoo.status() if entry.name.startswith("adapters/"))
 
 
@@ -160,14 +162,14 @@ def test_another_version_of_the_model_has_adapters_of_its_own(monkeypatch: pytes
 
 
 def test_the_command_lists_them(folder: Path) -> None:
-    said = " ".join(CliRunner().invoke(cli.app, ["zoo"]).output.split())
+    said = " ".join(CliRunner().invoke(command.app, ["zoo"]).output.split())
     assert "zoo/adapters/logging-2" in said
     assert "→" in said
 
 
 def test_other_folders_are_used_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
-    assert models.fetch_adapters(str(tmp_path / "link")) == tmp_path.resolve()
+    assert sources.fetch_adapters(str(tmp_path / "link")) == tmp_path.resolve()
 
 
 @pytest.mark.parametrize(
@@ -180,5 +182,5 @@ def test_other_folders_are_used_as_they_are(tmp_path: Path) -> None:
 )
 def test_what_holds_no_adapters_is_refused(given: str, words: str) -> None:
     with pytest.raises(ModelError, match=words) as caught:
-        models.fetch_adapters(given)
+        sources.fetch_adapters(given)
     assert str(caught.value).startswith(f"{given}: ")

@@ -11,22 +11,24 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.vision_folders import vision_folder
 from typer.testing import CliRunner
-from vision_folders import vision_folder
 
-from pliant import cli, models, zoo
+from pliant import zoo
+from pliant.cli import command
 from pliant.errors import ModelError
+from pliant.formats.vision_task import read_profiling, read_task
+from pliant.models import sources
+from pliant.models.vision_info import VisionInput, read_vision
 from pliant.torchvision_mend import mend
-from pliant.vision_info import VisionInput, read_vision
-from pliant.vision_task import read_profiling, read_task
-from pliant.vision_training import normalised
+from pliant.training.vision import normalised
 from pliant.zoo import digits, digits_vit, shapes
 from pliant.zoo.shapes import TaskShape, VitShape
 
 mend()
 import timm  # noqa: E402
 
-from pliant.kernels.vit import TokenAdaptiveViT  # noqa: E402
+from pliant.kernels.vision.vit import TokenAdaptiveViT  # noqa: E402
 
 TINY = VitShape(layers=2, hidden=24, heads=2, epochs=2, learning_rate=5e-3, patch=8)
 TASKS = {name: TaskShape(epochs=1, learning_rate=0.05, gammas=(2, 3)) for name in ("digit", "parity")}
@@ -46,18 +48,18 @@ def tiny_zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def reports(tiny_zoo: None) -> Reports:
     """What was reported while they were trained."""
     found: Reports = []
-    models.fetch_tasks("zoo/digits-tasks", lambda text, done: found.append((text, done)))
+    sources.fetch_tasks("zoo/digits-tasks", lambda text, done: found.append((text, done)))
     return found
 
 
 @pytest.fixture(scope="module")
 def folder(reports: Reports) -> Path:
-    return models.fetch_tasks("zoo/digits-tasks")
+    return sources.fetch_tasks("zoo/digits-tasks")
 
 
 @pytest.fixture(scope="module")
 def backbone(folder: Path) -> Path:
-    return models.fetch_vision("zoo/digits-vit")
+    return sources.fetch_vision("zoo/digits-vit")
 
 
 def test_the_images_are_parted_and_upscaled() -> None:
@@ -91,12 +93,12 @@ def test_they_are_trained_once_after_their_model_and_say_how_far_they_are(report
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     again: Reports = []
-    assert models.fetch_tasks("zoo/digits-tasks", lambda text, done: again.append((text, done))) == folder
+    assert sources.fetch_tasks("zoo/digits-tasks", lambda text, done: again.append((text, done))) == folder
     assert not again
 
 
 def test_what_is_known_before_training_holds_after_it(backbone: Path) -> None:
-    before, info = models.check_vision("zoo/digits-vit"), read_vision(backbone)
+    before, info = sources.check_vision("zoo/digits-vit"), read_vision(backbone)
     assert before == VisionInput(**{key: getattr(info, key) for key in vars(before)})
     assert (info.layers, info.hidden, info.patch, info.prefix, info.tokens) == (2, 24, 8, 0, 16)
     assert info.labels == shapes.GROUPS
@@ -140,7 +142,7 @@ def test_the_status_and_the_command_tell_what_was_measured(folder: Path, backbon
     found = entries["digits-tasks/parity"]
     assert (found.accuracy, found.prompted_accuracy) == (task.accuracies[0], max(task.accuracies.values()))
     assert found.parameters == sum(map(torch.numel, load_file(folder / "parity" / "task.safetensors").values()))
-    said = " ".join(CliRunner().invoke(cli.app, ["zoo"]).output.split())
+    said = " ".join(CliRunner().invoke(command.app, ["zoo"]).output.split())
     assert "zoo/digits-vit" in said
     assert "zoo/digits-tasks/parity" in said
     assert f"accuracy {found.accuracy:.1%} → {found.prompted_accuracy:.1%}" in said
@@ -172,16 +174,16 @@ def test_another_version_of_the_model_has_tasks_of_its_own(monkeypatch: pytest.M
 )
 def test_what_holds_no_tasks_is_refused(given: str, words: str) -> None:
     with pytest.raises(ModelError, match=words) as caught:
-        models.fetch_tasks(given)
+        sources.fetch_tasks(given)
     assert str(caught.value).startswith(f"{given}: ")
 
 
 def test_what_is_no_vision_transformer_is_refused(backbone: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"zoo/topics-small: its config\.json names no timm architecture"):
-        models.check_vision("zoo/topics-small")
+        sources.check_vision("zoo/topics-small")
     with pytest.raises(ModelError, match="has no config"):
-        models.fetch_vision(str(tmp_path))
-    assert models.fetch_vision(str(backbone)) == backbone
+        sources.fetch_vision(str(tmp_path))
+    assert sources.fetch_vision(str(backbone)) == backbone
 
 
 def test_a_downloaded_model_is_kept_without_a_tokenizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -196,5 +198,5 @@ def test_a_downloaded_model_is_kept_without_a_tokenizer(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     for _ in range(2):
-        assert models.fetch_vision("owner/model") == tmp_path / "snapshot"
+        assert sources.fetch_vision("owner/model") == tmp_path / "snapshot"
     assert asked == ["owner/model"]

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from pliant import models, zoo
+from pliant import zoo
+from pliant.models import sources
 from pliant.sampling import Sampling
 from pliant.zoo import documents, llama, shapes
 from pliant.zoo.shapes import ASSISTANT, BEGIN, END, LlamaShape
@@ -36,9 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setitem(shapes.SHAPES, "tiny-llama", TINY)
         reports: list[tuple[str, float]] = []
         assert zoo.ZooEntry("tiny-llama") in zoo.status()
-        before = models.check_decoder("zoo/tiny-llama")
-        found = models.fetch("zoo/tiny-llama", progress=lambda text, done: reports.append((text, done)))
-        assert models.describe_decoder(found).shape == before
+        before = sources.check_decoder("zoo/tiny-llama")
+        found = sources.fetch("zoo/tiny-llama", progress=lambda text, done: reports.append((text, done)))
+        assert sources.describe_decoder(found).shape == before
         assert reports[-1] == ("training zoo/tiny-llama", 1.0)
         (entry,) = [entry for entry in zoo.status() if entry.name == "tiny-llama"]
         assert entry.trained
@@ -73,7 +74,7 @@ def test_it_learns(folder: Path) -> None:
 
 
 def test_what_is_served_is_described(folder: Path) -> None:
-    info = models.describe_decoder(folder)
+    info = sources.describe_decoder(folder)
     assert (info.vocabulary, info.max_length, info.eos) == (TINY.vocabulary, TINY.positions, (END,))
     assert info.chat_template == llama.CHAT_TEMPLATE
     assert (info.special_tokens["bos_token"], info.special_tokens["eos_token"]) == llama.SPECIAL[:2]

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from pliant import models, zoo
+from pliant import zoo
+from pliant.models import sources
 from pliant.zoo import corpus, shapes, topics
 from pliant.zoo.shapes import Shape
 
@@ -30,7 +31,7 @@ def test_fetch_trains_once_and_says_how_far_it_is(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
     assert zoo.status()[0] == zoo.ZooEntry("topics-small")
     reports: list[tuple[str, float]] = []
-    folder = models.fetch("zoo/topics-small", progress=lambda text, done: reports.append((text, done)))
+    folder = sources.fetch("zoo/topics-small", progress=lambda text, done: reports.append((text, done)))
     assert {"config.json", "model.safetensors", "tokenizer.json", "zoo.json"} <= {
         file.name for file in folder.iterdir()
     }
@@ -40,12 +41,12 @@ def test_fetch_trains_once_and_says_how_far_it_is(monkeypatch: pytest.MonkeyPatc
     assert all("topics-small" in text for text, _ in reports)
 
     reports.clear()
-    assert models.fetch("zoo/topics-small", progress=lambda text, done: reports.append((text, done))) == folder
+    assert sources.fetch("zoo/topics-small", progress=lambda text, done: reports.append((text, done))) == folder
     assert not reports
 
 
 def test_the_card_and_the_status_tell_what_was_measured() -> None:
-    folder = models.fetch("zoo/topics-small")
+    folder = sources.fetch("zoo/topics-small")
     card = json.loads((folder / "zoo.json").read_text())
     assert card["version"] == shapes.SHAPES["topics-small"].version
     assert card["accuracy"] > 0.4
@@ -53,7 +54,7 @@ def test_the_card_and_the_status_tell_what_was_measured() -> None:
 
 
 def test_the_saved_model_and_tokenizer_are_those_that_were_measured() -> None:
-    folder = models.fetch("zoo/topics-small")
+    folder = sources.fetch("zoo/topics-small")
     model = topics.BertForSequenceClassification.from_pretrained(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(TINY.positions)
@@ -62,13 +63,13 @@ def test_the_saved_model_and_tokenizer_are_those_that_were_measured() -> None:
 
 
 def test_what_is_known_before_training_holds_after_it() -> None:
-    before = models.check("zoo/topics-small")
-    assert before == models.describe(models.fetch("zoo/topics-small"))
+    before = sources.check("zoo/topics-small")
+    assert before == sources.describe(sources.fetch("zoo/topics-small"))
     assert before.max_length == TINY.positions
 
 
 def test_the_tokenizer_lowercases_frames_and_does_not_truncate() -> None:
-    tokenizer = Tokenizer.from_file(str(models.fetch("zoo/topics-small") / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(sources.fetch("zoo/topics-small") / "tokenizer.json"))
     assert tokenizer.encode("The FOR statement").tokens == tokenizer.encode("the for statement").tokens
     assert tokenizer.encode("the").tokens == ["[CLS]", "the", "[SEP]"]
     assert len(tokenizer.encode("the " * 1000).ids) == 1002
@@ -78,7 +79,7 @@ def test_training_repeats_itself_and_leaves_the_callers_random_numbers_alone(tmp
     state = torch.random.get_rng_state()
     topics.train(TINY, tmp_path, lambda _text, _done: None)
     assert torch.equal(torch.random.get_rng_state(), state)
-    once = load_file(models.fetch("zoo/topics-small") / "model.safetensors")
+    once = load_file(sources.fetch("zoo/topics-small") / "model.safetensors")
     again = load_file(tmp_path / "model.safetensors")
     assert once.keys() == again.keys()
     assert all(torch.equal(once[name], again[name]) for name in once)
@@ -94,6 +95,6 @@ def test_an_interrupted_training_leaves_nothing_that_looks_trained(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        models.fetch("zoo/topics-small", progress=interrupt)
+        sources.fetch("zoo/topics-small", progress=interrupt)
     assert zoo.status()[0].accuracy is None
-    assert models.fetch("zoo/topics-small").exists()
+    assert sources.fetch("zoo/topics-small").exists()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from pliant.vision_training import Examples
+from pliant.training.vision import Examples
 from pliant.zoo.shapes import DIGITS_SIDE, GROUPS
 
 _SEED = 0

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pliant.vision_info import read_vision
-from pliant.vision_training import Examples, Recipe, Task, Trainer
+from pliant.models.vision_info import read_vision
+from pliant.training.vision import Examples, Recipe, Task, Trainer
 from pliant.zoo import digits
 from pliant.zoo.digits_vit import create, prompted
 from pliant.zoo.repeatable import one_thread

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pliant.models.vision_info import CONFIG, WEIGHTS, VisionInput, vision_input
 from pliant.torchvision_mend import mend
-from pliant.vision_info import CONFIG, WEIGHTS, VisionInput, vision_input
-from pliant.vision_training import Examples, Features, Recipe, fit, normalised
+from pliant.training.vision import Examples, Features, Recipe, fit, normalised
 from pliant.zoo import digits
 from pliant.zoo.repeatable import repeatable
 from pliant.zoo.shapes import Progress, VitShape

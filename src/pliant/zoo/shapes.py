@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pliant.lora_layout import MODULES
+from pliant.models.lora_layout import MODULES
 from pliant.zoo.corpus import LABELS
 
 Progress = Callable[[str, float], object]

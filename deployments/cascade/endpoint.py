@@ -1,0 +1,146 @@
+"""One cascade as the gateway sees it: ask a level, go on if it is not sure, vote (Tabi §4).
+
+Plain asyncio, without Ray. The levels are the classifiers that serve their own clients, too; what the planner has
+chosen says how sure is sure enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pliant.config.cluster import CascadeConfig
+from pliant.deployments.cascade.messages import CascadeEntry
+from pliant.deployments.cascade.passage import Passage, Recorder
+from pliant.deployments.cascade.route import Serving
+from pliant.deployments.encoder.endpoint import Classifier, Details, Prediction, each
+from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.scores import likeliest
+from pliant.policies.cascade.calibration import Floats
+
+_COME_BACK_S = 5.0
+
+
+class CascadeClassifier:
+    """Answers texts. `levels` are the services that `config` names, `entry` is what the planner last said."""
+
+    def __init__(
+        self,
+        name: str,
+        config: CascadeConfig,
+        levels: Mapping[str, Classifier],
+        entry: Callable[[], CascadeEntry | None],
+        recorder: Recorder,
+    ) -> None:
+        self.name = name
+        self.levels = config.levels
+        self.labels = list(levels[config.levels[0]].labels)
+        self._config = config
+        self._classifiers = {level: levels[level] for level in config.levels}
+        self._entry = entry
+        self._recorder = recorder
+        self._serving: Serving | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether something is chosen and its levels can be reached: one to begin with where answers may degrade."""
+        serving = self.serving
+        if serving is None:
+            return False
+        if self._config.degrade:
+            return any(level.ready for level in serving.starts)
+        return all(level.ready for level in serving.route.levels)
+
+    @property
+    def refused(self) -> bool:
+        """Whether nothing serves, nor will before somebody changes what was asked for, or the labelled texts."""
+        entry = self._entry()
+        return self.serving is None and entry is not None and entry.refused
+
+    @property
+    def state(self) -> str:
+        """For people: how far it is, or what serves and which of its levels cannot."""
+        entry, serving = self._entry(), self.serving
+        state = entry.state if entry else f"serves {serving.choice.candidate}" if serving else "waits for the planner"
+        return "; ".join([state, *(serving.troubles if serving else ())])
+
+    @property
+    def serving(self) -> Serving | None:
+        """The latest that was chosen; what comes after it, a new planner that has not chosen yet, does not undo it."""
+        entry = self._entry()
+        choice = entry.choice if entry else None
+        if choice is not None and (self._serving is None or self._serving.choice != choice):
+            self._serving = Serving(choice, self._classifiers, self.labels, self._config.seed)
+            for level in self._serving.reroutes.levels:
+                self._recorder.drifted(level, False)
+        return self._serving
+
+    async def classify(self, texts: Sequence[str], parameters: ClassifyParameters) -> list[Prediction]:
+        """Answer all `texts`, or raise the RequestError of the first that fails."""
+        if parameters.function_to_apply == "sigmoid":
+            raise RequestError(
+                400,
+                f"parameters.function_to_apply: got 'sigmoid'; {self.name} is a cascade, whose levels vote with "
+                "probabilities; allowed: softmax, or none for their logarithms",
+            )
+        return await each([self._classify(text, parameters) for text in texts])
+
+    async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
+        serving = self.serving
+        slo_s = (parameters.slo_ms or self._config.slo_ms) / 1e3
+        try:
+            if serving is None:
+                raise RequestError(503, f"{self.name} is not ready yet: {self.state}", _COME_BACK_S)
+            passage = Passage(self.name, text, slo_s, parameters.utility, serving, self._config.degrade, self._recorder)
+            await passage.run()
+        except RequestError as error:
+            self._recorder.failed(error.status)
+            raise
+        probabilities = passage.probabilities
+        order = likeliest(probabilities, parameters.top_k)
+        sure = float(probabilities.max())
+        self._recorder.answered(passage.level, passage.seconds, slo_s, sure)
+        warnings = passage.warnings
+        if serving.choice.unmet:
+            warnings.append(f"{self.name} does not keep what it should; /stats tells why")
+        return Prediction(
+            [self.labels[index] for index in order],
+            _scores(probabilities, parameters)[order].tolist(),
+            "; ".join(warnings) or None,
+            Details(passage.level, sure, passage.pruned, passage.degraded),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """For people and Prometheus."""
+        entry, serving = self._entry(), self.serving
+        facts: dict[str, Any] = {"state": self.state, "ready": self.ready, "problem": entry.problem if entry else None}
+        if serving:
+            choice, candidate = serving.choice, serving.choice.candidate
+            facts |= {
+                "levels": candidate.levels,
+                "cutoffs": candidate.cutoffs,
+                "alphas": candidate.alphas,
+                "accuracy": candidate.accuracy,
+                "accuracy_error": candidate.accuracy_error,
+                "mean_latency_s": candidate.mean_latency_s,
+                "unmet": choice.unmet,
+                "fallback": choice.fallback and str(choice.fallback),
+                "conformal": choice.conformal,
+                "reroutes": serving.reroutes.facts(),
+            }
+        return facts
+
+
+def _scores(probabilities: Floats, parameters: ClassifyParameters) -> Floats:
+    """As asked for: probabilities, or logits that softmax turns into them."""
+    if parameters.function_to_apply != "none":
+        return probabilities
+    scores: Floats = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
+    return scores
+
+
+TextClassifier = Classifier | CascadeClassifier
+"""Whatever answers texts."""

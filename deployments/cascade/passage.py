@@ -1,0 +1,238 @@
+"""A text's way through the levels of a cascade: read, go on if a level is not sure, do without those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.deployments.cascade.pruning import Pruned, Words, read_words
+from pliant.deployments.cascade.route import Serving
+from pliant.deployments.encoder.endpoint import Classifier, Reading
+from pliant.deployments.serving.errors import DownError, LateError, RequestError
+from pliant.policies.cascade.calibration import Floats
+
+logger = logging.getLogger("pliant")
+
+_LONG_TEXT = 4_000
+"""Characters from which on words are pruned in a thread, so that the event loop stays responsive."""
+_MARGIN_S, _MARGIN = 0.005, 0.05
+"""What is kept back of the time, in seconds and as a share of the SLO, to answer without a level that is late."""
+
+Reason = Literal["busy", "down", "late", "failed"]
+"""Why a level that was to read a text did not."""
+_BECAUSE: dict[Reason, str] = {
+    "busy": "is overloaded",
+    "down": "is down",
+    "late": "did not answer in time",
+    "failed": "failed",
+}
+
+
+class Recorder(Protocol):
+    """Where a cascade records what happened to a text. Levels are named."""
+
+    def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None: ...
+
+    def rerouted(self, level: str, words: int, pruned: int) -> None:
+        """From `level` to the next; `pruned` of its `words` were left out, both 0 if the text went on whole."""
+
+    def drifted(self, level: str, drifting: bool) -> None:
+        """Whether `level` now sends on another share of texts than in the profile; called when that changes."""
+
+    def degraded(self, level: str, reason: Reason) -> None:
+        """`level` was to read a text, and could not."""
+
+    def failed(self, status: int) -> None: ...
+
+
+class Passage:
+    """One text on its way. Once `run` has returned, `probabilities` are the answer.
+
+    `degrade` tells whether later levels can be done without; the first one can where there is a fallback.
+    """
+
+    def __init__(
+        self, cascade: str, text: str, slo_s: float, utility: float, serving: Serving, degrade: bool, recorder: Recorder
+    ) -> None:
+        self.warnings: list[str] = []
+        self.degraded = False
+        self.pruned = 0
+        """Words that the last level did not read."""
+        self._cascade = cascade
+        self._text = text
+        self._slo_s = slo_s
+        self._utility = utility
+        self._serving = serving
+        self._degrade = degrade
+        self._recorder = recorder
+        self._started = time.monotonic()
+        self._route = serving.route
+        self._logits: list[NDArray[Any]] = []
+        """Of the levels that have read the text."""
+        self._interrupted = False
+        """A replica failed us, so that the SLO does not count any more."""
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._started
+
+    @property
+    def level(self) -> str:
+        """The last one that has read the text."""
+        return self._route.levels[len(self._logits) - 1].name
+
+    @property
+    def probabilities(self) -> Floats:
+        """[labels], what those that have read it vote for."""
+        return self._route.policy.vote(self._logits)
+
+    async def run(self) -> None:
+        """Have the text read by level after level, until one is sure, or one that can be done without fails.
+
+        Raises RequestError where one that is needed fails, and whatever else that raises.
+        """
+        words: Words | None = None
+        text, left_out = self._text, 0
+        for index, level in enumerate(self._route.levels):
+            within_s = self._within_s(index)
+            try:
+                reading = await self._read(index, text, within_s)
+            except RequestError as error:
+                if within_s is None:
+                    raise
+                await self._do_without(index, error)
+                return
+            self.pruned = left_out
+            decision = self._route.policy.decide(self._text, index, self._logits[-1])
+            changed = self._serving.reroutes.observe(self._cascade, index, decision.reroute)
+            if changed is not None:
+                self._recorder.drifted(level.name, changed)
+            if not decision.reroute:
+                return
+            alpha = self._route.alphas[index]
+            words, pruned = await _prune(self._text, words, reading, alpha, self._route.most_characters(index))
+            text, left_out = pruned.text, pruned.pruned
+            self._recorder.rerouted(level.name, pruned.words, pruned.pruned)
+
+    @property
+    def _left_s(self) -> float:
+        return self._slo_s - self.seconds
+
+    def _within_s(self, index: int) -> float | None:
+        """How long to wait for the level, if the answer can do without it; None if it is needed.
+
+        Time is kept back for the answer, and for the level that answers instead of the first one.
+        """
+        fallback = None if index else self._serving.fallback
+        if (index and not self._degrade) or (not index and fallback is None):
+            return None
+        left_s = max(0.0, self._left_s)
+        instead_s = 2 * fallback.latency_s[0] if fallback else 0.0
+        return left_s - min(max(_MARGIN_S, _MARGIN * self._slo_s) + instead_s, left_s / 2)
+
+    async def _read(self, index: int, text: str, within_s: float | None) -> Reading:
+        """What level `index` of the route says; taken note of.
+
+        Raises RequestError; other failures only of a level that is needed.
+        """
+        level, left_s = self._route.levels[index], self._left_s
+        budget_s = None if self._interrupted else self._route.budget_s(index, left_s)
+        telling = None if index else self._route.telling(self._text)
+        try:
+            if within_s is not None and level.down:
+                raise DownError(503, f"{level.name} is down", 1)
+            if within_s == 0:
+                raise LateError(429, f"no time is left for {level.name}", 1)
+            reading = await level.read(text, budget_s, self._utility, telling, within_s)
+            if not np.isfinite(reading.logits).all():
+                raise RequestError(500, f"{level.name} failed: what it computed of this text are no numbers")
+        except RequestError as error:
+            raise self._explained(index, left_s, error) from None
+        except Exception as error:
+            if within_s is None:
+                raise
+            logger.exception("%s: %s failed; answering without it", self._cascade, level.name)
+            raise RequestError(500, f"{level.name} failed: {type(error).__name__}; the log tells more") from error
+        self._interrupted |= reading.interrupted
+        if reading.warning and reading.warning not in self.warnings:
+            self.warnings.append(reading.warning)
+        self._logits.append(reading.logits[self._route.columns[index]])
+        return reading
+
+    def _explained(self, index: int, left_s: float, error: RequestError) -> RequestError:
+        """`error` of a level, told to somebody who asked the cascade."""
+        if not index:
+            return error
+        level = self._route.levels[index].name
+        if isinstance(error, LateError) and error.status == 429:
+            earlier = " and ".join(before.name for before in self._route.levels[:index])
+            left = f"{1e3 * max(0.0, left_s):.1f} ms of slo_ms {1e3 * self._slo_s:g}"
+            needs = f"{1e3 * self._route.latency_s[index]:.1f} ms on average"
+            return _again(
+                error,
+                f"{earlier} left {left} for {level}, which takes {needs}; {self._cascade} needs it for this text: "
+                "retry later, or raise slo_ms",
+            )
+        return _again(error, f"{error.reason}; {self._cascade} needs it for this text")
+
+    async def _do_without(self, index: int, error: RequestError) -> None:
+        """Have the text answered though level `index` has failed with `error`: by those before, or by the fallback.
+
+        Raises RequestError when the fallback fails, too, or is no better.
+        """
+        level, reason = self._route.levels[index], _reason(error)
+        fallback = None if index else self._serving.fallback
+        if fallback:
+            faster = fallback.latency_s[0] < self._route.latency_s[0]
+            if error.status < 500 and not (error.status == 429 and faster):
+                raise error
+            self._route = fallback
+            try:
+                await self._read(0, self._text, None)
+            except RequestError as failure:
+                stands_in = f"it is to answer instead of {level.name}, which {_BECAUSE[reason]}"
+                raise _again(failure, f"{failure.reason}; {stands_in}") from None
+        self._miss(level, reason)
+
+    def _miss(self, level: Classifier, reason: Reason) -> None:
+        self.degraded = True
+        self.warnings.append(f"degraded: answered without {level.name}, which {_BECAUSE[reason]}")
+        self._recorder.degraded(level.name, reason)
+
+
+def _reason(error: RequestError) -> Reason:
+    if isinstance(error, DownError):
+        return "down"
+    if isinstance(error, LateError):
+        return "late"
+    return "busy" if error.status == 429 else "failed"
+
+
+async def _prune(
+    text: str, words: Words | None, reading: Reading, alpha: float, most: int
+) -> tuple[Words | None, Pruned]:
+    """The words of `text`, unless known, if the level told of them; and the text without those that may be left out.
+
+    Characters after the `most` that anybody reads are left out as well, if any are.
+    """
+
+    def prune() -> tuple[Words | None, Pruned]:
+        found = words
+        if reading.importance is not None:
+            [found] = read_words([text[:most]], reading.encoding, reading.importance)
+        return found, found.prune(alpha) if found and alpha else Pruned(text, 0, 0)
+
+    return await asyncio.to_thread(prune) if len(text) > _LONG_TEXT else prune()
+
+
+def _again(error: RequestError, reason: str) -> RequestError:
+    """`error` for another reason, with the same time to come back."""
+    made = type(error)(error.status, reason)
+    made.headers = error.headers
+    return made

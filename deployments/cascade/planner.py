@@ -1,0 +1,222 @@
+"""Has each cascade profiled through its levels' own replicas, once, and tells gateways which candidate serves.
+
+Plain asyncio, without Ray. Profiles are kept in the cache, so that the next planner reads them. While one is made, and
+when none can be, all other services go on; its levels answer their own clients beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from pliant.config.cluster import CascadeConfig, ServingConfig
+from pliant.deployments.cascade.choice import Choice, choose_for
+from pliant.deployments.cascade.levels import ClassifierReader, levels_of
+from pliant.deployments.cascade.messages import CascadeEntry
+from pliant.deployments.cascade.profile import profile
+from pliant.deployments.cascade.table import Profiled, folder_of, identity, keep, load
+from pliant.deployments.encoder.endpoint import Classifier
+from pliant.deployments.serving.catalog.board import Board
+from pliant.errors import DataError, PliantError
+from pliant.models import sources
+from pliant.policies.cascade.choice import NoCandidateError
+from pliant.training import labelled_texts
+
+logger = logging.getLogger("pliant")
+
+_GONE_S = 45.0
+_WAIT_S = 0.2
+_PAUSES_S = (30.0, 600.0)
+_STEP = 0.05
+"""Share of a profile after which gateways hear again how far it is."""
+
+Levels = Callable[[str], Awaitable[Classifier]]
+"""The service of this name, through its replicas."""
+
+
+class _RefusedError(Exception):
+    """Nothing can serve before the operator does something about it; `problem` says what, for them."""
+
+    def __init__(self, state: str, problem: str) -> None:
+        super().__init__(problem)
+        self.state = state
+        self.problem = problem
+
+
+class CascadeRegistry:
+    """The cascades of `config`; `board` has them by service. `run_on` says what the replicas of a service run on,
+    and `compiling` whether that is about to become faster.
+
+    A cascade is profiled as soon as its levels can answer, and again once they are compiled if they were not then; the
+    first choice serves meanwhile. What fails is tried again for ever, after the first of `pauses_s`, which doubles up
+    to the second. What was refused is looked at again after the second: a file may have been mended, or a profile
+    removed.
+    """
+
+    def __init__(
+        self,
+        config: ServingConfig,
+        level: Levels,
+        run_on: Callable[[str], Sequence[str]],
+        compiling: Callable[[str], bool],
+        pauses_s: tuple[float, float] = _PAUSES_S,
+    ) -> None:
+        self.board: Board[CascadeEntry] = Board(_GONE_S)
+        self._encoders = config.encoders
+        self._level = level
+        self._run_on = run_on
+        self._compiling = compiling
+        self._pauses_s = pauses_s
+        self._profiling = asyncio.Lock()
+        self._useless: dict[Path, str] = {}
+        """Profiles that could not be made of these texts, and why."""
+        self._complaints: dict[str, str | None] = {}
+        """By service, what the log was last told to be wrong."""
+        self._tasks = [asyncio.create_task(self._start(name, cascade)) for name, cascade in config.cascades.items()]
+
+    def check(self) -> None:
+        """Raise RuntimeError if a cascade is not seen to any more, though nothing was chosen for it."""
+        for task in self._tasks:
+            if task.done() and (task.cancelled() or task.exception()):
+                raise RuntimeError(f"a cascade is not started any more: {task}")
+
+    async def _start(self, name: str, config: CascadeConfig) -> None:
+        """Choose what serves, and once more when the levels have been compiled."""
+        while await self._serve_choice(name, config):
+            await self._compiled(config)
+
+    async def _compiled(self, config: CascadeConfig) -> None:
+        """Wait until no level is being compiled."""
+        while True:
+            if not any(map(self._compiling, config.levels)):
+                return
+            await asyncio.sleep(_WAIT_S)
+
+    async def _serve_choice(self, name: str, config: CascadeConfig) -> bool:
+        """Choose what serves; whether the levels were being compiled, so that the choice is provisional."""
+        pause_s, slowest_s = self._pauses_s
+        while True:
+            try:
+                provisional, choice = await self._choose(name, config)
+                self._serve(name, choice)
+            except _RefusedError as error:
+                self._complain(CascadeEntry(name, error.state, None, error.problem, refused=True))
+                pause_s = slowest_s
+            except PliantError as error:
+                self._complain(CascadeEntry(name, "could not be profiled yet", None, str(error)))
+            except Exception as error:
+                self._complain(CascadeEntry(name, "could not be profiled yet", None, repr(error)), error)
+            else:
+                return provisional
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, slowest_s)
+
+    async def _choose(self, name: str, config: CascadeConfig) -> tuple[bool, Choice]:
+        """Whether the choice is provisional, and the choice."""
+        classifiers = {level: await self._level(level) for level in config.levels}
+        await self._ready(name, classifiers)
+        provisional = any(map(self._compiling, config.levels))
+        folders = {
+            level: await asyncio.to_thread(sources.fetch, self._encoders[level].model) for level in config.levels
+        }
+        try:
+            texts = await asyncio.to_thread(labelled_texts.read, config.data, classifiers[config.levels[0]].labels)
+            run_on = {level: self._run_on(level) for level in config.levels}
+            folder = folder_of(name, identity(config, self._encoders, folders, texts, run_on))
+            profiled = await self._profiled(name, config, classifiers, texts, None if provisional else folder)
+        except DataError as error:
+            raise _RefusedError("cannot use its labelled texts; /stats tells why", str(error)) from None
+        try:
+            return provisional, await asyncio.to_thread(choose_for, config, profiled)
+        except NoCandidateError as error:
+            raise _RefusedError(
+                "cannot keep what it promises; /stats tells why",
+                f"{error}; the profile is in {folder}: delete it to have the levels measured again",
+            ) from None
+
+    async def _profiled(
+        self,
+        name: str,
+        config: CascadeConfig,
+        classifiers: Mapping[str, Classifier],
+        texts: list[labelled_texts.LabelledText],
+        folder: Path | None,
+    ) -> Profiled:
+        """The profile in `folder`; made if it is not there, or if it is not to be kept in any.
+
+        Raises DataError if none can be made of these texts.
+        """
+        if folder is None:
+            async with self._profiling:
+                return await self._profile(name, config, classifiers, texts)
+        if folder in self._useless:
+            raise DataError(self._useless[folder])
+        if found := await asyncio.to_thread(load, folder):
+            logger.info("%s: profiled before, in %s", name, folder)
+            return found
+        async with self._profiling:
+            try:
+                found = await self._profile(name, config, classifiers, texts)
+            except DataError as error:
+                self._useless[folder] = str(error)
+                raise
+        try:
+            await asyncio.to_thread(keep, folder, found)
+        except Exception:
+            logger.exception("%s: its profile is used, but cannot be kept in %s for the next start", name, folder)
+        else:
+            logger.info("%s: profiled on %d texts; see %s", name, found.table.chosen_on, folder)
+        return found
+
+    async def _ready(self, name: str, classifiers: Mapping[str, Classifier]) -> None:
+        waiting: list[str] = []
+        while now := [level for level, classifier in classifiers.items() if not classifier.ready]:
+            if now != waiting:
+                self._tell(name, f"waits for {', '.join(now)}")
+            waiting = now
+            await asyncio.sleep(_WAIT_S)
+
+    async def _profile(
+        self,
+        name: str,
+        config: CascadeConfig,
+        classifiers: Mapping[str, Classifier],
+        texts: list[labelled_texts.LabelledText],
+    ) -> Profiled:
+        told = ("", -1.0)
+
+        def progress(what: str, done: float) -> None:
+            nonlocal told
+            if what != told[0] or done - told[1] >= _STEP:
+                told = what, done
+                self._tell(name, f"profiles its levels: {what}, {done:.0%}")
+
+        levels = levels_of(config, self._encoders, classifiers)
+        reader, parts = ClassifierReader(classifiers), labelled_texts.split(texts, config.seed)
+        return await profile(reader, levels, *parts, config.seed, config.prune, progress)
+
+    def _serve(self, name: str, choice: Choice) -> None:
+        candidate = choice.candidate
+        state = (
+            f"serves {candidate}: {candidate.accuracy:.1%} ± {candidate.accuracy_error:.1%} accurate, "
+            f"{1e3 * candidate.mean_latency_s:.1f} ms, {candidate.early_share:.0%} answered early"
+        )
+        logger.info("%s: %s", name, state)
+        if choice.conformal:
+            logger.info("%s: %s", name, choice.conformal)
+        if choice.unmet:
+            logger.error("%s: does not keep its promise, but serves, as it may degrade: %s", name, choice.unmet)
+        self.board.put({name: CascadeEntry(name, state, choice)})
+
+    def _tell(self, name: str, state: str) -> None:
+        logger.info("%s: %s", name, state)
+        self.board.put({name: CascadeEntry(name, state, None)})
+
+    def _complain(self, entry: CascadeEntry, bug: Exception | None = None) -> None:
+        """Tell what is wrong; the log once, though it be found again and again, and where in case of a `bug`."""
+        self.board.put({entry.service: entry})
+        if self._complaints.get(entry.service) != entry.problem:
+            self._complaints[entry.service] = entry.problem
+            logger.error("%s: %s: %s", entry.service, entry.state, entry.problem, exc_info=bug)

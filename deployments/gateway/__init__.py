@@ -1,1 +1,0 @@
-"""The HTTP front: protocols, validation, tokenization and routing."""

@@ -1,0 +1,1 @@
+"""The protocols that clients speak: validation, parsing and errors."""

@@ -1,0 +1,128 @@
+"""The Hugging Face inference shape, as `huggingface_hub.InferenceClient` calls it to classify texts and images.
+
+An image comes as it is, with parameters in the URL if at all, or in base64 within JSON; what the JSON says of
+parameters goes before the URL: `client.image_classification(image, model=f"{address}/models/digits?task=parity")`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pliant.deployments.cascade.endpoint import TextClassifier
+from pliant.deployments.encoder.endpoint import Prediction
+from pliant.deployments.http.body import LARGE, read_body
+from pliant.deployments.http.image_tensors import decoded
+from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters, explain, validated_json
+from pliant.deployments.http.validation import bounded, finder
+from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.services import IMAGE, TEXT, Services
+from pliant.deployments.vision.endpoint import MANY_LABELS, VisionClassifier, VisionPrediction
+
+
+class TextClassificationRequest(BaseModel):
+    """A text, or several, to classify."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    inputs: str | list[str]
+    parameters: ClassifyParameters = ClassifyParameters()
+    options: dict[str, Any] = {}
+    """Of the hosted service (caching, waiting for a model): accepted, without effect."""
+
+
+class ImageClassificationRequest(BaseModel):
+    """An image in base64, or several, to classify."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    inputs: str | list[str]
+    parameters: VisionParameters = VisionParameters()
+    options: dict[str, Any] = {}
+    """As above."""
+
+
+def router(services: Services, max_body: int, most: int) -> APIRouter:
+    """The route over `services`. `max_body` is in bytes, `most` texts or images are in a request."""
+    api = APIRouter(tags=["Hugging Face"])
+    find = finder(services, *TEXT, IMAGE)
+    schemas = [TextClassificationRequest.model_json_schema(), ImageClassificationRequest.model_json_schema()]
+    schema = {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": {"anyOf": schemas}},
+                "image/*": {"schema": {"type": "string", "format": "binary"}},
+            },
+        }
+    }
+
+    @api.post("/models/{model}", openapi_extra=schema)
+    async def classify(request: Request, model: str) -> Response:
+        service = await find(model)
+        body = await read_body(request, max_body)
+        if service.kind == IMAGE:
+            return await _classify_images(service.endpoint, body, request.query_params, most)
+        classifier: TextClassifier = service.endpoint
+        call = validated_json(TextClassificationRequest, body)
+        texts = bounded([call.inputs] if isinstance(call.inputs, str) else call.inputs, most, "text")
+        predictions = await classifier.classify(texts, call.parameters)
+        return JSONResponse([_scored(prediction, call.parameters.details) for prediction in predictions])
+
+    return api
+
+
+async def _classify_images(vision: VisionClassifier, body: bytes, query: Mapping[str, str], most: int) -> Response:
+    """A list of labels for an image, or a list of these for a list of images."""
+    in_url = _in_url(query)
+    if not body.lstrip().startswith(b"{"):
+        return await _written(await vision.classify([body], in_url), single=True)
+
+    def parsed() -> tuple[ImageClassificationRequest, list[bytes]]:
+        call = validated_json(ImageClassificationRequest, body)
+        encoded = bounded([call.inputs] if isinstance(call.inputs, str) else call.inputs, most, "image")
+        return call, [decoded(text) for text in encoded]
+
+    call, images = await asyncio.to_thread(parsed) if len(body) > LARGE else parsed()
+    parameters = in_url.model_copy(update=call.parameters.model_dump(exclude_unset=True))
+    return await _written(await vision.classify(images, parameters), single=isinstance(call.inputs, str))
+
+
+async def _written(predictions: Sequence[VisionPrediction], single: bool) -> Response:
+    def write() -> Response:
+        seen = [_seen(prediction) for prediction in predictions]
+        return JSONResponse(seen[0] if single else seen)
+
+    many = sum(len(prediction.labels) for prediction in predictions) > MANY_LABELS
+    return await asyncio.to_thread(write) if many else write()
+
+
+def _in_url(query: Mapping[str, str]) -> VisionParameters:
+    try:
+        return VisionParameters.model_validate_strings(dict(query))
+    except ValidationError as error:
+        raise RequestError(400, f"in the URL: {explain(error, VisionParameters)}") from None
+
+
+def _scored(prediction: Prediction, details: bool) -> list[dict[str, Any]]:
+    """Each label with its score and, as clients keep to this shape, what there is to say of the whole answer."""
+    more: dict[str, Any] = {"warning": prediction.warning} if prediction.warning else {}
+    if prediction.details and (details or prediction.details.degraded):
+        more |= asdict(prediction.details)
+    return [
+        {"label": label, "score": score, **more}
+        for label, score in zip(prediction.labels, prediction.scores, strict=True)
+    ]
+
+
+def _seen(prediction: VisionPrediction) -> list[dict[str, Any]]:
+    return [
+        {"label": label, "score": score, "gamma": prediction.gamma, "fate": prediction.fate}
+        for label, score in zip(prediction.labels, prediction.scores, strict=True)
+    ]

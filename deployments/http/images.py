@@ -1,0 +1,196 @@
+"""Images as strangers send them, made into what a vision transformer takes: bounded, decoded, turned, resized and cut.
+
+What an image is resized and cut to is what timm's `create_transform` makes of the same pretrained_cfg, pixel by pixel.
+Of an animation the first picture counts. Transparent pixels lie on white, as in a browser.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
+
+from pliant.errors import PliantError
+from pliant.models.vision_info import VisionInfo
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+_ORIENTATION = 0x0112
+_TURNED = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What brings an image upright, by EXIF orientation."""
+_MODES = {1: "L", 3: "RGB"}
+_MOST_ELONGATED = 100
+"""Sides' ratio; resized by its short side, a longer image would take more memory than its pixels suggest."""
+_MOST_SCANS = 20
+"""Of the largest JPEG: each takes time for all pixels, however few bytes it has. Usual files have up to ten."""
+_QUICK_PIXELS = 4_000_000
+"""In all scans of an image that takes little time, some hundredths of a second."""
+_SCAN = b"\xff\xda"
+_MILLION = 1_000_000
+
+Pixels = NDArray[np.uint8]
+
+
+class ImageError(PliantError):
+    """What was sent is no image that is served; `status` is HTTP's."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class ImageReader:
+    """Makes images into the input [height, width, channels] of the model `info`.
+
+    An image of more than `max_megapixels` is refused before it is decoded. All methods may run in threads.
+    """
+
+    def __init__(self, info: VisionInfo, max_megapixels: float) -> None:
+        self.height, self.width, self.channels = info.height, info.width, info.channels
+        self._mode = _MODES[info.channels]
+        self._most_pixels = int(max_megapixels * _MILLION)
+        self._resampling = Image.Resampling[info.interpolation.upper()]
+        self._scaled = math.floor(info.height / info.crop_pct), math.floor(info.width / info.crop_pct)
+        self._squash = info.squash
+
+    def decode(self, encoded: bytes) -> Pixels:
+        """The image in a file of one of `FORMATS`. Raises ImageError."""
+        with self._opened(encoded) as (image, _):
+            return self._decoded(image)
+
+    def decode_quick(self, encoded: bytes) -> Pixels | None:
+        """As `decode`, but None for an image that takes long, as its header says."""
+        with self._opened(encoded) as (image, pixels):
+            return self._decoded(image) if pixels <= _QUICK_PIXELS else None
+
+    @contextmanager
+    def _opened(self, encoded: bytes) -> Iterator[tuple[ImageFile, int]]:
+        """The image in a file, not decoded yet, and how many pixels that will take. Makes all errors an ImageError."""
+        if not encoded:
+            raise ImageError(400, "the image is empty: it has no bytes")
+        try:
+            with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
+                self._check_size(*opened.size)
+                scans = encoded.count(_SCAN) if opened.format in ("JPEG", "MPO") else 1
+                self._check_scans(scans, *opened.size)
+                yield opened, scans * opened.width * opened.height
+        except ImageError:
+            raise
+        except UnidentifiedImageError:
+            begins = encoded[:12].hex(" ")
+            raise ImageError(415, f"no image of {', '.join(FORMATS)}: its first bytes are {begins}") from None
+        except Image.DecompressionBombError:
+            raise self._too_large("hundreds of megapixels") from None
+        except Exception as error:  # decoders raise whatever the broken file leads them to
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise ImageError(400, f"the image cannot be decoded: {reason[:200]}") from None
+
+    def fits(self, pixels: NDArray[Any]) -> bool:
+        """Whether `fit` would take `pixels` as they are."""
+        return pixels.dtype == np.uint8 and pixels.shape == (self.height, self.width, self.channels)
+
+    def fit(self, pixels: NDArray[Any]) -> Pixels:
+        """Pixels [height, width, 1 or 3], as bytes or as floats in [0, 1]. Raises ImageError.
+
+        Those of the model's size are taken as they are; others are resized and cut as encoded images are.
+        """
+        height, width, channels = pixels.shape
+        self._check_size(width, height)
+        whole = pixels if pixels.dtype == np.uint8 else _as_bytes(pixels)
+        if pixels.shape == (self.height, self.width, self.channels):
+            return np.ascontiguousarray(whole)
+        image = Image.fromarray(np.ascontiguousarray(whole[..., 0] if channels == 1 else whole))
+        if (height, width) == (self.height, self.width):
+            return self._pixels(image.convert(self._mode))
+        return self._fitted(image)
+
+    def _check_size(self, width: int, height: int) -> None:
+        if not width or not height:
+            raise ImageError(400, f"the image has {width} x {height} pixels; send one with some")
+        if width * height > self._most_pixels:
+            raise self._too_large(f"{width} x {height} pixels")
+        if max(width, height) > _MOST_ELONGATED * min(width, height):
+            raise ImageError(
+                413, f"the image has {width} x {height} pixels; no side may be {_MOST_ELONGATED} times the other"
+            )
+
+    def _check_scans(self, scans: int, width: int, height: int) -> None:
+        if scans * width * height > _MOST_SCANS * self._most_pixels:
+            raise ImageError(
+                413, f"the JPEG has {scans} scans of {width} x {height} pixels; save it anew, not progressive"
+            )
+
+    def _too_large(self, what: str) -> ImageError:
+        allowed = f"{self._most_pixels / _MILLION:g} megapixels"
+        return ImageError(413, f"the image is too large: {what} for at most {allowed}; send it smaller")
+
+    def _decoded(self, image: ImageFile) -> Pixels:
+        image.load()
+        return self._fitted(_upright(image))
+
+    def _fitted(self, image: Image.Image) -> Pixels:
+        image = _flat(image).convert(self._mode)
+        size = self._scaled[::-1] if self._squash else _covering(image.size, self._scaled)
+        return self._pixels(_centre(image.resize(size, self._resampling), self.width, self.height))
+
+    def _pixels(self, image: Image.Image) -> Pixels:
+        return np.asarray(image, dtype=np.uint8).reshape(self.height, self.width, self.channels)
+
+
+def _as_bytes(pixels: NDArray[Any]) -> Pixels:
+    if not np.isfinite(pixels).all() or pixels.min() < 0 or pixels.max() > 1:
+        raise ImageError(400, "an image of floats must have values from 0 to 1, not normalised; or send UINT8")
+    whole: Pixels = np.rint(pixels * 255).astype(np.uint8)
+    return whole
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """`image` as its EXIF data want it seen; broken ones are ignored, as they are by other viewers."""
+    try:
+        turned = _TURNED.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:
+        return image
+    return image if turned is None else image.transpose(turned)
+
+
+def _flat(image: Image.Image) -> Image.Image:
+    """`image` with 8 bits for each channel, and without transparency."""
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ImageError(415, f"the image has 32-bit pixels (mode {image.mode}); send 8 or 16 bits")
+    if not image.has_transparency_data:
+        return image
+    white = Image.new("RGBA", image.size, "white")
+    white.alpha_composite(image.convert("RGBA"))
+    return white
+
+
+def _covering(size: tuple[int, int], scaled: tuple[int, int]) -> tuple[int, int]:
+    """The width and height of an image of `size` when it just covers `scaled`, a height and a width."""
+    (width, height), (tall, wide) = size, scaled
+    if tall == wide:  # torchvision's Resize of the shorter side
+        shorter = min(width, height)
+        return int(tall * width / shorter), int(tall * height / shorter)
+    ratio = min(height / tall, width / wide)  # timm's ResizeKeepRatio
+    return round(width / ratio), round(height / ratio)
+
+
+def _centre(image: Image.Image, width: int, height: int) -> Image.Image:
+    """The middle of `image`, which torchvision's CenterCrop pads with black where it is too small."""
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image.crop((left, top, left + width, top + height))

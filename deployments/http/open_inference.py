@@ -1,0 +1,191 @@
+"""The Open Inference Protocol v2 (KServe, Triton) for classifiers of texts and images.
+
+Of texts there is one input, `text` (BYTES, shape [n] or [n, 1]), of images `image` (see `image_tensors.py`). The
+outputs are `label` (BYTES) and `score` (FP32), both of shape [n, k], the likeliest label first, and of images also
+`gamma` (INT32) and `fate` (BYTES), both [n, 1].
+
+Of texts that a cascade classified there are also `level` (BYTES), `confidence` (FP32), `words_pruned` and `degraded`
+(INT32), all [n, 1], if the request names them or its parameters say `details`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from pliant import __version__
+from pliant.deployments.cascade.endpoint import CascadeClassifier, TextClassifier
+from pliant.deployments.http.body import LARGE, read_body
+from pliant.deployments.http.image_tensors import images
+from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters, validated, validated_json
+from pliant.deployments.http.tensors import (
+    HEADER_LENGTH,
+    InferRequest,
+    OutputTensor,
+    check_column,
+    elements,
+    is_binary,
+    only_input,
+    requested,
+    respond,
+    split,
+    strings,
+)
+from pliant.deployments.http.validation import VERSION, bounded, finder, named
+from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.services import IMAGE, LANGUAGE_MODEL, TEXT, Services, not_ready
+from pliant.deployments.vision.endpoint import MANY_LABELS, Image, VisionClassifier
+
+_TEXT_OUTPUTS = {"label": "BYTES", "score": "FP32"}
+_DETAILS = {"level": "BYTES", "confidence": "FP32", "words_pruned": "INT32", "degraded": "INT32"}
+_IMAGE_OUTPUTS = {**_TEXT_OUTPUTS, "gamma": "INT32", "fate": "BYTES"}
+
+
+def router(services: Services, max_body: int, most: int) -> APIRouter:
+    """The protocol's routes over `services`. `max_body` is in bytes, `most` texts or images are in a request."""
+    api = APIRouter(prefix="/v2", tags=["Open Inference Protocol v2"])
+    kinds = (*TEXT, IMAGE)
+    find = finder(services, *kinds)
+
+    @api.get("/health/live")
+    async def live() -> dict[str, bool]:
+        return {"live": True}
+
+    @api.get("/health/ready")
+    async def ready() -> Response:
+        services.check_ready()
+        return JSONResponse({"ready": True})
+
+    @api.get("")
+    async def server() -> dict[str, Any]:
+        return {"name": "pliant", "version": __version__, "extensions": ["binary_tensor_data"]}
+
+    @api.get("/models/{model}/versions/{version}")
+    @api.get("/models/{model}")
+    async def metadata(model: str, version: str = VERSION) -> dict[str, Any]:
+        service = await find(model, version)
+        return _image_metadata(service.endpoint) if service.kind == IMAGE else _text_metadata(service.endpoint)
+
+    @api.get("/models/{model}/versions/{version}/ready")
+    @api.get("/models/{model}/ready")
+    async def model_ready(model: str, version: str = VERSION) -> Response:
+        if not (service := named(services, (*kinds, LANGUAGE_MODEL), model, version)).ready:
+            raise not_ready(service)
+        return JSONResponse({"name": model, "ready": True})
+
+    schema = {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": InferRequest.model_json_schema()}},
+        }
+    }
+
+    @api.post("/models/{model}/versions/{version}/infer", openapi_extra=schema)
+    @api.post("/models/{model}/infer", openapi_extra=schema)
+    async def infer(request: Request, model: str, version: str = VERSION) -> Response:
+        service = await find(model, version)
+        body = await read_body(request, max_body)
+        header = request.headers.get(HEADER_LENGTH)
+        if service.kind == IMAGE:
+            return await _classify_images(service.endpoint, body, header, most)
+        return await _classify_texts(service.endpoint, body, header, most)
+
+    return api
+
+
+async def _classify_texts(classifier: TextClassifier, body: bytes, header: str | None, most: int) -> Response:
+    head, tail = split(body, header)
+    call = validated_json(InferRequest, head)
+    texts = _texts(call, tail, most)
+    parameters = validated(ClassifyParameters, call.options())
+    binary = requested(call, _text_outputs(classifier))
+    if not call.outputs and not parameters.details:
+        binary = {name: packed for name, packed in binary.items() if name in _TEXT_OUTPUTS}
+    predictions = await classifier.classify(texts, parameters)
+    warnings = [f"text {index}: {item.warning}" for index, item in enumerate(predictions) if item.warning]
+    tensors = {
+        "label": OutputTensor("BYTES", [item.labels for item in predictions]),
+        "score": OutputTensor("FP32", [item.scores for item in predictions]),
+    }
+    for name in binary.keys() & _DETAILS.keys():
+        tensors[name] = OutputTensor(_DETAILS[name], [[getattr(item.details, name)] for item in predictions])
+    return respond(classifier.name, call.id, tensors, binary, "; ".join(warnings))
+
+
+async def _classify_images(vision: VisionClassifier, body: bytes, header: str | None, most: int) -> Response:
+    def parsed() -> tuple[InferRequest, Sequence[Image]]:
+        head, tail = split(body, header)
+        call = validated_json(InferRequest, head)
+        return call, images(call, tail, vision.reader, most)
+
+    call, found = await asyncio.to_thread(parsed) if len(body) > LARGE else parsed()
+    binary = requested(call, _IMAGE_OUTPUTS)
+    predictions = await vision.classify(found, validated(VisionParameters, call.options()))
+    tensors = {
+        "label": OutputTensor("BYTES", [item.labels for item in predictions]),
+        "score": OutputTensor("FP32", [item.scores for item in predictions]),
+        "gamma": OutputTensor("INT32", [[item.gamma] for item in predictions]),
+        "fate": OutputTensor("BYTES", [[item.fate] for item in predictions]),
+    }
+    if sum(len(item.labels) for item in predictions) > MANY_LABELS:
+        return await asyncio.to_thread(respond, vision.name, call.id, tensors, binary, "")
+    return respond(vision.name, call.id, tensors, binary, "")
+
+
+def _text_outputs(classifier: TextClassifier) -> dict[str, str]:
+    return _TEXT_OUTPUTS | (_DETAILS if isinstance(classifier, CascadeClassifier) else {})
+
+
+def _text_metadata(classifier: TextClassifier) -> dict[str, Any]:
+    levels = {"levels": ",".join(classifier.levels)} if isinstance(classifier, CascadeClassifier) else {}
+    return {
+        "name": classifier.name,
+        "versions": [VERSION],
+        "platform": "pliant_cascade" if levels else "pliant_encoder",
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+        "outputs": _outputs(_text_outputs(classifier)),
+        "parameters": {"labels": ",".join(classifier.labels), **levels},
+    }
+
+
+def _image_metadata(vision: VisionClassifier) -> dict[str, Any]:
+    reader, tasks = vision.reader, vision.tasks()
+    labels = {f"labels.{entry.task.name}": ",".join(entry.labels) for entry in tasks}
+    return {
+        "name": vision.name,
+        "versions": [VERSION],
+        "platform": "pliant_vision",
+        "inputs": [{"name": "image", "datatype": "UINT8", "shape": [-1, reader.height, reader.width, reader.channels]}],
+        "outputs": _outputs(_IMAGE_OUTPUTS),
+        "parameters": {"tasks": ",".join(entry.task.name for entry in tasks), **labels},
+    }
+
+
+def _outputs(types: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "datatype": type_, "shape": [-1, -1]} for name, type_ in types.items()]
+
+
+def _texts(call: InferRequest, tail: bytes, most: int) -> list[str]:
+    tensor = only_input(call, "text")
+    if tensor.datatype != "BYTES":
+        raise RequestError(400, f"inputs.0.datatype: got {tensor.datatype!r}; allowed: BYTES")
+    check_column(tensor.shape)
+    if is_binary(tensor, tail):
+        texts = [_utf8(element) for element in elements(tail)]
+    else:
+        texts = list(strings(tensor.data or []))
+    if len(texts) != math.prod(tensor.shape):
+        raise RequestError(400, f"inputs.0.shape: got {tensor.shape} for {len(texts)} texts")
+    return bounded(texts, most, "text")
+
+
+def _utf8(element: bytes) -> str:
+    try:
+        return element.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(400, f"inputs.0: a text is not UTF-8: {error}") from None

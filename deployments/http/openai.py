@@ -1,0 +1,148 @@
+"""OpenAI's text endpoints, as the `openai` client calls them: /v1/completions, /v1/chat/completions and /v1/models.
+
+Errors are in OpenAI's shape (`openai_errors`). One that comes before the first token has its own HTTP status, streamed
+or not; one that comes later is the last event of the stream.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from pliant.deployments.http.body import read_body
+from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Json, Shape, usage
+from pliant.deployments.http.openai_errors import OpenAIError
+from pliant.deployments.http.openai_schemas import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    body_schema,
+    parsed,
+)
+from pliant.deployments.http.openai_stream import EventStream, begun, interleaved
+from pliant.deployments.llm.request import Generation, Piece, merged
+from pliant.deployments.llm.served_models import ServedModel, ServedModels
+from pliant.sampling import Sampling
+
+_MOST_ANSWERS = 64
+"""Prompts times choices of one request."""
+
+
+def router(models: ServedModels, max_body: int) -> APIRouter:
+    """The routes over `models`. `max_body` is in bytes."""
+    api = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+    @api.get("/models")
+    async def listing() -> Response:
+        return Response(models.listing(), media_type="application/json")
+
+    @api.get("/models/{model:path}")
+    async def card(model: str) -> Json:
+        return (await models.find(model)).card()
+
+    @api.post("/completions", openapi_extra=body_schema(CompletionRequest))
+    async def complete(request: Request) -> Response:
+        call = parsed(CompletionRequest, await read_body(request, max_body))
+        served = await models.find(call.model)
+        model = served.base
+        _bound(len(call.prompts) * call.choices)
+        prompts = [await model.encode(prompt) for prompt in call.prompts]
+        echo = [model.text(prompt) for prompt in call.prompts for _ in range(call.choices)] if call.echo else None
+        shape = CompletionShape(model.token_texts, echo)
+        generations = _generations(served, call, prompts, call.max_tokens, call.logprobs, f"cmpl-{uuid.uuid4().hex}")
+        return await _answer(served, call, generations, shape, sum(map(len, prompts)))
+
+    @api.post("/chat/completions", openapi_extra=body_schema(ChatRequest))
+    async def chat(request: Request) -> Response:
+        call = parsed(ChatRequest, await read_body(request, max_body))
+        served = await models.find(call.model)
+        model = served.base
+        prompt = await model.encode_chat([message.for_template() for message in call.messages])
+        wanted = call.max_completion_tokens or call.max_tokens
+        generations = _generations(served, call, [prompt], wanted, call.alternatives, f"chatcmpl-{uuid.uuid4().hex}")
+        return await _answer(served, call, generations, ChatShape(model.token_texts), len(prompt))
+
+    return api
+
+
+def _bound(answers: int) -> None:
+    if answers > _MOST_ANSWERS:
+        raise OpenAIError(400, f"n: {answers} answers in one request; at most {_MOST_ANSWERS} are allowed", "n")
+
+
+def _generations(
+    served: ServedModel,
+    call: GenerationRequest,
+    prompts: Sequence[tuple[int, ...]],
+    wanted: int | None,
+    logprobs: int | None,
+    name: str,
+) -> list[Generation]:
+    """One for each choice of each prompt, in the order of OpenAI's choices."""
+    usual = served.base.defaults
+    sampling = Sampling(
+        temperature=usual.temperature if call.temperature is None else call.temperature,
+        top_k=usual.top_k if call.top_k is None else max(0, call.top_k),
+        top_p=usual.top_p if call.top_p is None else call.top_p,
+        logprobs=logprobs,
+    )
+    seed = secrets.randbits(63) if call.seed is None else call.seed
+    return [
+        Generation(
+            id=f"{name}-{index}",
+            prompt=prompt,
+            max_tokens=served.base.tokens_for(prompt, wanted),
+            sampling=replace(sampling, seed=_wrapped(seed + choice)),
+            stop=call.stops,
+            ignore_eos=call.ignore_eos,
+            adapter=served.registered and served.registered.adapter,
+        )
+        for index, (prompt, choice) in enumerate(
+            (prompt, choice) for prompt in prompts for choice in range(call.choices)
+        )
+    ]
+
+
+def _wrapped(seed: int) -> int:
+    """`seed` as a whole number of 64 bits."""
+    return seed % 2**64
+
+
+async def _answer(
+    served: ServedModel, call: GenerationRequest, generations: list[Generation], shape: Shape, prompt_tokens: int
+) -> Response:
+    """Run all `generations`; stream them, or wait for the last."""
+    name = generations[0].id.rsplit("-", 1)[0]
+    created = int(time.time())
+
+    def envelope(kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": name,
+            "object": kind,
+            "created": created,
+            "model": served.name,
+            "system_fingerprint": served.fingerprint,
+            "choices": choices,
+        }
+
+    answers = interleaved([served.base.answer(generation) for generation in generations])
+    if call.stream:
+        counted = partial(usage, prompt_tokens) if call.with_usage else None
+        pieces = await begun(answers)
+        return EventStream(pieces, len(generations), shape, partial(envelope, shape.chunk), counted)
+    parts: list[list[Piece]] = [[] for _ in generations]
+    async with aclosing(answers):
+        async for index, piece in answers:
+            parts[index].append(piece)
+    whole = [merged(pieces) for pieces in parts]
+    choices = [shape.choice(index, answer) for index, answer in enumerate(whole)]
+    counts = usage(prompt_tokens, sum(len(answer.tokens) for answer in whole))
+    return JSONResponse({**envelope(shape.whole, choices), "usage": counts})

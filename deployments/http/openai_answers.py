@@ -1,0 +1,126 @@
+"""Answers in the shapes of OpenAI's two text endpoints, whole or chunk by chunk."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from pliant.deployments.llm.request import Piece, TokenLogprobs
+from pliant.deployments.llm.token_texts import TokenTexts
+
+Json = dict[str, Any]
+
+_LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON has not."""
+
+
+class Shape(Protocol):
+    """What one endpoint calls things. `index` counts the choices of a request."""
+
+    whole: str
+    chunk: str
+
+    def choice(self, index: int, answer: Piece) -> Json:
+        """A choice of a whole answer."""
+
+    def opening(self, index: int) -> Json | None:
+        """What a streamed choice begins with, before its first piece."""
+
+    def part(self, index: int, piece: Piece) -> Json:
+        """A piece of a streamed choice; pieces of a choice come in order."""
+
+
+class CompletionShape:
+    """Of /v1/completions. `echo` has the text to begin each choice with, if that was asked for."""
+
+    whole = chunk = "text_completion"
+
+    def __init__(self, texts: TokenTexts, echo: Sequence[str] | None) -> None:
+        self._texts = texts
+        self._echo = echo
+        self._offsets: dict[int, _Offsets] = {}
+
+    def choice(self, index: int, answer: Piece) -> Json:
+        choice = self.part(index, answer)
+        return {**choice, "text": self._echo[index] + choice["text"]} if self._echo else choice
+
+    def opening(self, index: int) -> Json | None:
+        return self.part(index, Piece((), self._echo[index])) if self._echo else None
+
+    def part(self, index: int, piece: Piece) -> Json:
+        logprobs = None if piece.logprobs is None else self._logprobs(index, piece.logprobs)
+        return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
+
+    def _logprobs(self, index: int, rows: Sequence[TokenLogprobs]) -> Json:
+        offsets = self._offsets.setdefault(index, _Offsets())
+        return {
+            "tokens": [self._texts[row.token].text for row in rows],
+            "token_logprobs": [_finite(row.logprob) for row in rows],
+            "top_logprobs": [
+                {self._texts[token].text: _finite(value) for token, value in zip(row.top_ids, row.top, strict=True)}
+                | {self._texts[row.token].text: _finite(row.logprob)}
+                for row in rows
+            ],
+            "text_offset": [offsets.next(self._texts[row.token].content) for row in rows],
+        }
+
+
+class ChatShape:
+    """Of /v1/chat/completions."""
+
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+
+    def choice(self, index: int, answer: Piece) -> Json:
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        return {"index": index, "message": message, **self._end(answer)}
+
+    def opening(self, index: int) -> Json:
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def part(self, index: int, piece: Piece) -> Json:
+        return {"index": index, "delta": {"content": piece.text} if piece.text else {}, **self._end(piece)}
+
+    def _end(self, piece: Piece) -> Json:
+        logprobs = None
+        if piece.logprobs is not None:
+            logprobs = {"content": [self._token(row) for row in piece.logprobs], "refusal": None}
+        return {"logprobs": logprobs, "finish_reason": piece.finish}
+
+    def _token(self, row: TokenLogprobs) -> Json:
+        top = [self._scored(token, value) for token, value in zip(row.top_ids, row.top, strict=True)]
+        return {**self._scored(row.token, row.logprob), "top_logprobs": top}
+
+    def _scored(self, token: int, logprob: float) -> Json:
+        text, content = self._texts[token]
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(content)}
+
+
+class _Offsets:
+    """Where each token of a text begins, in characters; one that goes on with a character begins after it."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._characters = 0
+
+    def next(self, content: bytes) -> int:
+        offset = self._characters
+        self._characters += len(self._decoder.decode(content))
+        return offset
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> Json:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB)

@@ -1,0 +1,257 @@
+"""Bodies of OpenAI's text endpoints: what is understood, what is accepted without effect, and what is refused.
+
+A parameter that would change the answer and is not implemented is refused by name, unless it has the value that means
+"without"; an unknown one is refused, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from pliant.deployments.http.openai_errors import OpenAIError
+from pliant.sampling import MOST_LOGPROBS
+
+M = TypeVar("M", bound=BaseModel)
+
+_MOST_CHOICES = 16
+_MOST_STOPS = 16
+_MOST_STOP_CHARACTERS = 256
+_INT64 = 2**63
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _neutral(*allowed: Any) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not any(type(value) is type(neutral) and value == neutral for neutral in (None, *allowed)):
+            raise ValueError("not supported; leave it out")
+        return value
+
+    return check
+
+
+def _zero(value: float | None) -> float | None:
+    if value:
+        raise ValueError("not supported; leave it out, or send 0")
+    return value
+
+
+Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+Lists = Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
+Stop = Annotated[str, Field(min_length=1, max_length=_MOST_STOP_CHARACTERS)]
+Zero = Annotated[float | None, AfterValidator(_zero)]
+
+
+class StreamOptions(_Body):
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+    """Padding of chunks against traffic analysis: accepted, without effect."""
+
+
+class GenerationRequest(_Body):
+    """What both endpoints take."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """Sample from the likeliest tokens only; 0 and -1 mean all. Not of OpenAI, but of most servers."""
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    """The same seed gives the same answer; the i-th choice is sampled with seed + i."""
+    n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
+    stop: Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | Stop | None = None
+    ignore_eos: bool = False
+    """Go on to max_tokens. Not of OpenAI, but of most servers; for load tests."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    presence_penalty: Zero = None
+    frequency_penalty: Zero = None
+    logit_bias: Annotated[Any, AfterValidator(_neutral({}))] = None
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+
+    @model_validator(mode="after")
+    def _options_of_a_stream(self) -> GenerationRequest:
+        if self.stream_options and not self.stream:
+            raise OpenAIError(400, "stream_options: only allowed with stream: true", "stream_options")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def with_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of POST /v1/completions."""
+
+    prompt: str | Ids | Texts | Lists
+    """A text, its token ids, or a list of either."""
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    """Log-probabilities of the tokens, and of so many of the likeliest alternatives."""
+    echo: bool | None = None
+    """Answer with the prompt in front."""
+    suffix: Annotated[Any, AfterValidator(_neutral(""))] = None
+    best_of: int | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> CompletionRequest:
+        if self.best_of not in (None, self.choices):
+            raise OpenAIError(400, f"best_of: got {self.best_of}; only n, {self.choices}, is supported", "best_of")
+        if self.echo and self.logprobs is not None:
+            raise OpenAIError(400, "echo: not supported together with logprobs; leave one of them out", "echo")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
+
+
+class TextPart(_Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    """One message of a conversation. `developer` is what newer clients call `system`."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    name: str | None = None
+    refusal: Annotated[Any, AfterValidator(_neutral())] = None
+    audio: Annotated[Any, AfterValidator(_neutral())] = None
+    annotations: Annotated[Any, AfterValidator(_neutral([]))] = None
+    tool_calls: Annotated[Any, AfterValidator(_neutral([]))] = None
+    function_call: Annotated[Any, AfterValidator(_neutral())] = None
+
+    def for_template(self) -> dict[str, str]:
+        """The message as chat templates read it: its parts are lines of one text."""
+        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        message = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        return message if self.name is None else {**message, "name": self.name}
+
+
+class ChatRequest(GenerationRequest):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The newer name of max_tokens."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+
+    prediction: Any = None
+    """Of the hosted service, for speed: accepted, without effect."""
+    parallel_tool_calls: bool | None = None
+    modalities: Annotated[Any, AfterValidator(_neutral(["text"]))] = None
+    response_format: Annotated[Any, AfterValidator(_neutral({"type": "text"}))] = None
+    tools: Annotated[Any, AfterValidator(_neutral([]))] = None
+    tool_choice: Annotated[Any, AfterValidator(_neutral("none", "auto"))] = None
+    functions: Annotated[Any, AfterValidator(_neutral([]))] = None
+    function_call: Annotated[Any, AfterValidator(_neutral("none", "auto"))] = None
+    audio: Annotated[Any, AfterValidator(_neutral())] = None
+    web_search_options: Annotated[Any, AfterValidator(_neutral())] = None
+    reasoning_effort: Annotated[Any, AfterValidator(_neutral())] = None
+    verbosity: Annotated[Any, AfterValidator(_neutral())] = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise OpenAIError(400, "top_logprobs: only allowed with logprobs: true", "top_logprobs")
+        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
+            reason = (
+                f"max_tokens: got {self.max_tokens}, and max_completion_tokens {self.max_completion_tokens}; send one"
+            )
+            raise OpenAIError(400, reason, "max_tokens")
+        return self
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to each token are asked for; None for no log-probabilities at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class LoadAdapterRequest(_Body):
+    """Body of POST /v1/load_lora_adapter."""
+
+    lora_name: str
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    load_inplace: bool = False
+    """Replace the adapter of this name, if there is one."""
+    base_model_name: str | None = None
+    """The language model to adapt; needed only if the adapter fits several."""
+
+
+class UnloadAdapterRequest(_Body):
+    """Body of POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+    """Of vLLM: accepted, without effect."""
+
+
+_WANTED = {
+    "prompt": "must be a text, its token ids, or a list of either; none may be empty",
+    "content": "must be a text, or a list of parts {type: text, text: ...}",
+    "stop": f"must be a text, or a list of at most {_MOST_STOPS}, each of 1 to {_MOST_STOP_CHARACTERS} characters",
+}
+"""What is said of parameters that may be of several types."""
+_BODIES = (CompletionRequest, ChatRequest, Message, TextPart, StreamOptions, LoadAdapterRequest, UnloadAdapterRequest)
+_FIELDS = {field for body in _BODIES for field in body.model_fields}
+
+
+def body_schema(body: type[BaseModel]) -> dict[str, Any]:
+    """What OpenAPI says of a route that takes a `body`."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": body.model_json_schema()}}}}
+
+
+def parsed(model: type[M], body: bytes) -> M:
+    """The JSON `body` as a `model`. Raises OpenAIError 400 that names the parameter that is wrong."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        problem = max(error.errors(include_url=False), key=lambda problem: len(problem["loc"]))
+        raise _refusal(problem, model) from None
+
+
+def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> OpenAIError:
+    if not problem["loc"]:
+        return OpenAIError(400, f"body: {problem['msg']}")
+    extra = problem["type"] == "extra_forbidden"
+    # Pydantic puts the type that was tried beside the fields.
+    loc = [part for part in problem["loc"] if extra or isinstance(part, int) or part in _FIELDS]
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+    if extra:
+        allowed = f"; known: {', '.join(model.model_fields)}" if len(loc) == 1 else ""
+        return OpenAIError(400, f"{param}: unknown parameter{allowed}", param, "unknown_parameter")
+    if problem["type"] == "missing":
+        return OpenAIError(400, f"{param}: missing; it must be given", param, "missing_required_parameter")
+    if param.startswith("prompt"):
+        param, loc = "prompt", loc[:1]
+    given = repr(problem["input"])
+    wanted = _WANTED.get(str(loc[-1]), problem["msg"].removeprefix("Value error, "))
+    return OpenAIError(400, f"{param}: got {given if len(given) <= 60 else given[:57] + '...'}; {wanted}", param)

@@ -1,0 +1,136 @@
+"""Server-sent events: the chunks of several answers in one stream, which never ends in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Send
+
+from pliant.deployments.http.openai_answers import Json, Shape
+from pliant.deployments.http.openai_errors import error_body
+from pliant.deployments.llm.request import Piece
+from pliant.deployments.serving.errors import RequestError
+
+logger = logging.getLogger("pliant")
+
+_MOST_UNREAD = 16
+"""Pieces of several answers that may wait for the client."""
+_INTERNAL = RequestError(500, "internal error; the server's log tells more")
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Proxies on the way shall neither keep nor hold back what passes."""
+_DONE = b"data: [DONE]\n\n"
+
+Pieces = AsyncGenerator[tuple[int, Piece], None]
+
+
+async def interleaved(answers: Sequence[AsyncGenerator[Piece, None]]) -> Pieces:
+    """The pieces of `answers` as they come, each with the index of its answer.
+
+    An answer waits while too many pieces are unread. The first error ends all, and so does closing.
+    """
+    if len(answers) == 1:
+        async with aclosing(answers[0]) as pieces:
+            async for piece in pieces:
+                yield 0, piece
+        return
+    unread: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue(_MOST_UNREAD)
+
+    async def pump(index: int, answer: AsyncGenerator[Piece, None]) -> None:
+        try:
+            async with aclosing(answer) as pieces:
+                async for piece in pieces:
+                    await unread.put((index, piece))
+        except Exception as error:
+            await unread.put((index, error))
+        else:
+            await unread.put((index, None))
+
+    pumps = [asyncio.create_task(pump(index, answer)) for index, answer in enumerate(answers)]
+    try:
+        live = len(answers)
+        while live:
+            index, item = await unread.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                live -= 1
+            else:
+                yield index, item
+    finally:
+        for task in pumps:
+            task.cancel()
+
+
+async def begun(pieces: Pieces) -> Pieces:
+    """`pieces`, once there is one: an error before it is raised here, while the client can still get a status."""
+    try:
+        first = await anext(pieces)
+    except BaseException:
+        await pieces.aclose()
+        raise
+
+    async def rest() -> Pieces:
+        async with aclosing(pieces):
+            yield first
+            async for piece in pieces:
+                yield piece
+
+    return rest()
+
+
+class EventStream(StreamingResponse):
+    """Streams `pieces` in the shape of an endpoint. A client that leaves ends them at once.
+
+    `envelope` makes a chunk of its choices. With `usage` every chunk has the key, and the last tells the count of all
+    tokens generated. An error becomes the last event.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        choices: int,
+        shape: Shape,
+        envelope: Callable[[list[Json]], Json],
+        usage: Callable[[int], Json] | None,
+    ) -> None:
+        self._pieces = pieces
+        self._choices = choices
+        self._shape = shape
+        self._envelope = envelope if usage is None else lambda choices: {**envelope(choices), "usage": None}
+        self._usage = usage
+        self._events = self._run()
+        super().__init__(self._events, media_type="text/event-stream", headers=_HEADERS)
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self._pieces), aclosing(self._events):
+            await super().stream_response(send)
+
+    async def _run(self) -> AsyncGenerator[bytes, None]:
+        tokens = 0
+        try:
+            for index in range(self._choices):
+                if opening := self._shape.opening(index):
+                    yield _event(self._envelope([opening]))
+            async for index, piece in self._pieces:
+                tokens += len(piece.tokens)
+                if piece.text or piece.finish or piece.logprobs:
+                    yield _event(self._envelope([self._shape.part(index, piece)]))
+        except RequestError as error:
+            yield _event(error_body(error))
+        except Exception:
+            logger.exception("an answer was cut off")
+            yield _event(error_body(_INTERNAL))
+        else:
+            if self._usage:
+                yield _event({**self._envelope([]), "usage": self._usage(tokens)})
+            yield _DONE
+
+
+def _event(content: Any) -> bytes:
+    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

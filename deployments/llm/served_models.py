@@ -1,0 +1,94 @@
+"""What clients may name as a model of text: language models, and adapters of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from pliant.deployments.http.openai_errors import OpenAIError
+from pliant.deployments.llm.endpoint import LanguageModel
+from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
+from pliant.deployments.serving.messages import Registered
+from pliant.deployments.serving.services import LANGUAGE_MODEL, Services
+
+_NAMED = 20
+"""Adapters that an error lists."""
+
+
+class ServedModel(NamedTuple):
+    """A language model, alone or with an adapter."""
+
+    base: LanguageModel
+    registered: Registered | None = None
+
+    @property
+    def name(self) -> str:
+        return self.registered.adapter.name if self.registered else self.base.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the same seed may give another answer."""
+        revision = self.registered and self.registered.adapter.revision[:10]
+        return f"{self.base.fingerprint}-{revision}" if revision else self.base.fingerprint
+
+    def card(self) -> dict[str, Any]:
+        """As /v1/models shows it. `root` is where the weights are from."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.registered.created if self.registered else self.base.created,
+            "owned_by": "pliant",
+            "root": self.registered.adapter.folder if self.registered else self.base.root,
+            "parent": self.base.name if self.registered else None,
+            "max_model_len": self.base.max_length,
+        }
+
+
+class ServedModels:
+    """Looks them up. `adapters` is None if no model takes any."""
+
+    def __init__(self, services: Services, adapters: AdapterFollower | None) -> None:
+        self._services = services
+        self._adapters = adapters
+        self._listed: tuple[object, bytes] = None, b""
+        """What the latest listing depends on, and the listing."""
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        """The models that are there by now, then all adapters."""
+        models = self._models
+        yield from map(ServedModel, models.values())
+        for entry in list(self._adapters.known.values()) if self._adapters else ():
+            if entry.service in models:
+                yield ServedModel(models[entry.service], entry)
+
+    def listing(self) -> bytes:
+        """All cards, as /v1/models answers; made anew only after a change, as thousands take a while."""
+        version = self._adapters.version if self._adapters else None
+        state = version, [model.max_length for model in self._models.values()]
+        if state != self._listed[0]:
+            cards = [served.card() for served in self]
+            self._listed = state, json.dumps({"object": "list", "data": cards}).encode()
+        return self._listed[1]
+
+    async def find(self, name: str) -> ServedModel:
+        """What is called so. Raises OpenAIError 404, or RequestError 503 while it cannot be said, or answer yet."""
+        entry = None
+        service = self._services.find(name, LANGUAGE_MODEL)
+        if service is None and self._adapters and (entry := await self._adapters.find(name)):
+            service = self._services.find(entry.service, LANGUAGE_MODEL)
+        if service is None:
+            reason = f"model: there is no {name[:200]!r}; there are: {self._names()}"
+            raise OpenAIError(404, reason, "model", "model_not_found")
+        return ServedModel(await self._services.begun(service), entry)
+
+    @property
+    def _models(self) -> dict[str, LanguageModel]:
+        return self._services.endpoints(LANGUAGE_MODEL)
+
+    def _names(self) -> str:
+        names = [served.name for served in islice(self, len(self._models) + _NAMED + 1)]
+        if len(names) > len(self._models) + _NAMED:
+            names[-1] = "and more, which /v1/models lists"
+        return ", ".join(names) or "none"

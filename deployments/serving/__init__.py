@@ -1,0 +1,1 @@
+"""What serves every kind: the gateway's and the planner's processes, routers, metrics."""

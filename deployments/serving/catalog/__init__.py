@@ -1,0 +1,1 @@
+"""What is registered at run time, adapters and tasks: the planner's side and its followers."""

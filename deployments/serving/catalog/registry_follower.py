@@ -1,0 +1,62 @@
+"""The gateway's side of a registry: know all that is registered, and change it for clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from pliant.deployments.serving.catalog.board import Seen
+from pliant.deployments.serving.catalog.board_follower import BoardFollower
+from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.messages import BoardNews, Entry, Rejected
+
+logger = logging.getLogger("pliant")
+
+COME_BACK_S = 5.0
+"""When it is worth trying again what the planner could not do."""
+
+
+class RegistryFollower(BoardFollower[Entry]):
+    """Keeps `known` in step with the registry while `run` runs.
+
+    `what` names the entries, `see` tells where they are listed, and a change is waited for `change_within_s`.
+    """
+
+    def __init__(
+        self,
+        news: Callable[[str, Seen, bool], Awaitable[BoardNews[Entry]]],
+        what: str,
+        see: str,
+        change_within_s: float,
+    ) -> None:
+        super().__init__(news, what)
+        self._see = see
+        self._change_within_s = change_within_s
+
+    def facts(self) -> dict[str, Any]:
+        """For people."""
+        return {"planner_reached": self.reached, "problems": list(self.problems)}
+
+    def _refusal(self, rejected: Rejected) -> Exception:
+        """What tells a client that its change is refused, and would be again."""
+        return RequestError(rejected.status, rejected.reason)
+
+    async def _change(self, change: Coroutine[Any, Any, Entry | Rejected]) -> Entry:
+        """What `change`, a call to the planner, comes to. Raises RequestError, or what `_refusal` makes."""
+        try:
+            async with asyncio.timeout(self._change_within_s):
+                outcome = await change
+        except Exception as error:
+            logger.warning("%s could not be changed: %r", self._what, error)
+            told = (
+                f"the planner, which keeps the {self._what}, does not answer; see {self._see} for what became of this"
+            )
+            raise RequestError(503, told, COME_BACK_S) from None
+        if isinstance(outcome, Rejected):
+            if outcome.status in (429, 503):
+                raise RequestError(outcome.status, outcome.reason, COME_BACK_S)
+            raise self._refusal(outcome)
+        await self.catch_up()  # or else `run` hears of it
+        return outcome

@@ -1,0 +1,95 @@
+"""The gateway's side of planning: tell the planner what arrives, and do what it says.
+
+Plain asyncio, without Ray. The planner may be gone for as long as it likes: requests go on as they went.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from pliant.deployments.encoder.routing_table import RoutingTable
+from pliant.deployments.serving.messages import Guidance, News
+from pliant.policies.cluster.autoscaling import HIGH, LOW
+
+logger = logging.getLogger("pliant")
+
+Exchange = Callable[[str, Mapping[str, News]], Awaitable[tuple[str, Mapping[str, Guidance]]]]
+
+_ANSWER_WITHIN_S = 10.0
+_RETRY_S = 1.0
+_NOTHING = Guidance()
+
+
+class Tally:
+    """News of one service, as they come in."""
+
+    def __init__(self) -> None:
+        self._news = News()
+
+    def arrived(self, tokens: int) -> None:
+        self._news.arrived[tokens] += 1
+
+    def answered(self, share_of_slo: float) -> None:
+        self._news.answered += 1
+        self._news.near_slo += share_of_slo >= HIGH
+        self._news.above_half += share_of_slo >= LOW
+
+    def shed(self) -> None:
+        self._news.shed += 1
+
+    def lost(self) -> None:
+        """A text got no answer, or none in time: nobody is idle, but more replicas may be no help."""
+        self._news.answered += 1
+        self._news.above_half += 1
+
+    def take(self) -> News:
+        """What is new since the last `take`."""
+        news, self._news = self._news, News()
+        return news
+
+
+class Follower:
+    """Keeps `tables` in step with the planner, and the planner told of `tallies`, both by service."""
+
+    def __init__(self, exchange: Exchange, tables: Mapping[str, RoutingTable], tallies: Mapping[str, Tally]) -> None:
+        self._exchange = exchange
+        self._tables = tables
+        self._tallies = tallies
+        self._guidance: Mapping[str, Guidance] = {}
+
+    async def run(self) -> None:
+        """Exchange news for guidance for ever."""
+        seen = ""
+        reached = True
+        while True:
+            news = {name: tally.take() for name, tally in self._tallies.items()}
+            try:
+                async with asyncio.timeout(_ANSWER_WITHIN_S):
+                    seen, guidance = await self._exchange(seen, news)
+            except Exception as error:
+                if reached:
+                    logger.warning("the planner cannot be reached; lengths stay as they are: %r", error)
+                reached = False
+                self._follow({})
+                await asyncio.sleep(_RETRY_S)
+                for tally in self._tallies.values():
+                    tally.take()  # old news would look like a burst
+                continue
+            reached = True
+            self._follow(guidance)
+
+    def of(self, service: str) -> Guidance:
+        """What the planner last said; empty while it cannot be reached."""
+        return self._guidance.get(service, _NOTHING)
+
+    def _follow(self, guidance: Mapping[str, Guidance]) -> None:
+        self._guidance = guidance
+        for name, table in self._tables.items():
+            now = self.of(name)
+            known = table.reports()
+            for replica, report in now.reports.items():
+                if replica in known and known[replica]["version"] < report["version"]:
+                    table.observe(replica, report)
+            table.stop_routing(now.moving)

@@ -1,0 +1,113 @@
+"""What gateways, replicas and the planner tell each other about services, adapters and tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pliant.deployments.encoder.engine import Report
+from pliant.formats.adapter_info import AdapterRef
+from pliant.formats.vision_task import TaskRef
+
+
+@dataclass(slots=True)
+class News:
+    """What one gateway saw since it last told the planner."""
+
+    arrived: Counter[int] = field(default_factory=Counter)
+    """Texts by length in tokens."""
+    answered: int = 0
+    near_slo: int = 0
+    """Of the answered, those that took 95% of their SLO or more."""
+    above_half: int = 0
+    """Of the answered, those that took half of their SLO or more."""
+    shed: int = 0
+    """Refused because they would have missed their SLO."""
+
+
+STARTING = "starting"
+"""What a replica does that has nothing more to say of it."""
+
+
+class Step(NamedTuple):
+    """What a replica that starts is doing."""
+
+    text: str
+    done: float
+    """The share of it that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """What gateways should know of a service now."""
+
+    starting: Mapping[str, Step] = field(default_factory=dict)
+    """Replicas that cannot answer yet."""
+
+    moving: frozenset[str] = frozenset()
+    """Replicas that switch: send them nothing."""
+    reports: Mapping[str, Report] = field(default_factory=dict)
+    """Of replicas that switched lately; newer than what Ray Serve has spread yet."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """For people and Prometheus."""
+
+
+class Registered(NamedTuple):
+    """A LoRA adapter that clients may name as a model."""
+
+    service: str
+    """The language model that it adapts."""
+    adapter: AdapterRef
+    created: int
+    """When it was registered, in Unix seconds."""
+
+
+class RegisteredTask(NamedTuple):
+    """A task of a vision service that clients may name."""
+
+    service: str
+    task: TaskRef
+    labels: tuple[str, ...]
+    """In the order of the outputs."""
+    slo_ms: float
+    """Unless the request says otherwise."""
+    utility: float
+    """The same."""
+    created: int
+    """When it was registered, in Unix seconds."""
+    coming: bool = False
+    """Whether replicas are to load it before clients may name it."""
+
+
+Entry = TypeVar("Entry")
+"""What is registered on a board: a `Registered` adapter, or a `RegisteredTask`."""
+
+
+class Rejected(NamedTuple):
+    """Why an adapter or a task is not loaded or unloaded."""
+
+    status: int
+    """As of HTTP."""
+    reason: str
+    param: str | None = None
+    """What is wrong of the call."""
+
+
+class BoardNews(NamedTuple, Generic[Entry]):
+    """What became of entries since a gateway last heard."""
+
+    life: str
+    """Names the planner's process; versions count from 0 in each."""
+    version: int
+    changes: Mapping[str, Entry | None]
+    """By name; None for those that are gone."""
+    whole: bool
+    """Whether all that is not among `changes` is gone."""
+    problems: tuple[str, ...]
+    """Of entries that should be there and are not."""
+
+
+AdapterNews = BoardNews[Registered]
+TaskNews = BoardNews[RegisteredTask]

@@ -1,0 +1,187 @@
+"""What clients may name, and how far each service is: whether it can answer yet, and what it waits for until then.
+
+A gateway answers from its first second on, while models are trained or downloaded and replicas load them. A service
+that has never been ready is refused at once, with 503; one that was ready before is waited for when its replicas fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.messages import STARTING, Step
+
+TEXT = ("encoder", "cascade")
+IMAGE = "vision"
+LANGUAGE_MODEL = "llm"
+"""Kinds of services, by what they answer."""
+
+_COME_BACK_S = 2.0
+_PATIENCE_S = 1.0
+"""A gateway that starts hears within it of replicas that have long been there."""
+_POLL_S = 0.02
+
+
+class Endpoint(Protocol):
+    """What answers for a service."""
+
+    @property
+    def ready(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Those of one service: how many there should be, how many run, and what others do that start."""
+
+    wanted: Callable[[], int]
+    running: Callable[[], int]
+    starting: Callable[[], Collection[Step]]
+
+
+class Service:
+    """One service: the `replicas` that it has, or of a cascade, which has none, the `levels`."""
+
+    def __init__(self, name: str, kind: str, replicas: Replicas | None = None, levels: Sequence[Service] = ()) -> None:
+        self.name = name
+        self.kind = kind
+        """As in cluster.yaml."""
+        self.endpoint: Any = None
+        """What answers, once there is something."""
+        self._opened = asyncio.Event()
+        self._begun = False
+        self._replicas = replicas
+        self._levels = levels
+        self._opening: Step | None = None
+
+    def open(self, endpoint: Endpoint) -> None:
+        """Have `endpoint` answer, from when it is ready."""
+        self.endpoint = endpoint
+        self._opened.set()
+
+    async def opened(self) -> None:
+        """Wait until there is an endpoint."""
+        await self._opened.wait()
+
+    def opening(self, text: str, done: float) -> None:
+        """What the gateway does before there is an endpoint."""
+        self._opening = Step(text, done)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the service can answer now."""
+        return self.endpoint is not None and bool(self.endpoint.ready)
+
+    @property
+    def refused(self) -> bool:
+        """Whether it is of no use to wait for it, as it takes a person to make it ready."""
+        return bool(getattr(self.endpoint, "refused", False))
+
+    @property
+    def begun(self) -> bool:
+        """Whether requests may be sent to the endpoint: from when a replica first ran, or if it has no replicas.
+
+        A gateway that starts beside replicas that move or die may never have seen the service ready.
+        """
+        if not self._begun and self.endpoint is not None:
+            self._begun = self.ready or self._replicas is None or self._replicas.running() > 0
+        return self._begun
+
+    @property
+    def state(self) -> str:
+        """For people: what the service does or waits for, and how far that is."""
+        if self._replicas is None:
+            return self._state_by_itself()
+        count = f"{self._replicas.running()} of {self._replicas.wanted()} replicas"
+        if self.ready:
+            return f"ready, {count}"
+        step = self.step
+        if step and step.done:
+            return f"{step.text}, {step.done:.0%}"
+        return f"{step.text if step else STARTING}, {count}"
+
+    @property
+    def step(self) -> Step | None:
+        """What it does before it is ready, as far as somebody said."""
+        if self._replicas is None or self.ready:
+            return None
+        busy = [step for step in self._replicas.starting() if step.text != STARTING]
+        return _commonest(busy) or (None if self.endpoint else self._opening)
+
+    def _state_by_itself(self) -> str:
+        if self.endpoint:
+            return str(getattr(self.endpoint, "state", "ready"))
+        closed = [f"{level.name} ({level.state})" for level in self._levels if not level.endpoint]
+        return f"waits for {', '.join(closed)}" if closed else "starting"
+
+
+class Services:
+    """All services, in the order of the configuration. Whoever asks is patient for `patience_s`."""
+
+    def __init__(self, services: Collection[Service], patience_s: float = _PATIENCE_S) -> None:
+        self._services = {service.name: service for service in services}
+        self._patience_s = patience_s
+
+    @classmethod
+    def of(cls, kind: str, endpoints: Mapping[str, Endpoint]) -> Services:
+        """`endpoints` of one kind by name, that are all there."""
+        services = [Service(name, kind) for name in endpoints]
+        for service in services:
+            service.open(endpoints[service.name])
+        return cls(services)
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter(self._services.values())
+
+    def endpoints(self, *kinds: str) -> dict[str, Any]:
+        """Those there are of these kinds, by name."""
+        return {service.name: service.endpoint for service in self if service.kind in kinds and service.endpoint}
+
+    def find(self, name: str, *kinds: str) -> Service | None:
+        """The service that is called so, if it is of one of these kinds."""
+        service = self._services.get(name)
+        return service if service and service.kind in kinds else None
+
+    async def begun(self, service: Service) -> Any:
+        """The endpoint of `service`. Raises RequestError 503, which says what is waited for, until it was ready."""
+        until = time.monotonic() + self._patience_s
+        while not service.begun:
+            if time.monotonic() >= until:
+                raise not_ready(service)
+            await asyncio.sleep(_POLL_S)
+        return service.endpoint
+
+    def check_ready(self) -> None:
+        """Raise RequestError 503 unless all services can answer now that do not need a person first."""
+        waiting = [f"{service.name} ({service.state})" for service in self if not service.ready and not service.refused]
+        if waiting:
+            raise RequestError(503, f"not ready yet: {', '.join(waiting)}", _COME_BACK_S)
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """For people, by service."""
+        return {
+            service.name: {
+                "kind": service.kind,
+                "ready": service.ready,
+                "state": service.state,
+                "done": step.done if (step := service.step) else None,
+            }
+            for service in self
+        }
+
+
+def not_ready(service: Service) -> RequestError:
+    """What to tell of a service that cannot answer yet."""
+    return RequestError(503, f"{service.name} is not ready yet: {service.state}", _COME_BACK_S)
+
+
+def _commonest(steps: Collection[Step]) -> Step | None:
+    """What most replicas do; of these, what the one does that is least far."""
+    if not steps:
+        return None
+    text, _ = Counter(step.text for step in steps).most_common(1)[0]
+    return min((step for step in steps if step.text == text), key=lambda step: step.done)

@@ -1,0 +1,163 @@
+"""Runs a decoder's iterations on a GPU while the CPU prepares the next one (Flover §V).
+
+A decode step launches hundreds of small kernels, which takes a CPU longer than the GPU needs for them. So the step is
+recorded once as a CUDA graph for each of a few numbers of rows, and a window runs in the smallest that holds it; rows
+beyond it belong to no slot. Where there may be adapters, each is recorded a second time with them, for windows in which
+a row uses one. Sampling follows outside the graph, as it differs from batch to batch. Nothing waits for
+the GPU before a result is asked for, so that the engine can launch step t + 1 and only then read step t.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pliant.kernels.cuda_graph import graph_rows
+from pliant.kernels.decoder.cuda_kernels import CudaKernels
+from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, Step
+from pliant.kernels.decoder.executor import Done, Executor
+from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
+from pliant.kernels.decoder.model import Decoder
+from pliant.kernels.decoder.sampling import Ranked, Sampled, Sampler
+from pliant.kernels.decoder.triton_lora import LoraTiles, rounded, tables_of
+from pliant.kernels.upload import upload
+from pliant.models.lora_layout import MODULES, LoraLayout
+
+Forward = Callable[[Tensor, Tensor, LoraTiles | None], Tensor]
+"""(slots, lengths, adapters), [rows] int32 each -> logits [rows, vocab]."""
+_NO_SLOT = -1
+_ALIGNED = 4  # int32s in 16 bytes: the kernels are compiled for addresses that are multiples of that
+
+
+class CudaExecutor(Executor):
+    """An `Executor` whose decoder computes with `CudaKernels`, on the GPU's default stream; no launch waits for it.
+
+    Making one compiles all kernels and records all graphs, which takes seconds and stores into slot 0; nothing else in
+    this process may use the GPU meanwhile.
+    """
+
+    pipelined = True
+
+    @torch.inference_mode()
+    def __init__(self, decoder: Decoder, sampler: Sampler, most_rank: int = 0) -> None:
+        super().__init__(decoder, sampler, most_rank)
+        assert isinstance(decoder.kernels, CudaKernels)
+        self._kernels = decoder.kernels
+        self._compile()
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        logits = torch.empty(self.slots, self.shape.vocab, dtype=decoder.kv.keys.dtype, device=decoder.device)
+        counts = graph_rows(self.slots)[::-1]
+        self._recorded = [RecordedStep(self._forward, logits[:rows], pool, stream) for rows in counts]
+        """Largest first, so that the others find room in its memory."""
+        tiles = [self._tiles(rows) for rows in counts if self.adapters]
+        self._recorded_adapted = [
+            RecordedStep(self._forward, logits[: len(each.rows)], pool, stream, each) for each in tiles
+        ]
+
+    def _compile(self) -> None:
+        """Run what no graph holds once, so that no request waits for a compiler."""
+        nothing = LoraGroup(np.zeros(1, np.int32), 0, LoraLayout(self.shape, [0] * len(MODULES)))
+        lora = LoraBatch(self._decoder.kv.arena, [nothing]) if self.adapters else None
+        self._decoder.prefill([Prefill(0, 0, np.zeros(1, np.int32), True)], lora)
+        self._decoder.kv.move([(0, 0, 1)])
+
+    def _tiles(self, rows: int) -> LoraTiles:
+        """Room for the adapters of so many rows, each of which may use another."""
+        arena, sizes = self._decoder.kv.arena, LoraLayout(self.shape, [0] * len(MODULES)).sites
+        tables = (upload(table, arena.device) for table in tables_of(None, rows))
+        return LoraTiles(arena, sizes, rounded(self._adapters.most_rank), *tables)
+
+    def _logits(self, step: Step) -> Tensor:
+        lora = self._adapters.of_window(step.offset, step.lengths)
+        steps = self._recorded if lora is None else self._recorded_adapted
+        recorded = next(one for one in reversed(steps) if one.rows >= len(step.lengths))
+        return recorded.run(step.offset, step.lengths, lora)
+
+    def _launched(self, first: Sampled | None, window: Sampled | None) -> Launched:
+        return _UnderWay(first, window)
+
+    def _forward(self, slots: Tensor, lengths: Tensor, tiles: LoraTiles | None) -> Tensor:
+        """As `Decoder.decode`, for slots that are known on the GPU alone."""
+        stored = lengths + 1
+
+        def attend(q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
+            return self._kernels.attend(q, keys, values, slots, stored, window)
+
+        add_lora = None if tiles is None else tiles.add
+        return self._decoder.step(self._last[slots.clamp(min=0)], lengths, slots, attend, add_lora)
+
+
+class RecordedStep:
+    """A decode step of as many rows as `logits` [rows, vocab] has, which each run fills, as a CUDA graph.
+
+    `forward` must launch the same work for all values of its arguments, compute nothing for slots below 0, and never
+    wait for the GPU. Rows use adapters if there are `tiles` for them, one for each row. Graphs that are recorded on the
+    same `stream` and share a `pool` share its memory.
+    """
+
+    def __init__(
+        self, forward: Forward, logits: Tensor, pool: Any, stream: torch.cuda.Stream, tiles: LoraTiles | None = None
+    ) -> None:
+        self.rows = len(logits)
+        self._logits = logits
+        self._tiles = tiles
+        self._inputs = upload(_table(self.rows, 0, np.empty(0, np.int32)), logits.device)
+        slots, lengths = self._inputs[:, : self.rows]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            forward(slots, lengths, tiles)  # compiles kernels, which cannot be done while recording
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
+            logits.copy_(forward(slots, lengths, tiles))
+
+    def run(self, offset: int, lengths: NDArray[np.int32], lora: LoraBatch | None = None) -> Tensor:
+        """The logits of the window that begins at `offset`, [len(lengths), vocab]; a view of what it was made with.
+
+        The rows of `lora` are those of the window; where there are tiles, none stands for no adapters.
+        """
+        _refill(self._inputs, _table(self.rows, offset, lengths))
+        if self._tiles is not None:
+            rows, places = tables_of(lora, self.rows)
+            _refill(self._tiles.rows, rows)
+            _refill(self._tiles.places, places)
+        self._graph.replay()
+        return self._logits[: len(lengths)]
+
+
+class _UnderWay(Done):
+    """A step whose tokens are on their way to the CPU."""
+
+    def __init__(self, first: Sampled | None, window: Sampled | None) -> None:
+        super().__init__(_to_host(first), _to_host(window))
+        self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._copied.record()
+
+    def result(self) -> Output:
+        self._copied.synchronize()
+        return super().result()
+
+
+def _table(rows: int, offset: int, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Slots and lengths of a window, padded with rows of no slot; [2, rows or more, for the sake of alignment]."""
+    table = np.zeros((2, rows + -rows % _ALIGNED), np.int32)
+    table[0] = _NO_SLOT
+    table[0, : len(lengths)] = np.arange(offset, offset + len(lengths))
+    table[1, : len(lengths)] = lengths
+    return table
+
+
+def _refill(tensor: Tensor, array: NDArray[np.int32] | NDArray[np.int64]) -> None:
+    """Copy `array` to the GPU, where graphs find it; nobody waits."""
+    tensor.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+
+
+def _to_host(sampled: Sampled | None) -> Sampled | None:
+    """Copies in pinned memory, there when all that was launched before is done."""
+    if sampled is None:
+        return None
+    tokens = sampled.tokens.to("cpu", non_blocking=True)
+    ranked = sampled.ranked
+    return Sampled(tokens, ranked and Ranked(*(tensor.to("cpu", non_blocking=True) for tensor in ranked)))

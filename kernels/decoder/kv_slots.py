@@ -1,0 +1,183 @@
+"""The memory for keys and values: `slots` places of `max_length` tokens, allocated once (Flover §V-D).
+
+A request holds one slot from its prefill to its end, so nothing is allocated while requests come and go, and whether it
+all fits is plain arithmetic, done before anything is allocated and told in full when the answer is no.
+
+All of it is one flat tensor, the arena, in which each slot is one run of values. What lies behind the slots that are in
+use serves adapters (`adapter_pool`).
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pliant.errors import PliantError
+from pliant.kernels import huge_pages
+from pliant.kernels.decoder.adapter_pool import ALIGNED
+from pliant.kernels.decoder.kernels import DecoderKernels
+from pliant.models.decoder_shape import DecoderShape
+
+MOST_SLOTS = 32
+"""Slots where nobody says how many."""
+_SHORTEST = 2048
+"""Tokens below which fewer slots are preferred to shorter ones, where nobody says which."""
+_LEAST = 128
+"""Tokens below which a slot is refused rather than offered, where nobody says how long."""
+_ROUND = 16
+_CGROUP, _CGROUP_1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
+_CGROUP_FILES = (
+    (_CGROUP / "memory.max", _CGROUP / "memory.current", "inactive_file"),
+    (_CGROUP_1 / "memory.limit_in_bytes", _CGROUP_1 / "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of either version of control groups: the limit, what is used, and in memory.stat what of it can be had back."""
+
+
+class KVMemoryError(PliantError):
+    """Slots that do not fit into the memory they may take; the message says by how much, and what would fit."""
+
+
+def bytes_needed(shape: DecoderShape, slots: int, max_length: int, dtype: torch.dtype) -> int:
+    """What `slots` slots of `max_length` tokens take, in bytes."""
+    return shape.kv_bytes(slots * max_length, dtype.itemsize)
+
+
+def slots_that_fit(shape: DecoderShape, max_length: int, dtype: torch.dtype, budget_bytes: int) -> int:
+    """The most slots of `max_length` tokens that `budget_bytes` hold; may be 0."""
+    return budget_bytes // bytes_needed(shape, 1, max_length, dtype)
+
+
+def length_that_fits(shape: DecoderShape, slots: int, dtype: torch.dtype, budget_bytes: int) -> int:
+    """The longest text, in tokens, that each of `slots` slots can hold in `budget_bytes`; may be 0."""
+    return budget_bytes // bytes_needed(shape, slots, 1, dtype)
+
+
+def allowed_bytes(device: torch.device, budget_bytes: int | None, reserved: int = 0) -> int:
+    """What keys and values may take: `budget_bytes`, if so much is free beside `reserved` bytes that others will take.
+
+    None stands for nine tenths of what is free on a GPU, and for half of it in a machine, which has other tenants.
+    """
+    on_gpu = device.type == "cuda"
+    free = max(0, (torch.cuda.mem_get_info(device)[0] if on_gpu else _free_bytes()) - reserved)
+    if budget_bytes is None:
+        return free * 9 // 10 if on_gpu else free // 2
+    return min(budget_bytes, free)
+
+
+def _free_bytes() -> int:
+    """The memory that this machine, or the container that this process runs in, can give without swapping."""
+    meminfo = Path("/proc/meminfo")
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if meminfo.exists() and (found := re.search(r"^MemAvailable: +(\d+) kB", meminfo.read_text(), re.MULTILINE)):
+        free = int(found[1]) * 1024
+    for limit, used, cached in _CGROUP_FILES:
+        if limit.exists() and (most := limit.read_text().strip()).isdecimal():
+            given_back = re.search(rf"^{cached} (\d+)$", (limit.parent / "memory.stat").read_text(), re.MULTILINE)
+            free = min(free, int(most) - int(used.read_text()) + int(given_back[1] if given_back else 0))
+    return free
+
+
+def fit(
+    shape: DecoderShape, slots: int | None, max_length: int | None, dtype: torch.dtype, budget_bytes: int
+) -> tuple[int, int]:
+    """Slots and max_length that `budget_bytes` hold; what is None is chosen, what is given is kept or refused.
+
+    Slots are 32 at most, and max_length is the model's own at most. If both are open, texts become shorter first, down
+    to 2,048 tokens, and slots fewer then. Raises KVMemoryError with the arithmetic if it cannot be, and ValueError for
+    a max_length that the model has no positions for.
+    """
+    if max_length is not None and not 1 <= max_length <= shape.max_length:
+        raise ValueError(f"max_length must be 1 to {shape.max_length:,}, the model's own, got {max_length:,} tokens")
+    if slots is not None and slots < 1:
+        raise ValueError(f"slots must be at least 1, got {slots}")
+    if slots is None:
+        length = max_length or min(_SHORTEST, shape.max_length)
+        slots = min(MOST_SLOTS, max(1, slots_that_fit(shape, length, dtype, budget_bytes)))
+    if max_length is None:
+        longest = length_that_fits(shape, slots, dtype, budget_bytes) // _ROUND * _ROUND
+        max_length = min(shape.max_length, max(longest, _LEAST))
+    _check(shape, slots, max_length, dtype, budget_bytes)
+    return slots, max_length
+
+
+def _check(shape: DecoderShape, slots: int, max_length: int, dtype: torch.dtype, budget_bytes: int) -> None:
+    needed = bytes_needed(shape, slots, max_length, dtype)
+    if needed <= budget_bytes:
+        return
+    token = bytes_needed(shape, 1, 1, dtype)
+    fewer = slots_that_fit(shape, max_length, dtype, budget_bytes)
+    shorter = length_that_fits(shape, slots, dtype, budget_bytes)
+    remedies = [f"at most {fewer:,} slots"] * (fewer > 0) + [f"max_length {shorter:,}"] * (shorter > 0)
+    remedies = remedies or [f"memory_mb {-(-needed // 2**20):,}"]
+    raise KVMemoryError(
+        f"keys and values do not fit: {slots:,} slots x {max_length:,} tokens x {_size(token)} = {_size(needed)}, but "
+        f"{_size(budget_bytes)} are allowed (memory_mb, or what is free): use {', or '.join(remedies)}"
+    )
+
+
+def _size(count: float) -> str:
+    """A number of bytes for a person."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    digits = 0 if unit == "bytes" or (unit == "KiB" and count == round(count)) else 1
+    return f"{count:,.{digits}f} {unit}"
+
+
+def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return huge_pages.zeros([count], dtype) if device.type == "cpu" else torch.zeros(count, dtype=dtype, device=device)
+
+
+class KVSlots:
+    """`arena`, flat and zero at first, begins with [slots, layers, 2, kv_heads, max_length, head_dim]: keys, values.
+
+    `keys` and `values` are views of it, [layers, slots, kv_heads, max_length, head_dim] each; a head's tokens are
+    contiguous, and slots lie `slot_values` values, `slot_bytes` bytes, apart. The arena takes `arena_bytes`, or what
+    the slots need where that is more, rounded up to whole units of `ALIGNED` bytes.
+
+    Raises KVMemoryError if it would take more than `allowed_bytes`.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        slots: int,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: DecoderKernels,
+        budget_bytes: int | None = None,
+        arena_bytes: int | None = None,
+    ) -> None:
+        allowed = allowed_bytes(device, budget_bytes)
+        _check(shape, slots, max_length, dtype, allowed)
+        wanted = max(bytes_needed(shape, slots, max_length, dtype), arena_bytes or 0)
+        if wanted > allowed:
+            raise KVMemoryError(
+                f"keys, values and adapters do not fit: they shall share {_size(wanted)}, but {_size(allowed)} are "
+                "allowed (memory_mb, or what is free): use less memory_mb"
+            )
+        self.slots = slots
+        self.max_length = max_length
+        self.slot_bytes = bytes_needed(shape, 1, max_length, dtype)
+        self.slot_values = self.slot_bytes // dtype.itemsize
+        self.arena = _zeros(-(-wanted // ALIGNED) * ALIGNED // dtype.itemsize, dtype, device)
+        size = (slots, shape.layers, 2, shape.kv_heads, max_length, shape.head_dim)
+        self.keys, self.values = self.arena[: slots * self.slot_values].view(size).transpose(0, 1).unbind(2)
+        self._kernels = kernels
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values, [slots, kv_heads, max_length, head_dim] each."""
+        return self.keys[index], self.values[index]
+
+    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Copy the first tokens of slots, (source, target, tokens), in every layer.
+
+        No slot is both a source and a target, nor the target of two moves.
+        """
+        if moves:
+            self._kernels.move(self.keys, self.values, moves)

@@ -1,0 +1,85 @@
+"""Which adapter each slot uses, and where those that are installed lie: what a step looks up at its launch."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pliant.kernels.decoder.adapter_pool import AdapterPool, PoolError
+from pliant.kernels.decoder.lora import LoraBatch, LoraGroup, rows_of
+from pliant.models.decoder_shape import DecoderShape
+from pliant.models.lora_layout import LoraLayout
+
+
+class SlotAdapters:
+    """Adapters of up to `most_rank` in `arena`, behind what is kept for slots: all of it at first.
+
+    A slot may go on naming an adapter that was removed, as a slot that nobody uses does; no step computes with it.
+    """
+
+    def __init__(self, shape: DecoderShape, slots: int, arena: Tensor, most_rank: int) -> None:
+        self.most_rank = most_rank
+        self._shape = shape
+        self._arena = arena
+        self._pool = AdapterPool(arena)
+        self._pool.keep(len(arena))
+        self._layouts: dict[str, LoraLayout] = {}
+        self._keys: list[str | None] = [None] * slots
+
+    def keep(self, values: int) -> None:
+        """From now on the first `values` belong to slots. Raises PoolError if adapters do not fit behind them."""
+        self._pool.keep(values)
+
+    def install(self, key: str, ranks: Sequence[int], blob: Tensor) -> None:
+        """Copy `blob`, an adapter of `ranks` as `adapter_weights.stage` gives it, to a place of its own.
+
+        Raises PoolError if there is no room or `key` is installed, and ValueError if the blob or its ranks are wrong.
+        """
+        layout = LoraLayout(self._shape, ranks)
+        if max(ranks) > self.most_rank or len(blob) != layout.values:
+            raise ValueError(
+                f"adapter {key}: ranks {', '.join(map(str, ranks))} need {layout.values:,} values and must be at most "
+                f"{self.most_rank}; its blob has {len(blob):,}"
+            )
+        self._pool.place(key, blob)
+        self._layouts[key] = layout
+
+    def remove(self, key: str) -> None:
+        """Give back the place of an adapter. Raises KeyError if it is not installed."""
+        self._pool.remove(key)
+        del self._layouts[key]
+
+    def assign(self, slot: int, key: str | None) -> None:
+        """From the next launch on, `slot` uses this adapter, or none. Raises PoolError if it is not installed."""
+        if key is not None and key not in self._layouts:
+            raise PoolError(f"slot {slot} cannot use adapter {key}, which is not installed")
+        self._keys[slot] = key
+
+    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Take the adapter of each source slot to its target: (source, target, tokens stored)."""
+        for source, target, _ in moves:
+            self._keys[target] = self._keys[source]
+
+    def check(self, slots: Iterable[int]) -> None:
+        """Raise PoolError if one of these slots, whose tokens are to be computed, uses an adapter that was removed."""
+        for slot in slots:
+            key = self._keys[slot]
+            if key is not None and key not in self._layouts:
+                raise PoolError(f"slot {slot} uses adapter {key}, which was removed while a request needed it")
+
+    def of_window(self, offset: int, lengths: NDArray[np.int32]) -> LoraBatch | None:
+        """For one row for each slot from `offset` on; a row that has nothing stored is a hole and uses no adapter."""
+        keys = self._keys[offset : offset + len(lengths)]
+        if not any(keys):
+            return None
+        live = (key if length else None for key, length in zip(keys, lengths.tolist(), strict=True))
+        return self._batch(rows_of(live, [1] * len(lengths)))
+
+    def of_chunks(self, slots: Sequence[int], sizes: Sequence[int]) -> LoraBatch | None:
+        """For as many rows of each slot as `sizes` say, one slot after the other."""
+        return self._batch(rows_of((self._keys[slot] for slot in slots), sizes))
+
+    def _batch(self, rows: dict[str, NDArray[np.int32]]) -> LoraBatch | None:
+        groups = [LoraGroup(at, self._pool.offset(key), self._layouts[key]) for key, at in rows.items()]
+        return LoraBatch(self._arena, groups) if groups else None

@@ -1,0 +1,172 @@
+"""Measures how a classifier's latency grows with length, static and dynamic, and finds its staircase (Arlo §3.2).
+
+A dynamic runtime is compiled once and measured in fine steps. Each static length costs a compile of 10 s or more, so
+the two that decide come first: a short one, where static code saves the most, and the longest. Only if one of them is
+clearly faster do more follow. All of them are the packages that serving loads later.
+"""
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pliant.formats.profile import EVEN_BINS, PAYS, Profile, kept
+from pliant.kernels.encoder.compiled_classifier import Runtime, can_compile, load
+from pliant.kernels.runtime_cache import RuntimeSpec
+from pliant.models.sources import Progress
+
+RECIPE = 1
+"""Raised whenever profiles are measured in another way, so that older ones are left alone."""
+
+_FINEST = 8
+"""Tokens between measured lengths, or a multiple of it for a model whose texts are so long that there were too many."""
+_MOST_LENGTHS = 64
+_ROUNDS = (4, 20)
+"""The fewest and the most times that each length is measured; in between, the seconds below decide."""
+_CURVE_S = 10.0
+_POINT_S = 2.0
+
+_PLATEAU = 3
+"""The least number of measured lengths between jumps."""
+_JUMP = 0.03
+"""The least rise from the median of that many lengths to that of as many more, as a share of the former."""
+_SUDDEN = 0.5
+"""The least share of the range of both that lies in the jump; on a straight line it is a fifth."""
+_STAIRCASE = 0.5
+"""The least share of the whole rise that jumps must make up, or the curve is called smooth."""
+
+
+def profile(
+    folder: Path,
+    longest: int,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Profile:
+    """The profile of the classifier in `folder` for up to `longest` tokens; measured first if it is not in the cache.
+
+    Measuring takes about a minute on a CPU, most of it compiling. Raises ModelError as `compiled_classifier.load` does.
+    """
+    spec = RuntimeSpec(Path(folder), longest, device, dtype, threads, dynamic=True)
+    spec.check()
+    name = f"{spec.name()}-{RECIPE}" + ("" if can_compile(spec) else "-uncompiled")
+    return kept(name, lambda: measure_profile(spec, progress or (lambda _text, _done: None)))
+
+
+def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
+    """The profile of the dynamic runtime `spec` against static ones. Times are the least of interleaved calls."""
+
+    def runtime(length: int, dynamic: bool) -> Runtime:
+        return load(spec.folder, length, device=spec.device, dtype=spec.dtype, threads=spec.threads, dynamic=dynamic)
+
+    progress(f"compiling for any length up to {spec.max_length}", 0.0)
+    dynamic = runtime(spec.max_length, True)
+    lengths = _grid(spec.max_length)
+    calls = [(dynamic, length) for length in lengths]
+    rounds = _rounds(calls, _CURVE_S, lambda done: progress("measuring every length", 0.3 + 0.2 * done))
+    curve = rounds.min(axis=0)
+    steps = find_steps(lengths, rounds)
+
+    ratios: dict[int, float] = {}
+    deciding = _deciding(lengths, steps)
+    for count, length in enumerate(deciding):
+        if count == 2 and min(ratios.values()) > 1 - PAYS:
+            break
+        progress(f"compiling for {length} tokens", 0.5 + 0.5 * count / len(deciding))
+        static_s, dynamic_s = _rounds([(runtime(length, False), length), (dynamic, length)], _POINT_S).min(axis=0)
+        ratios[length] = static_s / dynamic_s
+    progress("measured", 1.0)
+    measured = sorted(ratios)
+    ratio = np.interp(lengths, measured, [ratios[length] for length in measured])
+    return Profile(
+        model=spec.folder.resolve().name,
+        device=device_name(spec.device),
+        dtype=spec.dtype,
+        threads=spec.threads,
+        torch=torch.__version__,
+        lengths=lengths,
+        dynamic_s=tuple(curve.tolist()),
+        static_s=tuple((curve * ratio).tolist()),
+        static_at=tuple(measured),
+        steps=steps,
+    )
+
+
+def find_steps(lengths: Sequence[int], rounds: np.ndarray) -> tuple[int, ...]:
+    """The last lengths before each jump of a staircase; none if latency is smooth or flat.
+
+    `rounds` are two or more measurements, one a row, of the seconds at each length. What jumps in only one half of them
+    is noise, and a curve that owes less than half of its rise to jumps is no staircase.
+    """
+    if len(lengths) <= 2 * _PLATEAU:
+        return ()
+    jumps = sorted(_jumps(rounds[::2].min(axis=0)) & _jumps(rounds[1::2].min(axis=0)))
+    curve = rounds.min(axis=0)
+    if np.diff(curve)[jumps].sum() < _STAIRCASE * np.ptp(curve):
+        return ()
+    return tuple(lengths[index] for index in jumps)
+
+
+def _jumps(seconds: np.ndarray) -> set[int]:
+    """The places of the last measurements before a jump: a rise that is sudden and stays."""
+    found = set()
+    for index in range(len(seconds) - 1):
+        before = seconds[max(0, index + 1 - _PLATEAU) : index + 1]
+        after = seconds[index + 1 : index + 1 + _PLATEAU]
+        stays = np.median(after) - np.median(before) >= _JUMP * np.median(before)
+        if stays and after[0] - before[-1] >= _SUDDEN * (after.max() - before.min()):
+            found.add(index)
+    return found
+
+
+def _grid(longest: int) -> tuple[int, ...]:
+    """The lengths to measure: multiples of one step, and `longest`."""
+    step = -(-longest // (_FINEST * _MOST_LENGTHS)) * _FINEST
+    return (*range(step, longest, step), longest)
+
+
+def _deciding(lengths: Sequence[int], steps: Sequence[int]) -> list[int]:
+    """The lengths at which static runtimes are worth compiling, at most EVEN_BINS, the shortest and longest first."""
+    edges = sorted({*steps, lengths[-1]}) if steps else lengths
+    picks = np.linspace(0, len(edges), EVEN_BINS + 1)[1:] - 1
+    rising = sorted({edges[max(0, round(pick))] for pick in picks})
+    return list(dict.fromkeys([rising[0], rising[-1], *rising]))
+
+
+def _rounds(
+    calls: Sequence[tuple[Runtime, int]], budget_s: float, report: Callable[[float], object] = lambda _done: None
+) -> np.ndarray:
+    """The seconds of each call of a runtime with so many tokens, in as many rounds, one a row, as `budget_s` allows.
+
+    Each call comes once in a round, so that a slow moment of the machine falls on all alike.
+    """
+    texts = [np.ones(length, dtype=np.int64) for _, length in calls]
+    fewest, most = _ROUNDS
+    rounds: list[list[float]] = []
+    begun = time.perf_counter()
+    while len(rounds) < most:
+        rounds.append([])
+        for (runtime, _), text in zip(calls, texts, strict=True):
+            start = time.perf_counter()
+            runtime(text)
+            rounds[-1].append(time.perf_counter() - start)
+        spent = (time.perf_counter() - begun) / budget_s
+        if len(rounds) >= fewest and spent >= 1:
+            break
+        report(min(1.0, max(spent, len(rounds) / most)))
+    return np.array(rounds)
+
+
+def device_name(device: str) -> str:
+    """What the maker of this machine's "cpu" or "cuda" device calls it."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

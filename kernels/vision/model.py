@@ -1,0 +1,66 @@
+"""Loads a vision transformer of timm's, and computes its features from images as bytes."""
+
+import copy
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pliant.errors import ModelError
+from pliant.models.vision_info import WEIGHTS, VisionInfo, read_vision
+from pliant.torchvision_mend import mend
+
+mend()
+import timm  # noqa: E402
+from timm.models import VisionTransformer  # noqa: E402
+
+from pliant.kernels.vision.vit import TokenAdaptiveViT, check  # noqa: E402
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_model(folder: Path, dtype: str, device: str) -> tuple[VisionInfo, VisionTransformer]:
+    """The vision transformer in a folder of timm's format, ready to compute; only safetensors are read.
+
+    Its head stays float32, as features alone are computed in `dtype`. Raises `ModelError`, in one line, if there is no
+    model or it cannot trade tokens for time (see `vit.check`).
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is unknown: choose {' or '.join(DTYPES)}")
+    info = read_vision(folder)
+    try:
+        model = timm.create_model(f"local-dir:{folder}")
+        check(model)
+        model.load_state_dict(load_file(folder / WEIGHTS))
+    except ModelError:
+        raise
+    except Exception as error:  # timm raises whatever a broken config.json leads it to
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ModelError(f"{folder} cannot be read as a vision transformer of timm's: {reason}") from None
+    assert isinstance(model, VisionTransformer)
+    model = model.eval().requires_grad_(False).to(device)
+    head = copy.deepcopy(model.head)
+    model.to(DTYPES[dtype]).head = head
+    return info, model
+
+
+class ImageFeatures(torch.nn.Module):
+    """`vit` under one gamma, for images of `info` as bytes; what is compiled, recorded and run."""
+
+    def __init__(self, vit: TokenAdaptiveViT, info: VisionInfo, gamma: int) -> None:
+        super().__init__()
+        self.vit = vit
+        self.gamma = gamma
+        first = next(vit.parameters())
+        self.dtype = first.dtype
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", torch.tensor(info.mean, device=first.device)[:, None, None])
+        self.register_buffer("std", torch.tensor(info.std, device=first.device)[:, None, None])
+
+    def forward(self, images: Tensor, prompts: Tensor | None = None) -> Tensor:
+        """Features [n, hidden] of uint8 images [n, height, width, channels]; `prompts` as `TokenAdaptiveViT` says."""
+        values = images.permute(0, 3, 1, 2).to(torch.float32) / 255
+        features: Tensor = self.vit(((values - self.mean) / self.std).to(self.dtype).contiguous(), self.gamma, prompts)
+        return features

@@ -1,0 +1,118 @@
+"""Heads and prompts of the tasks that share one vision transformer; they come and go at run time (OTAS §III-B, §IV)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from pliant.formats.vision_task import HEAD_BIAS, HEAD_WEIGHT, WEIGHTS, TaskError, prompts_name
+from pliant.models.adapter_files import TensorFile, opened_tensors, shown
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class TaskWeights(NamedTuple):
+    """What makes a backbone do a task: a head for all gammas, and prompts for some of those above 0."""
+
+    head: Tensor
+    """[labels, hidden]; in memory float32, whatever features are computed in: it costs next to nothing."""
+    bias: Tensor
+    """[labels], as the head."""
+    prompts: Mapping[int, Tensor]
+    """By gamma: [layers, gamma, hidden]."""
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "TaskWeights":
+        """The same on `device`, with prompts as `dtype`."""
+        prompts = {gamma: tensor.to(device, dtype) for gamma, tensor in self.prompts.items()}
+        return TaskWeights(self.head.to(device, torch.float32), self.bias.to(device, torch.float32), prompts)
+
+
+def read_weights(folder: Path) -> TaskWeights:
+    """The tensors of a task's folder, on the CPU.
+
+    Raises TaskError if they cannot be read, change or become a link meanwhile, or hold numbers that are not finite.
+    """
+    try:
+        with opened_tensors(folder / WEIGHTS, most_dimensions=3) as file:
+            weights = _weights(file)
+        if not all(bool(tensor.isfinite().all()) for tensor in (weights.head, weights.bias, *weights.prompts.values())):
+            raise ValueError("holds numbers that are not finite")
+    except (OSError, ValueError) as error:
+        raise TaskError(f"task {folder}: its {WEIGHTS} {error}; train the task again") from None
+    return weights
+
+
+def _weights(file: TensorFile) -> TaskWeights:
+    prompts = {}
+    for name in file.tensors.keys() - {HEAD_WEIGHT, HEAD_BIAS}:
+        tensor = _read(file, name, 3)
+        if name != prompts_name(gamma := tensor.shape[1]):
+            raise ValueError(f"has {shown(name)} of {gamma} tokens a layer, which is neither prompts nor a head")
+        prompts[gamma] = tensor
+    return TaskWeights(_read(file, HEAD_WEIGHT, 2), _read(file, HEAD_BIAS, 1), prompts)
+
+
+def _read(file: TensorFile, name: str, dimensions: int) -> Tensor:
+    raw = file.read(name)
+    stored = file.tensors[name]
+    if len(stored.shape) != dimensions or not raw:
+        raise ValueError(f"has {shown(name)} as {list(stored.shape)}, which should have {dimensions} dimensions")
+    return torch.frombuffer(raw, dtype=_DTYPES[stored.dtype]).view(stored.shape)
+
+
+class TaskTable:
+    """The tasks in memory, by key, for a backbone of so many `layers` and `hidden` numbers a token."""
+
+    def __init__(self, layers: int, hidden: int) -> None:
+        self._layers = layers
+        self._hidden = hidden
+        self._tasks: dict[str, TaskWeights] = {}
+
+    def add(self, key: str, weights: TaskWeights) -> None:
+        """Raises ValueError if `key` is there or sizes do not fit."""
+        if key in self._tasks:
+            raise ValueError(f"task {key} is there already; remove it first")
+        sizes: dict[str, tuple[Tensor, tuple[int, ...]]] = {"head": (weights.head, (len(weights.bias), self._hidden))}
+        for gamma, prompts in weights.prompts.items():
+            sizes[prompts_name(gamma)] = (prompts, (self._layers, gamma, self._hidden))
+        for name, (tensor, size) in sizes.items():
+            if tuple(tensor.shape) != size:
+                raise ValueError(f"task {key}: its {name} is {list(tensor.shape)}; this model needs {list(size)}")
+        self._tasks[key] = weights
+
+    def remove(self, key: str) -> None:
+        """Raises KeyError if it is not there."""
+        del self._tasks[key]
+
+    def check(self, keys: Sequence[str], gamma: int) -> None:
+        """Raise ValueError, naming it, if a task is not there or has no prompts for `gamma`."""
+        for key in set(keys):
+            if key not in self._tasks:
+                raise ValueError(f"task {key} is not in memory; add it first")
+            if gamma > 0 and gamma not in (known := self._tasks[key].prompts):
+                raise ValueError(f"task {key} has no prompts for gamma {gamma}, only for {sorted(known)}")
+
+    def prompts(self, keys: Sequence[str], gamma: int) -> Tensor:
+        """Each row's own, [n, layers, gamma, hidden]."""
+        return torch.stack([self._tasks[key].prompts[gamma] for key in keys])
+
+    def logits(self, features: Tensor, keys: Sequence[str]) -> list[NDArray[np.float32]]:
+        """What each row's own head makes of `features` [n, hidden]: float32 [labels]; one product for each task."""
+        rows: dict[str, list[int]] = {}
+        for row, key in enumerate(keys):
+            rows.setdefault(key, []).append(row)
+        features = features.float()
+        found = {key: self._head(key, features, own) for key, own in rows.items()}
+        answers = {
+            row: each for key, own in rows.items() for row, each in zip(own, found[key].cpu().numpy(), strict=True)
+        }
+        return [answers[row] for row in range(len(keys))]
+
+    def _head(self, key: str, features: Tensor, rows: list[int]) -> Tensor:
+        own = features if len(rows) == len(features) else features[rows]
+        return functional.linear(own, self._tasks[key].head, self._tasks[key].bias)

@@ -1,0 +1,1 @@
+"""Decisions for cascades of text classifiers (Tabi)."""

@@ -1,0 +1,261 @@
+"""Which cascades there are, how accurate and how fast: found from stored tables of every model (Tabi §5).
+
+Each model reads a labelled split once, whole. Chains of two and three models in rising accuracy are then evaluated from
+what was stored, over cut-offs from 0.95 down, until a chain is less accurate than its models are on average; kept are
+those whose 75th percentile latency is within 1.5 times that of its slowest model. Only pruned texts must be read anew,
+by the later levels, over a rising degree of pruning, until that loses them 2% of accuracy.
+
+Beside the paper:
+
+- A chain is evaluated exactly over the draws that re-route: each text stops at each level with its probability. So no
+  candidate owes its accuracy to a lucky seed.
+- Pruning is tried for chains on the front of accuracy and latency as they are without, not for all.
+- The words are chosen by the first level of the chain, the only one that reads every text whole. (The paper takes one
+  small model for all chains.) Either way the number of runs does not depend on the cut-offs.
+- The slope k is swept as well. §4.1 says it is profiled, §5 leaves it out.
+- Single models are candidates, of one level.
+- Standard errors are those of two more texts, one for and one against (the rule of succession): that all of a hundred
+  texts went well does not make it certain that others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import sqrt
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pliant.policies.cascade.calibration import Floats, Integers
+from pliant.policies.cascade.cascade import SLOPE, Cascade, ensemble_weights, reroute_probability, vote
+from pliant.policies.cascade.tables import LevelProfile, Reading, Reread, check, check_reading, reference
+
+CUTOFFS = tuple(round(0.95 - 0.05 * step, 2) for step in range(19))
+ALPHAS = tuple(round(0.5 + 0.1 * step, 1) for step in range(11))
+"""How far words are pruned, rising; a word goes when it gets less than so many times the mean attention."""
+SLOPES = (SLOPE, 4 * SLOPE)
+READER_LOSS = 0.02
+TAIL, TAIL_FACTOR = 0.75, 1.5
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cascade, or a single model, and what it does on the split it was found on. Shares and accuracies are 0 to 1."""
+
+    levels: tuple[str, ...]
+    cutoffs: tuple[float, ...]
+    """From each level but the last to the next one."""
+    alphas: tuple[float, ...]
+    """How far texts are pruned for each level but the first; 0 leaves them whole."""
+    temperatures: tuple[float, ...]
+    weights: tuple[tuple[float, ...], ...]
+    """Those of levels 0 to j in the vote on a text that stops at level j."""
+    slope: float
+    accuracy: float
+    accuracy_error: float
+    """Its standard error."""
+    loss: float
+    """Accuracy below the best single model's (`tables.reference`); negative when above."""
+    loss_error: float
+    """Its standard error: far smaller, as both are measured on the same texts; 0 for the best single model itself."""
+    mean_latency_s: float
+    p75_latency_s: float
+    p99_latency_s: float
+    shares: tuple[float, ...]
+    """Of the texts that stop at each level."""
+    early_accuracy_gap: float
+    """By how much the best single model is more accurate than the first level on those texts that this one answers; 0
+    for a single model, which answers none early."""
+
+    @property
+    def early_share(self) -> float:
+        """Of the texts that the first level of several answers."""
+        return self.shares[0] if len(self.shares) > 1 else 0.0
+
+    def cascade(self, seed: int) -> Cascade:
+        """How texts pass through it live."""
+        return Cascade(self.temperatures, self.cutoffs, self.weights, self.slope, seed)
+
+    def __str__(self) -> str:
+        return " → ".join(self.levels)
+
+
+def find_candidates(
+    levels: Sequence[LevelProfile],
+    labels: ArrayLike,
+    reread: Reread | None = None,
+    cutoffs: Sequence[float] = CUTOFFS,
+    slopes: Sequence[float] = SLOPES,
+) -> list[Candidate]:
+    """All that are worth keeping; `labels` [n] are the true classes. Without `reread`, none prunes.
+
+    Raises ValueError for tables that do not fit together.
+    """
+    truth = np.asarray(labels)
+    check(levels, truth)
+    search = _Search(levels, truth, cutoffs, slopes)
+    found = [search.single(level) for level in levels]
+    chains = [chain for length in (2, 3) for chain in combinations(search.rising, length)]
+    for chain in chains:
+        found += search.sweep(chain, 0.0, [level.reading for level in chain])
+    if reread is None:
+        return found
+    ladders = _Ladders(search, reread)
+    on_front = {candidate.levels for candidate in front(found)}
+    for chain in chains:
+        if tuple(level.name for level in chain) in on_front:
+            for alpha, readings in ladders.of(chain):
+                found += search.sweep(chain, alpha, readings)
+    return found
+
+
+def front(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Those that none beats in both accuracy and mean latency, the fastest first."""
+    best: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda one: (one.mean_latency_s, -one.accuracy)):
+        if not best or candidate.accuracy > best[-1].accuracy:
+            best.append(candidate)
+    return best
+
+
+def weighted_quantile(values: ArrayLike, weights: ArrayLike, share: float) -> float:
+    """The least value that, with all lesser ones, has at least `share` of the weight."""
+    numbers, masses = np.ravel(values), np.ravel(weights)
+    order = np.argsort(numbers, kind="stable")
+    total = np.cumsum(masses[order])
+    place = np.searchsorted(total, share * total[-1] * (1 - 1e-12))
+    return float(numbers[order[place]])
+
+
+class _Search:
+    """Evaluates chains on one split."""
+
+    def __init__(
+        self,
+        levels: Sequence[LevelProfile],
+        labels: NDArray[np.integer],
+        cutoffs: Sequence[float],
+        slopes: Sequence[float],
+    ) -> None:
+        self._labels = labels
+        self._cutoffs = sorted(cutoffs, reverse=True)
+        self._slopes = slopes
+        accuracies = [self.accuracy(level.reading) for level in levels]
+        means = [float(level.reading.latency_s.mean()) for level in levels]
+        self.rising = [levels[index] for index in sorted(range(len(levels)), key=lambda i: (accuracies[i], means[i]))]
+        self._reference = levels[reference(accuracies, means)]
+        self._best = self.right(self._reference.reading.answers)
+
+    def right(self, answers: Integers) -> Floats:
+        """1 for each text whose answer is the true class, else 0."""
+        hits: Floats = (answers == self._labels).astype(np.float64)
+        return hits
+
+    def accuracy(self, reading: Reading) -> float:
+        return float(self.right(reading.answers).mean())
+
+    def single(self, level: LevelProfile) -> Candidate:
+        return self._evaluate((level,), 0.0, [level.reading], (), self._slopes[0])
+
+    def sweep(self, chain: Sequence[LevelProfile], alpha: float, readings: Sequence[Reading]) -> Iterator[Candidate]:
+        """The chain over falling cut-offs, where its last levels read texts pruned by `alpha`."""
+        least = float(np.mean([self.accuracy(level.reading) for level in chain])) - ROUNDING
+        slowest = max((level.reading.latency_s for level in chain), key=lambda latency: float(latency.mean()))
+        most = (1 + ROUNDING) * TAIL_FACTOR * weighted_quantile(slowest, np.ones_like(slowest), TAIL)
+        for slope in self._slopes:
+            for cutoff in self._cutoffs:
+                candidate = self._evaluate(chain, alpha, readings, (cutoff,) * (len(chain) - 1), slope)
+                if candidate.accuracy < least:
+                    break
+                if candidate.p75_latency_s <= most:
+                    yield candidate
+
+    def _evaluate(
+        self,
+        chain: Sequence[LevelProfile],
+        alpha: float,
+        readings: Sequence[Reading],
+        cutoffs: tuple[float, ...],
+        slope: float,
+    ) -> Candidate:
+        texts = len(self._labels)
+        alone = not cutoffs
+        hits = [self.right(reading.answers) for reading in readings]
+        reached, expected = np.ones(texts), np.zeros(texts)
+        stops, weights = [], []
+        for level, reading in enumerate(readings):
+            onward = reroute_probability(reading.confidence, cutoffs[level], slope) if level < len(cutoffs) else 0.0
+            stops.append(reached * (1 - onward))
+            weights.append(ensemble_weights(hits[: level + 1], reached))
+            expected += stops[level] * self.right(_voted(readings[: level + 1], weights[level]))
+            reached = reached * onward
+        mass = np.stack(stops)
+        latency = np.cumsum([reading.latency_s for reading in readings], axis=0)
+        if alpha and chain[0].telling_s is not None:
+            latency[1:] += chain[0].telling_s
+        right, lost = float(expected.sum()), float((self._best - expected).sum())
+        differing = float((expected * (1 - self._best) + (1 - expected) * self._best).sum())
+        early_gap = 0.0 if alone else float(mass[0] @ (self._best - hits[0]) / (mass[0].sum() or 1.0))
+        return Candidate(
+            levels=tuple(level.name for level in chain),
+            cutoffs=cutoffs,
+            alphas=(alpha,) * len(cutoffs),
+            temperatures=tuple(level.temperature for level in chain),
+            weights=tuple(weights),
+            slope=slope,
+            accuracy=right / texts,
+            accuracy_error=sqrt((right + 1) * (texts - right + 1) / texts) / (texts + 2),
+            loss=lost / texts,
+            loss_error=0.0 if chain[0] is self._reference and alone else _loss_error(lost, differing, texts),
+            mean_latency_s=float((mass * latency).sum() / texts),
+            p75_latency_s=weighted_quantile(latency, mass, TAIL),
+            p99_latency_s=weighted_quantile(latency, mass, 0.99),
+            shares=tuple(mass.mean(axis=1).tolist()),
+            early_accuracy_gap=early_gap,
+        )
+
+
+def _loss_error(lost: float, differing: float, texts: int) -> float:
+    """The standard error of a loss, where `differing` of the texts are lost or won, and `lost` more lost than won."""
+    share, loss = (differing + 2) / (texts + 2), lost / (texts + 2)
+    return sqrt((share - loss**2) / texts)
+
+
+def _voted(readings: Sequence[Reading], weights: Sequence[float]) -> Integers:
+    """The class that the vote gives each text, [n]: that of all models where they are at one."""
+    answers = readings[0].answers.copy()
+    split = np.flatnonzero((np.stack([reading.answers for reading in readings]) != answers).any(axis=0))
+    answers[split] = vote([reading.probabilities[split] for reading in readings], weights).argmax(axis=1)
+    return answers
+
+
+class _Ladders:
+    """Rising degrees of pruning for each pair of a pruner and a reader, read once and only when asked for."""
+
+    def __init__(self, search: _Search, reread: Reread) -> None:
+        self._search = search
+        self._reread = reread
+        self._known: dict[tuple[str, str], dict[float, Reading]] = {}
+
+    def of(self, chain: Sequence[LevelProfile]) -> Iterator[tuple[float, list[Reading]]]:
+        """Each alpha that no later level of the chain loses too much by, with the readings of all its levels."""
+        first, *later = chain
+        ladders = [self._ladder(first, reader) for reader in later]
+        for alpha in min(ladders, key=len):
+            yield alpha, [first.reading, *(ladder[alpha] for ladder in ladders)]
+
+    def _ladder(self, pruner: LevelProfile, reader: LevelProfile) -> dict[float, Reading]:
+        pair = pruner.name, reader.name
+        if pair not in self._known:
+            self._known[pair] = ladder = {}
+            whole = self._search.accuracy(reader.reading)
+            for alpha in ALPHAS:
+                reading = self._reread(reader.name, pruner.name, alpha)
+                check_reading(reading, reader.reading.probabilities.shape, f"{reader.name} on pruned texts")
+                if whole - self._search.accuracy(reading) > READER_LOSS:
+                    break
+                ladder[alpha] = reading
+        return self._known[pair]

@@ -1,0 +1,1 @@
+"""Decisions about replicas of any kind."""

@@ -1,0 +1,1 @@
+"""Decisions for text classifiers on runtimes of several lengths (Arlo)."""

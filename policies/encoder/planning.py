@@ -1,0 +1,151 @@
+"""When to allocate runtimes anew, and for which demand (Arlo §3.3): what the live planner and the simulator share.
+
+The caller runs `due`, and when that gives a reason, `problem` → `solve` (anywhere: it shares nothing) → `adopt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.policies.encoder.demand import LengthDemand, Snapshot
+from pliant.policies.encoder.runtime_allocation import Allocation, RuntimeClass, allocate, runtime_class
+
+Reason = Literal["start", "replicas", "lengths", "shift", "period"]
+
+_FIRST_REQUESTS = 100
+_FIRST_S = 5.0
+"""What must have been seen before the first plan, or else a whole period; until then replicas hold what they do."""
+_MOST_LOAD = 0.95
+"""Of the replicas' time; demand beyond is left out of plans."""
+_UNSETTLED_S = 10.0
+"""A shift is noticed within this time, or not at all."""
+
+
+class Problem(NamedTuple):
+    """What `solve` needs: runtimes in rising length, requests per SLO period for each, and the replicas there are."""
+
+    classes: tuple[RuntimeClass, ...]
+    demand: tuple[float, ...]
+    replicas: int
+    excess: float
+    """Requests per SLO period that were left out of `demand`, because the replicas cannot answer them in time."""
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many replicas should hold each max_length, and why."""
+
+    version: int
+    counts: dict[int, int]
+    reason: Reason
+    demand: dict[int, float]
+    """Requests per second for which each max_length is the shortest that fits."""
+    excess: float
+    """Requests per second, more than these, that the replicas cannot answer in time."""
+    allocation: Allocation
+
+
+def solve(problem: Problem) -> Allocation:
+    """The optimal allocation (Arlo §3.3, equations 1-7)."""
+    return allocate(problem.classes, problem.demand, problem.replicas)
+
+
+class Planner:
+    """Plans anew every `period_s`, and at once when demand, the replicas or the lengths that they can hold change.
+
+    A plan that was made from little is made anew when as much again has been seen, so plans come at 10 s, 20 s, 40 s...
+    at first.
+
+    Demand is the mean over the last period, or its `quantile` over the seconds of it (beyond the paper: averages hide
+    bursts). Times are in seconds on any one clock.
+    """
+
+    def __init__(self, longest: int, slo_s: float, period_s: float = 120.0, quantile: float | None = None) -> None:
+        self._demand = LengthDemand(longest, window_s=period_s)
+        self._slo_s = slo_s
+        self._period_s = period_s
+        self._quantile = quantile
+        self._planned_at = self._planned_from_s = 0.0
+        self._snapshot: Snapshot | None = None
+        self.plan: Plan | None = None
+
+    def observe(self, now: float, counts: Mapping[int, int]) -> None:
+        """`counts` requests, by length in tokens, arrived since the last call."""
+        self._demand.add(now, counts)
+
+    def histogram(self, now: float) -> NDArray[np.int64]:
+        """The requests of the last period by length in tokens."""
+        return self._demand.histogram(now)
+
+    def due(self, now: float, replicas: int, lengths: tuple[int, ...]) -> Reason | None:
+        """Why to plan now, for `replicas` that can hold `lengths`; None when the plan may stand.
+
+        When demand has shifted, what arrived before is forgotten.
+        """
+        if not replicas:
+            return None
+        seen = int(self.histogram(now).sum())
+        if self.plan is None or self._snapshot is None:
+            observed_s = self._demand.observed_s(now)
+            enough = seen >= _FIRST_REQUESTS and observed_s >= _FIRST_S
+            return "start" if enough or (seen and observed_s >= self._period_s) else None
+        if sum(self.plan.counts.values()) != replicas:
+            return "replicas"
+        if tuple(self.plan.counts) != lengths:
+            return "lengths"
+        if not seen:
+            return None
+        if now - self._planned_at >= min(self._period_s, self._planned_from_s):
+            return "period"
+        shift = self._demand.shifted(now, self._snapshot)
+        if shift is None:
+            return None
+        self._demand.forget(shift.since)
+        return "shift"
+
+    def problem(self, now: float, replicas: int, service_s: Mapping[int, float]) -> Problem:
+        """What to solve now; `service_s` is the seconds that a request takes on a runtime of each max_length.
+
+        Where nothing arrived lately, the demand of the last plan stands. Demand that is too much is reduced, all
+        lengths alike: the allocation's own way out, the longest runtime's queue, would give the others up.
+        """
+        lengths = sorted(service_s)
+        rates = self._demand.rates(now, lengths, self._quantile)
+        if self.plan and not any(rates):
+            rates = _binned(self.plan.demand, lengths)
+        work_s = sum(rate * service_s[length] for length, rate in zip(lengths, rates, strict=True))
+        share = min(1.0, _MOST_LOAD * replicas / work_s) if work_s else 1.0
+        classes = tuple(runtime_class(length, service_s[length], self._slo_s) for length in lengths)
+        demand = tuple(share * rate * self._slo_s for rate in rates)
+        excess = (1 - share) * sum(rates) * self._slo_s
+        return Problem(classes, demand, replicas, excess, self._demand.snapshot(now, lengths, _UNSETTLED_S))
+
+    def adopt(self, now: float, problem: Problem, allocation: Allocation, reason: Reason) -> Plan:
+        """Take over what `solve` found for `problem`."""
+        lengths = [runtime.max_length for runtime in problem.classes]
+        self._planned_at = now
+        self._planned_from_s = self._demand.observed_s(now)
+        self._snapshot = problem.snapshot
+        self.plan = Plan(
+            version=self.plan.version + 1 if self.plan else 1,
+            counts=dict(zip(lengths, allocation.counts, strict=True)),
+            reason=reason,
+            demand={length: rate / self._slo_s for length, rate in zip(lengths, problem.demand, strict=True)},
+            excess=problem.excess / self._slo_s,
+            allocation=allocation,
+        )
+        return self.plan
+
+
+def _binned(demand: Mapping[int, float], lengths: Sequence[int]) -> tuple[float, ...]:
+    """Demand by other lengths, each part now at the shortest of `lengths` that fits, or at the longest."""
+    rates = dict.fromkeys(lengths, 0.0)
+    for former, rate in demand.items():
+        rates[next((length for length in lengths if length >= former), lengths[-1])] += rate
+    return tuple(rates.values())

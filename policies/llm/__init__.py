@@ -1,0 +1,1 @@
+"""Decisions for language models with many adapters (Flover, Chameleon)."""

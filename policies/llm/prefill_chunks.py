@@ -1,0 +1,70 @@
+"""How much of which prompt is computed in the next iteration, so that live answers are not held up for long.
+
+Flover computes every new request's prompt outside the loop, in one piece and beside it (§V-B). On one device a prompt
+takes its time from the live requests wherever it runs, and a long one would stall them; so it is cut into chunks. For a
+chunk the live requests' next token waits, no longer than a stated bound, as the rate at which prompts are computed is
+measured; but a chunk has 16 tokens at least, however long they take. Prompts go in order of arrival, and the next
+begins when the one before is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pliant.policies.llm.recent_ratio import RecentRatio
+
+CHUNK_MULTIPLE = 16
+"""Tokens of a chunk are a multiple of this, and at least this many: fewer would not use a matrix unit."""
+MOST_TOKENS = 2048
+"""In one iteration, even when nothing waits for it: what buffers must hold."""
+IDLE_S = 1.0
+"""What an iteration may take when nothing waits for it: then a request that comes does, and whoever looks for life."""
+_FIRST_TOKENS = 256
+"""In the first iteration, of which nobody knows how long it will take."""
+_DECAY = 0.8
+_LEAST_SHARE = 0.1
+"""Of an iteration's time that is put down to its prompts, when the decode step seems to explain all of it."""
+
+
+class PrefillBudget:
+    """The prompt tokens that an iteration may compute while others wait no longer than `stall_s` seconds for it.
+
+    Part of a chunk's time does not depend on its length, so that the rate rises with the chunks; they grow until one
+    takes about `stall_s`.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        if not stall_s > 0:
+            raise ValueError(f"stall_s must be above 0, got {stall_s}")
+        self._stall_s = stall_s
+        self._rate = RecentRatio(_DECAY)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompt tokens that are computed in a second; 0 as long as none were."""
+        return self._rate.value
+
+    def observe(self, tokens: int, seconds: float, decode_s: float) -> None:
+        """An iteration with so many prompt tokens took `seconds`; its decode step, by itself, takes `decode_s`."""
+        self._rate.add(tokens, max(seconds - decode_s, seconds * _LEAST_SHARE))
+
+    def tokens(self, live: bool) -> int:
+        """For the next iteration, at most; `live` tells whether answers wait for it."""
+        if not (live or self.tokens_per_s):
+            return _FIRST_TOKENS
+        within = int(min((self._stall_s if live else max(IDLE_S, self._stall_s)) * self.tokens_per_s, MOST_TOKENS))
+        return max(CHUNK_MULTIPLE, within - within % CHUNK_MULTIPLE)
+
+
+def chunks(prompts: Iterable[int], budget: int) -> list[int]:
+    """The tokens that each prompt gets of `budget`, in order; none for those behind where it ends.
+
+    `prompts` are the tokens that each still needs, at least 1. All but the last that gets some get all they need.
+    """
+    granted = []
+    for needed in prompts:
+        if not budget:
+            break
+        granted.append(min(needed, budget))
+        budget -= granted[-1]
+    return granted

@@ -1,0 +1,1 @@
+"""Decisions for vision transformers that trade tokens for time (OTAS)."""

@@ -1,0 +1,211 @@
+"""The `pliant` command."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from pliant import zoo
+from pliant.cli import vision as vision_cli
+from pliant.cli.serve import serve_cluster
+from pliant.cli.terminal import console, progress
+from pliant.config import cluster as config
+from pliant.errors import ConfigError, PliantError
+from pliant.formats.profile import Profile
+from pliant.models import sources
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Elastic transformer serving on Ray Serve.")
+ClusterFile = Annotated[Path, typer.Argument(help="The cluster's configuration.")]
+ConfigOption = Annotated[Path, typer.Option("--config", help="The cluster's configuration.")]
+
+
+@app.command()
+def check(path: ClusterFile = Path("cluster.yaml")) -> None:
+    """Validate a cluster.yaml; say in one line each what is wrong with it."""
+    cluster = _checked(path)
+    services = ", ".join(f"{name} ({service.kind})" for name, service in cluster.serving.services.items())
+    console.print(f"{path}: fine; serves {services}")
+
+
+@app.command()
+def serve(
+    path: ClusterFile = Path("cluster.yaml"),
+    *,
+    verbose: Annotated[bool, typer.Option(help="Show the log of Ray and the replicas here.")] = False,
+) -> None:
+    """Check, `serve run`, and show how far each service is; models are trained or downloaded as services need them."""
+    raise typer.Exit(serve_cluster(path, _checked(path), verbose))
+
+
+@app.command()
+def profile(
+    service: Annotated[str, typer.Argument(help="A service of the configuration.")],
+    path: ConfigOption = Path("cluster.yaml"),
+    out: Annotated[Path, typer.Option(help="Receives profile-SERVICE.json and .png.")] = Path(),
+) -> None:
+    """Measure a text classifier's latency over input lengths on this machine, and say which lengths to serve with; or
+    latency, memory and accuracy of a vision service by gamma, and which gammas are of no use; or the accuracy and
+    latency of a cascade's levels and of what they make together, and which of it would serve.
+    """
+    cluster = _checked(path)
+    if service in cluster.serving.visions:
+        vision_cli.profile_vision(service, cluster.serving.visions[service], out)
+        return
+    if service in cluster.serving.cascades:
+        from pliant.cli import cascade as cascade_cli
+
+        cascade_cli.profile_cascade(service, cluster.serving, out)
+        return
+    if service not in cluster.serving.encoders:
+        able = [name for name, each in cluster.serving.services.items() if each.kind != "llm"]
+        raise ConfigError([f"{service}: cannot be profiled; these services can: {', '.join(able) or 'none'}"])
+    from pliant.cli.profile_plot import plot
+    from pliant.deployments.encoder.lengths import Lengths
+
+    found = _measured(_encoder(cluster, service)[1])
+    lengths = Lengths(None, found).current
+    table = Table("tokens", "dynamic, ms", "static, ms")
+    for length in sorted({*lengths, *found.static_at}):
+        times = [found.service_s(length, dynamic=dynamic) * 1e3 for dynamic in (True, False)]
+        table.add_row(str(length), *(f"{time:.2f}" for time in times))
+    console.print(table)
+    console.print(found.summary())
+    console.print(f"lengths: auto means {list(lengths)} for texts of all lengths alike.")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"profile-{service}.json").write_text(found.model_dump_json(indent=1))
+    plot(found, lengths, out / f"profile-{service}.png")
+    console.print(f"Written to {out / f'profile-{service}'}.json and .png.")
+
+
+@app.command()
+def simulate(
+    path: ClusterFile = Path("cluster.yaml"),
+    *,
+    trace: Annotated[Path, typer.Option(help="CSV: seconds,tokens of requests, or second,requests of seconds.")],
+    gpus: Annotated[str, typer.Option(help="Replicas: 8, or 2-8 to let autoscaling decide.")],
+    service: Annotated[str | None, typer.Option(help="Which service, if there are several.")] = None,
+    measured: Annotated[
+        Path | None, typer.Option("--profile", help="What `pliant profile` wrote, on the machine to plan for.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Receives simulate-SERVICE.png.")] = Path(),
+) -> None:
+    """Send a trace through a simulated cluster: latency, SLO attainment, and what planner and autoscaling would do."""
+    from pliant.bench.encoder.capacity import Cluster, plan_capacity
+    from pliant.deployments.encoder.lengths import Lengths
+
+    cluster = _checked(path)
+    name, config_of = _encoder(cluster, service)
+    found = _read_profile(measured) if measured else _measured(config_of)
+    lengths = Lengths(config_of.lengths, found)
+    if lengths.longest > found.longest:
+        raise ConfigError([f"the profile ends at {found.longest} tokens; {name} serves up to {lengths.longest}"])
+    least, most = _range(gpus)
+    forecast = plan_capacity(
+        Cluster(
+            service_s={length: found.service_s(length, dynamic=lengths.dynamic) for length in lengths.current},
+            slo_s=config_of.slo_ms / 1e3,
+            least=least,
+            most=most,
+            period_s=config_of.period_s,
+            quantile=config_of.demand_quantile,
+            dynamic_s=[found.service_s(max(1, length), dynamic=True) for length in range(lengths.longest + 1)]
+            if lengths.dynamic
+            else (),
+            truncate=config_of.truncate,
+        ),
+        trace,
+    )
+    console.print(forecast.table())
+    console.print(forecast.plan_table())
+    out.mkdir(parents=True, exist_ok=True)
+    forecast.plot().savefig(out / f"simulate-{name}.png", dpi=120, bbox_inches="tight")
+    console.print(f"Written to {out / f'simulate-{name}.png'}.")
+
+
+@app.command(name="zoo")
+def zoo_models(train: Annotated[bool, typer.Option(help="Train what is missing.")] = False) -> None:
+    """List the tiny models, adapters and tasks that the default cluster serves, and how good they are."""
+    if train:
+        with progress() as update:
+            for name in (*zoo.NAMES, zoo.ADAPTERS, zoo.TASKS):
+                zoo.ensure(name, update, niceness=0)
+    table = Table("model, adapter or task", "quality", "parameters", "trained in")
+    for entry in zoo.status():
+        size = (f"{entry.parameters:,}", f"{entry.seconds:.0f} s") if entry.trained else ("", "")
+        table.add_row(f"zoo/{entry.name}", _quality(entry), *size)
+    console.print(table)
+    console.print(
+        "Measured on held-out data; tasks, and what prompts give them, on the profiling images in their folders."
+    )
+
+
+app.command()(vision_cli.train_prompts)
+app.command()(vision_cli.register_task)
+
+
+def main() -> None:
+    """Run the command; a PliantError is printed as its message alone."""
+    try:
+        app()
+    except PliantError as error:
+        console.print(str(error), style="red", markup=False)
+        sys.exit(1)
+
+
+def _checked(path: Path) -> config.ClusterConfig:
+    try:
+        cluster = config.read(path)
+        config.check_models(cluster.serving)
+    except ConfigError as error:
+        for problem in error.problems:
+            console.print(problem, style="red", markup=False)
+        raise typer.Exit(1) from None
+    return cluster
+
+
+def _encoder(cluster: config.ClusterConfig, name: str | None) -> tuple[str, config.EncoderConfig]:
+    """The encoder service `name`, or the first."""
+    encoders = cluster.serving.encoders
+    chosen = name or next(iter(encoders), None)
+    if chosen not in encoders:
+        raise ConfigError([f"no encoder service {name or 'at all'}; there are: {', '.join(encoders) or 'none'}"])
+    return chosen, encoders[chosen]
+
+
+def _measured(service: config.EncoderConfig) -> Profile:
+    from pliant.deployments.encoder.runtimes import profile
+
+    with progress() as update:
+        sources.fetch(service.model, progress=update)
+        return profile(service, update)
+
+
+def _read_profile(path: Path) -> Profile:
+    try:
+        return Profile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
+    except ValueError:
+        raise ConfigError([f"{path}: is no profile; `pliant profile SERVICE` writes one"]) from None
+
+
+def _quality(entry: zoo.ZooEntry) -> str:
+    if entry.accuracy is not None:
+        prompted = f" → {entry.prompted_accuracy:.1%} with prompts" if entry.prompted_accuracy else ""
+        return f"accuracy {entry.accuracy:.1%}{prompted}"
+    if entry.perplexity is None:
+        return "not trained yet"
+    base = f"{entry.base_perplexity:.0f} → " if entry.base_perplexity else ""
+    return f"perplexity {base}{entry.perplexity:.1f}"
+
+
+def _range(gpus: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d*)(?:-([1-9]\d*))?", gpus)
+    if not match or (match[2] and int(match[2]) < int(match[1])):
+        raise ConfigError([f"--gpus: got {gpus}; must be a number such as 8, or a range such as 2-8"])
+    return int(match[1]), int(match[2] or match[1])

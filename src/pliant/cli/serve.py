@@ -1,0 +1,291 @@
+"""`pliant serve`: check, start, show how far each service is, and stop without losing an answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import httpx
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pliant import ray_settings, zoo
+from pliant.cache import cache_folder
+from pliant.cli.serve_events import Row, Snapshot, Story, rows
+from pliant.cli.terminal import console
+from pliant.config.cluster import CascadeConfig, ClusterConfig, ServingConfig, VisionConfig
+from pliant.errors import ConfigError, PliantError
+
+_EVERY_S = 0.5
+_LOGS_KEPT = 10
+_TEXT = "The yield expression is used when defining a generator function"
+_DETAILED = {"top_k": 2, "details": True}
+_PROMPT = "The for statement is used to"
+_THREE = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAO0lEQVR42gXBARHEMAgAsNwUIAEJSHgpdTYJlYAk5oBPyLuT0NP7g6qzCXIa"
+    "qN0OEGdeD+fmF4jdveUP+DgVT58xJ3MAAAAASUVORK5CYII="
+)
+"""One of scikit-learn's handwritten digits, as PNG in base64."""
+
+
+def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
+    """Serve `cluster`, whose file is `path`, until it is interrupted; its exit status. Raises ConfigError."""
+    _check_port(cluster)
+    log = _log_file()
+    console.print(f"Starting {path} at {cluster.address}; the log of Ray and the replicas is {log}")
+    started = time.monotonic()
+    _train_ahead(cluster.serving)
+    process = _Process(path, None if verbose else log)
+    kinds = {name: service.kind for name, service in cluster.serving.services.items()}
+    story, watch = Story(_examples(cluster)), _Watch(cluster, process, started)
+    with _Screen() as screen:
+        while process.runs and not process.stopping:
+            snapshot = watch.look()
+            for event in story.events(snapshot, kinds):
+                screen.tell(event, snapshot.at_s)
+            screen.show(rows(snapshot, kinds), snapshot)
+            time.sleep(_EVERY_S)
+    while process.runs:
+        _tell_stopping(process)
+        time.sleep(_EVERY_S)
+    return _ended(process, log, verbose)
+
+
+def _train_ahead(serving: ServingConfig) -> None:
+    """Begin to train what the zoo lacks, the cheapest first, while Ray starts; replicas on this machine wait for it."""
+    named = [
+        *(service.model for service in serving.services.values() if not isinstance(service, CascadeConfig)),
+        *(llm.adapters.folder for llm in serving.llms.values() if llm.adapters and llm.adapters.folder),
+        *(vision.tasks.folder for vision in serving.visions.values() if vision.tasks.folder),
+    ]
+    wanted = {name.removeprefix("zoo/") for name in named if name.startswith("zoo/")}
+
+    def train() -> None:
+        for name in sorted(wanted, key=zoo.cost):
+            try:
+                zoo.ensure(name, lambda _text, _done: None)
+            except (PliantError, OSError):
+                return  # whoever needs it says why
+
+    threading.Thread(target=train, daemon=True).start()
+
+
+def _tell_stopping(process: _Process) -> None:
+    """Say which replicas are waited for, whenever there are others."""
+    left = {name: sum(each["replicas"].values()) for name, each in process.deployments.items()}
+    waiting = ", ".join(f"{name} {number}" for name, number in left.items() if number)
+    text = f"Stopping; replicas that end what they have accepted: {waiting or 'none'} (Ctrl-C again: at once)"
+    if text != process.told:
+        process.told = text
+        console.print(text, markup=False)
+
+
+def _check_port(cluster: ClusterConfig) -> None:
+    """Raise ConfigError if the port is taken, unless by a Serve to which the file is to be deployed."""
+    try:
+        with socket.create_server((cluster.host, cluster.port)):
+            return
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+    try:
+        if httpx.get(f"http://127.0.0.1:{cluster.port}/-/healthz", timeout=2).text == "success":
+            return
+    except httpx.HTTPError:
+        pass
+    raise ConfigError(
+        [
+            f"http_options: {cluster.host}:{cluster.port} cannot be listened on: {reason}; stop what uses it, or "
+            "choose another port"
+        ]
+    )
+
+
+def _log_file() -> Path:
+    """A new one; old ones are removed."""
+    folder = cache_folder() / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in sorted(folder.glob("serve-*.log"))[: -_LOGS_KEPT + 1]:
+        old.unlink(missing_ok=True)
+    return folder / f"serve-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
+
+
+class _Process:
+    """`serve run` in a session of its own, so that it gets one interrupt, on which it drains, and no other signal."""
+
+    def __init__(self, path: Path, log: Path | None) -> None:
+        self.stopping = False
+        self.deployments: Mapping[str, Any] = {}
+        """What Serve last said of them."""
+        self.problems: list[str] = []
+        """What it said of the whole application."""
+        self.told = ""
+        """What was last said of its end."""
+        self._child: subprocess.Popen[bytes] | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+        read, write = os.pipe()
+        output = log.open("wb") if log else None
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "pliant.deployments.run", str(path)],
+            env={**ray_settings.ENVIRONMENT, **os.environ, "PLIANT_STATUS_FD": str(write)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            pass_fds=[write],
+            start_new_session=True,
+        )
+        os.close(write)
+        threading.Thread(target=self._listen, args=(read,), daemon=True).start()
+
+    @property
+    def runs(self) -> bool:
+        assert self._child
+        return self._child.poll() is None
+
+    @property
+    def status(self) -> int:
+        """With which it ended."""
+        assert self._child
+        return self._child.wait()
+
+    def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if self._child is not None:
+            self._child.send_signal(signal.SIGINT)
+        self.stopping = True
+
+    def _listen(self, descriptor: int) -> None:
+        with os.fdopen(descriptor) as lines:
+            for line in lines:
+                found = json.loads(line)
+                self.deployments, self.problems = found["deployments"], found["problems"]
+
+
+class _Watch:
+    """Looks at the cluster."""
+
+    def __init__(self, cluster: ClusterConfig, process: _Process, started: float) -> None:
+        self._address = cluster.address
+        self._process = process
+        self._started = started
+        keys = os.environ.get(cluster.serving.gateway.api_keys_env or "", "")
+        headers = {"Authorization": f"Bearer {keys.split(',')[0].strip()}"} if keys else {}
+        self._http = httpx.Client(headers=headers, timeout=5)
+
+    def look(self) -> Snapshot:
+        stats: Mapping[str, Any] = {}
+        try:
+            response = self._http.get(f"{self._address}/stats")
+            stats = response.json() if response.status_code == 200 else {}
+        except (httpx.HTTPError, ValueError):
+            pass
+        return Snapshot(time.monotonic() - self._started, self._phase(), stats, self._process.deployments)
+
+    def _phase(self) -> str:
+        if self._process.problems:
+            return self._process.problems[0].strip().splitlines()[-1]
+        return "waiting for the gateway" if self._process.deployments else "starting Ray"
+
+
+class _Screen:
+    """A live table below the events; on a pipe lines of what changed."""
+
+    def __init__(self) -> None:
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._told: dict[str, str] = {}
+        self._since: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def __enter__(self) -> _Screen:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def tell(self, event: str, at_s: float) -> None:
+        console.print(f"{at_s:7.1f} s  {event}", markup=False)
+
+    def show(self, now: list[Row], snapshot: Snapshot) -> None:
+        if self._live:
+            self._live.update(self._table(now, snapshot.at_s))
+        elif not snapshot.stats:
+            self._tell_once("", snapshot.phase, snapshot.phase, snapshot.at_s)
+        else:
+            for row in now:
+                if not row.ready:
+                    self._tell_once(row.name, _without_share(row), f"{row.name}: {row.state}", snapshot.at_s)
+
+    def _tell_once(self, about: str, state: str, line: str, at_s: float) -> None:
+        if self._told.get(about) != state:
+            self._told[about] = state
+            self.tell(line, at_s)
+
+    def _table(self, now: list[Row], at_s: float) -> Group:
+        table = Table("service", "kind", "state", "", box=None, pad_edge=False)
+        for row in now:
+            style = "green" if row.ready else "red" if row.state.startswith("failed") else "yellow"
+            bar = ProgressBar(1.0, row.done, width=20) if row.done else Text("")
+            left = self._left(row, at_s)
+            table.add_row(row.name, row.kind, Text(row.state + left, style=style), bar)
+        return Group(Text(""), table)
+
+    def _left(self, row: Row, at_s: float) -> str:
+        """About how long it will take, from how far it came since it was first seen."""
+        if not row.done:
+            return ""
+        begun_s, done = self._since.setdefault((row.name, _without_share(row)), (at_s, row.done))
+        if row.done - done < 0.05:
+            return ""
+        return f", {(at_s - begun_s) / (row.done - done) * (1 - row.done):.0f} s left"
+
+
+def _without_share(row: Row) -> str:
+    """What a service does, without how far it is."""
+    return re.sub(r",? \d+%", "", row.state)
+
+
+def _ended(process: _Process, log: Path, verbose: bool) -> int:
+    if process.stopping:
+        console.print("Stopped.")
+    elif process.status:
+        lines = [] if verbose else log.read_text(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit status {process.status}"
+        console.print(f"Ray Serve ended: {reason}; see {log}", style="red", markup=False)
+    return process.status
+
+
+def _examples(cluster: ClusterConfig) -> dict[str, str]:
+    """By service, a line with which to try it."""
+    key = " -H 'Authorization: Bearer KEY'" if cluster.serving.gateway.api_keys_env else ""
+    serving = cluster.serving
+    asked: dict[str, tuple[str, dict[str, Any]]] = {
+        **{name: (f"models/{name}", {"inputs": _TEXT, "parameters": {"top_k": 2}}) for name in serving.encoders},
+        **{name: (f"models/{name}", {"inputs": _TEXT, "parameters": _DETAILED}) for name in serving.cascades},
+        **{name: ("v1/completions", {"model": name, "prompt": _PROMPT, "max_tokens": 40}) for name in serving.llms},
+        **{name: (f"models/{name}", _asked_of(service)) for name, service in serving.visions.items()},
+    }
+    return {
+        name: f"curl -s {cluster.address}/{path}{key} -d '{json.dumps(body)}'" for name, (path, body) in asked.items()
+    }
+
+
+def _asked_of(service: VisionConfig) -> dict[str, Any]:
+    """An example of what to send to `service`; which tasks other folders than the zoo's hold, /stats tells."""
+    task = {"task": "digit"} if service.tasks.folder == f"zoo/{zoo.TASKS}" else {}
+    return {"inputs": _THREE, "parameters": {**task, "top_k": 2}}

@@ -1,0 +1,115 @@
+"""How long a classifier computes at each length, static and dynamic, on one machine (Arlo §2.2, figure 2; §3.2).
+
+`pliant.kernels.encoder.latency_profile` measures it; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
+
+from pliant.cache import cache_folder, made_once
+
+PAYS = 0.05
+"""The share of a dynamic runtime's time that static ones must save to be worth compiling."""
+
+EVEN_BINS = 8
+"""Static runtimes, evenly spaced, that a dynamic one is compared with; the paper has one every 64 tokens, up to 512."""
+
+
+class Profile(BaseModel):
+    """The latency of one model on one kind of device.
+
+    `dynamic_s[i]` is the seconds that a dynamic runtime takes for a text of `lengths[i]` tokens, `static_s[i]` those of
+    a static runtime compiled for that many. Static times were measured at the lengths in `static_at`, and estimated
+    between them from the dynamic ones. `steps` are the last lengths before latency jumps: the staircase's edges, empty
+    where there is none. `device` is the processor's name; `threads` are those of the CPU for one forward pass.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    device: str
+    dtype: str
+    threads: PositiveInt
+    torch: str
+    lengths: tuple[PositiveInt, ...]
+    dynamic_s: tuple[PositiveFloat, ...]
+    static_s: tuple[PositiveFloat, ...]
+    static_at: tuple[PositiveInt, ...]
+    steps: tuple[PositiveInt, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.lengths or any(left >= right for left, right in pairwise(self.lengths)):
+            raise ValueError("lengths must rise, and there must be one")
+        if not len(self.lengths) == len(self.dynamic_s) == len(self.static_s):
+            raise ValueError("each length needs a dynamic and a static time")
+        if not self.static_at or not set(self.static_at + self.steps) <= set(self.lengths):
+            raise ValueError("static_at must not be empty; it and steps must be among the lengths")
+        return self
+
+    @property
+    def longest(self) -> int:
+        """The longest text, in tokens."""
+        return self.lengths[-1]
+
+    def service_s(self, length: int, *, dynamic: bool) -> float:
+        """Seconds for `length` tokens on a dynamic runtime, or on a static one compiled for exactly that many.
+
+        Raises ValueError if there was no measurement for such a long text.
+        """
+        if not 1 <= length <= self.longest:
+            raise ValueError(f"got {length} tokens; the profile covers 1 to {self.longest}")
+        return float(np.interp(length, self.lengths, self.dynamic_s if dynamic else self.static_s))
+
+    @property
+    def unpadded_saving(self) -> float:
+        """The share of the dynamic runtime's time that static ones save at their own lengths; negative if slower."""
+        at = np.isin(self.lengths, self.static_at)
+        return float(1 - np.mean(np.array(self.static_s)[at] / np.array(self.dynamic_s)[at]))
+
+    @property
+    def static_saving(self) -> float:
+        """The same with padding: for texts of every length alike, on EVEN_BINS evenly spaced runtimes."""
+        bins = np.arange(1, EVEN_BINS + 1) * self.longest / EVEN_BINS
+        padded = bins[np.searchsorted(bins, self.lengths)]
+        return float(1 - np.interp(padded, self.lengths, self.static_s).sum() / sum(self.dynamic_s))
+
+    @property
+    def static_pays(self) -> bool:
+        """Whether static runtimes are worth compiling on this device."""
+        return self.static_saving >= PAYS
+
+    def summary(self) -> str:
+        """What an operator should know, in two sentences."""
+        edges = ", ".join(map(str, self.steps))
+        steps = f"Latency jumps after {edges} tokens" if edges else "Latency rises with length without a staircase"
+        unpadded, padded = _compared(self.unpadded_saving), _compared(self.static_saving)
+        verdict = "static runtimes serve" if self.static_pays else "one dynamic runtime serves all lengths"
+        return (
+            f"{steps}. Static runtimes take {unpadded} time than a dynamic one at their own length and {padded} with "
+            f"padding: {verdict}."
+        )
+
+
+def kept(name: str, make: Callable[[], Profile]) -> Profile:
+    """The profile of this name in the user's cache, made first if it is not there; several processes make it once.
+
+    What `make` raises is passed on, and nothing is kept.
+    """
+
+    def write(folder: Path) -> None:
+        (folder / "profile.json").write_text(make().model_dump_json(indent=1))
+
+    folder = made_once(cache_folder() / "profiles" / name, write)
+    return Profile.model_validate_json((folder / "profile.json").read_text())
+
+
+def _compared(saving: float) -> str:
+    return f"{abs(saving):.1%} {'less' if saving >= 0 else 'more'}"

@@ -1,0 +1,245 @@
+"""Resolves a model's name to a folder: the one way by which every part of pliant finds a model.
+
+A name is `zoo/NAME`, a local folder, or a Hugging Face id. Neither torch nor transformers is imported, except to
+convert an old tokenizer, once: the gateway uses this module.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pliant import zoo
+from pliant.cache import cache_folder, made_once
+from pliant.errors import ModelError
+from pliant.models import decoder_info, hub, vision_info
+from pliant.models.decoder_info import DecoderInfo as DecoderInfo
+from pliant.models.decoder_shape import DecoderShape
+from pliant.models.hub import Progress as Progress
+from pliant.models.vision_info import VisionInput
+
+_HELD = f"{hub.CONFIG}, {hub.WEIGHTS}, {hub.TOKENIZER}"
+_VISION_HELD = f"{hub.CONFIG}, {hub.WEIGHTS}"
+_POSITIONS_START_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet"}
+"""Model types that count positions from `pad_token_id + 1`, so that this many fewer tokens fit."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a text classifier's config.json says.
+
+    `labels` are in the order of the outputs, `max_length` counts the tokens, special ones included, that the model has
+    positions for, and `multi_label` tells whether several labels can be true of one text.
+    """
+
+    labels: tuple[str, ...]
+    max_length: int
+    pad_token_id: int
+    architecture: str
+    multi_label: bool
+
+
+def fetch(model: str, *, progress: Progress | None = None) -> Path:
+    """A folder with the model's config.json, tokenizer.json and weights, in one safetensors file or in several.
+
+    A model of the zoo is trained on first use, and a Hugging Face model is downloaded; both are kept, and found again
+    without a network. A kept download is not compared with newer versions on the hub. Several processes may call it at
+    once. Raises ModelError.
+    """
+    if model.startswith("zoo/"):
+        return _trained(_zoo_name(model), progress)
+    report = progress or (lambda _text, _done: None)
+    folder = _local_folder(model) or hub.download(model, report)
+    if missing := hub.missing(folder):
+        raise ModelError(
+            f"{model}: {folder} has no {' and no '.join(missing)}; choose a model that is saved whole, as by "
+            "transformers' save_pretrained"
+        )
+    if (folder / hub.TOKENIZER).is_file():
+        return folder
+    return _with_converted_tokenizer(model, folder, report)
+
+
+def fetch_vision(model: str, *, progress: Progress | None = None) -> Path:
+    """A folder with the config.json and weights of a vision transformer, in timm's format; otherwise as `fetch`."""
+    if model.startswith("zoo/"):
+        folder = _trained(_zoo_name(model), progress)
+    else:
+        report = progress or (lambda _text, _done: None)
+        folder = _local_folder(model, _VISION_HELD) or hub.download(model, report, tokenizer=False)
+    vision_info.read_vision(folder)
+    return folder
+
+
+def fetch_adapters(folder: str, progress: Progress | None = None) -> Path:
+    """The folder that holds what `folder` names, zoo/adapters or a local folder: adapters, a PEFT folder each.
+
+    The zoo's are trained on first use, as its models are, and with their model if that is not there. Raises ModelError.
+    """
+    check_adapters(folder)
+    return _fetch_collection(folder, progress)
+
+
+def check_adapters(folder: str) -> None:
+    """Raise ModelError if there is nothing that `folder` may name as adapters; trains nothing."""
+    _check_collection(folder, zoo.ADAPTERS, "adapters, a PEFT folder each")
+
+
+def fetch_tasks(folder: str, progress: Progress | None = None) -> Path:
+    """The folder that holds what `folder` names, zoo/digits-tasks or a local folder: tasks of a vision transformer, a
+    folder each (`vision_task`); otherwise as `fetch_adapters`.
+    """
+    check_tasks(folder)
+    return _fetch_collection(folder, progress)
+
+
+def check_tasks(folder: str) -> None:
+    """Raise ModelError if there is nothing that `folder` may name as tasks; trains nothing."""
+    _check_collection(folder, zoo.TASKS, "tasks, a folder each")
+
+
+def _fetch_collection(folder: str, progress: Progress | None) -> Path:
+    if folder.startswith("zoo/"):
+        return _trained(folder.removeprefix("zoo/"), progress)
+    return Path(folder).expanduser().resolve()
+
+
+def _check_collection(folder: str, known: str, held: str) -> None:
+    """`known` is the zoo's only one of this kind."""
+    if folder.startswith("zoo/"):
+        if folder != f"zoo/{known}":
+            raise ModelError(f"{folder}: the zoo has no such {held.split(',')[0]}; choose zoo/{known}, or a folder")
+    elif not Path(folder).expanduser().is_dir():
+        raise ModelError(f"{folder}: there is no such folder; choose one that holds {held}")
+
+
+def check(model: str) -> ModelInfo:
+    """What the text classifier `model` is; fetches no weights and trains nothing.
+
+    Raises ModelError if there is no such model, or if it is no text classifier.
+    """
+    return _info(_config(model), model)
+
+
+def describe(folder: Path) -> ModelInfo:
+    """What the config.json in a model's folder says. Raises ModelError if the model is no text classifier."""
+    return _info(_read(folder, str(folder)), str(folder))
+
+
+def check_decoder(model: str) -> DecoderShape:
+    """The shape of the language model `model`; fetches no weights and trains nothing.
+
+    Raises ModelError if there is no such model, or if it is no decoder that is supported.
+    """
+    return decoder_info.shape_of(_config(model), model)
+
+
+def describe_decoder(folder: Path) -> DecoderInfo:
+    """What the files in a language model's folder say. Raises ModelError if it is no decoder that is supported."""
+    _read(folder, str(folder))
+    return decoder_info.read(folder)
+
+
+def check_vision(model: str) -> VisionInput:
+    """What images the vision transformer `model` wants, and its own labels; fetches no weights and trains nothing.
+
+    Raises ModelError if there is no such model, or if its config.json is none of timm's.
+    """
+    return vision_info.vision_input(_config(model, _VISION_HELD), model)
+
+
+def _config(model: str, held: str = _HELD) -> dict[str, Any]:
+    """The config.json of `model`, fetched alone if it is on the hub; a folder of it should hold `held`."""
+    if model.startswith("zoo/"):
+        return zoo.config(_zoo_name(model))
+    return _read(_local_folder(model, held) or hub.download_config(model).parent, model, held)
+
+
+def _zoo_name(model: str) -> str:
+    name = model.removeprefix("zoo/")
+    if name not in zoo.NAMES:
+        raise ModelError(
+            f"{model}: the zoo has no such model; choose one of {', '.join(f'zoo/{n}' for n in zoo.NAMES)}"
+        )
+    return name
+
+
+def _trained(name: str, progress: Progress | None) -> Path:
+    return zoo.ensure(name, progress or (lambda _text, _done: None))
+
+
+def _local_folder(model: str, held: str = _HELD) -> Path | None:
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if model.startswith((".", "/", "~")):
+        raise ModelError(f"{model}: there is no such folder; choose one that holds {held}")
+    return None
+
+
+def _with_converted_tokenizer(model: str, folder: Path, report: Progress) -> Path:
+    """A folder in the cache that links to the model's files and adds the tokenizer.json that it lacks."""
+    if not hub.has_tokenizer(folder):
+        raise ModelError(f"{model}: {folder} has no tokenizer.json; save the model's tokenizer there too")
+
+    def convert(made: Path) -> None:
+        report(f"converting the tokenizer of {model}", 0.0)
+        from pliant.torchvision_mend import mend
+
+        mend()
+        from transformers import AutoTokenizer
+
+        try:
+            AutoTokenizer.from_pretrained(folder).save_pretrained(made)
+        except (OSError, ValueError, ImportError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ModelError(f"{model}: no tokenizer.json, and none can be made: {reason}; add one") from error
+        if not (made / hub.TOKENIZER).is_file():
+            raise ModelError(f"{model}: no tokenizer.json, and its tokenizer cannot be saved as one; add one")
+        for file in {file for pattern in hub.FILES for file in folder.glob(pattern)}:
+            if not (made / file.name).exists():
+                (made / file.name).symlink_to(file)
+
+    weights = next(file for name in (hub.WEIGHTS, hub.INDEX) if (file := folder / name).is_file()).stat()
+    identity = hashlib.sha256(f"{folder.resolve()} {weights.st_mtime_ns} {weights.st_size}".encode()).hexdigest()
+    return made_once(cache_folder() / "models" / identity[:16], convert)
+
+
+def _read(folder: Path, model: str, held: str = _HELD) -> dict[str, Any]:
+    if not (folder / hub.CONFIG).is_file():
+        raise ModelError(f"{model}: has no config.json; choose a folder that holds {held}")
+    return decoder_info.read_json(folder / hub.CONFIG)
+
+
+def most_tokens(config: dict[str, Any]) -> int | None:
+    """How many tokens a model with this config.json has positions for; None if it does not say."""
+    positions: int | None = config.get("max_position_embeddings") or config.get("n_positions")
+    return positions - _padding(config) - 1 if positions and _starts_after_padding(config) else positions
+
+
+def _starts_after_padding(config: dict[str, Any]) -> bool:
+    return config.get("model_type") in _POSITIONS_START_AFTER_PADDING
+
+
+def _padding(config: dict[str, Any]) -> int:
+    padding: int | None = config.get("pad_token_id")
+    return int(_starts_after_padding(config)) if padding is None else padding
+
+
+def _info(config: dict[str, Any], model: str) -> ModelInfo:
+    architecture = next(iter(config.get("architectures") or ["nothing"]))
+    if not architecture.endswith("ForSequenceClassification"):
+        raise ModelError(
+            f"{model}: its architecture is {architecture}; choose one that ends in ForSequenceClassification"
+        )
+    max_length = most_tokens(config)
+    if max_length is None:
+        raise ModelError(f"{model}: its config.json has no max_position_embeddings; choose a model with a longest text")
+    labels = config.get("id2label") or {index: f"LABEL_{index}" for index in range(config.get("num_labels", 2))}
+    return ModelInfo(
+        labels=tuple(labels[index] for index in sorted(labels, key=int)),
+        max_length=max_length,
+        pad_token_id=_padding(config),
+        architecture=architecture,
+        multi_label=config.get("problem_type") == "multi_label_classification",
+    )

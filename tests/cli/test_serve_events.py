@@ -1,0 +1,116 @@
+"""What `pliant serve` tells: each thing once, and when it happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pliant.cli.serve_events import Row, Snapshot, Story, rows
+
+KINDS = {"topics": "encoder", "chat": "llm"}
+
+
+def replica(**changes: Any) -> dict[str, Any]:
+    return {"compiling": [], "uncompiled": "", **changes}
+
+
+def snapshot(at_s: float = 1.0, **changes: Any) -> Snapshot:
+    """Topics is ready with two replicas, chat loads."""
+    states = {
+        "topics": {"ready": True, "state": "ready, 2 of 2 replicas", "done": None},
+        "chat": {"ready": False, "state": "training, 40%", "done": 0.4},
+    }
+    stats = {
+        "gateway": "g",
+        "states": states,
+        "services": {"topics": {"plan": {}, "replicas": {"a": replica(), "b": replica()}}},
+        "language_models": {"chat": {"replicas": {}}},
+        "requests": {"topics": {"200": 5}},
+    }
+    deployments = changes.pop("deployments", {})
+    return Snapshot(at_s, "starting Ray", {**stats, **changes}, deployments)
+
+
+def topics(plan: Any = None, **replicas: Any) -> dict[str, Any]:
+    return {"topics": {"plan": plan or {}, "replicas": replicas}}
+
+
+def story() -> Story:
+    return Story({"topics": "curl topics"})
+
+
+def test_before_the_gateway_answers_all_wait_for_the_same() -> None:
+    assert rows(Snapshot(0.0, "starting Ray"), KINDS) == [
+        Row("topics", "encoder", "starting Ray", None, False),
+        Row("chat", "llm", "starting Ray", None, False),
+    ]
+    assert story().events(Snapshot(0.0, "starting Ray"), KINDS) == []
+
+
+def test_a_service_that_gets_ready_says_how_to_try_it() -> None:
+    told = story()
+    assert told.events(snapshot(), KINDS) == ["topics is ready; try:\n  curl topics"]
+    assert told.events(snapshot(), KINDS) == []
+    assert rows(snapshot(), KINDS)[1] == Row("chat", "llm", "training, 40%", 0.4, False)
+
+
+def test_one_that_is_ready_no_more_and_again() -> None:
+    told = story()
+    told.events(snapshot(), KINDS)
+    gone = {"topics": {"ready": False, "state": "starting, 0 of 2 replicas", "done": None}}
+    assert told.events(snapshot(states=gone, services=topics()), KINDS) == [
+        "topics cannot answer now: starting, 0 of 2 replicas",
+        "topics: replica a has left; 0 run",
+        "topics: replica b has left; 0 run",
+    ]
+    assert told.events(snapshot(services=topics(c=replica())), KINDS) == [
+        "topics is ready again",
+        "topics: replica c has come; 1 run",
+    ]
+
+
+def test_plans_and_compiled_lengths() -> None:
+    told = story()
+    told.events(snapshot(services=topics(a=replica(compiling=[64, 512]))), KINDS)
+    plan = {"version": 3, "reason": "shift", "replicas": {"64": 2, "512": 0}}
+    assert told.events(snapshot(services=topics(plan, a=replica(compiling=[512]))), KINDS) == [
+        "topics: compiled for 64 tokens",
+        "topics: plan 3 (shift): 2 for 64 tokens",
+    ]
+    assert told.events(snapshot(services=topics(plan, a=replica(compiling=[512]))), KINDS) == []
+
+
+def test_a_missing_compiler_is_told_once_for_all() -> None:
+    told = story()
+    told.events(snapshot(services=topics(a=replica(compiling=[64]), b=replica(compiling=[64]))), KINDS)
+    uncompiled = replica(uncompiled="No C++ compiler was found")
+    now = snapshot(services=topics(a=uncompiled, b=uncompiled))
+    assert told.events(now, KINDS) == ["topics: No C++ compiler was found"]
+    assert told.events(now, KINDS) == []
+
+
+def test_shedding_begins_and_ends() -> None:
+    told = story()
+    told.events(snapshot(), KINDS)
+    shed = {"topics": {"200": 5, "429": 3}}
+    assert told.events(snapshot(2.0, requests=shed), KINDS) == [
+        "topics refuses requests that it cannot answer in time (429)"
+    ]
+    assert told.events(snapshot(9.0, requests=shed), KINDS) == []
+    assert told.events(snapshot(13.0, requests=shed), KINDS) == ["topics refuses no more"]
+
+
+def test_gateways_count_for_themselves() -> None:
+    told = story()
+    told.events(snapshot(requests={"topics": {"429": 3}}), KINDS)
+    assert told.events(snapshot(requests={"topics": {}}, gateway="h"), KINDS) == []
+    assert told.events(snapshot(requests={"topics": {"429": 3}}), KINDS) == []
+
+
+def test_what_serve_gave_up_says_why_in_one_line() -> None:
+    message = "It failed to start 3 times in a row.\nTraceback\npliant.errors.ModelError: /m: has no weights\n"
+    failed = {"chat": {"status": "DEPLOY_FAILED", "message": message, "replicas": {}}}
+    told = story()
+    expected = "failed: pliant.errors.ModelError: /m: has no weights"
+    assert f"chat {expected}" in told.events(snapshot(deployments=failed), KINDS)
+    assert rows(snapshot(deployments=failed), KINDS)[1].state == expected
+    assert not any("chat" in event for event in told.events(snapshot(deployments=failed), KINDS))

@@ -1,0 +1,124 @@
+"""Cascades in cluster.yaml: what is accepted, and that each mistake is told in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import BertConfig
+
+from pliant.config import cluster as config
+from pliant.errors import ConfigError
+from pliant.models import sources
+
+CASCADE = {"kind": "cascade", "levels": ["small", "large"], "data": "zoo/topics", "accuracy_loss": 0.01}
+SMALL = {"kind": "encoder", "model": "zoo/topics-small", "replicas": 1}
+LARGE = {**SMALL, "model": "zoo/topics-large"}
+
+
+def parse(large: Any = LARGE, **changes: Any) -> config.ServingConfig:
+    cascade = {key: value for key, value in {**CASCADE, **changes}.items() if value is not None}
+    return config.parse({"services": {"small": SMALL, "large": large, "c": cascade}})
+
+
+def read(check: bool, **changes: Any) -> None:
+    parsed = parse(**changes)
+    if check:
+        config.check_models(parsed)
+
+
+def problem(check: bool = False, **changes: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        read(check, **changes)
+    [told] = error.value.problems
+    assert "\n" not in told
+    return told
+
+
+def test_the_first_levels_tell_which_words_are_important() -> None:
+    parsed = parse()
+    config.check_models(parsed)
+    assert parsed.cascades["c"].levels == ("small", "large")
+    assert [service.importance for service in parsed.encoders.values()] == [True, False]
+    assert not any(service.importance for service in parse(prune=False).encoders.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"levels": ["small"]}, "services.c.levels: got ['small']; tuple should have at least 2 items"),
+        ({"levels": ["a", "b", "c", "d", "e", "f"]}, "services.c.levels: got ["),
+        ({"levels": ["small", "small"]}, "services.c: got "),
+        ({"levels": ["small", "huge"]}, "services.c.levels.1: got huge, no service; must be an encoder service: small"),
+        ({"levels": ["c", "large"]}, "services.c.levels.0: got c, cascade; must be an encoder service: small, large"),
+        ({"accuracy_loss": None}, "services.c: got "),
+        ({"accuracy_target": 0.9}, "services.c: got "),
+        ({"accuracy_loss": 1.5}, "services.c.accuracy_loss: got 1.5; input should be less than 1"),
+        ({"data": None}, "services.c.data: missing"),
+        ({"conformal": {"epsilon": 2}}, "services.c.conformal.epsilon: got 2; input should be less than 1"),
+        ({"level": []}, "services.c.level: unknown key; did you mean levels? allowed: accuracy_loss"),
+    ],
+)
+def test_each_mistake_is_one_line(changes: dict[str, Any], line: str) -> None:
+    assert problem(**changes).startswith(line)
+
+
+def test_what_accuracy_means_must_be_clear() -> None:
+    told = "needs either accuracy_loss, such as 0.01, or accuracy_target, such as 0.9"
+    assert problem(accuracy_loss=None).endswith(told)
+    assert problem(levels=["small", "small"]).endswith("each may be there once")
+
+
+def model(folder: Path, labels: list[str], **options: Any) -> dict[str, Any]:
+    path = folder / "model"
+    path.mkdir()
+    shape = BertConfig(id2label=dict(enumerate(labels)), architectures=["BertForSequenceClassification"], **options)
+    (path / "config.json").write_text(shape.to_json_string())
+    (path / "tokenizer.json").write_text("{}")
+    (path / "model.safetensors").write_text("")
+    return {**LARGE, "model": str(path)}
+
+
+def test_labels_must_be_the_same_in_any_order(tmp_path: Path) -> None:
+    labels = sources.check("zoo/topics-small").labels
+    config.check_models(parse(large=model(tmp_path, list(labels)[::-1])))
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "line"),
+    [
+        (["a", "b"], {}, "levels.1: large and small need the same labels, in any order; only one of them has a, b, "),
+        (["a"], {}, "levels.1: large does not choose one of several labels"),
+        (["a", "b"], {"problem_type": "multi_label_classification"}, "levels.1: large does not choose one of several"),
+        (["a", "a"], {}, "levels.1: large has labels of the same name"),
+    ],
+)
+def test_models_must_fit_together(tmp_path: Path, labels: list[str], options: dict[str, Any], line: str) -> None:
+    assert problem(check=True, large=model(tmp_path, labels, **options)).startswith(f"services.c.{line}")
+
+
+def test_later_levels_must_take_what_earlier_ones_take() -> None:
+    told = problem(check=True, large={**LARGE, "lengths": [64]})
+    assert told == (
+        "services.c.levels.1: large takes at most 64 tokens, and small, which reads texts before, 512; give both the "
+        "same longest length"
+    )
+
+
+def test_what_one_level_cuts_those_after_it_must_not_refuse() -> None:
+    small, cutting = {**SMALL, "truncate": True}, {**LARGE, "truncate": True}
+    with pytest.raises(ConfigError) as error:
+        config.parse({"services": {"small": small, "large": LARGE, "c": CASCADE}})
+    assert error.value.problems == [
+        "services.c.levels.1: large refuses texts that are too long, and small, which reads them before, cuts them; "
+        "set truncate: true for both, or for neither"
+    ]
+    config.parse({"services": {"small": small, "large": cutting, "c": CASCADE}})
+    config.parse({"services": {"small": SMALL, "large": cutting, "c": CASCADE}})
+
+
+def test_the_labelled_texts_are_looked_at(tmp_path: Path) -> None:
+    assert "services.c.data: nowhere: cannot be read" in problem(check=True, data="nowhere")
+    (tmp_path / "few").write_text('{"text": "a", "label": "strings"}\n')
+    assert "has 1 different texts" in problem(check=True, data=str(tmp_path / "few"))

@@ -1,0 +1,106 @@
+"""What cluster.yaml may say of a vision service, and the line for each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.vision_folders import vision_folder, vision_model
+
+from pliant.config import cluster as config
+from pliant.errors import ConfigError
+
+SERVICE = {"kind": "vision", "model": "zoo/digits-vit", "tasks": "zoo/digits-tasks"}
+
+
+def parsed(**changes: Any) -> config.VisionConfig:
+    return config.parse({"services": {"digits": {**SERVICE, **changes}}}).visions["digits"]
+
+
+def test_a_text_means_the_folder_of_tasks() -> None:
+    assert parsed().tasks == config.TasksConfig(folder="zoo/digits-tasks")
+    assert parsed(tasks={"roots": ["/tasks"]}).tasks.roots == ("/tasks",)
+
+
+def test_gammas() -> None:
+    assert parsed().gammas is None
+    assert parsed(gammas="auto").gammas is None
+    assert parsed(gammas=[2, 0, -4, 2]).gammas == (-4, 0, 2)
+    assert parsed(gammas=[8]).gammas == (8,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"gammas": "some"}, "services.digits.gammas: got 'some'; must be auto, or a list of token counts such as [-4"),
+        ({"gammas": []}, "services.digits.gammas: got []"),
+        (
+            {"gammas": [2, 4]},
+            "services.digits.gammas: got [2, 4]; some tasks may lack prompts, or accuracies, for all of them",
+        ),
+        ({"gammas": [0, 9999]}, "services.digits.gammas.1: got 9999; input should be less than or equal to 512"),
+        ({"policy": "best"}, "services.digits.policy: got 'best'; input should be 'exact' or 'algorithm_2'"),
+        ({"utility": 0}, "services.digits.utility: got 0; input should be greater than 0"),
+        ({"gammas": [-4, 8]}, "services.digits.gammas: got [-4, 8]; some tasks may lack prompts, or accuracies,"),
+        ({"queue": 0}, "services.digits.queue: got 0"),
+        ({"queue": 4097}, "services.digits.queue: got 4097"),
+        (
+            {"tasks": {"folders": "x"}},
+            "services.digits.tasks.folders: unknown key; did you mean folder? allowed: folder",
+        ),
+        ({"slots": 3}, "services.digits.slots: unknown key"),
+    ],
+)
+def test_mistakes(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parsed(**changes)
+    assert line in str(error.value)
+
+
+def test_without_tasks_the_model_needs_a_head_of_its_own(tmp_path: Path) -> None:
+    def misfit(classes: int, **options: Any) -> str:
+        folder = tmp_path / str(classes)
+        folder.mkdir(exist_ok=True)
+        if not (folder / "config.json").exists():
+            vision_folder(folder, vision_model(num_classes=classes))
+        service = {"kind": "vision", "model": str(folder), **options}
+        try:
+            config.check_models(config.parse({"services": {"digits": service}}))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert misfit(5) == ""
+    assert misfit(5, gammas=[-4]) == ""
+    assert "services.digits.gammas: got 8; the model's own head, the only task, has no prompts" in misfit(5, gammas=[8])
+    assert "services.digits.tasks: missing; the model has no head of its own" in misfit(0)
+    assert misfit(0, tasks={"roots": [str(tmp_path)]}) == ""
+
+
+def test_each_registry_has_a_file_of_its_own(tmp_path: Path) -> None:
+    kept = str(tmp_path / "kept.json")
+    adapters = {"folder": "zoo/adapters", "registry": kept}
+    services = {
+        "chat": {"kind": "llm", "model": "zoo/tiny-llama", "adapters": adapters},
+        "one": {**SERVICE, "tasks": {"folder": "zoo/digits-tasks", "registry": kept}},
+        "two": SERVICE,
+        "three": SERVICE,
+    }
+    with pytest.raises(ConfigError) as error:
+        config.parse({"services": services})
+    [line] = error.value.problems
+    assert line.startswith(f"services.one.tasks.registry: got {kept}; chat keeps its adapters in that file, so it must")
+
+
+def test_the_model_and_the_tasks_must_exist(tmp_path: Any) -> None:
+    serving = config.parse({"services": {"digits": {**SERVICE, "tasks": str(tmp_path / "x")}}})
+    with pytest.raises(ConfigError, match=r"services\.digits\.tasks\.folder: .*there is no such folder"):
+        config.check_models(serving)
+    for model in (tmp_path, tmp_path / "none"):
+        other = config.parse({"services": {"digits": {**SERVICE, "model": str(model)}}})
+        with pytest.raises(ConfigError, match=r"choose (a folder|one) that holds config\.json, model\.safetensors$"):
+            config.check_models(other)
+    other = config.parse({"services": {"digits": {**SERVICE, "model": "zoo/cats"}}})
+    with pytest.raises(ConfigError, match=r"services\.digits\.model: .*the zoo has no such model"):
+        config.check_models(other)

@@ -1,0 +1,275 @@
+"""The planner's side of cascades: profile once, choose, tell gateways, and say what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.scripted_cascade import Model, Service, texts
+
+from pliant.config.cluster import ServingConfig
+from pliant.deployments.cascade import levels as cascade_levels
+from pliant.deployments.cascade import planner as cascades
+from pliant.deployments.cascade import table
+from pliant.deployments.cascade.follower import CascadeFollower
+from pliant.deployments.cascade.planner import CascadeRegistry
+from pliant.deployments.serving.errors import RequestError
+from pliant.errors import DataError, ModelError
+from pliant.models import sources
+from pliant.training import labelled_texts
+
+pytestmark = pytest.mark.virtual_time
+
+ENCODER = {"kind": "encoder", "model": "m", "replicas": 1, "lengths": [64]}
+
+
+class House:
+    def __init__(self, **options: Any) -> None:
+        cascade = {"kind": "cascade", "levels": ["small", "large"], "data": "d", "accuracy_loss": 0.02, **options}
+        small = {**ENCODER, "importance": True}
+        self.config = ServingConfig.model_validate({"services": {"small": small, "large": ENCODER, "c": cascade}})
+        self.run_on, self.compiling = "aoti on a processor", False
+        self.services = {"small": Service(Model("small", 0.85, 0.001)), "large": Service(Model("large", 0.97, 0.01))}
+
+    def start(self, pauses_s: tuple[float, float] = (0.01, 0.02)) -> CascadeRegistry:
+        async def level(name: str) -> Any:
+            return self.services[name]
+
+        return CascadeRegistry(self.config, level, lambda _name: [self.run_on], lambda _name: self.compiling, pauses_s)
+
+    @property
+    def calls(self) -> int:
+        return sum(len(service.calls) for service in self.services.values())
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "model.safetensors").write_text("")
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sources, "fetch", lambda _model: tmp_path)
+    monkeypatch.setattr(labelled_texts, "read", lambda _data, _labels: texts(400))
+    monkeypatch.setattr(cascades, "_WAIT_S", 0.001)
+    monkeypatch.setattr(cascade_levels, "_RETRY_S", 0.001)
+    return tmp_path / "cache"
+
+
+async def entry(registry: CascadeRegistry, state: str) -> Any:
+    """What is told once `state` is part of it."""
+    seen = "", -1
+    async with asyncio.timeout(20):
+        while True:
+            news = await registry.board.follow("test", seen, 20)
+            seen = news.life, news.version
+            found = registry.board.entries.get("c")
+            if found and state in found.state:
+                return found
+
+
+async def test_a_profile_is_made_kept_and_told(cache: Path) -> None:
+    house = House()
+    registry = house.start()
+    found = await entry(registry, "serves small → large: 9")
+    assert found.choice.candidate.levels == ("small", "large")
+    [kept] = [path for path in (cache / "cascades").iterdir() if path.is_dir()]
+    assert {path.name for path in kept.iterdir()} == {"table.json", "readings.npz", "plot.png"}
+    before = house.calls
+    assert before > 800
+    again = await entry(house.start(), "serves small → large")
+    assert again == found
+    assert house.calls == before
+
+
+async def test_gateways_hear_of_it_also_from_a_new_planner() -> None:
+    house = House()
+    registry = house.start()
+
+    async def news(follower: str, seen: tuple[str, int], wait: bool) -> Any:
+        return await registry.board.follow(follower, seen, 0.01)
+
+    planner: Any = type("Planner", (), {"cascade_news": staticmethod(news)})
+    follower = CascadeFollower(planner)
+    assert follower.known_as("c") is None
+    found = await entry(registry, "serves")
+    await follower.ask(wait=False, within_s=5)
+    assert follower.known_as("c") == found
+    registry = house.start()
+    await entry(registry, "serves")
+    await follower.ask(wait=False, within_s=5)
+    assert follower.known_as("c") == found
+
+
+async def test_it_waits_for_its_levels_and_says_so() -> None:
+    house = House()
+    house.services["large"].ready = False
+    registry = house.start()
+    await entry(registry, "waits for large")
+    assert not house.calls
+    house.services["large"].ready = True
+    await entry(registry, "profiles its levels: ")
+    await entry(registry, "serves")
+
+
+async def test_replicas_that_fail_meanwhile_are_asked_again() -> None:
+    house = House()
+    large = house.services["large"]
+    large.fails = RequestError(503, "gone")
+    registry = house.start()
+    await entry(registry, "large reads the labelled texts")
+    await asyncio.sleep(0.02)
+    large.fails = None
+    await entry(registry, "serves")
+
+
+async def test_a_profile_that_fails_is_tried_again_for_ever_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    house = House()
+    small = house.services["small"]
+    small.fails = ValueError("a bug")
+    registry = house.start()
+    found = await entry(registry, "could not be profiled yet")
+    assert (found.problem, found.refused) == ("ValueError('a bug')", False)
+    await asyncio.sleep(0.1)
+    assert len(small.calls) > 1
+    assert caplog.text.count("could not be profiled yet: ValueError('a bug')") == 1
+    assert "Traceback" in caplog.text
+    small.fails = None
+    await entry(registry, "serves small → large")
+    await asyncio.gather(*registry._tasks)
+    registry.check()
+
+
+async def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def recorded(seconds: float) -> None:
+        if seconds >= 1:
+            pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(cascades.asyncio, "sleep", recorded)
+    monkeypatch.setattr(sources, "fetch", lambda _model: (_ for _ in ()).throw(ModelError("no network")))
+    registry = House().start(pauses_s=(30.0, 600.0))
+    while len(pauses) < 8:
+        await sleep(0)
+    assert pauses[:8] == [30, 60, 120, 240, 480, 600, 600, 600]
+    for task in registry._tasks:
+        task.cancel()
+
+
+async def test_a_cascade_that_nobody_sees_to_any_more_is_told() -> None:
+    house = House()
+    house.services["large"].ready = False
+    registry = house.start()
+    await entry(registry, "waits for large")
+    registry.check()
+    registry._tasks[0].cancel()
+    await asyncio.wait(registry._tasks)
+    with pytest.raises(RuntimeError, match="a cascade is not started any more"):
+        registry.check()
+
+
+async def test_a_promise_that_cannot_be_kept_is_told(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    house = House(slo_ms=1)
+    registry = house.start()
+    found = await entry(registry, "cannot keep what it promises; /stats tells why")
+    [kept] = [path for path in (cache / "cascades").iterdir() if path.is_dir()]
+    assert found.refused
+    assert found.choice is None
+    assert "within slo_ms 1; closest is small → large" in found.problem
+    assert f"the profile is in {kept}: delete it to have the levels measured again" in found.problem
+    before = house.calls
+    await asyncio.sleep(0.1)
+    assert caplog.text.count("cannot keep what it promises") == 1
+    assert house.calls == before
+    found = await entry(House(slo_ms=1, degrade=True).start(), "serves")
+    assert found.choice.unmet
+    assert "does not keep its promise" in caplog.text
+
+
+async def test_texts_that_come_later_will_do(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    there = False
+
+    def read(_data: str, _labels: object) -> list[labelled_texts.LabelledText]:
+        if not there:
+            raise DataError("d: cannot be read: No such file")
+        return texts(400)
+
+    monkeypatch.setattr(labelled_texts, "read", read)
+    registry = House().start()
+    found = await entry(registry, "cannot use its labelled texts; /stats tells why")
+    assert (found.refused, found.problem) == (True, "d: cannot be read: No such file")
+    await asyncio.sleep(0.1)
+    assert caplog.text.count("cannot use its labelled texts") == 1
+    there = True
+    await entry(registry, "serves")
+
+
+async def test_texts_that_tell_nothing_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles = 0
+
+    async def mixed_up(*_: object) -> None:
+        nonlocal profiles
+        profiles += 1
+        raise DataError("small and large: labels are mixed up")
+
+    monkeypatch.setattr(cascades, "profile", mixed_up)
+    found = await entry(House().start(), "cannot use its labelled texts")
+    assert found.problem == "small and large: labels are mixed up"
+    await asyncio.sleep(0.1)
+    assert profiles == 1
+
+
+async def test_a_profile_that_cannot_be_kept_serves_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_folder: Path, _profiled: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cascades, "keep", full)
+    house = House()
+    await entry(house.start(), "serves small → large")
+    assert "its profile is used, but cannot be kept in" in caplog.text
+    assert "No space left" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["table.json", "readings.npz", "half", "missing", "zeros"])
+async def test_a_damaged_profile_is_measured_again(cache: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    house = House()
+    expected = await entry(house.start(), "serves")
+    [kept] = [path for path in (cache / "cascades").iterdir() if path.is_dir()]
+    before, readings = house.calls, kept / "readings.npz"
+    whole = readings.read_bytes()
+    if damage in ("table.json", "readings.npz"):
+        (kept / damage).write_bytes(b"")
+    elif damage == "half":
+        readings.write_bytes(whole[: len(whole) // 2])
+    elif damage == "zeros":
+        readings.write_bytes(whole[:100] + bytes(200) + whole[300:])
+    else:
+        readings.unlink()
+    found = await entry(house.start(), "serves")
+    assert found.choice.candidate.levels == expected.choice.candidate.levels
+    assert house.calls > before
+    assert "is damaged, and removed: it is measured again" in caplog.text
+    before = house.calls
+    await entry(house.start(), "serves")
+    assert house.calls == before
+
+
+async def test_what_another_process_has_mended_is_not_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await entry(House().start(), "serves")
+    [kept] = [path for path in (cache / "cascades").iterdir() if path.is_dir()]
+    read, calls = table._read, 0
+
+    def mended(folder: Path) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise OSError("damaged")
+        return read(folder)
+
+    monkeypatch.setattr(table, "_read", mended)
+    assert table.load(kept)
+    assert kept.exists()

@@ -1,0 +1,380 @@
+"""The profile of a cascade over scripted levels: what is measured, kept and chosen, and what stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.scripted_cascade import LABELS, TOO_LONG, Levels, Model, texts
+from support.waiting import HANGS_AFTER_S
+
+from pliant.config.cluster import CascadeConfig, EncoderConfig
+from pliant.deployments.cascade.choice import choose_for
+from pliant.deployments.cascade.plot import plot
+from pliant.deployments.cascade.profile import profile
+from pliant.deployments.cascade.readings import Level, Seen
+from pliant.deployments.cascade.table import CascadeTable, Profiled, folder_of, identity, keep, load
+from pliant.errors import DataError
+from pliant.policies.cascade.candidates import Candidate, find_candidates
+from pliant.policies.cascade.cascade import Cascade
+from pliant.policies.cascade.choice import MARGIN, NoCandidateError, accurate
+from pliant.training.labelled_texts import LabelledText, split
+
+TEXTS = texts(600)
+SMALL, LARGE = ("small", 0.85, 0.001), ("large", 0.97, 0.01)
+
+
+def levels(*reversed_labels: str) -> Levels:
+    return Levels(
+        *(
+            Model(name, accuracy, seconds, LABELS[::-1] if name in reversed_labels else LABELS)
+            for name, accuracy, seconds in (SMALL, LARGE)
+        )
+    )
+
+
+async def measured(reader: Levels, given: list[LabelledText] = TEXTS, prune: bool = True, seed: int = 0) -> Profiled:
+    told = [
+        Level(name, tuple(model.labels), index < len(reader.models) - 1)
+        for index, (name, model) in enumerate(reader.models.items())
+    ]
+    return await profile(reader, told, *split(given, seed), seed, prune, lambda _text, _done: None)
+
+
+def cascade(**changes: Any) -> CascadeConfig:
+    given = {"kind": "cascade", "levels": ("small", "large"), "data": "d", "accuracy_loss": 0.01, **changes}
+    return CascadeConfig.model_validate(given)
+
+
+async def test_levels_are_calibrated_on_one_half_and_measured_on_the_other() -> None:
+    reader = levels()
+    found = await measured(reader)
+    table = found.table
+    calibrate, choose = split(TEXTS, 0)
+    assert (table.calibrated_on, table.chosen_on, table.left_out) == (len(calibrate), len(choose), 0)
+    for index, level in enumerate(table.levels):
+        model = reader.models[level.name]
+        right = [LABELS[int(model.logits(text.text).argmax())] == text.label for text in choose]
+        assert level.accuracy == pytest.approx(np.mean(right))
+        seconds = [model.seconds * len(text.text.split()) for text in choose]
+        assert level.mean_latency_s == pytest.approx(np.mean(seconds))
+        assert found.probabilities[index].argmax(axis=1).tolist() == [
+            int(model.logits(text.text).argmax()) for text in choose
+        ]
+    small = table.levels[0]
+    assert small.calibration_error_after < small.calibration_error_before
+    assert table.best == 1
+
+
+async def test_each_level_reads_each_whole_text_once_and_pruned_texts_only_as_asked() -> None:
+    reader = levels()
+    await measured(reader)
+    whole = [text.text for text in TEXTS]
+    assert sorted(reader.models["small"].read_texts[3:]) == sorted(whole)
+    large = reader.models["large"].read_texts
+    pruned = [text for text in large if text not in set(whole)]
+    assert pruned
+    assert not any(word.startswith("w") for text in pruned for word in text.split())
+    unpruned = levels()
+    found = await measured(unpruned, prune=False)
+    assert sorted(unpruned.models["large"].read_texts[3:]) == sorted(whole)
+    assert not any(any(candidate.alphas) for candidate in found.table.candidates)
+
+
+async def test_pruned_words_make_cascades_faster() -> None:
+    table = (await measured(levels())).table
+    pairs = [one for one in table.candidates if len(one.levels) == 2]
+    pruned = min(one.mean_latency_s for one in pairs if any(one.alphas))
+    assert pruned < min(one.mean_latency_s for one in pairs if not any(one.alphas))
+
+
+async def test_labels_may_be_in_another_order() -> None:
+    straight, turned = await measured(levels(), prune=False), await measured(levels("large"), prune=False)
+    assert turned.table.candidates == straight.table.candidates
+    np.testing.assert_array_equal(turned.probabilities, straight.probabilities)
+
+
+async def test_labels_that_mean_other_things_are_told() -> None:
+    reader = levels()
+    reader.models["large"].labels = [LABELS[1], LABELS[2], LABELS[0]]
+    told = [Level("small", LABELS, True), Level("large", LABELS, False)]
+    with pytest.raises(DataError, match="large and small: two levels agree on"):
+        await profile(reader, told, *split(TEXTS, 0), 0, True, lambda _text, _done: None)
+
+
+async def test_levels_in_the_wrong_order_do_without_pruning(caplog: pytest.LogCaptureFixture) -> None:
+    reader = Levels(Model(*LARGE), Model(*SMALL, telling=False))
+    found = await measured(reader)
+    assert "not listed in rising accuracy (large 9" in caplog.text
+    assert not any(any(candidate.alphas) for candidate in found.table.candidates)
+    assert ("small", "large") in {candidate.levels for candidate in found.table.candidates}
+
+
+async def test_texts_that_a_level_cannot_take_count_for_none() -> None:
+    long = [LabelledText("no " * TOO_LONG + f"no t{number}", "no") for number in range(30)]
+    table = (await measured(levels(), [*TEXTS, *long])).table
+    assert table.left_out == 30
+    assert table.calibrated_on + table.chosen_on == len(TEXTS)
+    with pytest.raises(DataError, match="30 of 180 labelled texts are too long for a level; at least 200"):
+        await measured(levels(), [*TEXTS[:150], *long])
+
+
+async def test_a_third_level_tells_how_far_the_others_agree_on_words() -> None:
+    reader = Levels(Model(*SMALL), Model("middle", 0.92, 0.004), Model(*LARGE))
+    table = (await measured(reader, texts(400))).table
+    [same] = table.agreements
+    assert (same.pruner, same.reader) == ("small", "middle")
+    assert same.top_half == 1
+    assert {len(candidate.levels) for candidate in table.candidates} == {1, 2, 3}
+
+
+async def test_texts_of_one_word_have_no_agreement_to_report() -> None:
+    given = [LabelledText(f"{text.label}{number}", text.label) for number, text in enumerate(texts(400))]
+    reader = Levels(*(Wordy(name, *how) for name, *how in (SMALL, ("middle", 0.92, 0.004), LARGE)))
+    table = (await measured(reader, given)).table
+    assert table.agreements == ()
+    assert {len(candidate.levels) for candidate in table.candidates} == {1, 2, 3}
+
+
+class Wordy(Model):
+    """Reads texts of one word, which says the label and a number."""
+
+    def logits(self, text: str) -> np.ndarray:
+        label = next(label for label in LABELS if text.startswith(label))
+        return super().logits(f"{label} {text.removeprefix(label)}")
+
+
+class Busy(Levels):
+    """Each level has a way of 2 ms, and some texts meet a queue there, when it is `busy`."""
+
+    busy = False
+
+    async def read(self, level: str, text: str, importance: bool) -> Seen:
+        seen = await super().read(level, text, importance)
+        waits = self.busy and int(hashlib.sha256((level + text).encode()).hexdigest(), 16) % 20 == 0
+        return seen._replace(seconds=seen.compute_s + 0.002 + 5.0 * waits)
+
+
+async def test_a_few_slow_waits_move_neither_mean_nor_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Levels may have other clients while they are profiled."""
+    monkeypatch.setattr("pliant.deployments.cascade.readings.time.perf_counter", lambda: 0.0)
+    idle, busy = (Busy(*levels().models.values()) for _ in range(2))
+    busy.busy = True
+    alone, beside = await measured(idle), await measured(busy)
+    assert beside.table == alone.table
+    assert any(any(one.alphas) for one in alone.table.candidates)
+    for level, model in zip(alone.table.levels, idle.models.values(), strict=True):
+        words = [len(text.text.split()) for text in split(TEXTS, 0)[1]]
+        assert level.mean_latency_s == pytest.approx(0.002 + model.seconds * np.mean(words))
+        assert level.p99_latency_s <= 0.002 + model.seconds * max(words) + 1e-9
+
+
+class Slow(Levels):
+    """Telling which words are important takes the first level `telling_s`."""
+
+    telling_s = 0.0
+
+    async def read(self, level: str, text: str, importance: bool) -> Seen:
+        return (await super().read(level, text, importance))._replace(telling_s=self.telling_s if importance else 0.0)
+
+
+async def test_texts_pay_once_for_telling_however_many_levels_read_them_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pliant.deployments.cascade.readings.time.perf_counter", lambda: 0.0)
+    models = [Model(*SMALL), Model("middle", 0.92, 0.004), Model(*LARGE)]
+    free, paid = Slow(*models), Slow(*models)
+    paid.telling_s = 1e-6
+    without, told = await measured(free, texts(400)), await measured(paid, texts(400))
+    pairs = list(zip(without.table.candidates, told.table.candidates, strict=True))
+    assert {len(one.levels) for one, _ in pairs if any(one.alphas)} == {2, 3}
+    for one, other in pairs:
+        onward = 1 - one.shares[0] if any(one.alphas) else 0.0
+        assert (other.levels, other.cutoffs, other.alphas) == (one.levels, one.cutoffs, one.alphas)
+        assert other.mean_latency_s - one.mean_latency_s == pytest.approx(1e-6 * onward, rel=1e-3, abs=1e-12)
+
+
+@pytest.fixture
+def search_returned(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when the search for candidates, which runs in a thread, has come to an end."""
+    returned = threading.Event()
+
+    def wrapped(*given: Any) -> list[Candidate]:
+        try:
+            return find_candidates(*given)
+        finally:
+            returned.set()
+
+    monkeypatch.setattr("pliant.deployments.cascade.profile.find_candidates", wrapped)
+    return returned
+
+
+async def test_a_level_that_is_lost_ends_the_profile_and_its_thread(search_returned: threading.Event) -> None:
+    reader = levels()
+    failing = reader.models["large"]
+    logits = failing.logits
+
+    def once_pruned(text: str) -> np.ndarray:
+        if text not in {one.text for one in TEXTS}:
+            raise ConnectionError("gone")
+        return logits(text)
+
+    failing.logits = once_pruned  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        await measured(reader)
+    assert await asyncio.to_thread(search_returned.wait, HANGS_AFTER_S)
+
+
+async def test_a_profile_can_be_cancelled_while_it_rereads(search_returned: threading.Event) -> None:
+    reader = levels()
+    rereading = asyncio.Event()
+
+    def progress(text: str, _done: float) -> None:
+        if "pruned" in text:
+            reader.pause = asyncio.Event()
+            rereading.set()
+
+    told = [Level("small", LABELS, True), Level("large", LABELS, False)]
+    task = asyncio.create_task(profile(reader, told, *split(TEXTS, 0), 0, True, progress))
+    await rereading.wait()
+    assert not search_returned.is_set()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(search_returned.wait, HANGS_AFTER_S)
+
+
+async def test_a_profile_is_kept_whole(tmp_path: Path) -> None:
+    found = await measured(levels())
+    keep(tmp_path / "kept", found)
+    again = load(tmp_path / "kept")
+    assert again
+    assert again.table == found.table
+    np.testing.assert_array_equal(again.probabilities, found.probabilities)
+    np.testing.assert_array_equal(again.draws, found.draws)
+    with np.load(tmp_path / "kept" / "readings.npz") as arrays:
+        assert len(arrays["importance.small"]) == arrays["words.small"].sum()
+        assert arrays["confidence"].shape == arrays["latency_s"].shape
+    assert (tmp_path / "kept" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert load(tmp_path / "nothing") is None
+    assert folder_of("c", "x").name == "c-x"
+
+
+async def test_the_picture_shows_what_is_chosen(tmp_path: Path) -> None:
+    table = (await measured(levels(), prune=False)).table
+    plot(table, tmp_path / "plot.png", table.candidates[-1])
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_another_model_seed_text_or_machine_is_another_profile(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("weights")
+    encoder = EncoderConfig(kind="encoder", model="m", replicas={"min": 1, "max": 1})
+    encoders, folders = {"small": encoder, "large": encoder}, {"small": tmp_path, "large": tmp_path}
+    on = {"small": ["aoti"], "large": ["aoti"]}
+    names = {
+        identity(cascade(), encoders, folders, TEXTS, on),
+        identity(cascade(seed=1), encoders, folders, TEXTS, on),
+        identity(cascade(prune=False), encoders, folders, TEXTS, on),
+        identity(cascade(), encoders, folders, TEXTS[1:], on),
+        identity(cascade(), encoders, folders, TEXTS, {**on, "large": ["eager"]}),
+        identity(cascade(), {**encoders, "large": encoder.model_copy(update={"lengths": (8,)})}, folders, TEXTS, on),
+    }
+    (tmp_path / "model.safetensors").write_text("others")
+    names.add(identity(cascade(), encoders, folders, TEXTS, on))
+    assert len(names) == 7
+    assert identity(cascade(accuracy_loss=0.1, degrade=True), encoders, folders, TEXTS, on) in names
+
+
+async def test_the_choice_keeps_the_promise_and_is_faster_than_the_best_model() -> None:
+    found = await measured(levels())
+    choice = choose_for(cascade(accuracy_loss=0.02), found)
+    assert (choice.unmet, choice.fallback, choice.conformal) == (None, None, None)
+    assert choice.candidate.levels == ("small", "large")
+    assert choice.candidate.loss + MARGIN * choice.candidate.loss_error <= 0.02
+    assert choice.candidate.mean_latency_s < found.table.levels[1].mean_latency_s
+    assert choice.texts == found.table.chosen_on
+    assert choice.latency_s == tuple(level.mean_latency_s for level in found.table.levels)
+
+
+async def test_a_promise_that_cannot_be_kept_stops_the_cascade_unless_it_may_degrade() -> None:
+    found = await measured(levels())
+    with pytest.raises(NoCandidateError, match=r"accuracy_target 0\.999"):
+        choose_for(cascade(accuracy_loss=None, accuracy_target=0.999), found)
+    closest = choose_for(cascade(accuracy_loss=None, accuracy_target=0.999, degrade=True), found)
+    assert closest.unmet
+    assert "accuracy_target 0.999" in closest.unmet
+    assert closest.candidate.loss <= 0
+    late = choose_for(cascade(slo_ms=0.001, degrade=True), found)
+    assert late.unmet
+    assert "slo_ms" in late.unmet
+    kept = accurate(found.table.candidates, accuracy_loss=0.01)
+    assert late.candidate.p99_latency_s == min(one.p99_latency_s for one in kept)
+
+
+@pytest.mark.parametrize("conformal", [None, {"epsilon": 0.03}])
+async def test_equally_accurate_levels_have_a_choice_too(conformal: dict[str, float] | None) -> None:
+    """The last resort is there whatever was found."""
+    found = await measured(Levels(Model("small", 0.9, 0.001), Model("large", 0.9, 0.01)), prune=False)
+    same = replace(found, table=found.table.model_copy(update={"candidates": tied(found.table.candidates)}))
+    for service in (
+        cascade(accuracy_loss=None, accuracy_target=0.999, degrade=True, conformal=conformal),
+        cascade(accuracy_loss=0.0, slo_ms=0.001, degrade=True, conformal=conformal),
+    ):
+        choice = choose_for(service, same)
+        assert choice.unmet
+        best = same.table.levels[same.table.best].name
+        assert choice.candidate.levels == ((best if conformal else "small"),)
+
+
+def tied(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """None of which is sure to lose nothing."""
+    return tuple(replace(one, loss=0.0, loss_error=0.01, p99_latency_s=one.mean_latency_s) for one in candidates)
+
+
+async def test_a_service_that_may_degrade_has_another_level_to_fall_back_on() -> None:
+    models = Model("small", 0.85, 0.001), Model("middle", 0.92, 0.004), Model("large", 0.97, 0.01)
+    found = await measured(Levels(*models), prune=False)
+    for changes, first, fallback in (
+        ({"accuracy_loss": 0.9}, "small", "middle"),
+        ({"accuracy_loss": 0.9, "degrade": False}, "small", None),
+        ({"conformal": {"epsilon": 1e-4, "delta": 0.05}}, "large", "small"),
+    ):
+        given = {"levels": ("small", "middle", "large"), "degrade": True, **changes}
+        choice = choose_for(cascade(**given), found)
+        assert choice.candidate.levels[0] == first
+        assert (choice.fallback and choice.fallback.levels) == (fallback and (fallback,))
+
+
+async def test_a_conformal_promise_leaves_certified_pairs_and_the_best_model() -> None:
+    reader = Levels(Model("small", 0.9, 0.001), Model("middle", 0.95, 0.004), Model("large", 0.99, 0.01))
+    found = await measured(reader, texts(2000), prune=False)
+    promise = {"epsilon": 0.03, "delta": 0.1}
+    choice = choose_for(cascade(levels=("small", "middle", "large"), conformal=promise, accuracy_loss=0.5), found)
+    candidate = choice.candidate
+    assert choice.unmet is None
+    assert candidate.levels[-1] == "large"
+    assert len(candidate.levels) == 2
+    index = [level.name for level in found.table.levels].index(candidate.levels[0])
+    policy = Cascade((1.0, 1.0), candidate.cutoffs, candidate.weights, candidate.slope)
+    early = [
+        not policy.decide(text.text, 0, np.log(row)).reroute
+        for text, row in zip(split(texts(2000), 0)[1], found.probabilities[index], strict=True)
+    ]
+    answers = found.probabilities.argmax(axis=-1)
+    assert (answers[index] != answers[2])[early].mean() < 0.03
+    strict = choose_for(cascade(conformal={"epsilon": 1e-6}, accuracy_loss=0.5), found)
+    assert strict.candidate.levels == ("large",)
+    assert choice.conformal
+    assert choice.conformal.startswith("epsilon 0.03, delta 0.1: small")
+    assert f"{candidate.levels[0]} certifies " in choice.conformal
+    assert strict.conformal
+    assert "small: no cut-off can be certified: needs about 7" in strict.conformal
+
+
+def test_a_table_is_what_it_says_it_is() -> None:
+    with pytest.raises(ValueError, match="extra"):
+        CascadeTable.model_validate({"labels": [], "seed": 0, "extra": 1})

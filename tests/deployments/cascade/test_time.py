@@ -1,0 +1,211 @@
+"""A cascade over real classifiers and routing tables: what is answered in which time, in a time that never varies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import virtual_loop
+from support.doubles import report
+from support.scripted_cascade import LABELS, TOKENIZER, candidate
+from support.scripted_cascade import Recorder as CascadeRecorder
+
+from pliant.config.cluster import CascadeConfig, EncoderConfig
+from pliant.deployments.cascade.choice import Choice
+from pliant.deployments.cascade.endpoint import CascadeClassifier
+from pliant.deployments.cascade.messages import CascadeEntry
+from pliant.deployments.encoder.endpoint import Classifier, Prediction
+from pliant.deployments.encoder.engine import Answer, Query
+from pliant.deployments.encoder.routing_table import RoutingTable
+from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.serving.errors import CANCELLED, RequestError
+from pliant.models.sources import ModelInfo
+from pliant.policies.cascade.candidates import Candidate
+
+SMALL_S, LARGE_S = 0.005, 0.040
+INFO = ModelInfo(labels=LABELS, max_length=64, pad_token_id=0, architecture="B", multi_label=False)
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+
+    def arrived(self, _tokens: int) -> None: ...
+
+    def answered(self, *_: object) -> None:
+        self.ends.append(200)
+
+    def shed(self) -> None: ...
+
+    def failed(self, status: int) -> None:
+        self.ends.append(status)
+
+    def retried(self, _reason: str) -> None: ...
+
+
+class Level:
+    """A service on one replica, which says that it takes `service_s` a text, and takes `takes_s`."""
+
+    def __init__(self, folder: Path, name: str, service_s: float) -> None:
+        self.takes_s = service_s
+        self.table = RoutingTable(1.0)
+        self.table.sync({name: report(64, service_s=service_s)})
+        self.recorder = Recorder()
+        config = EncoderConfig(kind="encoder", model="m", lengths=(64,), replicas={"min": 1, "max": 1})
+        self.classifier = Classifier(name, config, folder, INFO, self.table, self._call, self.recorder)
+
+    async def _call(self, query: Query) -> Answer:
+        replica = self.table.choose(query.length, query.budget_s, query.utility)
+        try:
+            await asyncio.sleep(self.takes_s)
+        finally:
+            self.table.done(replica)
+        return Answer(np.array([9, 0, 0], np.float32).tobytes(), 64, 64)
+
+
+class House:
+    def __init__(
+        self, folder: Path, *levels: str, goes_on: bool = True, fallback: Candidate | None = None, **options: Any
+    ) -> None:
+        TOKENIZER.save(str(folder / "tokenizer.json"))
+        seconds = {"small": SMALL_S, "large": LARGE_S}
+        self.levels = {name: Level(folder, name, service_s) for name, service_s in seconds.items()}
+        self.small, self.large = self.levels.values()
+        chosen = candidate(*levels, cutoff=1.0 if goes_on else 0.0, slope=10.0 if goes_on else 1e6)
+        latency_s = tuple(seconds[level] for level in levels)
+        entry = CascadeEntry("c", f"serves {chosen}", Choice(chosen, None, latency_s, 1000, fallback))
+        config = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, **options)
+        self.recorder = CascadeRecorder()
+        classifiers = {name: level.classifier for name, level in self.levels.items()}
+        self.cascade = CascadeClassifier("c", config, classifiers, lambda: entry, self.recorder)
+
+    async def ask(self, slo_ms: float = 1000, text: str = "yes t1") -> Prediction:
+        [prediction] = await self.cascade.classify([text], ClassifyParameters(slo_ms=slo_ms))
+        return prediction
+
+    async def status(self, slo_ms: float, text: str = "yes t1") -> int:
+        try:
+            await self.ask(slo_ms, text)
+        except RequestError as error:
+            return error.status
+        return 200
+
+
+@pytest.fixture
+def virtual(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a coroutine in virtual time; the seconds that it took, and what it returned."""
+
+    def run(coroutine: Coroutine[Any, Any, Any]) -> tuple[float, Any]:
+        async def timed() -> tuple[float, Any]:
+            loop = asyncio.get_running_loop()
+            with monkeypatch.context() as patch:
+                patch.setattr(time, "monotonic", loop.time)
+                return loop.time(), await coroutine
+
+        with asyncio.Runner(loop_factory=virtual_loop.VirtualLoop) as runner:
+            started, found = runner.run(timed())
+            return runner.get_loop().time() - started, found
+
+    return run
+
+
+@pytest.mark.parametrize("degrade", [False, True])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_more_time_never_turns_an_answer_into_a_refusal(
+    tmp_path: Path, virtual: Any, goes_on: bool, degrade: bool
+) -> None:
+    found = []
+    for slo_ms in range(1, 101):
+        house = House(tmp_path, "small", "large", goes_on=goes_on, degrade=degrade)
+        found.append(virtual(house.status(slo_ms))[1])
+    first = found.index(200) + 1
+    assert found == [429] * (first - 1) + [200] * (101 - first)
+    assert first == (45 if goes_on and not degrade else 5)
+
+
+def test_time_that_earlier_levels_took_is_not_the_fault_of_the_later_one(tmp_path: Path, virtual: Any) -> None:
+    house = House(tmp_path, "small", "large")
+    house.small.takes_s = 0.3
+    with pytest.raises(RequestError) as error:
+        virtual(house.ask(330))
+    assert error.value.status == 429
+    assert error.value.reason == (
+        "small left 30.0 ms of slo_ms 330 for large, which takes 40.0 ms on average; c needs it for this text: retry "
+        "later, or raise slo_ms"
+    )
+    lenient = House(tmp_path, "small", "large", degrade=True)
+    lenient.small.takes_s = 0.3
+    assert virtual(lenient.ask(330))[1].warning == "degraded: answered without large, which did not answer in time"
+    assert ("degraded", "large", "late") in lenient.recorder.events
+
+
+@pytest.mark.parametrize("slo_ms", [12, 60, 1000])
+def test_an_answer_without_a_level_that_hangs_is_in_time(tmp_path: Path, virtual: Any, slo_ms: float) -> None:
+    house = House(tmp_path, "small", "large", degrade=True)
+    house.large.takes_s = 1e6
+    seconds, prediction = virtual(house.ask(slo_ms))
+    assert prediction.details.degraded
+    assert seconds < slo_ms / 1e3
+    if slo_ms > 60:
+        assert seconds == pytest.approx(0.95 * slo_ms / 1e3)
+        assert house.large.recorder.ends == [503]  # it is not idle
+
+
+def test_what_holds_no_runtime_for_the_text_is_not_waited_for(tmp_path: Path, virtual: Any) -> None:
+    house = House(tmp_path, "small", "large", degrade=True)
+    house.large.table.sync({"large": report(2, version=2)})
+    assert not house.large.classifier.down
+    seconds, prediction = virtual(house.ask(5000, "w1 w2 yes t1"))
+    assert prediction.warning == "degraded: answered without large, which is down"
+    assert seconds == pytest.approx(SMALL_S)
+    assert house.large.recorder.ends == [503]
+    strict = House(tmp_path, "small", "large")
+    strict.large.table.sync({"large": report(2, version=2)})
+    seconds, status = virtual(strict.status(5000, "w1 w2 yes t1"))
+    assert status == 503
+    assert seconds == pytest.approx(30 + SMALL_S)
+
+
+def test_one_level_alone_that_is_down_hangs_or_is_busy_has_a_stand_in(tmp_path: Path, virtual: Any) -> None:
+    def house() -> House:
+        fallback = candidate("small", mean_latency_s=SMALL_S)
+        return House(tmp_path, "large", degrade=True, fallback=fallback)
+
+    down, hangs, busy = house(), house(), house()
+    down.large.table.sync({})
+    seconds, prediction = virtual(down.ask())
+    assert prediction.details.level == "small"
+    assert down.cascade.ready
+    assert seconds == pytest.approx(SMALL_S)
+    hangs.large.takes_s = 1e6
+    seconds, prediction = virtual(hangs.ask())
+    assert prediction.warning == "degraded: answered without large, which did not answer in time"
+    assert 0.9 < seconds < 1
+    assert hangs.large.recorder.ends == [503]
+
+    async def crowd() -> list[Prediction]:
+        return await busy.cascade.classify([f"yes t{number}" for number in range(60)], ClassifyParameters())
+
+    seconds, predictions = virtual(crowd())
+    by_level = [prediction.details.level for prediction in predictions if prediction.details]
+    assert 20 < by_level.count("large") < 30
+    assert by_level.count("large") + by_level.count("small") == 60
+    assert seconds <= 1
+    assert {event[2] for event in busy.recorder.events if event[0] == "degraded"} == {"busy"}
+
+
+def test_a_level_whose_caller_left_was_not_idle(tmp_path: Path, virtual: Any) -> None:
+    house = House(tmp_path, "small", "large")
+    house.large.takes_s = 1e6
+
+    async def leave() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(house.ask(), 0.2)
+
+    virtual(leave())
+    assert house.large.recorder.ends == [CANCELLED]

@@ -1,0 +1,275 @@
+"""Images from strangers: what timm would make of them, upright, flat and small; and bombs, rubbish and wrong shapes."""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from pliant.deployments.http.images import FORMATS, ImageError, ImageReader
+from pliant.models.vision_info import VisionInfo
+from pliant.torchvision_mend import mend
+
+INFO = VisionInfo(
+    architecture="vit_tiny_patch16_224",
+    height=32,
+    width=32,
+    channels=3,
+    mean=(0.5,) * 3,
+    std=(0.5,) * 3,
+    interpolation="bicubic",
+    crop_pct=0.9,
+    squash=False,
+    labels=(),
+    layers=2,
+    hidden=8,
+    patch=16,
+    prefix=1,
+)
+GREY = replace(INFO, channels=1, mean=(0.5,), std=(0.5,))
+RNG = np.random.default_rng(0)
+
+
+def reader(max_megapixels: float = 1, **changes: Any) -> ImageReader:
+    return ImageReader(replace(INFO, **changes), max_megapixels)
+
+
+def picture(width: int = 50, height: int = 40, mode: str = "RGB") -> Image.Image:
+    return Image.fromarray(RNG.integers(0, 256, (height, width, 3), dtype=np.uint8)).convert(mode)
+
+
+def encoded(image: Image.Image, format_: str = "PNG", **options: Any) -> bytes:
+    into = io.BytesIO()
+    image.save(into, format_, **options)
+    return into.getvalue()
+
+
+def chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def png(width: int, height: int, pixels: bytes = b"") -> bytes:
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("size", [(32, 32), (50, 40), (40, 51), (33, 90), (16, 16), (300, 200)])
+@pytest.mark.parametrize(
+    "changes", [{}, {"squash": True}, {"interpolation": "bilinear", "crop_pct": 1.0}, {"width": 48}]
+)
+def test_pixels_are_those_of_timm(size: tuple[int, int], changes: dict[str, Any]) -> None:
+    mend()
+    from timm.data.transforms_factory import transforms_imagenet_eval
+
+    info, image = replace(INFO, **changes), picture(*size)
+    transform = transforms_imagenet_eval(
+        img_size=(info.height, info.width),
+        crop_pct=info.crop_pct,
+        crop_mode="squash" if info.squash else "center",
+        interpolation=info.interpolation,
+        normalize=False,
+    )
+    found = reader(**changes).decode(encoded(image))
+    np.testing.assert_array_equal(found, np.asarray(transform(image)).transpose(1, 2, 0))
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_every_format_is_read(format_: str) -> None:
+    image = Image.new("RGB", (40, 40), (255, 0, 0))
+    found = reader().decode(encoded(image, format_))
+    assert found.shape == (32, 32, 3)
+    assert found.dtype == np.uint8
+    assert np.abs(found.astype(int) - (255, 0, 0)).max() <= 2
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB"])
+@pytest.mark.parametrize("info", [INFO, GREY])
+def test_every_mode_is_converted(mode: str, info: VisionInfo) -> None:
+    format_ = {"CMYK": "JPEG", "YCbCr": "JPEG"}.get(mode, "PNG")
+    source = picture(mode="RGB").convert("P").convert("PA") if mode == "PA" else picture(mode=mode)
+    if mode in ("HSV", "LAB", "PA"):
+        source = source.convert("RGBA")
+    found = ImageReader(info, 1).decode(encoded(source, format_))
+    assert found.shape == (32, 32, info.channels)
+
+
+def test_sixteen_bits_are_scaled_not_clipped() -> None:
+    deep = Image.fromarray(np.full((32, 32), 0x8040, dtype=np.uint16))
+    assert np.unique(ImageReader(GREY, 1).decode(encoded(deep))).tolist() == [0x80]
+
+
+def test_transparent_pixels_lie_on_white() -> None:
+    clear = Image.new("RGBA", (32, 32), (10, 20, 30, 0))
+    palette = Image.new("P", (32, 32), 0)
+    palette.putpalette([1, 2, 3])
+    for file in (encoded(clear), encoded(clear, "WEBP"), encoded(palette, transparency=0)):
+        assert np.unique(reader().decode(file)).tolist() == [255]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photographs_are_turned_upright(orientation: int) -> None:
+    upright = picture(32, 32)
+    back = {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[orientation]
+    stored = upright if back is None else upright.transpose(Image.Transpose(back))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    found = reader(crop_pct=1.0).decode(encoded(stored, exif=exif))
+    np.testing.assert_array_equal(found, np.asarray(upright))
+
+
+def test_broken_exif_data_are_ignored() -> None:
+    image = picture(32, 32)
+    found = reader(crop_pct=1.0).decode(encoded(image, exif=b"Exif\x00\x00rubbish" * 3))
+    np.testing.assert_array_equal(found, np.asarray(image))
+
+
+@pytest.mark.parametrize("format_", ["GIF", "WEBP", "PNG"])
+def test_the_first_picture_of_an_animation_counts(format_: str) -> None:
+    red, blue = (Image.new("RGB", (32, 32), colour) for colour in ("red", "blue"))
+    moving = encoded(red, format_, save_all=True, append_images=[blue, red], duration=50)
+    assert reader().decode(moving)[16, 16].argmax() == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "reason"),
+    [
+        (b"", 400, "has no bytes"),
+        (b"hello, world", 415, "no image of PNG, JPEG, WEBP, BMP, GIF: its first bytes are 68 65 6c"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 415, "no image of"),
+        (encoded(picture(), "TIFF"), 415, "no image of"),
+        (encoded(picture())[:300], 400, "cannot be decoded"),
+        (encoded(picture(200, 200), "JPEG")[:900], 400, "truncated"),
+        (encoded(picture(), "WEBP")[:100], 400, "cannot be decoded"),
+        (png(1001, 1000), 413, "1001 x 1000 pixels for at most 1 megapixels; send it smaller"),
+        (png(60_000, 60_000), 413, "too large"),
+        (png(2**31 - 1, 2**31 - 1), 413, "too large"),
+        (png(5000, 10), 413, "no side may be 100 times the other"),
+        (png(100, 100), 400, "cannot be decoded"),
+        (png(8, 8)[:20], 400, "cannot be decoded"),
+    ],
+)
+def test_what_is_no_image_is_told_why(content: bytes, status: int, reason: str) -> None:
+    with pytest.raises(ImageError) as error:
+        reader().decode(content)
+    assert reason in str(error.value)
+    assert error.value.status == status
+    assert "\n" not in str(error.value)
+
+
+def test_a_compressed_bomb_is_refused_by_its_size_alone() -> None:
+    bomb = png(30_000, 30_000, b"\0" * 10_000_000)
+    assert len(bomb) < 20_000
+    with pytest.raises(ImageError, match="too large"):
+        reader(25).decode(bomb)
+
+
+def progressive(width: int, height: int, scans: int) -> bytes:
+    """A small file that claims a size, and has its last scan again and again."""
+    file = encoded(Image.new("L", (16, 16)), "JPEG", progressive=True)
+    size = file.index(b"\xff\xc2") + 5
+    file = file[:size] + struct.pack(">HH", height, width) + file[size + 4 :]
+    last = file[file.rindex(b"\xff\xda") : -2]
+    return file[:-2] + last * (scans - file.count(b"\xff\xda")) + b"\xff\xd9"
+
+
+def test_a_jpeg_of_very_many_scans_is_refused() -> None:
+    """Each takes a dozen bytes, and milliseconds."""
+    bomb = progressive(1000, 1000, 10_000)
+    assert len(bomb) < 200_000
+    with pytest.raises(ImageError, match="10000 scans of 1000 x 1000 pixels; save it anew") as error:
+        reader().decode(bomb)
+    assert error.value.status == 413
+    with pytest.raises(ImageError, match="21 scans"):
+        reader().decode(progressive(1000, 1000, 21))
+    assert reader().decode(progressive(1000, 1000, 20)).shape == (32, 32, 3)
+
+
+def test_what_takes_long_is_told_by_its_header() -> None:
+    assert reader(25).decode_quick(png(5000, 5000)) is None
+    assert reader(25).decode_quick(progressive(1000, 1000, 5)) is None
+    with pytest.raises(ImageError, match="too large"):
+        reader(25).decode_quick(png(6000, 5000))
+    image = encoded(picture())
+    np.testing.assert_array_equal(reader().decode_quick(image), reader().decode(image))
+
+
+def webp_canvas() -> bytes:
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    file = bytearray(encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:]))
+    size = file.index(b"VP8X") + 12
+    file[size : size + 6] = (16_382).to_bytes(3, "little") * 2
+    return bytes(file)
+
+
+def gif_frame() -> bytes:
+    file = bytearray(encoded(Image.new("P", (16, 16)), "GIF"))
+    size = file.index(b",") + 5
+    file[size : size + 4] = struct.pack("<HH", 20_000, 20_000)
+    return bytes(file)
+
+
+@pytest.mark.parametrize("bomb", [webp_canvas(), gif_frame()])
+def test_sizes_that_other_headers_claim_count(bomb: bytes) -> None:
+    with pytest.raises(ImageError, match="too large") as error:
+        reader(25).decode(bomb)
+    assert error.value.status == 413
+
+
+@pytest.mark.parametrize("name", [b"zTXt", b"iCCP"])
+def test_texts_and_profiles_are_unpacked_within_limits(name: bytes) -> None:
+    start, rest = png(8, 8, bytes(25 * 8))[:33], png(8, 8, bytes(25 * 8))[33:]
+    bomb = start + chunk(name, b"k\0\0" + zlib.compress(bytes(50_000_000))) + rest
+    with pytest.raises(ImageError, match="too large for PngImagePlugin"):
+        reader().decode(bomb)
+    assert reader().decode(start + rest).shape == (32, 32, 3)
+
+
+@given(position=st.integers(0, 2000), value=st.integers(0, 255), format_=st.sampled_from(FORMATS))
+@settings(max_examples=150)
+def test_a_damaged_file_is_decoded_or_refused(position: int, value: int, format_: str) -> None:
+    file = bytearray(encoded(Image.new("RGB", (24, 20), "green"), format_))
+    file[position % len(file)] = value
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            found = reader().decode(bytes(file))
+    except ImageError:
+        return
+    assert found.shape == (32, 32, 3)
+
+
+def test_pixels_of_the_models_size_are_taken_as_they_are() -> None:
+    pixels = RNG.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(reader().fit(pixels), pixels)
+    np.testing.assert_array_equal(reader().fit(pixels / np.float32(255)), pixels)
+
+
+def test_other_pixels_are_resized_as_images_are() -> None:
+    image = picture(64, 48)
+    np.testing.assert_array_equal(reader().fit(np.asarray(image)), reader().decode(encoded(image)))
+
+
+def test_channels_are_converted() -> None:
+    grey = RNG.integers(0, 256, (32, 32, 1), dtype=np.uint8)
+    np.testing.assert_array_equal(reader().fit(grey), np.repeat(grey, 3, axis=2))
+    assert ImageReader(GREY, 1).fit(RNG.integers(0, 256, (32, 32, 3), dtype=np.uint8)).shape == (32, 32, 1)
+
+
+@pytest.mark.parametrize("value", [-0.01, 1.01, np.nan, np.inf, 255.0])
+def test_floats_must_be_shares(value: float) -> None:
+    with pytest.raises(ImageError, match="from 0 to 1, not normalised"):
+        reader().fit(np.full((32, 32, 3), value, dtype=np.float32))
+
+
+@pytest.mark.parametrize("shape", [(0, 32, 3), (32, 0, 1), (2000, 1000, 1), (8, 1000, 3)])
+def test_pixels_of_bad_sizes_are_refused(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ImageError):
+        reader().fit(np.zeros(shape, dtype=np.uint8))

@@ -1,0 +1,202 @@
+"""What a language model's replica makes of its engine's errors, without Ray and without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.decoders import save
+from support.lora_adapters import adapt
+from support.scripted_executor import ScriptedExecutor, byte_tokenizer
+
+from pliant.config.cluster import LlmConfig
+from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
+from pliant.deployments.llm.assembly import assemble
+from pliant.deployments.llm.engine import BrokenError, Engine
+from pliant.deployments.llm.loop import StandstillError
+from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
+from pliant.deployments.llm.replica import LlmReplica
+from pliant.deployments.llm.report import AdapterReport, ClassReport
+from pliant.deployments.llm.request import Generation, Piece
+from pliant.deployments.serving import metrics
+from pliant.formats.adapter_info import read_adapter
+from pliant.models import sources
+from pliant.policies.llm.decode_admission import LateError
+from pliant.sampling import Sampling
+
+TICKET = Ticket("r", "gateway", Generation("g", (1, 2, 3), 7, Sampling()))
+PIECE = Piece((5,), "a")
+
+
+class Loop:
+    """An engine's loop that yields a piece and then raises, or goes on for ever."""
+
+    failure: Exception | None = None
+    seconds = load_s = 0.0
+    closed = False
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    async def generate(self, _generation: Generation) -> AsyncGenerator[Piece, None]:
+        try:
+            yield PIECE
+            if self._error:
+                raise self._error
+            await asyncio.Event().wait()
+        finally:
+            self.closed = True
+
+    def stepping_s(self) -> float:
+        return self.seconds
+
+    def loading_s(self) -> float:
+        return self.load_s
+
+    def close(self) -> None: ...
+
+
+def replica(loop: Loop) -> Any:
+    made: Any = LlmReplica.__new__(LlmReplica)
+    made._service, made._held, made._loop, made._hangs_after_s = "chat", Counter(), loop, 60
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "last"),
+    [
+        (LateError("too late", 2.5), [Refusal("too late", 2.5, "busy")]),
+        (ValueError("too long"), [Refusal("too long", None, "too_long")]),
+        (AdapterLoadError("no weights"), [Refusal("no weights", None, "adapter")]),
+        (AdapterTooLargeError("no room"), [Refusal("no room", None, "adapter_too_large")]),
+        (BrokenError("no memory"), []),
+        (StandstillError("60 s"), []),
+    ],
+)
+async def test_errors_are_told_in_plain_data(error: Exception, last: list[Refusal]) -> None:
+    made = replica(Loop(error))
+    assert [item async for item in made.generate(TICKET)] == [PIECE, *last]
+    assert made._held == {}
+
+
+async def test_live_tokens_are_held_until_the_gateway_leaves() -> None:
+    loop = Loop()
+    made = replica(loop)
+    answers = [made.generate(TICKET), made.generate(TICKET._replace(gateway="another"))]
+    for answer in answers:
+        assert await anext(answer) == PIECE
+    assert made._held == {"gateway": 10, "another": 10}
+    await answers[0].aclose()
+    assert made._held == {"another": 10}
+    assert loop.closed
+    await answers[1].aclose()
+    assert made._held == {}
+
+
+async def test_health() -> None:
+    loop = Loop()
+    made = replica(loop)
+    await made.check_health()
+    loop.seconds = 61
+    with pytest.raises(RuntimeError, match="one step has taken 61 s"):
+        await made.check_health()
+    loop.seconds, loop.load_s = 0.0, 62
+    with pytest.raises(RuntimeError, match="one load of an adapter has taken 62 s"):
+        await made.check_health()
+    loop.failure = BrokenError("no memory")
+    with pytest.raises(BrokenError, match="no memory"):
+        await made.check_health()
+
+
+class Recorded:
+    """In the place of a metric of Ray: what it was told, by the values of the tags."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, ...], float] = {}
+
+    def set(self, value: float, tags: dict[str, str] | None = None) -> None:
+        self.values[tuple((tags or {}).values())] = value
+
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        key = tuple(tags.values())
+        self.values[key] = self.values.get(key, 0.0) + value
+
+
+def test_counts_that_replicas_report_become_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: dict[str, Recorded] = defaultdict(Recorded)
+
+    def declare(_service: str, name: str, _description: str, *_tags: str) -> Recorded:
+        return recorded[name]
+
+    monkeypatch.setattr(metrics, "_counter", declare)
+    monkeypatch.setattr(metrics, "_gauge", declare)
+    made = metrics.LlmReplicaMetrics("chat")
+    engine = Engine(ScriptedExecutor(), byte_tokenizer(), (), 10, 0.05)
+    report = ReplicaReport(**{**engine.report(), "live_tokens": {"gateway": 7}})  # type: ignore[typeddict-item]
+    adapters: AdapterReport = {**report["adapters"], "resident": ["p", "q"], "hits": 3, "evictions": {"memory": 2}}
+    small: ClassReport = {"cut_off": 0.2, "quota": 10, "waiting": 4, "admitted": 5, "waited_s": 0.5}
+    fewer: ClassReport = {**small, "waiting": 1, "admitted": 6}
+    made.record({**report, "adapters": adapters, "classes": [small, small], "squashed": 1})
+    made.record({**report, "adapters": {**adapters, "hits": 5}, "classes": [fewer], "squashed": 1})
+    evictions = {"memory": 3, "unused": 1}
+    made.record({**report, "adapters": {**adapters, "hits": 1, "evictions": evictions}, "classes": [fewer]})
+    values = {name: one.values for name, one in recorded.items() if any(one.values.values())}
+    assert values == {
+        "pliant_llm_live_tokens": {(): 7},
+        "pliant_adapter_cache_hits_total": {(): 3 + 2 + 1},  # it began again
+        "pliant_adapter_cache_evictions_total": {("memory",): 3, ("unused",): 1},
+        "pliant_adapters_resident": {(): 2},
+        "pliant_queue_requests_waiting": {("0",): 1, ("1",): 0},  # that queue is no more
+        "pliant_queue_requests_admitted_total": {("0",): 6, ("1",): 5},
+        "pliant_queue_wait_seconds_total": {("0",): 0.5, ("1",): 0.5},
+        "pliant_requests_squashed_total": {(): 1},
+    }
+
+
+def configured(tmp_path: Path, **options: Any) -> LlmConfig:
+    """A tiny decoder with two adapters."""
+    model, adapters = tmp_path / "model", tmp_path / "adapters"
+    save("llama3", model)
+    byte_tokenizer().save(str(model / "tokenizer.json"))
+    for number, kind in enumerate(("rank-8", "patterns")):
+        adapt("llama3", kind, adapters / kind, seed=number)
+    shutil.copytree(adapters / "rank-8", adapters / "broken")
+    (adapters / "broken" / "adapter_model.safetensors").unlink()
+    given = {"folder": str(adapters), "pinned": ("patterns", "broken")}
+    return LlmConfig(
+        kind="llm", model=str(model), slots=4, max_length=64, memory_mb=2, debug=True, adapters=given, **options
+    )
+
+
+@pytest.mark.parametrize("scheduler", ["multi_queue", "fifo", "sjf"])
+def test_an_engine_is_what_the_config_says(tmp_path: Path, scheduler: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = configured(tmp_path, scheduler=scheduler)
+    engine = assemble(config)
+    assert engine.report()["adapters"]["resident"] == ["patterns"]
+    assert "adapter broken cannot be pinned" in caplog.text
+    shape = sources.describe_decoder(Path(config.model)).shape
+    assert config.adapters
+    assert config.adapters.folder
+    wanted = read_adapter(Path(config.adapters.folder, "rank-8"), shape).ref("rank-8")
+    for number in range(6):
+        engine.add(
+            Generation(str(number), (1, 2, 3), 5, Sampling(temperature=0), adapter=wanted if number % 2 else None)
+        )
+    answers: dict[str, tuple[int, ...]] = defaultdict(tuple)
+    while engine.busy:
+        for name, item in engine.step():
+            assert isinstance(item, Piece), item
+            answers[name] += item.tokens
+    assert set(map(len, answers.values())) == {5}
+    assert len(set(answers.values())) == 2
+    stale = wanted._replace(revision="another")
+    engine.add(Generation("stale", (1, 2, 3), 5, Sampling(), adapter=stale))
+    items = [item for _ in range(1000) if engine.busy for item in engine.step()]
+    assert [(name, type(item)) for name, item in items] == [("stale", AdapterLoadError)]
+    assert "has changed since it was registered; load the adapter again" in str(items[0][1])
+    engine.close()

@@ -1,0 +1,42 @@
+"""What "/metrics" says of language models and adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.scripted import report
+
+from pliant.deployments.llm.report import ClassReport
+from pliant.deployments.serving.status import exposition
+
+
+def stats(**adapters: Any) -> dict[str, Any]:
+    given: Any = report()
+    given |= {"live_tokens": 70, "served": 9, "squashed": 2}
+    given["classes"] = [
+        ClassReport(cut_off=0.5, quota=100, waiting=3, admitted=8, waited_s=1.5),
+        ClassReport(cut_off=1.0, quota=200, waiting=1, admitted=1, waited_s=9.0),
+    ]
+    given["adapters"] |= {"resident": ["sql", "law"], "bytes": 4096, "hits": 5, "evictions": {"memory": 6}}
+    return {"services": {}, "language_models": {"chat": {"replicas": {"r": given}}}, "adapters": adapters}
+
+
+def test_replicas_queues_and_adapters_are_told() -> None:
+    lines = exposition(stats(registered={"chat": 12})).decode().splitlines()
+    for line in (
+        'pliant_llm_live_tokens{replica="r",service="chat"} 70.0',
+        'pliant_llm_answers_total{replica="r",service="chat"} 9.0',
+        'pliant_requests_squashed_total{replica="r",service="chat"} 2.0',
+        'pliant_queue_requests_waiting{class="0",replica="r",service="chat"} 3.0',
+        'pliant_queue_wait_seconds_total{class="1",replica="r",service="chat"} 9.0',
+        'pliant_adapters_resident{replica="r",service="chat"} 2.0',
+        'pliant_adapter_bytes_resident{replica="r",service="chat"} 4096.0',
+        'pliant_adapter_cache_hits_total{replica="r",service="chat"} 5.0',
+        'pliant_adapter_cache_evictions_total{reason="memory",replica="r",service="chat"} 6.0',
+        'pliant_adapters_registered{service="chat"} 12.0',
+    ):
+        assert line in lines, line
+
+
+def test_without_adapters() -> None:
+    assert b"pliant_adapters_registered{" not in exposition(stats())

@@ -1,0 +1,181 @@
+"""A gateway follows the registry of adapters: it hears of changes, asks about unknown names, and bears its absence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from support.waiting import until
+
+from pliant.deployments.http.openai_errors import OpenAIError
+from pliant.deployments.serving.catalog import adapter_follower, board_follower
+from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
+from pliant.deployments.serving.catalog.board import Board, Seen
+from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.messages import AdapterNews, Registered, Rejected
+from pliant.formats.adapter_info import AdapterRef
+
+pytestmark = pytest.mark.virtual_time
+
+
+def entry(name: str, revision: str = "1") -> Registered:
+    return Registered("chat", AdapterRef(name, f"/adapters/{name}", revision, (8,) * 7), 5)
+
+
+class Registry:
+    """A planner that can die, and comes back as another life."""
+
+    def __init__(self) -> None:
+        self.board = Board(gone_s=10)
+        self.dead = False
+        self.asked = 0
+        self.hangs = False
+
+    def restart(self) -> None:
+        entries = self.board.entries
+        self.board = Board(gone_s=10)
+        self.board.put(dict(entries))
+        self.dead = False
+
+    async def adapter_news(self, gateway: str, seen: Seen, wait: bool) -> AdapterNews:
+        await self._reach()
+        self.asked += not wait
+        return await self.board.follow(gateway, seen, 0.5 if wait else 0)
+
+    async def load_adapter(self, name: str, path: str, service: str | None, in_place: bool) -> Registered | Rejected:
+        await self._reach()
+        if path == "wrong":
+            return Rejected(403, "outside", "lora_path")
+        self.board.put({name: entry(name, path)})
+        return entry(name, path)
+
+    async def unload_adapter(self, name: str) -> Registered | Rejected:
+        await self._reach()
+        known = self.board.entries[name]
+        self.board.put({name: None})
+        return known
+
+    async def _reach(self) -> None:
+        await asyncio.sleep(0)
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.dead:
+            raise RuntimeError("the actor died")
+
+
+@asynccontextmanager
+async def following(registry: Registry) -> AsyncIterator[AdapterFollower]:
+    follower = AdapterFollower(registry)
+    task = asyncio.create_task(follower.run())
+    try:
+        yield follower
+    finally:
+        task.cancel()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board_follower, "_RETRY_S", 0.01)
+
+
+async def test_changes_arrive_unasked() -> None:
+    registry = Registry()
+    registry.board.put({"a": entry("a"), "b": entry("b")})
+    async with following(registry) as follower:
+        await until(lambda: set(follower.known) == {"a", "b"})
+        registry.board.put({"a": None, "b": entry("b", "2"), "c": entry("c")})
+        registry.board.complain("p")
+        await until(lambda: follower.facts()["problems"] == ["p"])
+        assert follower.known == {"b": entry("b", "2"), "c": entry("c")}
+        assert follower.facts() == {"registered": {"chat": 2}, "planner_reached": True, "problems": ["p"]}
+    assert registry.asked == 0
+
+
+async def test_what_was_loaded_is_known_at_once_everywhere() -> None:
+    registry = Registry()
+    mine, other = AdapterFollower(registry), AdapterFollower(registry)
+    await mine.load("a", "2", None, False)
+    assert mine.known == {"a": entry("a", "2")}
+    assert await other.find("a") == entry("a", "2")
+    await mine.unload("a")
+    assert await mine.find("a") is None
+
+
+async def test_errors_of_the_registry_reach_the_client() -> None:
+    with pytest.raises(OpenAIError, match="outside") as error:
+        await AdapterFollower(Registry()).load("a", "wrong", None, False)
+    assert (error.value.status, error.value.param) == (403, "lora_path")
+
+
+async def test_unknown_names_however_many_are_asked_about_together() -> None:
+    registry = Registry()
+    registry.board.put({"a": entry("a")})
+    follower = AdapterFollower(registry)
+    found = await asyncio.gather(*(follower.find(name) for name in ["a", *map(str, range(500))]))
+    assert found == [entry("a"), *[None] * 500]
+    assert registry.asked == 1
+    first = asyncio.create_task(follower.find("b"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    registry.board.put({"b": entry("b"), "c": entry("c")})
+    assert await asyncio.gather(*(follower.find("c") for _ in range(50))) == [entry("c")] * 50
+    await first
+    assert registry.asked <= 3, "those who came while the first was under way shared the next"
+
+
+async def test_who_leaves_takes_nobody_along() -> None:
+    registry = Registry()
+    follower = AdapterFollower(registry)
+    leaves, stays = (asyncio.create_task(follower.find("a")) for _ in range(2))
+    await asyncio.sleep(0)
+    registry.board.put({"a": entry("a")})
+    leaves.cancel()
+    assert await stays == entry("a")
+
+
+async def test_without_the_planner_what_is_known_goes_on() -> None:
+    registry = Registry()
+    registry.board.put({"a": entry("a")})
+    async with following(registry) as follower:
+        await until(lambda: bool(follower.known))
+        registry.dead = True
+        await until(lambda: not follower.facts()["planner_reached"])
+        assert await follower.find("a") == entry("a")
+        calls: list[Any] = [follower.find("b"), follower.load("b", "1", None, False), follower.unload("a")]
+        for call in calls:
+            with pytest.raises(RequestError, match="planner") as error:
+                await call
+            assert error.value.status == 503
+            assert error.value.headers["Retry-After"]
+        registry.board.put({"a": None, "c": entry("c")})
+        registry.restart()
+        await until(lambda: set(follower.known) == {"c"})
+        assert follower.facts()["planner_reached"]
+
+
+async def test_a_planner_that_hangs_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board_follower, "_CATCH_UP_WITHIN_S", 0.05)
+    monkeypatch.setattr(adapter_follower, "_CHANGE_WITHIN_S", 0.05)
+    registry = Registry()
+    registry.hangs = True
+    follower = AdapterFollower(registry)
+    for call in (follower.find("a"), follower.load("a", "1", None, False)):
+        with pytest.raises(RequestError) as error:
+            await call
+        assert error.value.status == 503
+
+
+async def test_old_news_never_undo_newer_ones() -> None:
+    follower = AdapterFollower(Registry())
+    new = AdapterNews("life", 5, {"a": entry("a", "5")}, True, ())
+    follower._take(new)
+    follower._take(AdapterNews("life", 4, {"a": None}, False, ()))
+    follower._take(AdapterNews("older life", 9, {"a": None}, False, ()))
+    assert follower.known == {"a": entry("a", "5")}
+    follower._take(AdapterNews("life", 7, {"a": None, "b": entry("b")}, False, ()))
+    assert follower.known == {"b": entry("b")}
+    follower._take(AdapterNews("newer life", 0, {}, True, ()))
+    assert follower.known == {}

@@ -1,0 +1,381 @@
+"""Which adapters there are: found, loaded, unloaded, refused with reasons, kept on disk, told to gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.adapter_house import House, names, refused
+from support.peft_folders import SLOT_TOKEN_BYTES, adapter_folder, model_folder
+from support.waiting import until
+
+from pliant.deployments.serving.catalog import adapter_registry, ledger
+from pliant.deployments.serving.catalog.adapter_registry import AdapterRegistry
+from pliant.deployments.serving.catalog.board import Board
+from pliant.deployments.serving.messages import Registered
+
+pytestmark = pytest.mark.virtual_time
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+async def test_adapters_of_the_folder_are_there_from_the_start(house: House) -> None:
+    adapter_folder(house.adapters / "sql", rank=8)
+    adapter_folder(house.adapters / "law")
+    (house.adapters / "README").touch()
+    (house.adapters / ".git").mkdir()
+    registry = await house.open()
+    assert names(registry) == ["law", "sql"]
+    entry = registry.board.entries["sql"]
+    assert (entry.service, entry.adapter.name, entry.adapter.rank) == ("chat", "sql", 8)
+    assert entry.adapter.folder == str(house.adapters / "sql")
+    assert registry.board.problems == []
+    assert not house.kept.exists(), "nobody has said anything yet"
+
+
+async def test_what_is_wrong_in_the_folder_is_told_and_harms_nothing_else(house: House) -> None:
+    adapter_folder(house.adapters / "fine")
+    adapter_folder(house.adapters / "wide", hidden=32)
+    adapter_folder(house.adapters / "topics")
+    adapter_folder(house.adapters / "a name")
+    (house.adapters / "empty").mkdir()
+    registry = await house.open(pinned=["fine", "lost"])
+    assert names(registry) == ["fine"]
+    for text in ("wide", "'topics' is the name of a model", "got 'a name'", "empty", "got lost; there is no such"):
+        assert any(text in problem for problem in registry.board.problems), text
+    assert len(registry.board.problems) == 5
+
+
+@pytest.mark.parametrize("wrong", ["missing", "adapter"])
+async def test_a_folder_that_is_none_of_adapters(house: House, wrong: str) -> None:
+    if wrong == "adapter":
+        adapter_folder(house.adapters)
+    else:
+        house.adapters.rmdir()
+    registry = await house.open()
+    [problem] = registry.board.problems
+    assert "adapters.folder" in problem
+    adapter_folder(house.more / "sql")
+    assert await registry.load("sql", "sql")
+
+
+async def test_load_and_unload_outlive_the_planner(house: House) -> None:
+    adapter_folder(house.adapters / "found")
+    adapter_folder(house.more / "sql", rank=2)
+    registry = await house.open()
+    entry = await registry.load("my-sql", str(house.more / "sql"))
+    await registry.load("other", "sql")
+    await registry.unload("other")
+    await registry.unload("found")
+    again = await house.open()
+    assert again.board.entries == {"my-sql": entry}
+    await again.load("found", "found")
+    await again.unload("my-sql")
+    assert names(await house.open()) == ["found"]
+
+
+async def test_an_unloaded_adapter_of_the_folder_comes_back_when_it_changes(house: House) -> None:
+    adapter_folder(house.adapters / "found")
+    await (await house.open()).unload("found")
+    assert names(await house.open()) == []
+    adapter_folder(house.adapters / "found", seed=1)
+    assert names(await house.open()) == ["found"]
+
+
+async def test_what_was_replaced_stays_so(house: House) -> None:
+    adapter_folder(house.adapters / "sql", rank=2)
+    adapter_folder(house.more / "better", rank=16)
+    registry = await house.open()
+    first = registry.board.entries["sql"]
+    entry = await registry.load("sql", "better", in_place=True)
+    assert entry.adapter.key != first.adapter.key
+    again = await house.open()
+    assert again.board.entries == {"sql": entry}
+    await again.unload("sql")
+    assert names(await house.open()) == []
+
+
+async def test_loading_again_is_an_error_unless_in_place(house: House) -> None:
+    folder = adapter_folder(house.more / "sql")
+    registry = await house.open()
+    first = await registry.load("sql", "sql")
+    assert (
+        await refused(registry.load("sql", "sql"), "is loaded already, from .*; unload it first, or send load_in")
+        == 400
+    )
+    assert (await registry.load("sql", "sql", in_place=True)).adapter == first.adapter
+    adapter_folder(folder, rank=8)
+    assert (await registry.load("sql", "sql", in_place=True)).adapter.rank == 8
+
+
+async def test_paths_are_confined(house: House) -> None:
+    outside = adapter_folder(house.folder / "outside")
+    (house.more / "link").symlink_to(outside)
+    (house.more / "loop").symlink_to(house.more / "loop")
+    inside = adapter_folder(house.more / "deep" / "sql")
+    (house.more / "alias").symlink_to(inside)
+    registry = await house.open()
+    for path in (str(outside), "../outside", "link", "/etc", "/nowhere", f"{house.adapters}/../outside"):
+        assert await refused(registry.load("x", path), "lies outside of the folders from which chat loads") == 403
+    for path in ("nothing", str(house.more / "nothing"), "~", "loop"):
+        assert await refused(registry.load("x", path), "no folder|no path") == 404
+    assert await refused(registry.load("x", "a\0b"), "no path") == 404
+    assert (await registry.load("x", "alias")).adapter.folder == str(inside)
+    assert await registry.load("y", "deep/../deep/sql")
+
+
+async def test_what_cannot_be_an_adapter_is_told(house: House) -> None:
+    adapter_folder(house.more / "wide", hidden=32)
+    (house.more / "empty").mkdir()
+    adapter_folder(house.more / "high", rank=16)
+    registry = await house.open(max_rank=8)
+    assert await refused(registry.load("x", "wide"), "wide") == 400
+    assert await refused(registry.load("x", "empty"), r"adapter_config\.json") == 400
+    assert await refused(registry.load("x", "high"), "16") == 400
+    assert names(registry) == []
+    assert not house.kept.exists()
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "a\n", "é", "x" * 201, "chat", "topics"])
+async def test_names(house: House, name: str) -> None:
+    adapter_folder(house.more / "sql")
+    registry = await house.open()
+    assert await refused(registry.load(name, "sql"), "lora_name: (got|'chat' is the name|'topics' is)") == 400
+
+
+async def test_unloading_what_is_not_there(house: House) -> None:
+    registry = await house.open()
+    for name in ("chat", "nothing", "x" * 10_000):
+        assert await refused(registry.unload(name), "there is no adapter") == 404
+
+
+async def test_pinned_adapters_stay(house: House) -> None:
+    adapter_folder(house.adapters / "sql")
+    registry = await house.open(pinned=["sql"])
+    assert await refused(registry.unload("sql"), "is pinned by the configuration of chat") == 400
+    assert await refused(registry.load("sql", "sql", in_place=True), "pinned") == 400
+    assert names(registry) == ["sql"]
+
+
+async def test_what_can_never_lie_beside_a_request_is_refused_with_the_arithmetic(house: House) -> None:
+    """A slot of 64 tokens takes 16 KiB here; q_proj of rank 4 takes 1 KiB, and more ranks take more."""
+    services = {"big": {"kind": "llm", "model": house.model, "max_length": 64, "memory_mb": 1, "slots": 1}}
+    large = model_folder(house.folder / "large", hidden_size=1024, num_attention_heads=8, num_key_value_heads=1)
+    services["big"] |= {"model": large, "adapters": {"roots": [str(house.more)], "registry": f"{house.folder}/b.json"}}
+    adapter_folder(house.more / "small", rank=4, hidden=1024)
+    adapter_folder(house.more / "huge", rank=64, hidden=1024)
+    registry = await house.open(services)
+    assert (await registry.load("small", "small")).service == "big"
+    reason = r"rank 64 takes 1\.0 MB, keys and values of one request of 64 tokens 0\.1 MB: 1\.1 MB.*memory_mb: 1;"
+    assert await refused(registry.load("huge", "huge", "big"), reason) == 400
+    assert SLOT_TOKEN_BYTES * 64 == 2**14
+
+
+async def test_which_of_several_services(house: House) -> None:
+    def service(model: str, name: str) -> dict[str, Any]:
+        adapters = {"roots": [str(house.more)], "registry": str(house.folder / f"{name}.json")}
+        return {"kind": "llm", "model": model, "max_length": 64, "adapters": adapters}
+
+    wide = model_folder(house.folder / "wide", hidden_size=32)
+    twin = model_folder(house.folder / "twin")
+    services = {"wide": service(wide, "wide"), "twin": service(twin, "twin")}
+    registry = await house.open(services)
+    adapter_folder(house.more / "for-wide", hidden=32)
+    adapter_folder(house.more / "for-twin", base=twin)
+    adapter_folder(house.more / "unclear")
+    adapter_folder(house.more / "misfit", hidden=64)
+    assert (await registry.load("a", "for-wide")).service == "wide"
+    assert (await registry.load("b", "for-twin")).service == "twin"
+    assert (
+        await refused(registry.load("c", "unclear"), "must be given, because 'unclear' fits several.*: chat, twin")
+        == 400
+    )
+    assert (await registry.load("c", "unclear", "chat")).service == "chat"
+    assert await refused(registry.load("d", "unclear", "topics"), "'topics'; with adapters there are: chat, ") == 400
+    assert await refused(registry.load("d", "misfit"), "misfit") == 400
+    assert await refused(registry.load("d", "/etc"), "lies outside") == 403
+    assert (
+        await refused(registry.load("c", "for-wide", in_place=True), "an adapter of chat, and this one is of wide")
+        == 400
+    )
+    assert {name: entry.service for name, entry in (await house.open(services)).board.entries.items()} == {
+        "a": "wide",
+        "b": "twin",
+        "c": "chat",
+    }
+
+
+async def test_many_at_once_and_one_name_twice(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index in range(20):
+        adapter_folder(house.more / f"a{index}")
+    registry = await house.open()
+    loads = [registry.load(f"a{index}", f"a{index}") for index in range(20)]
+    twice = [registry.load("same", f"a{index}") for index in range(5)]
+    outcomes = await asyncio.gather(*loads, *twice, return_exceptions=True)
+    assert sum(isinstance(outcome, Registered) for outcome in outcomes) == 21
+    assert all("loaded already" in str(outcome) for outcome in outcomes if not isinstance(outcome, Registered))
+    assert len((await house.open()).board.entries) == 21
+    monkeypatch.setattr(adapter_registry, "MOST_ADAPTERS", 21)
+    assert await refused(registry.load("more", "a0"), "21 adapters are loaded, as many as there may be") == 400
+    monkeypatch.setattr(AdapterRegistry, "most_reading", 0)
+    assert await refused(registry.load("a0", "a0", in_place=True), "retry later") == 429
+
+
+async def test_a_file_that_cannot_be_written_changes_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter_folder(house.more / "sql")
+    registry = await house.open()
+    await registry.load("sql", "sql")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ledger, "_replace", full)
+    assert await refused(registry.load("two", "sql"), "nothing was changed.*No space left on device") == 503
+    assert await refused(registry.unload("sql"), "nothing was changed") == 503
+    assert names(registry) == ["sql"]
+    monkeypatch.undo()
+    await registry.load("three", "sql")
+    assert names(await house.open()) == ["sql", "three"]
+
+
+async def test_a_client_that_leaves_leaves_memory_and_disk_agreeing(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter_folder(house.more / "sql")
+    registry = await house.open()
+    writing = asyncio.Event()
+    write, loop = ledger.write, asyncio.get_running_loop()
+
+    def slow(*arguments: Any) -> None:
+        loop.call_soon_threadsafe(writing.set)
+        write(*arguments)
+
+    monkeypatch.setattr(ledger, "write", slow)
+    load = asyncio.create_task(registry.load("sql", "sql"))
+    await writing.wait()
+    load.cancel()
+    await asyncio.gather(load, return_exceptions=True)
+    await until(lambda: names(registry))
+    assert names(await house.open()) == ["sql"]
+
+
+async def test_a_broken_file_is_put_aside(house: House) -> None:
+    house.kept.write_text('{"format": 1, "base')
+    registry = await house.open()
+    [problem] = registry.board.problems
+    assert "is no registry of adapters" in problem
+    assert (house.folder / "kept.json.broken").read_text() == '{"format": 1, "base'
+    adapter_folder(house.more / "sql")
+    await registry.load("sql", "sql")
+    assert json.loads(house.kept.read_text())["loaded"]["sql"]["folder"] == str(house.more / "sql")
+
+
+async def test_a_file_that_cannot_be_read_is_not_overwritten(house: House) -> None:
+    house.kept.mkdir()
+    adapter_folder(house.adapters / "sql")
+    registry = await house.open()
+    assert names(registry) == ["sql"]
+    [problem] = registry.board.problems
+    assert "cannot be read, so nothing is written there either" in problem
+    assert await refused(registry.unload("sql"), "nothing was changed, because .*kept.json cannot be read") == 503
+
+
+async def test_what_was_kept_is_checked_again(house: House) -> None:
+    """By the configuration always; by its files when the model is another one."""
+    for name, rank in (("low", 4), ("high", 16), ("gone", 4)):
+        adapter_folder(house.more / name, rank=rank)
+    registry = await house.open()
+    for name in ("low", "high", "gone"):
+        await registry.load(name, name)
+    (house.more / "gone").rename(house.folder / "gone")
+    registry = await house.open(max_rank=8)
+    assert names(registry) == ["low"]
+    assert len(registry.board.problems) == 2
+    (house.folder / "gone").rename(house.more / "gone")
+    assert names(await house.open()) == ["gone", "high", "low"], "the file has not forgotten them"
+    house.model = model_folder(house.folder / "wide", hidden_size=32)
+    adapter_folder(house.more / "low", hidden=32)
+    registry = await house.open()
+    assert names(registry) == ["low"]
+    assert all(f"loaded earlier for {house.folder / 'model'}" in problem for problem in registry.board.problems)
+
+
+async def test_thousands_cost_their_metadata_only(house: House) -> None:
+    """All share one folder's files, so that the test is quick; each name costs an entry."""
+    adapter_folder(house.more / "sql")
+    registry = await house.open()
+    await registry.load("sql", "sql")
+    kept = json.loads(house.kept.read_text())
+    house.kept.write_text(json.dumps({**kept, "loaded": dict.fromkeys(MANY, kept["loaded"]["sql"])}))
+    registry = await house.open()
+    assert len(registry.board.entries) == len(MANY)
+    news = await registry.board.follow("g", ("", -1), 0)
+    assert (len(news.changes), news.whole) == (len(MANY), True)
+    await registry.unload(MANY[0])
+    later = await registry.board.follow("g", (news.life, news.version), 0)
+    assert (dict(later.changes), later.whole) == ({MANY[0]: None}, False), "news are what changed"
+
+
+MANY = [f"tenant-{index}" for index in range(2000)]
+
+
+def entry(name: str) -> Registered:
+    adapter: Any = name
+    return Registered("chat", adapter, 0)
+
+
+async def test_news_are_what_changed_since() -> None:
+    board = Board(gone_s=10)
+    board.put({"a": entry("a")})
+    first = await board.follow("g", ("another life", 7), 5)
+    assert (first.whole, dict(first.changes)) == (True, {"a": entry("a")})
+    waiting = asyncio.create_task(board.follow("g", (first.life, first.version), 5))
+    await asyncio.sleep(0)
+    board.put({"b": entry("b"), "a": None})
+    board.put({"b": entry("c")})
+    board.complain("p")
+    second = await waiting
+    assert not second.whole
+    assert dict(second.changes) in ({"a": None, "b": entry("b")}, {"a": None, "b": entry("c")})
+    third = await board.follow("g", (first.life, first.version), 0)
+    assert dict(third.changes) == {"a": None, "b": entry("c")}
+    assert third.problems == ("p",)
+    idle = await board.follow("g", (third.life, third.version), 0.01)
+    assert (idle.changes, idle.version) == ({}, third.version)
+
+
+async def test_who_missed_too_much_is_told_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pliant.deployments.serving.catalog.board._REMEMBERED", 3)
+    board = Board(gone_s=10)
+    life = (await board.follow("g", ("", -1), 0)).life
+    for index in range(5):
+        board.put({f"a{index}": entry("x")})
+    for seen, expected in ((1, 5), (2, 3), (5, 0)):
+        news = await board.follow("g", (life, seen), 0)
+        assert (len(news.changes), news.whole) == (expected, seen == 1)
+
+
+async def test_a_change_waits_for_the_gateways_that_are_there() -> None:
+    now = 0.0
+    board = Board(gone_s=10, clock=lambda: now)
+    for gateway in "ab":
+        await board.follow(gateway, ("", -1), 0)
+    life = (await board.follow("a", ("", -1), 0)).life
+    board.put({"x": entry("x")})
+    waiting = asyncio.create_task(board.spread(5))
+    await board.follow("a", (life, 1), 0)
+    for _ in range(10):
+        await asyncio.sleep(0)  # whoever can go on does so within a few turns
+    assert not waiting.done(), "b has not heard"
+    await board.follow("b", (life, 1), 0)
+    await waiting
+    board.put({"y": entry("y")})
+    await board.spread(0.01)
+    now = 11.0
+    await board.spread(5)

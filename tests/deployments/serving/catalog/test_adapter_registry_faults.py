@@ -1,0 +1,295 @@
+"""What goes wrong around the registry of adapters harms as little as it can, loses nothing in silence, and is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.adapter_house import House, names, refused
+from support.peft_folders import adapter_folder, model_folder
+from support.waiting import HANGS_AFTER_S, until
+
+from pliant.deployments.serving.catalog import adapter_folders, ledger
+from pliant.deployments.serving.catalog import registry as core
+from pliant.deployments.serving.planner import Planner
+from pliant.errors import ModelError
+from pliant.models import sources
+
+pytestmark = pytest.mark.virtual_time
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+@pytest.fixture
+def answering() -> Iterator[threading.Event]:
+    """Until it is set, at the end of the test at the latest, a share does not answer."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def other(house: House, **adapters: Any) -> dict[str, Any]:
+    """A second language model, with folders of its own."""
+    given = {"roots": [str(house.folder / "others")], "registry": str(house.folder / "others.json"), **adapters}
+    return {"other": {"kind": "llm", "model": house.model, "max_length": 64, "adapters": given}}
+
+
+@pytest.mark.real_time
+async def test_reads_that_hang_block_no_change(
+    house: House, monkeypatch: pytest.MonkeyPatch, answering: threading.Event
+) -> None:
+    adapter_folder(house.adapters / "sql")
+    registry = await house.open()
+    monkeypatch.setattr(core, "_READ_WITHIN_S", 0.05)
+    monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
+    monkeypatch.setattr(adapter_folders, "read_adapter", lambda *_: answering.wait())
+    loads = [refused(registry.load(f"x{index}", "sql"), "could not be read within") for index in range(6)]
+    assert await asyncio.gather(*loads) == [503] * 6
+    await registry.unload("sql")
+    assert names(registry) == []
+
+
+@pytest.mark.real_time
+async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
+    house: House, monkeypatch: pytest.MonkeyPatch, answering: threading.Event
+) -> None:
+    for name in ("law", "sql"):
+        adapter_folder(house.adapters / name)
+    registry = await house.open()
+    monkeypatch.setattr(core, "_CHANGE_WITHIN_S", 0.05)
+    replace = ledger._replace
+
+    def slow(file: Path, content: bytes) -> None:
+        answering.wait()
+        replace(file, content)
+
+    monkeypatch.setattr(ledger, "_replace", slow)
+    assert await refused(registry.unload("sql"), "within 0.05 s; this may yet come about") == 503
+    assert await refused(registry.unload("law"), "within 0.05 s; nothing was changed: retry later") == 503
+    assert names(registry) == ["law", "sql"]
+    answering.set()
+    await until(lambda: names(registry) == ["law"])
+    assert names(await house.open()) == ["law"], "memory and disk agree"
+    monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
+    await registry.unload("law")
+
+
+async def test_another_service_s_file_is_left_alone(house: House) -> None:
+    (house.folder / "others").mkdir()
+    adapter_folder(house.folder / "others" / "theirs")
+    adapter_folder(house.more / "mine")
+    both = await house.open(other(house))
+    await both.load("theirs", "theirs", "other")
+    kept = (house.folder / "others.json").read_text()
+    registry = await house.open(registry=str(house.folder / "others.json"))
+    [problem] = registry.board.problems
+    assert "keeps the adapters of the service other, so it is neither used nor written; choose another" in problem
+    assert await refused(registry.load("mine", "mine"), "nothing was changed, because .* of the service other") == 503
+    assert (house.folder / "others.json").read_text() == kept
+
+
+async def test_a_folder_that_cannot_be_read_is_told_and_the_rest_goes_on(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter_folder(house.more / "sql")
+    adapter_folder(house.folder / "others" / "law")
+    await (await house.open()).load("sql", "sql")
+    listed = Path.iterdir
+
+    def iterdir(path: Path) -> Any:
+        if path == house.adapters:
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    registry = await house.open(other(house, folder=str(house.folder / "others")))
+    assert names(registry) == ["law", "sql"]
+    assert registry.board.problems == [f"chat: adapters.folder: {house.adapters} cannot be read: Permission denied"]
+    registry.check()
+
+
+@pytest.mark.parametrize("error", [ModelError("the hub does not answer"), OSError(5, "I/O error"), RuntimeError("?")])
+async def test_a_model_that_cannot_be_read_keeps_no_planner_from_planning(
+    house: House, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    adapter_folder(house.more / "sql")
+    await (await house.open()).load("sql", "sql")
+    kept = house.kept.read_text()
+
+    def check(_: str) -> Any:
+        raise error
+
+    monkeypatch.setattr(sources, "check_decoder", check)
+    planner = Planner(house.config({"x": {"kind": "llm", "model": house.model}}), {"topics": None})  # type: ignore[dict-item]
+    news = await planner.adapter_news("g", ("", -1), False)
+    assert (dict(news.changes), len(news.problems)) == ({}, 1)
+    assert str(error) in news.problems[0]
+    planner._adapters.check()
+    assert await refused(planner._adapters.load("more", "sql"), "its model could not be read") == 503
+    assert house.kept.read_text() == kept
+    for task in planner._tasks:
+        task.cancel()
+    monkeypatch.undo()
+    assert names(await house.open()) == ["sql"]
+
+
+async def test_run_time_changes_can_be_switched_off(house: House) -> None:
+    adapter_folder(house.adapters / "sql")
+    (house.folder / "others").mkdir()
+    registry = await house.open(runtime=False)
+    remedy = "chat has adapters.runtime: false, .*; set it to true, or put them into adapters.folder"
+    assert await refused(registry.load("x", "sql"), remedy) == 403
+    assert await refused(registry.load("x", "sql", "chat"), remedy) == 403
+    assert await refused(registry.unload("sql"), remedy) == 403
+    assert await refused(registry.unload("nothing"), "there is no adapter") == 404
+    assert names(registry) == ["sql"]
+    registry = await house.open(other(house), runtime=False)
+    adapter_folder(house.folder / "others" / "law")
+    assert (await registry.load("law", "law")).service == "other"
+    assert await refused(registry.load("x", "law", "chat"), remedy) == 403
+
+
+async def test_links_lead_out_of_no_folder(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = adapter_folder(house.folder / "outside")
+    (house.adapters / "link").symlink_to(outside)
+    registry = await house.open()
+    assert names(registry) == []
+    [problem] = registry.board.problems
+    assert "lies outside of the folders from which chat loads" in problem
+    inside = adapter_folder(house.more / "sql")
+    read = adapter_folders.read_adapter
+
+    def swapped(folder: Path, *limits: Any) -> Any:
+        """Somebody is quicker."""
+        inside.rename(house.folder / "away")
+        inside.symlink_to(outside)
+        return read(folder, *limits)
+
+    monkeypatch.setattr(adapter_folders, "read_adapter", swapped)
+    assert await refused(registry.load("x", "sql"), "lies outside") == 403
+
+
+async def test_what_does_not_fit_another_model_is_there_again_with_the_first(house: House) -> None:
+    adapter_folder(house.more / "one", rank=4)
+    adapter_folder(house.more / "two", rank=4)
+    registry = await house.open()
+    for name in ("one", "two"):
+        await registry.load(name, name)
+    first = house.model
+    house.model = model_folder(house.folder / "wide", hidden_size=32)
+    adapter_folder(house.more / "three", hidden=32)
+    registry = await house.open()
+    assert names(registry) == []
+    assert len(registry.board.problems) == 2
+    await registry.load("three", "three")
+    assert names(await house.open()) == ["three"]
+    await registry.unload("two")
+    house.model = first
+    registry = await house.open()
+    assert names(registry) == ["one"]
+    assert "three, loaded earlier for" in registry.board.problems[0]
+
+
+async def test_what_is_away_can_be_unloaded_or_replaced_and_the_folder_s_stands_in(house: House) -> None:
+    for name in ("sql", "law", "tax"):
+        adapter_folder(house.more / name, rank=2)
+    registry = await house.open()
+    for name in ("sql", "law", "tax"):
+        await registry.load(name, name)
+    house.more.rename(house.folder / "away")
+    adapter_folder(house.adapters / "sql", rank=8)
+    registry = await house.open()
+    assert {name: entry.adapter.rank for name, entry in registry.board.entries.items()} == {"sql": 8}
+    await registry.unload("law")
+    assert await refused(registry.unload("law"), "there is no adapter") == 404
+    await registry.load("tax", "sql")
+    (house.folder / "away").rename(house.more)
+    registry = await house.open()
+    assert {name: entry.adapter.rank for name, entry in registry.board.entries.items()} == {"sql": 2, "tax": 8}
+    house.more.rename(house.folder / "away")
+    await (await house.open()).unload("sql")
+    (house.folder / "away").rename(house.more)
+    assert names(await house.open()) == ["tax"], "both of that name are gone"
+
+
+async def test_weights_that_were_written_over_are_known_after_a_start(house: House) -> None:
+    folder = adapter_folder(house.more / "sql", rank=4)
+    adapter_folder(house.more / "same")
+    adapter_folder(house.more / "spoilt")
+    registry = await house.open()
+    entries = {name: await registry.load(name, name) for name in ("same", "spoilt", "sql")}
+    adapter_folder(folder, rank=8, seed=1)
+    (house.more / "spoilt" / "adapter_model.safetensors").unlink()
+    registry = await house.open()
+    assert registry.board.entries == entries, "believed at first"
+    await registry._refresh
+    entry = registry.board.entries["sql"]
+    assert entry.adapter.rank == 8
+    assert entry.adapter.revision != entries["sql"].adapter.revision
+    assert entry.created == entries["sql"].created
+    assert registry.board.entries["same"] is not None
+    [problem] = registry.board.problems
+    assert "spoilt, loaded earlier: " in problem
+    await registry.unload("sql")
+    assert names(await house.open()) == ["same", "spoilt"]
+
+
+async def test_pinned_adapters_count_as_always_in_memory(house: House) -> None:
+    model = model_folder(house.folder / "large", hidden_size=1024, num_attention_heads=8, num_key_value_heads=1)
+    options = {"folder": str(house.folder / "pins"), "registry": f"{house.folder}/b.json", "pinned": ["first"]}
+    services = {
+        "big": {"kind": "llm", "model": model, "max_length": 64, "memory_mb": 1, "slots": 1, "adapters": options}
+    }
+    for name in ("first", "second"):
+        adapter_folder(house.folder / "pins" / name, rank=32, hidden=1024)
+    registry = await house.open(services)
+    assert names(registry) == ["first"]
+    [problem] = registry.board.problems
+    expected = r"rank 32 takes 0.5 MB, .* tokens 0.1 MB, and pinned adapters 0.5 MB: 1.1 MB, but big has memory_mb: 1"
+    assert re.search(expected, problem)
+    assert await refused(registry.load("third", "second", "big"), "and pinned adapters 0.5 MB") == 400
+
+
+async def test_a_pinned_name_is_the_folder_s(house: House) -> None:
+    """As replicas pin it, whatever was loaded under that name or unloaded before."""
+    adapter_folder(house.adapters / "sql", rank=2)
+    adapter_folder(house.adapters / "law")
+    adapter_folder(house.more / "better", rank=16)
+    registry = await house.open()
+    await registry.load("sql", "better", in_place=True)
+    await registry.load("tax", "better")
+    await registry.unload("law")
+    registry = await house.open(pinned=["sql", "law", "tax"])
+    assert {name: entry.adapter.rank for name, entry in registry.board.entries.items()} == {"sql": 2, "law": 4}
+    assert [problem.split(";")[0] for problem in registry.board.problems] == [
+        *(f"chat: adapters.pinned: {name} is pinned, so it is the one of the folder" for name in ("sql", "tax")),
+        "chat: adapters.pinned: got tax",
+    ]
+    assert await refused(registry.load("tax", "better"), "is pinned") == 400
+    registry = await house.open()
+    assert {name: entry.adapter.rank for name, entry in registry.board.entries.items()} == {"sql": 16, "tax": 16}
+
+
+async def test_a_pinned_name_that_another_service_has_is_missed(house: House) -> None:
+    adapter_folder(house.folder / "others" / "sql")
+    adapter_folder(house.adapters / "sql")
+    services = other(house, folder=str(house.folder / "others"), pinned=["sql"])
+    registry = await house.open(services)
+    assert registry.board.entries["sql"].service == "chat"
+    assert any("other: adapters.pinned: got sql; there is no such" in problem for problem in registry.board.problems)
+
+
+async def test_a_file_of_an_unknown_form_is_put_aside_whole(house: House) -> None:
+    house.kept.write_text(json.dumps({"format": 1, "loaded": {}}))
+    registry = await house.open()
+    assert "is no registry of adapters" in registry.board.problems[0]
+    assert json.loads((house.folder / "kept.json.broken").read_text())["format"] == 1

@@ -1,0 +1,231 @@
+"""The planner of one service against replicas that load for real but compute nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from support.doubles import Sleepers
+
+from pliant.config.cluster import EncoderConfig
+from pliant.deployments.encoder.engine import Answer, Assignment, Engine, Query, Report
+from pliant.deployments.encoder.lengths import Lengths
+from pliant.deployments.encoder.routing_table import RoutingTable
+from pliant.deployments.serving.conductor import Conductor
+from pliant.deployments.serving.messages import News
+
+pytestmark = pytest.mark.virtual_time
+LENGTHS = (4, 8, 16)
+
+
+class Replicas:
+    """Engines by name, and the calls that a conductor makes to them."""
+
+    def __init__(self, table: RoutingTable) -> None:
+        self.engines: dict[str, Engine] = {}
+        self.sleepers: dict[str, Sleepers] = {}
+        self.holds: list[Assignment] = []
+        self._table = table
+
+    async def add(self, name: str, max_length: int) -> None:
+        self.sleepers[name] = Sleepers(LENGTHS, service_s=0, per_token_s=0.001)
+        self.engines[name] = Engine(name, self.sleepers[name])
+        await self.engines[name].hold(max_length)
+        self.spread()
+
+    def remove(self, name: str) -> None:
+        del self.engines[name]
+        self.spread()
+
+    def spread(self) -> None:
+        """What Ray Serve does once a second."""
+        self._table.sync({name: engine.report() for name, engine in self.engines.items()})
+
+    def held(self) -> Counter[int]:
+        return Counter(engine.report()["max_length"] for engine in self.engines.values())
+
+    async def hold(self, assignment: Assignment) -> Report:
+        self.holds.append(assignment)
+        return await self.engines[assignment.replica].hold(assignment.max_length)
+
+
+class World:
+    """A conductor with its replicas, its clock, and what a gateway would have been told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.table = RoutingTable(slo_s=1.0)
+        self.replicas = Replicas(self.table)
+        self.config = EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 3, "slo_ms": 1000})
+        self.moving: list[frozenset[str]] = []
+        self.conductor = self.restarted()
+
+    def restarted(self) -> Conductor:
+        return Conductor(
+            "topics", self.config, Lengths(LENGTHS, None), self.table, self.replicas, self._changed, lambda: self.now
+        )
+
+    def _changed(self) -> None:
+        self.moving.append(self.conductor.guidance().moving)
+
+    async def run(self, seconds: int, *lengths: int) -> None:
+        """Step once a second while texts of these lengths arrive, each ten times a second."""
+        for _ in range(seconds):
+            self.now += 1
+            self.conductor.hear(News(Counter(dict.fromkeys(lengths, 10)), answered=10 * len(lengths)))
+            for _ in range(2):
+                await self.conductor.step()
+                await asyncio.sleep(0.005)
+            self.replicas.spread()
+
+
+@pytest.fixture
+async def world() -> World:
+    world = World()
+    for name, length in (("a", 16), ("b", 4), ("c", 8)):
+        await world.replicas.add(name, length)
+    return world
+
+
+async def test_without_demand_nothing_moves(world: World) -> None:
+    await world.run(200)
+    assert not world.replicas.holds
+    assert world.conductor.guidance().plan["moves"] == 0
+
+
+async def test_replicas_follow_the_lengths_that_arrive(world: World) -> None:
+    await world.run(15, 3)
+    assert world.replicas.held() == {4: 2, 16: 1}
+    facts = world.conductor.guidance().plan
+    assert (facts["version"], facts["reason"], facts["replicas"]) == (1, "start", {"4": 2, "8": 0, "16": 1})
+
+
+async def test_a_shift_is_followed_at_once(world: World) -> None:
+    await world.run(60, 3)
+    await world.run(20, 15)
+    assert world.replicas.held() == {16: 3}
+    assert world.conductor.guidance().plan["reason"] in ("shift", "period")
+
+
+async def test_routing_stops_while_a_replica_moves_and_its_report_is_published(world: World) -> None:
+    await world.run(14, 3)
+    assert world.moving[-2:] == [frozenset({"c"}), frozenset()]
+    guidance = world.conductor.guidance()
+    assert guidance.reports["c"]["max_length"] == 4
+    assert world.table.reports()["c"]["max_length"] == 4
+
+
+async def test_a_conductor_that_starts_anew_goes_on_from_what_replicas_hold(world: World) -> None:
+    await world.run(15, 3)
+    moves = list(world.replicas.holds)
+    world.conductor = world.restarted()
+    await world.run(8)
+    await world.run(20, 3)
+    assert world.replicas.holds == moves
+    assert world.replicas.held() == {4: 2, 16: 1}
+
+
+async def test_a_lost_replica_is_waited_for_and_then_planned_without(world: World) -> None:
+    await world.run(15, 3)
+    world.replicas.remove("b")
+    await world.run(3, 3)
+    assert world.conductor.guidance().plan["version"] == 1
+    await world.run(5, 3)
+    assert world.conductor.guidance().plan["reason"] == "replicas"
+    assert world.replicas.held() == {4: 1, 16: 1}
+    await world.replicas.add("d", 16)
+    await world.run(3, 3)
+    assert world.replicas.held() == {4: 2, 16: 1}
+
+
+async def test_when_the_longest_is_lost_another_takes_it_at_once(world: World) -> None:
+    await world.run(15, 3)
+    world.replicas.remove("a")
+    await world.run(1, 3)
+    assert world.replicas.held() == {4: 1, 16: 1}
+
+
+async def test_a_length_that_one_replica_cannot_load_goes_to_another(world: World) -> None:
+    for name in ("a", "b", "c"):
+        world.replicas.sleepers[name].broken = {4} if name == "c" else set()
+    await world.run(60, 3)
+    assert world.replicas.held()[16] == 1
+    assert world.replicas.engines["c"].report()["max_length"] in (8, 16)
+    assert world.conductor.guidance().plan["failed_moves"] == 1
+    answer = await world.replicas.engines["c"].infer(Query(b"\x01\x00\x00\x00", 1, None, 1.0))
+    assert isinstance(answer, Answer)
+
+
+async def test_a_length_that_none_can_load_is_planned_without() -> None:
+    world = World()
+    for name, length in (("a", 16), ("b", 8), ("c", 8)):
+        await world.replicas.add(name, length)
+        world.replicas.sleepers[name].broken = {4}
+    await world.run(30, 3)
+    plan = world.conductor.guidance().plan
+    assert plan["replicas"] == {"8": 2, "16": 1}
+    assert plan["failed_moves"] <= 3
+
+
+async def test_a_replica_that_vanishes_in_the_middle_of_a_move_is_no_disaster(world: World) -> None:
+    async def lost(_assignment: Assignment) -> Report:
+        await asyncio.sleep(0)
+        raise ConnectionError("gone")
+
+    world.replicas.hold = lost  # type: ignore[method-assign]
+    await world.run(15, 3)
+    assert world.conductor.guidance().moving == frozenset()
+    assert world.conductor.guidance().plan["failed_moves"] >= 1
+
+
+async def test_more_replicas_are_wanted_when_answers_come_late() -> None:
+    world = World()
+    world.config = world.config.model_copy(update={"replicas": world.config.replicas.model_copy(update={"max": 5})})
+    world.conductor = world.restarted()
+    for name, length in (("a", 16), ("b", 4), ("c", 8)):
+        await world.replicas.add(name, length)
+    for _ in range(30):
+        world.now += 1
+        world.conductor.hear(News(Counter({3: 50}), answered=50, near_slo=5, above_half=30))
+        world.conductor.wanted()
+    assert world.conductor.wanted() == 4
+
+
+async def test_fewer_replicas_are_not_wanted_before_all_can_have_reported() -> None:
+    world = World()
+    assert world.conductor.wanted() is None
+    for name in "abcde":
+        await world.replicas.add(name, 16)
+    assert world.conductor.wanted() is None
+    world.now += 61
+    assert world.conductor.wanted() == 3
+
+
+async def test_the_longest_is_covered_even_before_anything_arrived() -> None:
+    world = World()
+    for name in "abc":
+        await world.replicas.add(name, 4)
+    await world.run(4)
+    assert world.replicas.held() == {4: 3}, "one with the longest may be starting"
+    await world.run(5)
+    assert world.replicas.held()[16] >= 1
+
+
+async def test_quarantine_ends_and_grows(world: World) -> None:
+    def failures() -> int:
+        return int(world.conductor.guidance().plan["failed_moves"])
+
+    for name in ("a", "c"):
+        world.replicas.sleepers[name].broken = {4}
+    await world.run(30, 3)
+    first = failures()
+    assert 1 <= first <= 2
+    await world.run(30, 3)
+    assert failures() == first
+    await world.run(60, 3)
+    assert first < failures() <= 4
+    for name in ("a", "c"):
+        world.replicas.sleepers[name].broken = set()
+    await world.run(240, 3)
+    assert world.replicas.held() == {4: 2, 16: 1}

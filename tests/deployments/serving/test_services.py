@@ -1,0 +1,112 @@
+"""What a service waits for until it can answer, and who is told so."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from pliant.deployments.http.validation import finder
+from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.messages import STARTING, Step
+from pliant.deployments.serving.services import Replicas, Service, Services
+from pliant.deployments.serving.starting_replicas import StartingReplicas
+
+
+class House:
+    """A text classifier and a cascade over it."""
+
+    def __init__(self, patience_s: float = 0.0) -> None:
+        self.running, self.steps = 0, list[Step]()
+        replicas = Replicas(wanted=lambda: 3, running=lambda: self.running, starting=lambda: self.steps)
+        self.topics = Service("topics", "encoder", replicas)
+        self.cascade = Service("topics-c", "cascade", levels=[self.topics])
+        self.services = Services([self.topics, self.cascade], patience_s)
+        self.find = finder(self.services, "encoder", "cascade")
+        self.endpoint = SimpleNamespace(ready=False)
+
+    async def refusal(self, name: str = "topics") -> str:
+        with pytest.raises(RequestError) as caught:
+            await self.find(name)
+        assert caught.value.status == 503
+        assert int(caught.value.headers["Retry-After"]) >= 1
+        return caught.value.reason
+
+
+async def test_a_service_says_what_it_waits_for_from_the_first_second_on() -> None:
+    house = House()
+    assert await house.refusal() == "topics is not ready yet: starting, 0 of 3 replicas"
+    house.topics.opening("training", 0.4)
+    assert await house.refusal() == "topics is not ready yet: training, 40%"
+    assert await house.refusal("topics-c") == "topics-c is not ready yet: waits for topics (training, 40%)"
+    house.steps = [Step(STARTING, 0.0)]
+    assert house.topics.state == "training, 40%", "a replica that has nothing to say does not hide what a gateway does"
+    house.steps = [Step("training", 0.5), Step("training", 0.45), Step("loading", 0.0)]
+    assert house.topics.state == "training, 45%", "what most do, and the slowest of them"
+    house.topics.open(house.endpoint)
+    house.steps = [Step("loading", 0.0)]
+    assert await house.refusal() == "topics is not ready yet: loading, 0 of 3 replicas"
+    house.running = 2
+    with pytest.raises(RequestError, match=r"not ready yet: topics \(loading, 2 of 3 replicas\), topics-c"):
+        house.services.check_ready()
+    assert (await house.find("topics")).endpoint is house.endpoint, "a gateway that starts may find replicas that move"
+
+
+async def test_once_ready_it_is_asked_whatever_becomes_of_its_replicas() -> None:
+    house = House()
+    house.topics.open(house.endpoint)
+    house.endpoint.ready, house.running = True, 2
+    assert (await house.find("topics")).endpoint is house.endpoint
+    assert house.topics.state == "ready, 2 of 3 replicas"
+    house.endpoint.ready, house.running = False, 0
+    assert (await house.find("topics")).endpoint is house.endpoint, "requests wait for replicas that failed"
+    assert not house.services.facts()["topics"]["ready"]
+
+
+async def test_a_gateway_that_starts_hears_of_replicas_first() -> None:
+    house = House(patience_s=60.0)
+    house.topics.open(house.endpoint)
+    asking = asyncio.create_task(house.find("topics"))
+    await asyncio.sleep(0)
+    house.endpoint.ready = True
+    assert (await asking).endpoint is house.endpoint
+
+
+async def test_a_cascade_tells_by_itself_once_its_levels_are_there() -> None:
+    house = House()
+    house.cascade.open(SimpleNamespace(ready=False, state="profiles its levels: 5%", refused=True))
+    assert (await house.find("topics-c")).endpoint
+    assert house.services.facts()["topics-c"] == {
+        "kind": "cascade",
+        "ready": False,
+        "state": "profiles its levels: 5%",
+        "done": None,
+    }
+    house.topics.open(SimpleNamespace(ready=True))
+    house.services.check_ready()  # a person has to see to the cascade first
+
+
+async def test_other_names_and_kinds_are_unknown_at_once() -> None:
+    house = House()
+    with pytest.raises(RequestError, match="no model 'chat'; there are: topics, topics-c"):
+        await house.find("chat")
+    with pytest.raises(RequestError, match="no model 'topics'; there are: topics-c"):
+        await finder(house.services, "cascade")("topics")
+
+
+def test_a_replica_that_starts_is_forgotten_when_it_answers_or_ends() -> None:
+    now = [0.0]
+    starting = StartingReplicas(lambda: now[0])
+    starting.hear("topics", "a", Step("training", 0.1))
+    starting.hear("topics", "b", Step("loading", 0.0))
+    starting.hear("chat", "c", Step("loading", 0.0))
+    assert starting.now() == {
+        "topics": {"a": Step("training", 0.1), "b": Step("loading", 0.0)},
+        "chat": {"c": Step("loading", 0.0)},
+    }
+    starting.hear("topics", "b", None)
+    starting.hear("topics", "b", None)
+    assert starting.now()["topics"] == {"a": Step("training", 0.1)}
+    now[0] = 60.0
+    assert starting.now() == {}

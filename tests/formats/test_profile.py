@@ -1,0 +1,103 @@
+"""A profile answers for every length, says what to do, and is made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from pliant.cli.profile_plot import plot
+from pliant.formats.profile import Profile, kept
+
+
+def profile(**changes: Any) -> Profile:
+    lengths = tuple(range(64, 513, 64))
+    seconds = tuple(float(length) for length in lengths)
+    fields: dict[str, Any] = {
+        "model": "m",
+        "device": "a processor",
+        "dtype": "float32",
+        "threads": 1,
+        "torch": "2.13",
+        "lengths": lengths,
+        "dynamic_s": seconds,
+        "static_s": tuple(second / 2 for second in seconds),
+        "static_at": (64, 512),
+        "steps": (),
+    }
+    return Profile(**fields | changes)
+
+
+def test_interpolates_between_lengths() -> None:
+    made = profile()
+    assert made.longest == 512
+    assert made.service_s(96, dynamic=True) == pytest.approx(96)
+    assert made.service_s(512, dynamic=False) == 256
+    assert made.service_s(1, dynamic=True) == 64
+    for length in (0, 513):
+        with pytest.raises(ValueError, match=f"got {length} tokens; the profile covers 1 to 512"):
+            made.service_s(length, dynamic=True)
+
+
+def test_static_pays_only_if_it_makes_up_for_padding() -> None:
+    lengths = tuple(range(8, 513, 8))
+    seconds = tuple(float(length) for length in lengths)
+    unpadded = profile(lengths=lengths, dynamic_s=seconds, static_s=tuple(0.9 * second for second in seconds))
+    assert unpadded.unpadded_saving == pytest.approx(0.1)
+    assert unpadded.static_saving == pytest.approx(1 - 0.9 * 288 / 260)
+    assert not unpadded.static_pays
+    assert unpadded.summary() == (
+        "Latency rises with length without a staircase. Static runtimes take 10.0% less time than a dynamic one at "
+        "their own length and 0.3% less with padding: one dynamic runtime serves all lengths."
+    )
+
+
+def test_says_that_static_pays_and_where_latency_jumps() -> None:
+    assert profile(steps=(128, 256)).static_pays
+    assert profile(steps=(128, 256)).summary() == (
+        "Latency jumps after 128, 256 tokens. Static runtimes take 50.0% less time than a dynamic one at their own "
+        "length and 50.0% less with padding: static runtimes serve."
+    )
+
+
+@pytest.mark.parametrize("longest", [3, 20, 100, 512])
+def test_savings_are_defined_for_any_longest_length(longest: int) -> None:
+    lengths = (*range(8, longest, 8), longest)
+    seconds = tuple(float(length) for length in lengths)
+    made = profile(lengths=lengths, dynamic_s=seconds, static_s=seconds, static_at=(longest,))
+    assert made.unpadded_saving == 0
+    assert -0.2 < made.static_saving <= 0
+
+
+@pytest.mark.parametrize(
+    "changes", [{"lengths": (8, 8)}, {"dynamic_s": (1.0,)}, {"steps": (65,)}, {"static_at": ()}, {"unknown": 1}]
+)
+def test_refuses_what_contradicts_itself(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        profile(**changes)
+
+
+def test_is_made_once_and_kept_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+    made: list[Profile] = []
+
+    def make() -> Profile:
+        made.append(profile())
+        return made[-1]
+
+    def fail() -> Profile:
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        kept("name", fail)
+    assert kept("name", make) == kept("name", make) == made[0]
+    assert len(made) == 1
+    assert '"static_at"' in (tmp_path / "profiles" / "name" / "profile.json").read_text()
+
+
+@pytest.mark.parametrize("steps", [(), (128, 256)])
+def test_is_drawn_as_png(tmp_path: Path, steps: tuple[int, ...]) -> None:
+    plot(profile(steps=steps), (128, 512), tmp_path / "profile.png")
+    assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")

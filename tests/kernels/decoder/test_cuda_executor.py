@@ -1,0 +1,203 @@
+"""The GPU's executor does what the plain one does, launched one step ahead.
+
+It needs a GPU; or Triton's interpreter, where steps run as they would be recorded (see `test_triton_decode`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, Step
+from pliant.kernels.decoder.executor import Executor
+from pliant.kernels.decoder.kernels import DecoderKernels, TorchKernels
+from pliant.kernels.decoder.kv_slots import KVSlots
+from pliant.kernels.decoder.lora import LoraBatch
+from pliant.kernels.decoder.model import Decoder
+from pliant.kernels.decoder.sampling import Sampler, Sampling
+from pliant.kernels.decoder.weights import RandomWeights
+from pliant.models.decoder_shape import DecoderShape
+from pliant.models.lora_layout import LoraLayout
+
+pytest.importorskip("triton")
+from pliant.kernels.cuda_graph import graph_rows
+from pliant.kernels.decoder import cuda_executor
+from pliant.kernels.decoder.cuda_executor import CudaExecutor, RecordedStep
+from pliant.kernels.decoder.cuda_kernels import CudaKernels
+from pliant.kernels.decoder.triton_lora import LoraTiles, tables_of
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+SLOTS = 5
+SHAPE = DecoderShape.from_config(
+    {
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "vocab_size": 61,
+        "max_position_embeddings": 64,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "use_sliding_window": True,
+        "sliding_window": 6,
+    }
+)
+Moves = Sequence[tuple[int, int, int]]
+needs_gpu = pytest.mark.skipif(
+    not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a GPU or Triton's interpreter"
+)
+
+
+class Eager(RecordedStep):
+    """A step that is computed when it runs, as there is no GPU to record it on."""
+
+    def __init__(
+        self, forward: Callable[..., Tensor], logits: Tensor, pool: None, stream: None, tiles: LoraTiles | None = None
+    ) -> None:
+        self.rows, self._logits, self._forward, self._tiles = len(logits), logits, forward, tiles
+
+    def run(self, offset: int, lengths: NDArray[np.int32], lora: LoraBatch | None = None) -> Tensor:
+        slots, stored = torch.from_numpy(cuda_executor._table(self.rows, offset, lengths))[:, : self.rows]
+        if self._tiles is not None:
+            for tensor, table in zip((self._tiles.rows, self._tiles.places), tables_of(lora, self.rows), strict=True):
+                tensor.copy_(torch.from_numpy(table))
+        self._logits.copy_(self._forward(slots, stored, self._tiles))
+        return self._logits[: len(lengths)]
+
+
+class NoEvent:
+    def __init__(self, blocking: bool) -> None: ...
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.fixture
+def executors(monkeypatch: pytest.MonkeyPatch) -> tuple[Executor, CudaExecutor]:
+    """The plain one and the GPU's, with the same weights."""
+    if not ON_GPU:
+        monkeypatch.setattr(cuda_executor, "RecordedStep", Eager)
+        monkeypatch.setattr(torch.cuda, "Event", NoEvent)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    return Executor(*parts(TorchKernels()), 8), CudaExecutor(*parts(CudaKernels(processors=2)), 8)
+
+
+@torch.inference_mode()
+def parts(kernels: DecoderKernels) -> tuple[Decoder, Sampler]:
+    torch.manual_seed(0)
+    kv = KVSlots(SHAPE, SLOTS, SHAPE.max_length, torch.float32, DEVICE, kernels, arena_bytes=400_000)
+    weights = RandomWeights(SHAPE, torch.float32, DEVICE)
+    return Decoder(weights, kernels, kv), Sampler(SLOTS, SHAPE.vocab, DEVICE)
+
+
+def step(prefills: Sequence[tuple[int, int, int, bool]], offset: int, lengths: Sequence[int], index: int = 0) -> Step:
+    """Prefills are (slot, start, tokens, last); `index` is that of every token to be sampled."""
+    chunks = tuple(
+        Prefill(slot, start, np.arange(start, start + count, dtype=np.int32), last)
+        for slot, start, count, last in prefills
+    )
+    indices = [np.full(count, index) for count in (len(lengths), sum(chunk.last for chunk in chunks))]
+    return Step(chunks, offset, np.array(lengths, np.int32), *indices)
+
+
+SCRIPT: list[tuple[Moves, Step, list[int]]] = [
+    ([], step([(1, 0, 7, True), (2, 0, 3, True)], 0, []), []),
+    ([], step([], 1, [7, 3]), [0, 1]),
+    ([], step([(3, 0, 5, False)], 1, [8, 4, 5], 1), [0, 1]),
+    ([], step([(3, 5, 4, True)], 1, [9, 5, 9], 2), [0, 1]),
+    ([], step([], 1, [10, 6, 9], 3), [0, 1, 2]),
+    ([(3, 1, 10)], step([], 1, [10, 7], 4), [0, 1]),
+    ([], step([], 0, [0, 11, 8, 0, 0], 5), [1, 2]),
+    ([(1, 4, 12), (2, 3, 9)], step([(0, 0, 2, True)], 3, [9, 12], 6), [0, 1]),
+    ([], step([], 0, [2, 0, 0, 10, 13], 7), [0, 3, 4]),
+]
+"""Moves, the step that follows, and the rows that mean something."""
+
+
+def outputs(executor: Executor, adapters: Sequence[str | None] = (None,) * SLOTS) -> Iterator[Output]:
+    """Of the script's steps, each read when the next one is launched; slots use `adapters` at first."""
+    for slot, adapter in enumerate(adapters):
+        executor.admit(slot, Sampling(temperature=0.0), adapter)
+    executor.admit(2, Sampling(temperature=0.8, top_p=0.9, seed=3, logprobs=2), adapters[2])
+    under_way: Launched | None = None
+    for moves, following, _ in SCRIPT:
+        executor.move(moves)
+        launched = executor.launch(following)
+        if under_way is not None:
+            yield under_way.result()
+        under_way = launched
+    assert under_way is not None
+    yield under_way.result()
+
+
+@needs_gpu
+def test_outputs_are_those_of_the_plain_executor(executors: tuple[Executor, CudaExecutor]) -> None:
+    plain, ours = executors
+    assert ours.pipelined
+    told = 0
+    for expected, found, (_, _, rows) in zip(outputs(plain), outputs(ours), SCRIPT, strict=True):
+        assert found.first.tolist() == expected.first.tolist()
+        assert found.tokens[rows].tolist() == expected.tokens[rows].tolist()
+        for row in rows:
+            asked, theirs = ((output.logprobs or {row: None})[row] for output in (found, expected))
+            assert (asked is None) == (theirs is None)
+            if asked and theirs:
+                told += 1
+                assert asked.top_ids == theirs.top_ids
+                assert [asked.chosen, *asked.top] == pytest.approx([theirs.chosen, *theirs.top], abs=1e-5)
+    assert told == 8
+
+
+@needs_gpu
+def test_adapters_add_what_they_add_in_the_plain_executor(executors: tuple[Executor, CudaExecutor]) -> None:
+    bare = [output.tokens.tolist() for output in outputs(executors[0])]
+    found = []
+    for executor in executors:
+        executor.keep_slots(SLOTS)
+        for key, ranks in {"a": [8] * 7, "b": [0, 3, 0, 0, 0, 5, 1]}.items():
+            torch.manual_seed(len(ranks))
+            blob = torch.randn(LoraLayout(SHAPE, ranks).values) / 10
+            executor.install(key, ranks, blob.pin_memory() if torch.cuda.is_available() else blob)
+        found.append(list(outputs(executor, (None, "a", "b", "a", None))))
+    for expected, output, (_, _, rows) in zip(*found, SCRIPT, strict=True):
+        assert output.first.tolist() == expected.first.tolist()
+        assert output.tokens[rows].tolist() == expected.tokens[rows].tolist()
+    assert [output.tokens.tolist() for output in found[0]] != bare
+
+
+@needs_gpu
+def test_a_padded_window_leaves_other_slots_alone(executors: tuple[Executor, CudaExecutor]) -> None:
+    _, ours = executors
+    with torch.inference_mode():
+        kv = ours._decoder.kv
+        kv.keys.normal_()
+        kv.values.normal_()
+        before = kv.keys.clone(), kv.values.clone()
+    ours.launch(step([], 1, [7, 0, 3])).result()
+    for buffer, old in zip((kv.keys, kv.values), before, strict=True):
+        changed = {tuple(place) for place in (buffer != old).any(-1).any(2).any(0).nonzero().tolist()}
+        assert changed == {(1, 7), (2, 0), (3, 3)}
+
+
+@needs_gpu
+def test_steps_that_do_not_fit_are_refused(executors: tuple[Executor, CudaExecutor]) -> None:
+    with pytest.raises(ValueError, match="the window 4 to 6 is not within 5 slots"):
+        executors[1].launch(step([], 4, [1, 1]))
+
+
+def test_graphs_are_few_and_reach_all_slots() -> None:
+    assert graph_rows(1) == [1]
+    assert graph_rows(5) == [1, 2, 4, 5]
+    assert graph_rows(8) == [1, 2, 4, 8]
+    assert graph_rows(32) == [1, 2, 4, 8, 16, 24, 32]

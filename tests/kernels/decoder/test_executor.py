@@ -1,0 +1,325 @@
+"""Iterations of an executor: greedy answers are transformers', whatever else shares the slots and whenever it comes.
+
+The same holds for adapters, in a memory that is too small for all of them: answers are PEFT's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.decoders import FAMILIES, greedy, logits, save
+from support.lora_adapters import KINDS, adapt
+from torch import Tensor
+
+from pliant.formats.adapter_info import read_adapter
+from pliant.kernels.decoder import executor
+from pliant.kernels.decoder.adapter_pool import PoolError
+from pliant.kernels.decoder.decode_step import Prefill, Step
+from pliant.kernels.decoder.executor import Executor
+from pliant.kernels.decoder.kv_slots import KVMemoryError
+from pliant.kernels.decoder.sampling import Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GREEDY = Sampling(temperature=0.0)
+Staged = tuple[tuple[int, ...], Tensor]
+"""An adapter's ranks and blob."""
+
+
+@dataclass
+class Request:
+    prompt: list[int]
+    tokens: int
+    """How many to answer with."""
+    arrival: int
+    """The iteration from which it may have a slot."""
+    sampling: Sampling = GREEDY
+    adapter: str | None = None
+    slot: int = -1
+    stored: int = 0
+    answer: list[int] = field(default_factory=list)
+
+    @property
+    def decodes(self) -> bool:
+        return bool(self.answer)
+
+    @property
+    def left(self) -> NDArray[np.int32]:
+        """What of the prompt is not stored yet."""
+        return np.array(self.prompt[self.stored :], np.int32)
+
+
+class Scheduler:
+    """Puts requests into slots as carelessly as the contract allows: chunks of random sizes, windows with holes and
+    any offset, and random moves to slots that are free."""
+
+    def __init__(self, run: Executor, requests: list[Request], rng: np.random.Generator) -> None:
+        self.run = run
+        self.waiting = sorted(requests, key=lambda request: request.arrival)
+        self.live: list[Request] = []
+        self.rng = rng
+
+    def serve(self) -> None:
+        now = 0
+        while self.waiting or self.live:
+            self._admit(now)
+            self._move()
+            self._iterate()
+            now += 1
+
+    @property
+    def slots(self) -> int:
+        """How many it may use."""
+        return self.run.slots
+
+    def prepare(self, request: Request) -> None:
+        """Called before the request is admitted."""
+
+    def _free(self) -> list[int]:
+        return sorted(set(range(self.slots)) - {request.slot for request in self.live})
+
+    def _admit(self, now: int) -> None:
+        while self.waiting and self.waiting[0].arrival <= now and (free := self._free()):
+            request = self.waiting.pop(0)
+            request.slot = int(self.rng.choice(free))
+            self.prepare(request)
+            self.run.admit(request.slot, request.sampling, request.adapter)
+            self.live.append(request)
+
+    def _move(self) -> None:
+        targets = self._free()
+        movers = self.rng.permutation(len(self.live))[: self.rng.integers(0, 3)]
+        pairs = list(zip([self.live[i] for i in movers], targets, strict=False))
+        self.run.move([(request.slot, target, request.stored) for request, target in pairs])
+        for request, target in pairs:
+            request.slot = target
+
+    def _chunks(self) -> list[tuple[Request, Prefill]]:
+        found = []
+        for request in self.live:
+            if not request.decodes and (most := int(self.rng.integers(0, 25))):
+                ids = request.left[:most]
+                found.append((request, Prefill(request.slot, request.stored, ids, len(ids) == len(request.left))))
+        return found
+
+    def _iterate(self) -> None:
+        decoding = [request for request in self.live if request.decodes]
+        chunks = self._chunks()
+        for request, chunk in chunks:
+            request.stored += len(chunk.ids)
+        slots = [request.slot for request in decoding]
+        offset, stop = (min(slots), max(slots) + 1) if slots else (0, 0)
+        held = {request.slot: (request.stored, len(request.answer)) for request in self.live}
+        rows = np.array([held.get(slot, (0, 0)) for slot in range(offset, stop)]).reshape(-1, 2)
+        ended = [request for request, chunk in chunks if chunk.last]
+        prefills = tuple(chunk for _, chunk in chunks)
+        step = Step(prefills, offset, rows[:, 0].astype(np.int32), rows[:, 1], np.zeros(len(ended), np.int64))
+        output = self.run.launch(step).result()
+        assert (len(output.first), len(output.tokens)) == (len(ended), stop - offset)
+        for request in decoding:
+            request.stored += 1
+            request.answer.append(int(output.tokens[request.slot - offset]))
+        for request, token in zip(ended, output.first, strict=True):
+            request.answer.append(int(token))
+        self.live = [request for request in self.live if len(request.answer) < request.tokens]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model = save(name, tmp_path)
+    rng = np.random.default_rng(len(name))
+    requests = [
+        Request(rng.integers(0, 97, rng.integers(1, 60)).tolist(), int(rng.integers(1, 30)), int(rng.integers(0, 40)))
+        for _ in range(12)
+    ]
+    Scheduler(executor.load(tmp_path, slots=5), requests, rng).serve()
+    for request in requests:
+        assert request.answer == greedy(model, request.prompt, request.tokens)
+
+
+def test_drawn_answers_depend_on_their_seed_alone(tmp_path: Path) -> None:
+    save("qwen3", tmp_path)
+
+    def answers(slots: int, seed: int) -> list[list[int]]:
+        rng = np.random.default_rng(1)
+        requests = [
+            Request(rng.integers(0, 97, 5).tolist(), 20, arrival, Sampling(temperature=0.7, top_p=0.9, seed=arrival))
+            for arrival in range(8)
+        ]
+        Scheduler(executor.load(tmp_path, slots=slots), list(requests), np.random.default_rng(seed)).serve()
+        return [request.answer for request in requests]
+
+    alone = answers(slots=1, seed=0)
+    assert answers(slots=4, seed=1) == answers(slots=6, seed=2) == alone
+    assert len(set(map(tuple, alone))) == 8
+
+
+def test_a_first_token_outlives_the_row_of_its_slot(tmp_path: Path) -> None:
+    model = save("llama2", tmp_path)
+    run, prompt = executor.load(tmp_path, slots=2), np.arange(9, dtype=np.int32)
+    expected = greedy(model, prompt.tolist(), 3)
+    run.admit(1, GREEDY)
+    lengths, zeros = np.array([0, 9], np.int32), np.zeros(2, np.int64)
+    answer = [*run.launch(Step((Prefill(1, 0, prompt, True),), 0, lengths, zeros, zeros[:1])).result().first]
+    for stored in (9, 10):
+        step = Step((), 0, np.array([0, stored], np.int32), zeros, zeros[:0])
+        answer.append(run.launch(step).result().tokens[1])
+    assert answer == expected
+
+
+def test_log_probabilities_are_told_to_those_who_asked(tmp_path: Path) -> None:
+    model = save("llama2", tmp_path)
+    run, prompt = executor.load(tmp_path, slots=3), np.arange(9, dtype=np.int32)
+    run.admit(0, GREEDY)
+    run.admit(1, Sampling(temperature=0.0, logprobs=2))
+    none = np.zeros(0, np.int64)
+    chunks = tuple(Prefill(slot, 0, prompt, True) for slot in (0, 1))
+    output = run.launch(Step(chunks, 0, none.astype(np.int32), none, np.zeros(2, np.int64))).result()
+    assert output.first_logprobs is not None
+    assert output.logprobs is None
+    assert output.first_logprobs[0] is None
+    theirs = logits(model, prompt.tolist())[-1].log_softmax(-1).topk(2)
+    asked = output.first_logprobs[1]
+    assert asked is not None
+    assert asked.top_ids == theirs.indices.tolist()
+    assert [asked.chosen, *asked.top[1:]] == pytest.approx(theirs.values.tolist(), abs=1e-4)
+
+
+def test_steps_that_do_not_fit_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    save("llama2", tmp_path)
+    run = executor.load(tmp_path, slots=2, max_length=10)
+    zeros, chunk = np.zeros(9, np.int64), Prefill(0, 0, np.arange(4, dtype=np.int32), True)
+
+    def step(offset: int, lengths: list[int], indices: int, ended: int) -> Step:
+        return Step((chunk,), offset, np.array(lengths, np.int32), zeros[:indices], zeros[:ended])
+
+    with pytest.raises(ValueError, match="the window 1 to 3 is not within 2 slots"):
+        run.launch(step(1, [1, 1], 2, 1))
+    with pytest.raises(ValueError, match=r"must hold 0 to 9 tokens, one less than max_length; got 3 to 10"):
+        run.launch(step(0, [3, 10], 2, 1))
+    with pytest.raises(ValueError, match=r"each of 2 rows and 1 prompts that end; got 1 and 0"):
+        run.launch(step(0, [3, 4], 1, 0))
+
+
+def test_loading_chooses_or_refuses_sizes(tmp_path: Path) -> None:
+    save("llama2", tmp_path)
+    run = executor.load(tmp_path)
+    assert (run.slots, run.max_length, run.pipelined) == (32, 96, False)
+    assert executor.load(tmp_path, max_length=48, budget_bytes=2**20).slots == 18
+    with pytest.raises(KVMemoryError, match="32 slots x 96 tokens x"):
+        executor.load(tmp_path, slots=32, max_length=96, budget_bytes=2**20)
+    with pytest.raises(ValueError, match="max_length must be 1 to 96"):
+        executor.load(tmp_path, max_length=97)
+    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, got int8"):
+        executor.load(tmp_path, dtype="int8")
+
+
+class AdaptingScheduler(Scheduler):
+    """Installs what a request needs when it comes, and drops as little for it as it must, in no order."""
+
+    slots = 3
+
+    def __init__(
+        self, run: Executor, requests: list[Request], rng: np.random.Generator, staged: dict[str, Staged]
+    ) -> None:
+        super().__init__(run, requests, rng)
+        run.keep_slots(self.slots)
+        self.staged = staged
+        self.installed: set[str] = set()
+        self.room = run.arena_bytes - self.slots * run.slot_bytes
+
+    def prepare(self, request: Request) -> None:
+        if request.adapter is None or request.adapter in self.installed:
+            return
+        ranks, blob = self.staged[request.adapter]
+        idle = self.rng.permutation(sorted(self.installed - {other.adapter for other in self.live})).tolist()
+        while self.room < blob.nbytes:
+            self.room += self.staged[idle[-1]][1].nbytes
+            self.installed.remove(idle[-1])
+            self.run.remove(idle.pop())
+        self.run.install(request.adapter, ranks, blob)
+        self.room -= blob.nbytes
+        self.installed.add(request.adapter)
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str | None, PreTrainedModel]]:
+    """A folder with a decoder ("base") and an adapter of every kind, and the models that result."""
+    folder = tmp_path_factory.mktemp("adapted")
+    models: dict[str | None, PreTrainedModel] = {kind: adapt("llama3", kind, folder / kind) for kind in KINDS}
+    return folder, {None: save("llama3", folder / "base"), **models}
+
+
+def test_adapted_answers_are_those_of_peft(adapted: tuple[Path, dict[str | None, PreTrainedModel]]) -> None:
+    folder, models = adapted
+    rng = np.random.default_rng(0)
+    bare = executor.load(folder / "base", slots=1)
+    infos = {kind: read_adapter(folder / kind, bare.shape) for kind in KINDS}
+    staged = {kind: (info.ranks, bare.stage(info)) for kind, info in infos.items() if kind != "rank-256"}
+    sizes = sorted(blob.nbytes for _, blob in staged.values())
+    requests = [
+        Request(
+            rng.integers(0, 97, rng.integers(1, 60)).tolist(),
+            int(rng.integers(1, 20)),
+            int(rng.integers(0, 60)),
+            adapter=[None, *staged][rng.integers(0, 1 + len(staged))],
+        )
+        for _ in range(24)
+    ]
+    arena = AdaptingScheduler.slots * bare.slot_bytes + sum(sizes[-3:])
+    run = executor.load(folder / "base", slots=4, arena_bytes=arena, most_rank=64)
+    assert (run.adapters, run.slot_bytes, run.arena_bytes) == (True, bare.slot_bytes, arena)
+    AdaptingScheduler(run, requests, rng, staged).serve()
+    for request in requests:
+        assert request.answer == greedy(models[request.adapter], request.prompt, request.tokens), request.adapter
+
+
+def test_adapters_that_are_not_there_are_never_used(adapted: tuple[Path, dict[str | None, PreTrainedModel]]) -> None:
+    folder, _ = adapted
+    run = executor.load(folder / "base", slots=4, most_rank=8)
+    info = read_adapter(folder / "rank-8", run.shape)
+    blob = run.stage(info)
+    with pytest.raises(PoolError, match="adapters must be removed first"):
+        run.install("a", info.ranks, blob)
+    run.keep_slots(2)
+    run.install("a", info.ranks, blob)
+    with pytest.raises(PoolError, match="adapters must be removed first"):
+        run.keep_slots(4)
+    with pytest.raises(PoolError, match="a lies in the pool already"):
+        run.install("a", info.ranks, blob)
+    with pytest.raises(PoolError, match="slot 0 cannot use adapter b, which is not installed"):
+        run.admit(0, GREEDY, "b")
+    run.admit(0, GREEDY, "a")
+    run.move([(0, 1, 0)])
+    run.remove("a")
+    none = np.zeros(0, np.int64)
+    chunk = Prefill(1, 0, np.arange(4, dtype=np.int32), False)
+    for step in (
+        Step((chunk,), 0, none.astype(np.int32), none, none),
+        Step((), 0, np.array([0, 4], np.int32), np.zeros(2, np.int64), none),
+    ):
+        with pytest.raises(PoolError, match="slot 1 uses adapter a, which was removed while a request needed it"):
+            run.launch(step)
+    run.launch(Step((), 0, np.array([0, 0], np.int32), np.zeros(2, np.int64), none)).result()
+    run.admit(1, GREEDY)
+    run.launch(Step((chunk,), 0, none.astype(np.int32), none, none)).result()
+
+
+def test_adapters_of_other_sizes_are_refused(adapted: tuple[Path, dict[str | None, PreTrainedModel]]) -> None:
+    folder, _ = adapted
+    run = executor.load(folder / "base", slots=2)
+    assert not run.adapters
+    info = read_adapter(folder / "rank-8", run.shape)
+    with pytest.raises(
+        ValueError, match=r"adapter a: ranks 8, 0, 8, 0, 0, 0, 0 need [\d,]+ values and must be at most 0"
+    ):
+        run.install("a", info.ranks, run.stage(info))
+    run = executor.load(folder / "base", slots=2, most_rank=8)
+    with pytest.raises(ValueError, match="its blob has 32"):
+        run.install("a", info.ranks, run.stage(info)[:32])

@@ -1,0 +1,102 @@
+"""The GPU's kernels without a GPU: in Triton's interpreter against the readable ones, and through its compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.waiting import PROCESS_HANGS_AFTER_S
+from torch import Tensor
+
+from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
+from pliant.models.decoder_shape import DecoderShape
+from pliant.models.lora_layout import LoraLayout
+
+triton = pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime.jit import KernelInterface  # noqa: E402
+
+from pliant.kernels.decoder.cuda_kernels import CudaKernels, shares  # noqa: E402
+
+LLAMA = DecoderShape.from_config(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 8,
+        "max_position_embeddings": 8,
+    }
+)
+FILES = [Path(__file__).with_name(name) for name in ("triton_cases.py", "test_cuda_executor.py")]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason=f"run the cases on the GPU: pytest {FILES[0]}")
+def test_kernels_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", *map(str, FILES)]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROCESS_HANGS_AFTER_S)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+class Gpu:
+    """As much of Triton's driver as its compiler asks for."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return self._capability  # kernels are kept by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_launch_compiles_for_gpus(capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled: dict[str, Any] = {}
+
+    def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+        def compile_only(*arguments: Any, **options: Any) -> None:
+            compiled[kernel.__name__] = kernel.run(*arguments, grid=grid, warmup=True, **options)
+
+        return compile_only
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton.runtime.driver, "_active", Gpu(capability))
+    monkeypatch.setattr(KernelInterface, "__getitem__", launch)
+
+    kernels, slots = CudaKernels(processors=132), torch.zeros(2, dtype=torch.int32)
+    keys, weight, rotation = zeros(4, 8, 512, 128), zeros(128), (torch.zeros(512, 128), torch.zeros(512, 128))
+    kernels.add_norm(zeros(2, 4096), zeros(2, 4096), zeros(4096), 1e-5)
+    kernels.rotate_and_store(zeros(2, 6144), slots, slots, rotation, (weight, weight), 1e-5, keys, keys)
+    kernels.decode_attention(zeros(2, 32, 128), keys, keys, 0, slots, 256)
+    kernels.gate(zeros(2, 28672))
+    kernels.move(keys[None], keys[None], [(0, 1, 300)])
+    layout = LoraLayout(LLAMA, [256] * 7)
+    lora = LoraBatch(zeros(layout.values), [LoraGroup(np.arange(2, dtype=np.int32), 0, layout)])
+    kernels.lora(lora)(zeros(2, 6144), zeros(2, 4096), 1, "qkv")
+    launched = {"_add_norm", "_rotate_and_store", "_attend", "_merge", "_gate", "_move", "_shrink", "_expand"}
+    assert set(compiled) == launched
+    assert "cp.async" in compiled["_attend"].asm["ptx"]  # loads the next tile while it computes
+
+
+def zeros(*size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.bfloat16)
+
+
+def test_texts_are_split_until_a_gpu_is_full_and_no_part_is_long() -> None:
+    assert [shares(528, texts, 2048) for texts in (8, 64, 256, 528, 4096)] == [64, 16, 4, 1, 1]
+    assert [shares(528, 4096, longest) for longest in (2048, 2049, 8192, 131_072, 1_000_000)] == [1, 2, 4, 64, 64]

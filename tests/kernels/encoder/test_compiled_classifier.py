@@ -1,0 +1,216 @@
+"""A compiled classifier answers what the eager model answers, and loads without its compiler."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import tiny_classifiers
+from support.compiled_cases import CASES, HALF, STATIC, TELLING
+from support.tiny_classifiers import LABELS, VOCABULARY
+
+from pliant.errors import ModelError
+from pliant.kernels.encoder import compiled_classifier
+from pliant.kernels.encoder.compiled_classifier import TOLERANCE, Runtime, is_prepared, load, prepare
+from pliant.kernels.encoder.eager_classifier import EagerClassifier
+from pliant.kernels.runtime_cache import RuntimeSpec, package_folder
+
+requires_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+requires_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def _environment(runtimes_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(runtimes_cache))
+    compiled_classifier._warn_once.cache_clear()
+
+
+@pytest.fixture
+def without_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+
+
+def texts(max_length: int) -> list[np.ndarray]:
+    """Random token ids (no pad token) of every length from 1 to max_length, long and short by turns."""
+    rng = np.random.default_rng(max_length)
+    lengths = rng.permutation(np.arange(1, max_length + 1))
+    return [rng.integers(2, VOCABULARY, length) for length in lengths]
+
+
+def assert_answers_as_eager(runtime: Runtime, folder: Path, dtype: str = "float32", device: str = "cpu") -> None:
+    model = EagerClassifier(folder, device=device, dtype=dtype, importance=runtime.importance)
+    for ids in texts(runtime.max_length):
+        expected = model.unpadded(torch.from_numpy(ids).to(device)).cpu().numpy()
+        answer = runtime.run(ids)
+        assert answer.logits.shape == (LABELS,)
+        assert answer.logits.dtype == np.float32
+        assert_close(answer.logits, expected[:LABELS], dtype)
+        assert (answer.importance is not None) == runtime.importance
+        if answer.importance is not None:
+            assert_close(answer.importance, expected[LABELS:], dtype)
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray, dtype: str) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype] * max(1.0, np.abs(expected).max()))
+
+
+@requires_compiler
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_answers_as_the_unpadded_eager_model(runtimes, classifier, case) -> None:
+    runtime = runtimes[case]
+    assert (runtime.backend, runtime.max_length, runtime.dynamic) == ("aoti", case.max_length, case.dynamic)
+    assert runtime.importance == case.importance
+    assert_answers_as_eager(runtime, classifier(case.kind), case.dtype)
+
+
+@requires_compiler
+@pytest.mark.parametrize("case", [STATIC, HALF], ids=["static", "dynamic"])
+def test_takes_lists_and_keeps_earlier_answers(runtimes, case) -> None:
+    runtime = runtimes[case]
+    first = runtime([5, 6, 7])
+    kept = first.copy()
+    runtime(np.full(case.max_length, 9))
+    np.testing.assert_array_equal(first, kept)
+    np.testing.assert_array_equal(runtime(np.array([5, 6, 7])), kept)
+
+
+@requires_compiler
+@pytest.mark.parametrize("case", [STATIC, HALF], ids=["static", "dynamic"])
+def test_refuses_wrong_lengths_and_unknown_tokens(runtimes, case) -> None:
+    runtime = runtimes[case]
+    with pytest.raises(ValueError, match=f"got 0 token ids; this runtime takes 1 to {case.max_length}"):
+        runtime([])
+    with pytest.raises(ValueError, match=f"got {case.max_length + 1} token ids"):
+        runtime(np.ones(case.max_length + 1, np.int64))
+    for ids in ([1, -1], [1, VOCABULARY]):
+        with pytest.raises(ValueError, match="must lie in 0 to 98"):
+            runtime(ids)
+
+
+@requires_compiler
+def test_a_dynamic_runtime_computes_no_padding(runtimes, monkeypatch) -> None:
+    runtime, widths = runtimes[TELLING], []
+    forward = runtime._forward
+    monkeypatch.setattr(runtime, "_forward", lambda inputs: widths.append(inputs.shape[1]) or forward(inputs))
+    for length in (24, 1, 2, 3, 17):
+        runtime(np.full(length, 5))
+    assert widths == [24, 2, 2, 3, 17]
+
+
+@requires_compiler
+def test_preparing_compiles_what_loading_takes(classifier, monkeypatch, tmp_path) -> None:
+    compiled: list[RuntimeSpec] = []
+
+    def compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) -> None:
+        assert urgency() == 3.0
+        compiled.append(spec)
+
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiled_classifier, "_compile_apart", compile_apart)
+    assert not is_prepared(classifier("bert"), 9, threads=2, dynamic=True)
+    assert load(classifier("bert"), 9, threads=2, dynamic=True, compiling=False).backend == "eager"
+    for _ in range(2):
+        prepare(classifier("bert"), 9, lambda: 3.0, threads=2, dynamic=True)
+        assert is_prepared(classifier("bert"), 9, threads=2, dynamic=True)
+    (spec,) = compiled
+    assert spec == RuntimeSpec(classifier("bert"), 9, threads=2, dynamic=True)
+    assert package_folder(spec).is_dir()
+
+
+@requires_compiler
+def test_a_cached_runtime_needs_neither_compiler_nor_transformers(runtimes, classifier, tmp_path) -> None:
+    code = """
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from pliant.kernels.compiled_classifier import load
+runtime = load(Path(sys.argv[1]), 17)
+print(runtime.backend, "transformers" in sys.modules, "torch._inductor" in sys.modules)
+"""
+    environment = os.environ | {"PATH": str(tmp_path), "CXX": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code, classifier(STATIC.kind)], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["aoti", "False", "False"], done.stderr
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_without_compiler_warns_once_and_answers_the_same(classifier, caplog) -> None:
+    with caplog.at_level(logging.WARNING, "pliant"):
+        runtimes = [load(classifier("roberta"), max_length) for max_length in (9, 33)]
+    (record,) = caplog.records
+    assert "No C++ compiler" in record.message
+    assert "install" in record.message
+    for runtime in runtimes:
+        assert runtime.backend == "eager"
+        assert_answers_as_eager(runtime, classifier("roberta"))
+        with pytest.raises(ValueError, match="got 0 token ids"):
+            runtime([])
+
+
+def test_a_failed_compile_leaves_nothing_and_says_why(classifier, caplog, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", shutil.which("false") or "false")
+    with caplog.at_level(logging.WARNING, "pliant"):
+        runtime = load(classifier("bert"), 11)
+    assert "InvalidCxxCompiler" in caplog.text
+    assert not [path for path in (tmp_path / "runtimes").glob("bert-*") if path.is_dir()]
+    assert_answers_as_eager(runtime, classifier("bert"))
+
+
+@pytest.mark.usefixtures("without_compiler")
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason"),
+    [
+        ("bert", {"max_length": 0}, "choose 1 to 128"),
+        ("bert", {"max_length": 129}, "choose 1 to 128"),
+        ("bert", {"max_length": 2, "dynamic": True}, "choose 3 to 128"),
+        ("roberta", {"max_length": 127}, "choose 1 to 126"),
+        ("bert", {"max_length": 8, "device": "tpu"}, "choose cpu or cuda"),
+        ("bert", {"max_length": 8, "dtype": "int4"}, "choose float32 or bfloat16"),
+        ("bert", {"max_length": 8, "threads": 0}, "choose 1 or more"),
+    ],
+)
+def test_refuses_what_it_cannot_serve(classifier, name, arguments, reason) -> None:
+    with pytest.raises(ModelError, match=reason):
+        load(classifier(name), **arguments)
+
+
+@pytest.mark.usefixtures("without_compiler")
+@pytest.mark.parametrize("kind", ["bert", "albert"])
+def test_refuses_an_encoder_without_a_classifier(classifier, kind, tmp_path) -> None:
+    tiny_classifiers.read(classifier(kind)).base_model.save_pretrained(tmp_path / kind)
+    with pytest.raises(ModelError, match=r"is no trained sequence classifier: it has no weights for .*classifier\.wei"):
+        load(tmp_path / kind, 8)
+
+
+def test_refuses_a_folder_without_a_model(tmp_path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        load(tmp_path, 8)
+
+
+@requires_gpu
+def test_gpu_dynamic_answers_as_the_unpadded_eager_model(classifier) -> None:
+    runtime = load(classifier("bert"), 24, device="cuda", dynamic=True)
+    assert (runtime.backend, runtime.dynamic) == ("aoti", True)
+    assert_answers_as_eager(runtime, classifier("bert"), device="cuda")
+
+
+@requires_gpu
+@pytest.mark.parametrize("compiler", ["g++", "none"])
+def test_gpu_answers_as_the_unpadded_eager_model(classifier, compiler, monkeypatch, tmp_path) -> None:
+    if compiler == "none":
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+        monkeypatch.delenv("CXX", raising=False)
+    runtime = load(classifier("bert"), 24, device="cuda")
+    assert runtime.backend == "cuda-graph"
+    assert_answers_as_eager(runtime, classifier("bert"), device="cuda")

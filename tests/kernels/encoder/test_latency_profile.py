@@ -1,0 +1,140 @@
+"""A profile finds the curves and the staircase of runtimes whose speed is known, and compiles no more than it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pliant.errors import ModelError
+from pliant.kernels.encoder import latency_profile
+from pliant.kernels.encoder.compiled_classifier import can_compile
+from pliant.kernels.encoder.latency_profile import find_steps, measure_profile, profile
+from pliant.kernels.runtime_cache import RuntimeSpec
+from pliant.torchvision_mend import mend
+
+LENGTHS = tuple(range(8, 513, 8))
+EDGES = tuple(range(64, 512, 64))
+
+Seconds = Callable[[int, bool], float]
+"""Of a text of so many tokens, on a dynamic runtime or not."""
+
+
+def smooth(length: float) -> float:
+    return 1e-3 + 1e-5 * length + 2e-8 * length**2
+
+
+def stairs(length: float) -> float:
+    return smooth(64 * np.ceil(length / 64))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    mend()
+    import transformers as hf
+
+    config = hf.BertConfig(
+        vocab_size=99,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=512,
+    )
+    folder = tmp_path_factory.mktemp("models") / "bert"
+    hf.BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Seconds], list[tuple[int, bool]]]:
+    """Puts runtimes of known speed in the place of compiled ones; gives the list of what has been compiled."""
+
+    def put(seconds: Seconds) -> list[tuple[int, bool]]:
+        asked = []
+        now = 0.0
+
+        def load(_folder: Path, max_length: int, *, dynamic: bool, **_: object) -> Callable[[np.ndarray], None]:
+            asked.append((max_length, dynamic))
+
+            def run(ids: np.ndarray) -> None:
+                nonlocal now
+                assert len(ids) <= max_length
+                now += seconds(len(ids), dynamic)
+
+            return run
+
+        monkeypatch.setattr(latency_profile, "load", load)
+        monkeypatch.setattr(latency_profile, "time", SimpleNamespace(perf_counter=lambda: now))
+        return asked
+
+    return put
+
+
+def test_where_static_is_no_faster_two_lengths_decide(folder, compiled) -> None:
+    asked = compiled(lambda length, dynamic: smooth(length) * (1.0 if dynamic else 0.98))
+    reports: list[float] = []
+    made = measure_profile(RuntimeSpec(folder, 512, dynamic=True), lambda _text, done: reports.append(done))
+    assert asked == [(512, True), (64, False), (512, False)]
+    assert reports == sorted(reports)
+    assert (reports[0], reports[-1]) == (0, 1)
+    assert (made.lengths, made.steps, made.static_at) == (LENGTHS, (), (64, 512))
+    np.testing.assert_allclose(made.dynamic_s, [smooth(length) for length in LENGTHS], rtol=1e-6)
+    assert made.unpadded_saving == pytest.approx(0.02)
+    assert not made.static_pays
+    assert (made.model, made.dtype, made.threads) == ("bert", "float32", 1)
+
+
+def test_where_static_is_faster_each_edge_is_measured(folder, compiled) -> None:
+    """The shape of the paper's figure 2: a staircase, and static code that saves most on short texts."""
+
+    def seconds(length: int, dynamic: bool) -> float:
+        return stairs(length) * (1.0 if dynamic else 0.3 + 0.5 * length / 512)
+
+    asked = compiled(seconds)
+    made = measure_profile(RuntimeSpec(folder, 512, dynamic=True), lambda _text, _done: None)
+    assert asked == [(512, True), (64, False), (512, False), *((edge, False) for edge in EDGES[1:])]
+    assert made.steps == EDGES
+    assert made.static_at == (*EDGES, 512)
+    for length in made.static_at:
+        assert made.service_s(length, dynamic=False) == pytest.approx(seconds(length, False))
+    assert made.static_pays
+
+
+@pytest.mark.parametrize("longest", [3, 8, 20, 100, 8192])
+def test_any_longest_length_has_a_profile(folder, compiled, longest) -> None:
+    compiled(lambda length, dynamic: smooth(length) * (1.0 if dynamic else 0.5))
+    made = measure_profile(RuntimeSpec(folder, longest, dynamic=True), lambda _text, _done: None)
+    assert made.longest == longest
+    assert len(made.lengths) <= 64
+    assert len(made.static_at) <= 8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_finds_a_staircase_through_noise_and_none_on_a_slope(seed) -> None:
+    slow_moments = 1 + 0.03 * np.random.default_rng(seed).exponential(size=(8, len(LENGTHS)))
+    found = find_steps(LENGTHS, slow_moments * [stairs(length) for length in LENGTHS])
+    assert len(found) >= 5
+    assert set(found) <= set(EDGES)
+    assert find_steps(LENGTHS, slow_moments * [smooth(length) for length in LENGTHS]) == ()
+    assert find_steps(LENGTHS, slow_moments) == ()
+
+
+def test_uncompiled_profiles_are_kept_apart(folder, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert not can_compile(RuntimeSpec(folder, 40, dynamic=True))
+    made = profile(folder, 40)
+    monkeypatch.setattr(latency_profile, "measure_profile", None)
+    assert profile(folder, 40) == made
+    (kept,) = (path for path in (tmp_path / "profiles").iterdir() if path.is_dir())
+    assert kept.name.endswith("-uncompiled")
+
+
+def test_refuses_lengths_that_the_model_cannot_take(folder) -> None:
+    with pytest.raises(ModelError, match="choose 3 to 512"):
+        profile(folder, 513)

@@ -1,0 +1,79 @@
+"""Recorded forward passes take any number of rows; what a GPU would record is run as it comes here."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from support.vision_folders import vision_folder
+from torch import Tensor
+
+from pliant.kernels.vision import cuda as vit_cuda
+from pliant.kernels.vision import executor as vit_executor
+from pliant.kernels.vision.cuda import CudaVisionExecutor, RecordedForwards
+
+
+class Eager:
+    """Stands in for a graph: computes from the recorded inputs when replayed."""
+
+    def __init__(self, inputs: list[Tensor], output: Tensor) -> None:
+        self.inputs, self.output = inputs, output
+
+    def replay(self) -> None:
+        self.output.copy_(features(*self.inputs))
+
+
+def features(images: Tensor, prompts: Tensor | None = None) -> Tensor:
+    """By row: the sum of its image and prompts, and the number of rows that are computed."""
+    sums = images.float().sum((1, 2, 3)) + (0 if prompts is None else prompts.sum((1, 2, 3)))
+    return torch.stack([sums, torch.full_like(sums, len(images))], 1)
+
+
+def record(features: object, inputs: list[Tensor], pool: object, stream: object) -> tuple[Eager, Tensor]:
+    output = torch.zeros(len(inputs[0]), 2)
+    return Eager(inputs, output), output
+
+
+def test_a_batch_runs_in_the_smallest_graph_that_holds_it(monkeypatch) -> None:
+    monkeypatch.setattr(vit_cuda, "_record", record)
+    shared = torch.zeros(14, 2, 2, 1, dtype=torch.uint8)
+    plain = RecordedForwards(features, [shared], None, None)
+    prompted = RecordedForwards(features, [shared, torch.zeros(14, 1, 2, 3)], None, None)
+    for rows, computed in [(14, 14), (9, 14), (8, 8), (5, 8), (4, 4), (3, 4), (2, 2), (1, 1)]:
+        images = torch.randint(256, (rows, 2, 2, 1), dtype=torch.uint8)
+        prompts = torch.randn(rows, 1, 2, 3)
+        for found, expected in [
+            (plain(images), features(images)),
+            (prompted(images, prompts), features(images, prompts)),
+        ]:
+            torch.testing.assert_close(found[:, 0], expected[:, 0])
+            assert found[:, 1].tolist() == [computed] * rows
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        prompted(images)
+
+
+def test_what_graphs_read_lives_as_long_as_they_do(monkeypatch, tmp_path: Path) -> None:
+    pools, streams, read = set(), set(), []
+
+    def recorded(features: torch.nn.Module, inputs: list[Tensor], pool: object, stream: object) -> tuple[Eager, Tensor]:
+        pools.add(pool)
+        streams.add(stream)
+        read.extend(weakref.ref(buffer) for buffer in features.buffers())
+        return record(features, inputs, pool, stream)
+
+    monkeypatch.setattr(vit_cuda, "_record", recorded)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    vision_folder(tmp_path)
+    plain = vit_executor.load(tmp_path, most_rows=6)
+    executor = CudaVisionExecutor(plain.info, plain._vit, 6)
+    executor.prepare([-3, 0, 2])
+    gc.collect()
+    assert len(read) == 3 * 4 * 2, "3 gammas, recorded for 1, 2, 4 and 6 rows, with a mean and a deviation each"
+    assert all(buffer() is not None for buffer in read)
+    assert (len(pools), len(streams)) == (1, 1), "memory that is shared is used in one order"
+    assert [executor.computed_rows(rows) for rows in range(1, 7)] == [1, 2, 4, 4, 6, 6]
+    assert executor.memory_bytes(0, 3) == executor.memory_bytes(0, 4) == plain.memory_bytes(0, 4)

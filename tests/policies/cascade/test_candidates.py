@@ -1,0 +1,350 @@
+"""Candidates over small tables, against loops that follow the paper word for word (Tabi §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from pliant.policies.cascade.calibration import Floats, Integers, softmax
+from pliant.policies.cascade.candidates import (
+    ALPHAS,
+    CUTOFFS,
+    Candidate,
+    find_candidates,
+    front,
+    weighted_quantile,
+)
+from pliant.policies.cascade.cascade import draws
+from pliant.policies.cascade.choice import choose
+from pliant.policies.cascade.tables import LevelProfile, Reading
+
+seeds = st.integers(0, 2**32 - 1)
+SKILLS = {"tiny": 1.5, "small": 2.5, "large": 4.0}
+LATENCY_S = {"tiny": 0.001, "small": 0.002, "large": 0.006}
+
+
+def logits(name: str, labels: Integers, seed: int, classes: int = 4) -> Floats:
+    """Of a model of some skill; what is hard is hard for all models."""
+    shared, own = np.random.default_rng(seed), np.random.default_rng([seed, len(name), ord(name[0])])
+    hard = shared.exponential(1.0, len(labels))
+    table = 0.7 * shared.normal(size=(len(labels), classes)) + 0.8 * own.normal(size=(len(labels), classes))
+    table[np.arange(len(labels)), labels] += SKILLS[name] - hard
+    return 1.5 * table
+
+
+def true_labels(seed: int, texts: int, classes: int = 4) -> Integers:
+    return np.random.default_rng(seed).integers(classes, size=texts)
+
+
+def profile(name: str, labels: Integers, seed: int) -> LevelProfile:
+    spread = np.random.default_rng(seed).uniform(0.5, 1.5, len(labels))
+    return LevelProfile(name, 1.2, Reading(softmax(logits(name, labels, seed), 1.2), LATENCY_S[name] * spread))
+
+
+def profiles(labels: Integers, seed: int, names: Sequence[str] = ("large", "tiny", "small")) -> list[LevelProfile]:
+    return [profile(name, labels, seed) for name in names]
+
+
+class Rereader:
+    """Pruning to alpha takes a fifth of the time per 0.1, and confuses the reader more and more."""
+
+    def __init__(self, labels: Integers, levels: Sequence[LevelProfile], harm: float = 0.02) -> None:
+        self.calls: list[tuple[str, str, float]] = []
+        self._labels = labels
+        self._levels = {level.name: level.reading for level in levels}
+        self._harm = harm
+
+    def __call__(self, reader: str, pruner: str, alpha: float) -> Reading:
+        self.calls.append((reader, pruner, alpha))
+        whole = self._levels[reader]
+        probabilities = whole.probabilities.copy()
+        harmed = np.random.default_rng(1).permutation(len(self._labels))
+        harmed = harmed[: int(self._harm * (alpha - 0.4) * len(harmed))]
+        probabilities[harmed] = np.roll(np.eye(4), 1, axis=1)[self._labels[harmed]]
+        return Reading(probabilities, whole.latency_s * 0.8)
+
+
+def best_of(levels: Sequence[LevelProfile], labels: Integers) -> Reading:
+    return max((level.reading for level in levels), key=lambda reading: (reading.answers == labels).mean())
+
+
+def plain_probability(sure: float, cutoff: float, slope: float) -> float:
+    if sure <= cutoff:
+        return 1.0
+    return float(1 / (1 + np.exp(slope * ((sure - cutoff) / (1 - cutoff) - 0.5))))
+
+
+def plain(candidate: Candidate, levels: Sequence[LevelProfile], labels: Integers) -> dict[str, float]:
+    """What a candidate without pruning does, text by text and level by level."""
+    chain = [next(level.reading for level in levels if level.name == name) for name in candidate.levels]
+    right = latency = early = early_gap = 0.0
+    best = best_of(levels, labels)
+    reached_right = [[0.0] * (level + 1) for level in range(len(chain))]
+    ends: list[tuple[float, float]] = []
+    for text, label in enumerate(labels.tolist()):
+        mass = 1.0
+        for level, reading in enumerate(chain):
+            for voter in range(level + 1):
+                reached_right[level][voter] += mass * (int(chain[voter].probabilities[text].argmax()) == label)
+            if level < len(chain) - 1:
+                mass *= plain_probability(
+                    float(reading.probabilities[text].max()), candidate.cutoffs[level], candidate.slope
+                )
+    weights = [[share / sum(row) for share in row] for row in reached_right]
+    for text, label in enumerate(labels.tolist()):
+        mass, seconds = 1.0, 0.0
+        for level, reading in enumerate(chain):
+            seconds += float(reading.latency_s[text])
+            on = 0.0
+            if level < len(chain) - 1:
+                on = plain_probability(
+                    float(reading.probabilities[text].max()), candidate.cutoffs[level], candidate.slope
+                )
+            said = sum(
+                weight * other.probabilities[text]
+                for weight, other in zip(weights[level], chain[: level + 1], strict=True)
+            )
+            right += mass * (1 - on) * (int(np.argmax(said)) == label)
+            latency += mass * (1 - on) * seconds
+            ends.append((seconds, mass * (1 - on)))
+            if level == 0:
+                early += (1 - on) * (len(chain) > 1)
+                if len(chain) > 1:
+                    most = int(best.probabilities[text].argmax()) == label
+                    early_gap += (1 - on) * (most - (int(reading.probabilities[text].argmax()) == label))
+            mass *= on
+    total = sum(mass for _, mass in ends)
+    passed, p75 = 0.0, 0.0
+    for seconds, mass in sorted(ends):
+        passed, p75 = passed + mass, seconds
+        if passed >= 0.75 * total - 1e-9:
+            break
+    texts = len(labels)
+    return {
+        "accuracy": right / texts,
+        "mean_latency_s": latency / texts,
+        "p75_latency_s": p75,
+        "early_share": early / texts,
+        "early_accuracy_gap": early_gap / early if early else 0.0,
+    }
+
+
+@settings(max_examples=15)
+@given(seed=seeds)
+def test_every_candidate_does_what_a_plain_loop_does(seed: int) -> None:
+    labels = true_labels(seed, 40)
+    levels = profiles(labels, seed)
+    found = find_candidates(levels, labels, cutoffs=(0.9, 0.6, 0.3))
+    for candidate in found[:: max(1, len(found) // 6)]:
+        for field, value in plain(candidate, levels, labels).items():
+            assert getattr(candidate, field) == pytest.approx(value, abs=1e-6), (field, candidate)
+        assert sum(candidate.shares) == pytest.approx(1)
+        assert candidate.early_share <= 1
+        best = max(float((level.reading.probabilities.argmax(1) == labels).mean()) for level in levels)
+        assert candidate.loss == pytest.approx(best - candidate.accuracy)
+
+
+@settings(max_examples=4)
+@given(seed=seeds)
+def test_what_is_found_is_what_the_paper_enumerates(seed: int) -> None:
+    labels = true_labels(seed, 40)
+    levels = profiles(labels, seed)
+    accuracy = {level.name: float((level.reading.probabilities.argmax(1) == labels).mean()) for level in levels}
+    time = {level.name: float(level.reading.latency_s.mean()) for level in levels}
+    rising = sorted(levels, key=lambda level: (accuracy[level.name], time[level.name]))
+    expected: set[tuple[tuple[str, ...], tuple[float, ...], float]] = {((level.name,), (), 10.0) for level in levels}
+    for picked in product((False, True), repeat=3):
+        chain = [level for level, taken in zip(rising, picked, strict=True) if taken]
+        if len(chain) < 2:
+            continue
+        names = tuple(level.name for level in chain)
+        average = sum(accuracy[name] for name in names) / len(names)
+        slowest = max(chain, key=lambda level: time[level.name]).reading.latency_s
+        for slope in (10.0, 40.0):
+            for cutoff in np.arange(95, 4, -5) / 100:
+                bare = Candidate(
+                    names, (float(cutoff),) * (len(names) - 1), (), (), (), slope, 0, 0, 0, 0, 0, 0, 0, (), 0
+                )
+                done = plain(bare, levels, labels)
+                if done["accuracy"] < average - 1e-12:
+                    break
+                if done["p75_latency_s"] <= 1.5 * sorted(slowest)[int(np.ceil(0.75 * len(labels))) - 1] + 1e-9:
+                    expected.add((names, bare.cutoffs, slope))
+    found = find_candidates(levels, labels)
+    assert {(one.levels, one.cutoffs, one.slope) for one in found} == expected
+    assert len(found) == len(expected)
+
+
+def test_the_sweep_is_the_papers() -> None:
+    assert CUTOFFS[:3] == (0.95, 0.9, 0.85)
+    assert CUTOFFS[-1] == 0.05
+    assert ALPHAS[:3] == (0.5, 0.6, 0.7)
+
+
+@given(seed=seeds)
+@settings(max_examples=15)
+def test_a_lower_cutoff_answers_more_texts_early_and_sooner(seed: int) -> None:
+    labels = true_labels(seed, 80)
+    found = find_candidates(profiles(labels, seed, ("small", "large")), labels, slopes=(10.0,))
+    chains = [one for one in found if len(one.levels) == 2]
+    assert [one.cutoffs[0] for one in chains] == sorted((one.cutoffs[0] for one in chains), reverse=True)
+    for higher, lower in pairwise(chains):
+        assert lower.early_share >= higher.early_share - 1e-12
+        assert lower.mean_latency_s <= higher.mean_latency_s + 1e-12
+
+
+def test_a_cascade_routed_live_does_what_its_candidate_promised() -> None:
+    labels = true_labels(5, 4000)
+    levels = profiles(labels, 5)
+    candidate = next(one for one in find_candidates(levels, labels) if one.levels == ("tiny", "small", "large"))
+    cascade = candidate.cascade(seed=3)
+    tables = [logits(name, labels, 5) for name in candidate.levels]
+    right, stops = 0, [0, 0, 0]
+    for text, label in enumerate(labels.tolist()):
+        rows = [tables[0][text]]
+        while cascade.decide(f"text {text}", len(rows) - 1, rows[-1]).reroute:
+            rows.append(tables[len(rows)][text])
+        stops[len(rows) - 1] += 1
+        right += int(cascade.vote(rows).argmax()) == label
+    assert right / 4000 == pytest.approx(candidate.accuracy, abs=0.01)
+    assert np.array(stops) / 4000 == pytest.approx(candidate.shares, abs=0.03)
+    assert draws(3, ["text 0"], 0)[0] == cascade.decide("text 0", 0, tables[0][0]).draw
+
+
+def test_pruning_is_read_once_per_pair_until_it_hurts_and_only_where_it_may_pay() -> None:
+    labels = true_labels(2, 400)
+    levels = profiles(labels, 2)
+    reread = Rereader(labels, levels, harm=0.1)
+    found = find_candidates(levels, labels, reread)
+    assert len(reread.calls) == len(set(reread.calls))
+    pairs = {call[:2] for call in reread.calls}
+    on_front = {one.levels for one in front(find_candidates(levels, labels))}
+    assert pairs <= {(reader, chain[0]) for chain in on_front for reader in chain[1:]}
+    for reader, pruner in pairs:
+        alphas = [call[2] for call in reread.calls if call[:2] == (reader, pruner)]
+        assert alphas == list(ALPHAS[: len(alphas)])
+        whole = next(level.reading for level in levels if level.name == reader)
+        losses = [
+            float((whole.probabilities.argmax(1) == labels).mean())
+            - float((reread(reader, pruner, alpha).probabilities.argmax(1) == labels).mean())
+            for alpha in alphas
+        ]
+        assert max(losses[:-1], default=0) <= 0.02
+        assert losses[-1] > 0.02 or len(alphas) == len(ALPHAS)
+        used = {alpha for one in found if one.levels == (pruner, reader) for alpha in one.alphas}
+        assert used <= {0.0, *alphas[:-1]}
+    pruned = [one for one in found if any(one.alphas)]
+    assert pruned
+    for one in pruned:
+        whole_text = [other for other in found if (other.levels, other.cutoffs) == (one.levels, one.cutoffs)]
+        assert one.mean_latency_s < max(other.mean_latency_s for other in whole_text)
+        assert len(one.alphas) == len(one.cutoffs) == len(one.levels) - 1
+        assert len(set(one.alphas)) == 1
+
+
+def test_the_front_holds_what_none_beats() -> None:
+    labels = true_labels(3, 200)
+    found = find_candidates(profiles(labels, 3), labels)
+    best = front(found)
+    for one in found:
+        beaten = any(
+            other.accuracy >= one.accuracy
+            and other.mean_latency_s <= one.mean_latency_s
+            and (other.accuracy, other.mean_latency_s) != (one.accuracy, one.mean_latency_s)
+            for other in found
+        )
+        assert beaten != any(
+            (other.accuracy, other.mean_latency_s) == (one.accuracy, one.mean_latency_s) for other in best
+        )
+
+
+def test_the_error_of_a_loss_is_that_of_the_same_texts() -> None:
+    labels = true_labels(4, 500)
+    found = find_candidates(profiles(labels, 4), labels)
+    best = max((one for one in found if len(one.levels) == 1), key=lambda one: one.accuracy)
+    assert best.loss == best.loss_error == best.early_share == 0
+    assert best.accuracy_error == pytest.approx((best.accuracy * (1 - best.accuracy) / 500) ** 0.5, rel=0.05)
+    assert sum(one.loss_error == 0 for one in found) == 1
+    near = max((one for one in found if len(one.levels) == 2), key=lambda one: one.accuracy)
+    assert 0 < near.loss_error < near.accuracy_error
+
+
+def test_candidates_come_back_from_json() -> None:
+    labels = true_labels(6, 50)
+    found = find_candidates(profiles(labels, 6), labels, cutoffs=(0.9,))
+    table = TypeAdapter(list[Candidate])
+    assert table.validate_json(table.dump_json(found)) == found
+    assert str(found[-1]) == " → ".join(found[-1].levels)
+
+
+@given(
+    values=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=12),
+    share=st.floats(0.01, 1),
+)
+def test_weighted_quantiles_are_those_of_repeated_values(values: list[tuple[int, int]], share: float) -> None:
+    repeated = sorted(value for value, times in values for _ in range(times))
+    if not repeated:
+        return
+    rank = max(1, int(np.ceil(share * len(repeated) - 1e-9)))
+    numbers, weights = zip(*values, strict=True)
+    assert weighted_quantile(numbers, weights, share) == repeated[rank - 1]
+
+
+def sure(name: str, wrong: slice, seconds: float, texts: int = 200) -> LevelProfile:
+    """Says class 0 with 90%, and class 1 of texts where it is wrong."""
+    probabilities = np.tile([0.9, 0.1], (texts, 1))
+    probabilities[wrong] = [0.1, 0.9]
+    return LevelProfile(name, 1.0, Reading(probabilities, np.full(texts, seconds)))
+
+
+def test_texts_that_all_go_well_leave_room_for_doubt() -> None:
+    labels = np.zeros(100, np.int64)
+    levels = [sure("small", slice(0), 0.001, 100), sure("middle", slice(0), 0.005, 100)]
+    found = find_candidates(levels, labels)
+    assert {one.accuracy for one in found} == {1.0}
+    assert all(one.accuracy_error == pytest.approx((101 / 102 / 102 / 100) ** 0.5) for one in found)
+    [reference] = [one for one in found if one.loss_error == 0]
+    assert reference.levels == ("small",)
+    assert all(one.loss == 0 and one.loss_error > 0.01 for one in found if one is not reference)
+
+
+def test_of_equally_accurate_models_the_fastest_is_what_losses_count_from() -> None:
+    labels = np.zeros(200, np.int64)
+    levels = [sure("slow", slice(10, 20), 0.009), sure("fast", slice(10), 0.001)]
+    found = find_candidates(levels, labels)
+    for loss in (0.0, 0.005):
+        assert choose(found, accuracy_loss=loss).levels == ("fast",)
+    assert next(one for one in found if one.levels == ("slow",)).loss_error > 0
+    for one in found:
+        assert one.early_accuracy_gap == 0, "the first of the pair is the best itself"
+
+
+def test_the_gap_is_to_the_best_model_though_the_chain_ends_in_another() -> None:
+    labels = np.zeros(200, np.int64)
+    levels = [sure("small", slice(20), 0.001), sure("middle", slice(10), 0.002), sure("best", slice(5), 0.005)]
+    found = find_candidates(levels, labels)
+    gaps = {one.levels: one.early_accuracy_gap for one in found}
+    assert gaps["small", "middle"] == pytest.approx(15 / 200)
+    assert gaps["middle", "best"] == pytest.approx(5 / 200)
+    assert gaps["small",] == 0
+
+
+def test_a_text_pays_once_for_telling_if_it_goes_on_and_words_are_pruned() -> None:
+    labels = true_labels(2, 400)
+    cost = np.random.default_rng(0).uniform(0.001, 0.002, 400)
+    plainly = profiles(labels, 2)
+    telling = [LevelProfile(one.name, one.temperature, one.reading, cost) for one in plainly]
+    free, paid = (find_candidates(levels, labels, Rereader(labels, levels, 0.05)) for levels in (plainly, telling))
+    costs = {(one.levels, one.cutoffs, one.alphas, one.slope): one for one in paid}
+    compared = [(one, other) for one in free if (other := costs.get((one.levels, one.cutoffs, one.alphas, one.slope)))]
+    assert {len(one.levels) for one, _ in compared if any(one.alphas)} == {2, 3}
+    for one, other in compared:
+        assert other.accuracy == one.accuracy
+        onward = 1 - one.shares[0] if any(one.alphas) else 0.0
+        assert other.mean_latency_s - one.mean_latency_s == pytest.approx(0.0015 * onward, rel=0.1, abs=1e-12)

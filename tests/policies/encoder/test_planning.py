@@ -1,0 +1,107 @@
+"""When plans are made, and for which demand."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.policies.encoder.planning import Planner, solve
+
+LENGTHS = (64, 128, 512)
+SERVICE_S = {64: 0.01, 128: 0.02, 512: 0.08}
+
+
+def plan(planner: Planner, now: float, replicas: int) -> None:
+    reason = planner.due(now, replicas, LENGTHS)
+    assert reason
+    problem = planner.problem(now, replicas, SERVICE_S)
+    planner.adopt(now, problem, solve(problem), reason)
+
+
+def run(planner: Planner, start: float, seconds: int, **arrivals: int) -> float:
+    """A report each second: texts of length `l64=10` and so on."""
+    counts = {int(name[1:]): count for name, count in arrivals.items()}
+    for second in range(seconds):
+        planner.observe(start + second + 1, counts)
+    return start + seconds
+
+
+@pytest.fixture
+def planner() -> Planner:
+    return Planner(longest=512, slo_s=1.0, period_s=60)
+
+
+def test_nothing_is_due_before_enough_has_arrived(planner: Planner) -> None:
+    now = run(planner, 0, 9, l64=10)
+    assert planner.due(now, 4, LENGTHS) is None
+    now = run(planner, now, 1, l64=10)
+    assert planner.due(now, 4, LENGTHS) == "start"
+    assert planner.due(now, 0, LENGTHS) is None, "no replicas"
+
+
+def test_a_plan_is_for_the_demand_per_slo_period(planner: Planner) -> None:
+    now = run(planner, 0, 20, l60=8, l100=2)
+    plan(planner, now, 4)
+    assert planner.plan
+    assert planner.plan.demand == pytest.approx({64: 8, 128: 2, 512: 0})
+    assert sum(planner.plan.counts.values()) == 4
+    assert planner.plan.counts[512] >= 1
+    assert planner.plan.version == 1
+
+
+def test_a_plan_made_from_little_is_made_anew_when_as_much_again_was_seen(planner: Planner) -> None:
+    now = run(planner, 0, 10, l64=10)
+    for seen in (10, 20, 40):
+        plan(planner, now, 4)
+        now = run(planner, now, seen - 1, l64=10)
+        assert planner.due(now, 4, LENGTHS) is None
+        now = run(planner, now, 1, l64=10)
+        assert planner.due(now, 4, LENGTHS) == "period"
+
+
+def test_plans_are_made_anew_each_period_if_anything_arrives(planner: Planner) -> None:
+    now = run(planner, 0, 70, l64=10)
+    plan(planner, now, 4)
+    now = run(planner, now, 58, l64=10)
+    assert planner.due(now, 4, LENGTHS) is None
+    now = run(planner, now, 2, l64=10)
+    assert planner.due(now, 4, LENGTHS) == "period"
+    plan(planner, now, 4)
+    assert planner.due(now + 1000, 4, LENGTHS) is None, "nothing arrived for long"
+
+
+def test_replicas_or_lengths_that_change_are_planned_for_at_once(planner: Planner) -> None:
+    now = run(planner, 0, 20, l64=10)
+    plan(planner, now, 4)
+    assert planner.due(now, 4, LENGTHS) is None
+    assert planner.due(now, 5, LENGTHS) == "replicas"
+    assert planner.due(now, 4, LENGTHS[1:]) == "lengths"
+
+
+def test_a_shift_is_planned_for_at_once_and_the_past_forgotten(planner: Planner) -> None:
+    now = run(planner, 0, 50, l64=20)
+    plan(planner, now, 4)
+    now = run(planner, now, 15, l500=20)
+    assert planner.due(now, 4, LENGTHS) in ("shift", "period")
+    plan(planner, now, 4)
+    assert planner.plan
+    assert planner.plan.demand[512] > 10 * planner.plan.demand[64]
+
+
+def test_where_nothing_arrives_the_last_demand_stands(planner: Planner) -> None:
+    now = run(planner, 0, 20, l64=10)
+    plan(planner, now, 4)
+    plan(planner, now + 1000, 5)
+    assert planner.plan
+    assert planner.plan.demand[64] == pytest.approx(10)
+
+
+def test_a_quantile_of_demand_provides_for_bursts() -> None:
+    mean, high = Planner(512, 1.0), Planner(512, 1.0, quantile=0.95)
+    for planner in (mean, high):
+        for second in range(100):
+            planner.observe(second + 1, {64: 100 if second % 10 == 0 else 1})
+        plan(planner, 100, 10)
+    assert mean.plan
+    assert high.plan
+    assert high.plan.demand[64] == pytest.approx(100)
+    assert mean.plan.demand[64] == pytest.approx(10.9)

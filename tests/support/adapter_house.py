@@ -1,0 +1,47 @@
+"""Registries of adapters over folders of files, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.peft_folders import model_folder
+
+from pliant.config.cluster import ServingConfig, parse
+from pliant.deployments.serving.catalog.adapter_registry import AdapterRegistry
+from pliant.deployments.serving.catalog.registry import RejectedError
+
+
+class House:
+    """Folders of a model and of adapters, and registries over them, one after another, as the planner's lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = model_folder(folder / "model")
+        self.adapters = folder / "adapters"
+        self.more = folder / "more"
+        self.kept = folder / "kept.json"
+        for made in (self.adapters, self.more):
+            made.mkdir()
+
+    def config(self, services: dict[str, Any] | None = None, **adapters: Any) -> ServingConfig:
+        options = {"folder": str(self.adapters), "roots": [str(self.more)], "registry": str(self.kept), **adapters}
+        chat = {"kind": "llm", "model": self.model, "max_length": 64, "adapters": options}
+        topics = {"kind": "encoder", "model": "zoo/topics-small", "replicas": 1}
+        return parse({"services": {"topics": topics, "chat": chat, **(services or {})}})
+
+    async def open(self, services: dict[str, Any] | None = None, **adapters: Any) -> AdapterRegistry:
+        registry = AdapterRegistry(self.config(services, **adapters))
+        await registry.started()
+        return registry
+
+
+def names(registry: AdapterRegistry) -> list[str]:
+    return sorted(registry.board.entries)
+
+
+async def refused(call: Any, match: str) -> int:
+    with pytest.raises(RejectedError, match=match) as error:
+        await call
+    return error.value.rejected.status

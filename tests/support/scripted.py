@@ -1,0 +1,176 @@
+"""A language model without a model: replicas that follow a script, and what they say can be told beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from pliant.config.cluster import LlmConfig
+from pliant.deployments.llm.endpoint import LanguageModel
+from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
+from pliant.deployments.llm.report import AdapterReport, PredictorReport
+from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
+from pliant.deployments.llm.routing_table import LlmRoutingTable
+from pliant.deployments.serving.errors import ReplicaLeftError, ReplicaLostError
+from pliant.sampling import Sampling
+
+MAX_LENGTH = 64
+TEMPLATE = (
+    "{%- for message in messages %}{%- if message.role == 'system' and not loop.first %}"
+    "{{ raise_exception('the system speaks first') }}{%- endif %}"
+    "{{ message.role[0] }}:{{ message.content }}{{ eos_token }}{%- endfor %}"
+    "{%- if add_generation_prompt %}a:{%- endif %}"
+)
+
+
+def tokenizer() -> Tokenizer:
+    """One token for each byte, and one that ends a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken("</s>", special=True)])
+    return made
+
+
+TOKENIZER = tokenizer()
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode(text).ids)
+
+
+def token(generation: Generation, index: int) -> int:
+    """What the model says: it depends on the prompt, the seed unless it is greedy, and the index alone."""
+    seed = 0 if generation.sampling.greedy else generation.sampling.seed
+    return ids("abcdefghijklmnopqrstuvwxyz")[(sum(generation.prompt) + seed + index * (index + 3)) % 26]
+
+
+def said(generation: Generation) -> str:
+    tokens = [token(generation, index) for index in range(generation.max_tokens)]
+    return str(TOKENIZER.decode(tokens))
+
+
+def row(chosen: int, alternatives: int) -> TokenLogprobs:
+    top = tuple(itertools.islice((other for other in range(300) if other != chosen), alternatives))
+    return TokenLogprobs(chosen, -0.5, top, tuple(-1.0 - rank for rank in range(alternatives)))
+
+
+@dataclass
+class Replica:
+    """What it does to each generation."""
+
+    dies_after: int | None = None
+    """Tokens until it dies, once and for all."""
+    gives: Sequence[Any] | None = None
+    """What it yields, or raises, instead of an answer."""
+    hangs_after: int | None = None
+    dead: bool = False
+    tickets: list[Ticket] = field(default_factory=list)
+    live: int = 0
+    pause_s: float = 0.001
+
+
+class Replicas:
+    """A LanguageModel's `call`, over replicas by name."""
+
+    def __init__(self, **replicas: Replica) -> None:
+        self.replicas = replicas
+        self.recorded: list[Any] = []
+        self.table = LlmRoutingTable()
+        self.table.sync({name: report() for name in replicas})
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        return [ticket for replica in self.replicas.values() for ticket in replica.tickets]
+
+    async def __call__(self, ticket: Ticket) -> AsyncGenerator[Piece | Refusal, None]:
+        replica = self.replicas[ticket.replica]
+        if replica.dead:
+            raise ReplicaLeftError
+        replica.tickets.append(ticket)
+        replica.live += 1
+        try:
+            if replica.gives is not None:
+                for item in replica.gives:
+                    await asyncio.sleep(0)
+                    if isinstance(item, Exception):
+                        raise item
+                    yield item
+                return
+            generation = ticket.generation
+            for index in range(len(generation.generated), generation.max_tokens):
+                await asyncio.sleep(replica.pause_s)
+                if index == replica.hangs_after:
+                    await asyncio.Event().wait()
+                if index == replica.dies_after or replica.dead:
+                    replica.dead = True
+                    raise ReplicaLostError
+                chosen = token(generation, index)
+                wanted = generation.sampling.logprobs
+                yield Piece(
+                    (chosen,),
+                    str(TOKENIZER.decode([chosen])),
+                    None if wanted is None else (row(chosen, wanted),),
+                    "length" if index + 1 == generation.max_tokens else None,
+                )
+        finally:
+            replica.live -= 1
+
+    def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
+        assert 0 < first_s <= seconds
+        self.recorded.append(("answered", prompt_tokens, tokens, rank))
+
+    def failed(self, status: int) -> None:
+        self.recorded.append(status)
+
+    def retried(self, reason: str) -> None:
+        self.recorded.append(reason)
+
+
+def report(**held: int) -> ReplicaReport:
+    return ReplicaReport(
+        max_length=MAX_LENGTH,
+        slots=4,
+        live=0,
+        waiting=0,
+        live_tokens=held,
+        served=0,
+        tokens_per_s=0.0,
+        step_ms=0.0,
+        squashed=0,
+        bypassed=0,
+        classes=[],
+        predictor=PredictorReport(accuracy=0.0, error=0.0),
+        adapters=AdapterReport(
+            resident=[],
+            bytes=0,
+            hits=0,
+            misses=0,
+            loads=0,
+            failed_loads=0,
+            load_s=0.0,
+            evictions={},
+        ),
+    )
+
+
+def language_model(folder: Path, replicas: Replicas, template: str | None = TEMPLATE, **options: Any) -> LanguageModel:
+    TOKENIZER.save(str(folder / "tokenizer.json"))
+    info: Any = SimpleNamespace(
+        max_length=MAX_LENGTH,
+        vocabulary=TOKENIZER.get_vocab_size(),
+        chat_template=template,
+        special_tokens={"eos_token": "</s>"},
+        sampling=Sampling(),
+    )
+    patience = {"slo_ms": options["timeout_s"] * 1e3} if "timeout_s" in options else {}
+    config = LlmConfig(kind="llm", model="m", max_tokens=8, **{**patience, **options})
+    return LanguageModel("chat", config, folder, info, replicas.table, replicas, replicas)

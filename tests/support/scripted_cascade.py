@@ -1,0 +1,178 @@
+"""Levels of a cascade without models: what they say of a text follows from the text alone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from pliant.deployments.cascade.readings import Seen, UnreadableError
+from pliant.deployments.encoder.endpoint import Reading
+from pliant.deployments.encoder.engine import Telling
+from pliant.deployments.serving.errors import LateError, RequestError
+from pliant.policies.cascade.candidates import Candidate
+from pliant.training.labelled_texts import LabelledText
+
+LABELS = ("no", "perhaps", "yes")
+TOO_LONG = 40
+"""Words that no level takes."""
+
+TOKENIZER = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+TOKENIZER.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+
+
+def texts(count: int) -> list[LabelledText]:
+    """Each names its label, somewhere among words that say nothing."""
+    rng = np.random.default_rng(0)
+    made = []
+    for number in range(count):
+        label = LABELS[rng.integers(len(LABELS))]
+        words = [f"w{word}" for word in rng.integers(10, size=rng.integers(1, 9))]
+        words.insert(int(rng.integers(len(words) + 1)), label)
+        made.append(LabelledText(f"{' '.join(words)} t{number}", label))
+    return made
+
+
+class Model:
+    """Right on `accuracy` of the texts, and sure of it where it is; words that begin with w are of no importance.
+
+    It takes `seconds` for each word, of which only the profile hears.
+    """
+
+    def __init__(
+        self, name: str, accuracy: float, seconds: float, labels: Sequence[str] = LABELS, telling: bool = True
+    ) -> None:
+        self.name = name
+        self.labels = list(labels)
+        self.accuracy = accuracy
+        self.seconds = seconds
+        self.telling = telling
+        self.read_texts: list[str] = []
+
+    def logits(self, text: str) -> np.ndarray:
+        words = text.split()
+        label = next(word for word in words if word in LABELS)
+        number = hashlib.blake2b(words[-1].encode(), digest_size=4, salt=self.name[:16].encode()).digest()
+        chance = int.from_bytes(number) / 2**32
+        right = chance < self.accuracy
+        sure = 2.0 + 6.0 * abs(chance - self.accuracy)
+        said = label if right else LABELS[(LABELS.index(label) + 1) % len(LABELS)]
+        return np.array([sure if known == said else 0.0 for known in self.labels], np.float32)
+
+    def importance(self, text: str) -> np.ndarray:
+        return np.array([0.1 if word.startswith("w") else 1.0 for word in text.split()], np.float32)
+
+
+class Levels:
+    """A profile's reader over models."""
+
+    def __init__(self, *levels: Model) -> None:
+        self.models = {level.name: level for level in levels}
+        self.pause: asyncio.Event | None = None
+
+    async def read(self, level: str, text: str, importance: bool) -> Seen:
+        if self.pause:
+            await self.pause.wait()
+        model, words = self.models[level], len(text.split())
+        if words > TOO_LONG:
+            raise UnreadableError
+        model.read_texts.append(text)
+        told = model.importance(text) if importance and model.telling else None
+        return Seen(model.logits(text), told, TOKENIZER.encode(text), model.seconds * words, 0.0, model.seconds * words)
+
+
+class Service:
+    """A classifier that does as its model says, or as `fails` does."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.name = model.name
+        self.labels = model.labels
+        self.ready = True
+        self.down = False
+        self.interrupted = False
+        self.fails: Exception | None = None
+        self.hangs = False
+        self.calls: list[tuple[str, float | None, float, bool]] = []
+        self.cancelled = self.late = 0
+        self.most_characters = 5000
+
+    async def read(
+        self,
+        text: str,
+        slo_s: float | None,
+        utility: float = 1.0,
+        telling: Telling | None = None,
+        within_s: float | None = None,
+    ) -> Reading:
+        self.calls.append((text, slo_s, utility, telling is not None))
+        await asyncio.sleep(0)
+        if self.hangs:
+            try:
+                async with asyncio.timeout(within_s):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                self.late += 1
+                raise LateError(503, "no replica answered") from None
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        if self.fails:
+            raise self.fails
+        if len(text.split()) > TOO_LONG:
+            raise RequestError(422, "too long")
+        logits = self.model.logits(text)
+        told = self.model.importance(text) if telling and self.model.telling and telling.wants(logits) else None
+        seconds = self.model.seconds * len(text.split())
+        return Reading(logits, told, TOKENIZER.encode(text), seconds, 0.0, seconds, None, self.interrupted)
+
+
+class Recorder:
+    """A cascade's, that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.drifts: list[tuple[str, bool]] = []
+
+    def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None:
+        assert 0 < confidence <= 1
+        self.events.append(("answered", level, slo_s))
+
+    def rerouted(self, level: str, words: int, pruned: int) -> None:
+        self.events.append(("rerouted", level, words, pruned))
+
+    def drifted(self, level: str, drifting: bool) -> None:
+        self.drifts.append((level, drifting))
+
+    def degraded(self, level: str, reason: str) -> None:
+        self.events.append(("degraded", level, reason))
+
+    def failed(self, status: int) -> None:
+        self.events.append(status)
+
+
+def candidate(*levels: str, cutoff: float = 1.0, alpha: float = 0.0, **changes: Any) -> Candidate:
+    """A chain of these levels that vote alike."""
+    count = len(levels)
+    options: dict[str, Any] = {
+        "levels": levels,
+        "cutoffs": (cutoff,) * (count - 1),
+        "alphas": (alpha,) * (count - 1),
+        "temperatures": (2.0,) * count,
+        "weights": tuple(tuple(1 / (index + 1) for _ in range(index + 1)) for index in range(count)),
+        "slope": 10.0,
+        "accuracy": 0.9,
+        "accuracy_error": 0.01,
+        "loss": 0.0,
+        "loss_error": 0.01,
+        "mean_latency_s": 0.01,
+        "p75_latency_s": 0.01,
+        "p99_latency_s": 0.01,
+        "shares": (*[0.0] * (count - 1), 1.0),
+        "early_accuracy_gap": 0.0,
+    }
+    return Candidate(**{**options, **changes})
