@@ -1,71 +1,58 @@
-"""What the services' Ray Serve routers have in common: follow the replicas, obey tickets, and tell how calls end.
+"""The Ray Serve router of all services: it obeys. Which replica gets a call, the gateway chooses itself.
 
-Serve pickles a service's router class by value, its bases here by reference. A gateway chooses a replica itself, from
-the table that it shares with the router, where it knows better than Serve when an answer has ended and how large it
-was, and so that it may choose another replica after a failure. So routing is obeying, and the one step that binds a
-request to a replica is overridden; `tests/deployments/serving/test_ray_contract.py` pins the hooks.
+The gateway knows better than Serve when an answer has ended and how much work it was, and chooses another replica after
+a failure. So a call goes to the replica that its first argument names, and the one step that binds a request to a
+replica is overridden; `tests/deployments/serving/test_ray_contract.py` pins the hooks. What the router hears of
+replicas, their reports above all, goes to the table that follows its service's `feed`: Serve pickles a router class by
+value, so that router and gateway meet in a module.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from grpc.aio import AioRpcError
 from ray.exceptions import RayActorError, TaskCancelledError
 from ray.serve.exceptions import DeploymentUnavailableError
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
+from pliant.deployments.serving.parcels import Parcel, Refusal
+from pliant.deployments.serving.table import feed
 
 _SUSPECT_S = 1.0
 
-M = TypeVar("M")
+Query = TypeVar("Query")
+Answer = TypeVar("Answer")
 
 
-class Table(Protocol):
-    """What a process knows of a service's replicas; `sync` takes the reports of those that are running."""
+class ReplicaRouter(RequestRouter):
+    """Routes a call to the replica that its first argument names in `replica`.
 
-    def sync(self, reports: Mapping[str, Any]) -> None: ...
+    Raises ReplicaLeftError when that replica has left, or did not take the call.
+    """
 
-    def lose(self, replica: str) -> None: ...
-
-    def suspect(self, replica: str) -> None: ...
-
-    def trust(self, replica: str) -> None: ...
-
-
-class WatchingRouter(RequestRouter):
-    """Keeps a table true: which replicas run, what each last reported, and which have died or cannot be reached."""
-
-    def watch(self, table: Table) -> None:
-        """Do so for `table`, from `initialize_state` on."""
-        self._watched = table
+    def initialize_state(self, service: str) -> None:  # type: ignore[override]
+        self._feed = feed(service)
         self._running: dict[str, RunningReplica] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         self._running = {replica.replica_id.unique_id: replica for replica in replicas}
-        self._watched.sync({name: _report(replica) for name, replica in self._running.items()})
+        self._feed.sync({name: _report(replica) for name, replica in self._running.items()})
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        self._watched.lose(replica_id.unique_id)
+        self._feed.lose(replica_id.unique_id)
 
     def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_unavailable(replica_id)
-        self._watched.suspect(replica_id.unique_id)
-        asyncio.get_running_loop().call_later(_SUSPECT_S, self._watched.trust, replica_id.unique_id)
-
-
-class TicketRouter(WatchingRouter):
-    """Routes a call to the replica that its first argument names in `replica`.
-
-    Raises ReplicaLeftError when that replica has left, or did not take the call: the gateway then chooses anew.
-    """
+        self._feed.suspect(replica_id.unique_id)
+        asyncio.get_running_loop().call_later(_SUSPECT_S, self._feed.trust, replica_id.unique_id)
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
@@ -84,6 +71,34 @@ class TicketRouter(WatchingRouter):
         return self._running[replica]
 
 
+class RayTransport(Generic[Query, Answer]):
+    """Carries parcels to the replicas of `handle`'s deployment, whose router is to obey. See `courier.Transport`."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._one = handle.answer
+        self._several = handle.options(stream=True).answers
+
+    async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
+        """The reply to the only query of `parcel`."""
+        response = self._one.remote(parcel)
+        with told():
+            try:
+                return cast("Answer | Refusal", await response)
+            except asyncio.CancelledError:
+                response.cancel()  # type: ignore[no-untyped-call]
+                raise
+
+    async def several(self, parcel: Parcel[Query]) -> AsyncGenerator[Sequence[tuple[int, Answer | Refusal]], None]:
+        """Replies as they are made, each with the index of its query."""
+        response = cast(DeploymentResponseGenerator[Any], self._several.remote(parcel))
+        try:
+            with told():
+                async for part in response:
+                    yield part
+        finally:
+            response.cancel()  # type: ignore[no-untyped-call]
+
+
 def obey(handle: DeploymentHandle[Any]) -> None:
     """Have the router of `handle` run in this loop, not in a thread of its own, from now on: the table needs no lock,
     and a call no hand-over."""
@@ -92,7 +107,8 @@ def obey(handle: DeploymentHandle[Any]) -> None:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Raises ReplicaLostError when the replica that is called within dies, NotDeployedError when there is none at all.
+    """Raises NotDeployedError when there is no replica at all to call, and ReplicaLostError when the one that is called
+    within dies, or raises anything itself.
 
     A client that leaves is still a cancellation.
     """
@@ -101,26 +117,15 @@ def told() -> Iterator[None]:
     except asyncio.CancelledError as error:
         if (task := asyncio.current_task()) and task.cancelling():
             raise
-        raise ReplicaLostError from error  # not the client left, but the replica
+        raise ReplicaLostError("it died") from error  # not the client left, but the replica
     except DeploymentUnavailableError as error:
         raise NotDeployedError from error
+    except (ReplicaLeftError, GeneratorExit):
+        raise
     except (RayActorError, TaskCancelledError, AioRpcError) as error:
-        raise ReplicaLostError from error
-
-
-def caller(method: Callable[[M], Any]) -> Callable[[M], Awaitable[Any]]:
-    """Calls of a handle's `method` that raise as `told` says, and that leave the replica when they are cancelled."""
-
-    async def call(message: M) -> Any:
-        response = method(message)
-        with told():
-            try:
-                return await response
-            except asyncio.CancelledError:
-                response.cancel()
-                raise
-
-    return call
+        raise ReplicaLostError("it died") from error
+    except Exception as error:
+        raise ReplicaLostError(f"{type(error).__name__}: {error}") from error
 
 
 def _report(replica: RunningReplica) -> Any:

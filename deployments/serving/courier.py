@@ -1,0 +1,105 @@
+"""Calls of one turn of the event loop to one replica travel in one Ray call, and their answers too.
+
+A call to a Ray actor costs about as much for one text as for sixty. Whatever is sent to the same replica before the
+loop comes round again, the texts of one request above all, leaves in one parcel; a parcel of several is answered in
+parts, each of all that is done by then, so that nobody waits for the slowest.
+
+Plain asyncio, without Ray: a `Transport` carries the parcels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Generic, Protocol, TypeVar
+
+from pliant.deployments.serving.parcels import Parcel, Refusal
+
+MOST = 256
+"""Queries in a parcel."""
+
+Query = TypeVar("Query")
+Answer = TypeVar("Answer")
+Given = TypeVar("Given", covariant=True)
+
+
+class Transport(Protocol[Query, Given]):
+    """Carries parcels to replicas. Cancelled or closed, it has the replica drop what it has not answered.
+
+    Raises ReplicaLostError when the replica dies, ReplicaLeftError when it left before, NotDeployedError when there is
+    none at all.
+    """
+
+    async def one(self, parcel: Parcel[Query]) -> Given | Refusal:
+        """The reply to the only query of `parcel`."""
+
+    def several(self, parcel: Parcel[Query]) -> AsyncGenerator[Sequence[tuple[int, Given | Refusal]], None]:
+        """Replies as they are made, each with the index of its query."""
+
+
+class Courier(Generic[Query, Answer]):
+    """Sends for one service. Whoever no longer wants a reply cancels the future that promises it."""
+
+    def __init__(self, gateway: str, transport: Transport[Query, Answer]) -> None:
+        self._gateway = gateway
+        self._transport = transport
+        self._waiting: dict[str, list[tuple[Query, asyncio.Future[Answer | Refusal]]]] = {}
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def send(self, replica: str, query: Query) -> asyncio.Future[Answer | Refusal]:
+        """The reply to come of `replica`; it raises what the transport does."""
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Answer | Refusal] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._depart)
+        self._waiting.setdefault(replica, []).append((query, reply))
+        return reply
+
+    def _depart(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for replica, mail in waiting.items():
+            wanted = [(query, reply) for query, reply in mail if not reply.cancelled()]
+            for start in range(0, len(wanted), MOST):
+                part = wanted[start : start + MOST]
+                parcel = Parcel(replica, self._gateway, tuple(query for query, _ in part))
+                replies = [reply for _, reply in part]
+                task = asyncio.create_task(self._carry(parcel, replies))
+                self._under_way.add(task)
+                task.add_done_callback(self._under_way.discard)
+                _cancel_with_all(task, replies)
+
+    async def _carry(self, parcel: Parcel[Query], replies: Sequence[asyncio.Future[Answer | Refusal]]) -> None:
+        try:
+            if len(replies) == 1:
+                _settle(replies[0], await self._transport.one(parcel))
+            else:
+                async with aclosing(self._transport.several(parcel)) as parts:
+                    async for part in parts:
+                        for index, found in part:
+                            _settle(replies[index], found)
+        except Exception as error:
+            for reply in replies:
+                if not reply.done():
+                    reply.set_exception(error)
+        for reply in replies:
+            _settle(reply, Refusal("failed", "the replica did not answer"))
+
+
+def _settle(reply: asyncio.Future[Answer | Refusal], found: Answer | Refusal) -> None:
+    if not reply.done():
+        reply.set_result(found)
+
+
+def _cancel_with_all(task: asyncio.Task[None], replies: Sequence[asyncio.Future[Answer | Refusal]]) -> None:
+    """Cancel `task` once nobody waits for any of `replies` any more."""
+    wanted = len(replies)
+
+    def ended(reply: asyncio.Future[Answer | Refusal]) -> None:
+        nonlocal wanted
+        wanted -= 1
+        if not wanted and reply.cancelled():
+            task.cancel()
+
+    for reply in replies:
+        reply.add_done_callback(ended)

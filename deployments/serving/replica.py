@@ -1,0 +1,89 @@
+"""The replica's side of a call: answers the queries of parcels, and counts what it has and what went wrong.
+
+Plain asyncio, without Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Generic, TypeVar
+
+from pliant.deployments.serving.parcels import Parcel, Refusal
+
+logger = logging.getLogger("pliant")
+
+_MOST_BROKEN = 3
+"""Queries in a row over which the executor broke down, after which the replica had better be replaced."""
+
+Query = TypeVar("Query")
+Answer = TypeVar("Answer")
+
+
+class Desk(Generic[Query, Answer]):
+    """Has `engine` answer queries, each of which amounts to `weight(query)`.
+
+    An exception of the engine's is a refusal, so that another replica is asked.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        engine: Callable[[Query], Awaitable[Answer | Refusal]],
+        weight: Callable[[Query], float] = lambda _query: 1.0,
+    ) -> None:
+        self._service = service
+        self._engine = engine
+        self._weight = weight
+        self._held: dict[str, tuple[int, float]] = {}
+        """By gateway: how many queries, and what they amount to."""
+        self._broken = 0
+        self._last = ""
+
+    @property
+    def held(self) -> dict[str, float]:
+        """What the queries of each gateway amount to that are not answered yet."""
+        return {gateway: weight for gateway, (_, weight) in self._held.items()}
+
+    def check(self) -> None:
+        """Raise RuntimeError if one query after the other broke the engine down."""
+        if self._broken >= _MOST_BROKEN:
+            raise RuntimeError(f"{self._broken} queries in a row broke down, the last with {self._last}")
+
+    async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
+        """The reply to the only query of `parcel`."""
+        return await self._answer(parcel.gateway, parcel.queries[0])
+
+    async def several(self, parcel: Parcel[Query]) -> AsyncGenerator[list[tuple[int, Answer | Refusal]], None]:
+        """Replies as they are made, each with the index of its query; those that are made together come together."""
+        tasks = {
+            asyncio.create_task(self._answer(parcel.gateway, query)): index
+            for index, query in enumerate(parcel.queries)
+        }
+        try:
+            while tasks:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                yield [(tasks.pop(task), task.result()) for task in done]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _answer(self, gateway: str, query: Query) -> Answer | Refusal:
+        weight = self._weight(query)
+        number, held = self._held.get(gateway, (0, 0.0))
+        self._held[gateway] = number + 1, held + weight
+        try:
+            reply = await self._engine(query)
+        except Exception as error:
+            self._broken += 1
+            self._last = f"{type(error).__name__}: {error}"
+            logger.exception("%s: a query broke down", self._service)
+            return Refusal("failed", self._last)
+        finally:
+            number, held = self._held.pop(gateway)
+            if number > 1:
+                self._held[gateway] = number - 1, max(0.0, held - weight)
+        if not isinstance(reply, Refusal):
+            self._broken = 0
+        return reply

@@ -1,0 +1,253 @@
+"""What one gateway process knows of a service's replicas: which may be chosen now, and what each last reported.
+
+Plain Python, without Ray. Serve pickles a router class by value, so the router and the gateway meet in this module:
+both ask `feed` for that of their service. All calls come from one event loop.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from pliant.deployments.serving.parcels import Report
+
+_FAILURES = 3
+"""In a row, after which a replica is left alone for a while."""
+_EJECTED_S = 1.0
+"""The first time; every time after that twice as long, until it answers."""
+_MOST_EJECTED_S = 30.0
+
+Want = TypeVar("Want", contravariant=True)
+R = TypeVar("R", bound=Report)
+ReportIn = TypeVar("ReportIn", bound=Report, contravariant=True)
+
+
+class NoReplicaError(Exception):
+    """There is no replica to choose, or every one is to be avoided."""
+
+
+class Choice(NamedTuple):
+    """A replica, and when it should have answered."""
+
+    replica: str
+    predicted_s: float | None
+    """From now on; None where nobody can tell."""
+
+
+class Chooser(Protocol[Want, ReportIn]):
+    """The policy that picks replicas, and counts what it has sent to each."""
+
+    def update(self, replica: str, report: ReportIn, others: float) -> None:
+        """`replica` may be chosen, is as it reports, and holds `others` of other gateways."""
+
+    def suspend(self, replica: str) -> None:
+        """Do not choose `replica` until it is updated; what it has been sent still counts."""
+
+    def remove(self, replica: str) -> None:
+        """`replica` is gone."""
+
+    def choose(self, want: Want, avoid: Collection[str]) -> Choice:
+        """The replica for `want`, none of `avoid`; it counts there until `done`.
+
+        Raises NoReplicaError when there is none, and RequestError when none should answer.
+        """
+
+    def done(self, replica: str, want: Want) -> None:
+        """What `choose` sent to `replica` ended, well or not."""
+
+    def sent(self, replica: str) -> float:
+        """What this gateway has there, in the unit of `Report.held`."""
+
+
+@dataclass
+class _Health:
+    failures: int = 0
+    """In a row."""
+    ejections: int = 0
+    """Since it last answered."""
+    until: float | None = None
+    """When it may be chosen again; None if it may be now."""
+
+
+class ReplicaTable(Generic[Want, R]):
+    """The replicas that are known to live. `chooser` hears of no others, nor of those that should get nothing now.
+
+    A replica that fails `_FAILURES` times in a row is ejected for a time, which doubles until it answers; not the last
+    one that may be chosen, as a bad one is better than none.
+    """
+
+    def __init__(self, chooser: Chooser[Want, R], now: Callable[[], float] = time.monotonic) -> None:
+        self.gateway = uuid.uuid4().hex
+        """Names this process to the replicas, which report by gateway what they hold."""
+        self._chooser = chooser
+        self._now = now
+        self._live: set[str] = set()
+        self._lost: set[str] = set()
+        self._suspects: set[str] = set()
+        self._moving: frozenset[str] = frozenset()
+        self._reports: dict[str, R] = {}
+        self._health: dict[str, _Health] = {}
+        self._ejected: set[str] = set()
+        self._usable: set[str] = set()
+        """Known to the chooser now."""
+
+    def sync(self, reports: Mapping[str, R | None]) -> None:
+        """The controller's view: the replicas that are running, and what each last reported."""
+        self._lost &= reports.keys()
+        for replica in self._live - reports.keys():
+            self._forget(replica)
+        self._live = reports.keys() - self._lost
+        for replica, report in reports.items():
+            if report:
+                self.observe(replica, report)
+
+    def observe(self, replica: str, report: R) -> None:
+        """Take over what `replica` reported, unless it has left or something newer is known."""
+        known = self._reports.get(replica)
+        if replica not in self._live or (known and known["version"] > report["version"]):
+            return
+        self._reports[replica] = report
+        self._route(replica)
+
+    def lose(self, replica: str) -> None:
+        """`replica` died: it is never chosen again, even while the controller still lists it."""
+        self._lost.add(replica)
+        self._live.discard(replica)
+        self._forget(replica)
+
+    def suspect(self, replica: str) -> None:
+        """`replica` cannot be reached: choose it no more until `trust` is called."""
+        self._suspects.add(replica)
+        self._route(replica)
+
+    def trust(self, replica: str) -> None:
+        """`replica` may be reached again, if it still lives."""
+        self._suspects.discard(replica)
+        self._route(replica)
+
+    def stop_routing(self, moving: Collection[str]) -> None:
+        """The planner moves these replicas, and no others: choose them no more until they are not `moving`."""
+        changed = self._moving.symmetric_difference(moving)
+        self._moving = frozenset(moving)
+        for replica in changed:
+            self._route(replica)
+
+    def choose(self, want: Want, avoid: Collection[str] = ()) -> Choice:
+        """As `Chooser.choose`."""
+        if self._ejected:
+            self._readmit()
+        return self._chooser.choose(want, avoid)
+
+    def done(self, replica: str, want: Want) -> None:
+        """As `Chooser.done`."""
+        self._chooser.done(replica, want)
+
+    def answered(self, replica: str) -> None:
+        """`replica` did what it was asked for."""
+        if self._health.pop(replica, None) and replica in self._ejected:
+            self._ejected.discard(replica)
+            self._route(replica)
+
+    def failed(self, replica: str) -> None:
+        """`replica` broke down over a request, or let it wait for much too long."""
+        if replica not in self._live:
+            return
+        health = self._health.setdefault(replica, _Health())
+        health.failures += 1
+        if health.failures >= _FAILURES and replica not in self._ejected and self._usable - {replica}:
+            health.until = self._now() + min(_MOST_EJECTED_S, _EJECTED_S * 2**health.ejections)
+            health.ejections += 1
+            self._ejected.add(replica)
+            self._route(replica)
+
+    @property
+    def ready(self) -> bool:
+        """Whether some replica may be chosen now."""
+        return bool(self._usable)
+
+    @property
+    def running(self) -> int:
+        """Replicas that have reported."""
+        return len(self._reports)
+
+    def reports(self) -> dict[str, R]:
+        """What each live replica last said of itself."""
+        return dict(self._reports)
+
+    def replicas(self) -> dict[str, dict[str, Any]]:
+        """For people: each replica's latest report, what this process has sent it, and whether it is ejected."""
+        return {
+            replica: {**report, "sent": self._chooser.sent(replica), "ejected": replica in self._ejected}
+            for replica, report in self._reports.items()
+        }
+
+    def _readmit(self) -> None:
+        """Let those be chosen again whose time has come; one more failure ejects them again."""
+        now = self._now()
+        for replica in [each for each in self._ejected if (self._health[each].until or 0.0) <= now]:
+            self._health[replica].failures = _FAILURES - 1
+            self._ejected.discard(replica)
+            self._route(replica)
+
+    def _route(self, replica: str) -> None:
+        """Let `replica` be chosen as it last reported, or not at all while it should get nothing."""
+        report = self._reports.get(replica)
+        if not report or replica in self._moving or replica in self._suspects or replica in self._ejected:
+            self._usable.discard(replica)
+            self._chooser.suspend(replica)
+        else:
+            self._usable.add(replica)
+            held = report["held"]
+            self._chooser.update(replica, report, sum(held.values()) - held.get(self.gateway, 0.0))
+
+    def _forget(self, replica: str) -> None:
+        for group in (self._suspects, self._ejected, self._usable):
+            group.discard(replica)
+        self._health.pop(replica, None)
+        self._reports.pop(replica, None)
+        self._chooser.remove(replica)
+
+
+class Feed:
+    """What this process's router hears of a service's replicas, for the one table that follows it, if any does."""
+
+    def __init__(self) -> None:
+        self._running: Mapping[str, Any] = {}
+        self._table: ReplicaTable[Any, Any] | None = None
+
+    def follow(self, table: ReplicaTable[Any, Any]) -> None:
+        """Keep `table` true from now on."""
+        self._table = table
+        table.sync(self._running)
+
+    def sync(self, reports: Mapping[str, Any]) -> None:
+        """As `ReplicaTable.sync`."""
+        self._running = reports
+        if self._table:
+            self._table.sync(reports)
+
+    def lose(self, replica: str) -> None:
+        """As `ReplicaTable.lose`."""
+        if self._table:
+            self._table.lose(replica)
+
+    def suspect(self, replica: str) -> None:
+        """As `ReplicaTable.suspect`."""
+        if self._table:
+            self._table.suspect(replica)
+
+    def trust(self, replica: str) -> None:
+        """As `ReplicaTable.trust`."""
+        if self._table:
+            self._table.trust(replica)
+
+
+_feeds: dict[str, Feed] = {}
+
+
+def feed(service: str) -> Feed:
+    """The process's own, of `service`."""
+    return _feeds.setdefault(service, Feed())
