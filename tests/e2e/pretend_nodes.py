@@ -20,12 +20,13 @@ import httpx
 import psutil
 import ray
 from doubles import Sleepers
-from e2e.cluster import PATIENT_MS, free_port
+from e2e.cluster import PATIENT_MS
 from ray import serve
 from ray.cluster_utils import Cluster
 from tokenizers import Tokenizer, models, pre_tokenizers
 from waiting import HANGS_AFTER_S, wait_until
 
+from pliant.bench.ray_session import free_port
 from pliant.config import EncoderConfig, ServingConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtime
