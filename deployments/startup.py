@@ -7,6 +7,7 @@ downloaded, and to be loaded.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from ray import serve
 from pliant.deployments.autoscaling import PLANNER
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.messages import STARTING, Step
-from pliant.turns import LOADING, cpus, turn
+from pliant.turns import LOADING, turn
 
 _EVERY_S = 0.5
 _ANSWER_WITHIN_S = 2.0
@@ -65,7 +66,7 @@ class Startup:
             await asyncio.wait_for(self._gateways.wait(), _GATEWAY_WITHIN_S)
         rank = serve.get_replica_context().rank
         urgency = (float(rank.rank if rank else 0), _size(folder))
-        turns = turn(self._service, lambda _place: urgency, self, LOADING, cpus())
+        turns = turn(self._service, lambda: urgency, self, LOADING, len(os.sched_getaffinity(0)))
         await asyncio.to_thread(turns.__enter__)
         try:
             self("loading", 0.0)

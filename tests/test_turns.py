@@ -38,7 +38,7 @@ class Jobs:
             thread.join()
 
     def _run(self, name: str, urgency: tuple[float, ...]) -> None:
-        with turn(name, lambda _place: urgency, lambda text, _done: self.heard.append(text)):
+        with turn(name, lambda: urgency, lambda text, _done: self.heard.append(text)):
             self._at_once += 1
             assert self._at_once == 1
             self.done.append(name)
@@ -56,7 +56,7 @@ def until(cache: Path, number: int) -> None:
 
 def test_the_most_urgent_is_next_and_of_two_the_older(cache: Path) -> None:
     jobs = Jobs()
-    with turn("first", lambda _place: (0.0,)):
+    with turn("first", lambda: (0.0,)):
         for index, (name, urgency) in enumerate(
             (("late", (1.0, 0.0)), ("a", (0.0, 5.0)), ("b", (0.0, 5.0)), ("c", (0.0, 1.0)))
         ):
@@ -74,17 +74,17 @@ def test_urgency_is_asked_again(cache: Path) -> None:
     done: list[str] = []
 
     def changeable() -> None:
-        with turn("changes", lambda _place: tuple(urgency)):
+        with turn("changes", lambda: tuple(urgency)):
             done.append("changes")
 
-    with turn("first", lambda _place: (0.0,)):
+    with turn("first", lambda: (0.0,)):
         thread = threading.Thread(target=changeable)
         thread.start()
         until(cache, 1)
         jobs.start("other", 3.0)
         until(cache, 2)
         urgency[0] = 1.0
-        while "[[1.0]]" not in [file.read_text() for file in (cache / "turns" / "background").glob("*.ticket")]:
+        while "[1.0]" not in [file.read_text() for file in (cache / "turns" / "background").glob("*.ticket")]:
             pass
     thread.join()
     jobs.join()
@@ -95,10 +95,10 @@ def test_urgency_is_asked_again(cache: Path) -> None:
 def test_whoever_dies_leaves_the_queue(cache: Path, where: str) -> None:
     script = (
         "import sys; from pliant.turns import turn\n"
-        "with turn('theirs', lambda _place: (-1.0,), lambda text, done: print('waits', flush=True)):\n"
+        "with turn('theirs', lambda: (-1.0,), lambda text, done: print('waits', flush=True)):\n"
         "    print('runs', flush=True); sys.stdin.read()"
     )
-    ours = turn("ours", lambda _place: (0.0,))
+    ours = turn("ours", lambda: (0.0,))
     if where == "waits":
         ours.__enter__()
     theirs = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -108,7 +108,7 @@ def test_whoever_dies_leaves_the_queue(cache: Path, where: str) -> None:
     theirs.communicate()
     if where == "waits":
         ours.__exit__(None, None, None)
-    with turn("next", lambda _place: (0.0,)):
+    with turn("next", lambda: (0.0,)):
         pass
     assert waiting(cache) == 0
 
@@ -120,57 +120,34 @@ def test_an_interrupted_wait_leaves_the_queue(cache: Path) -> None:
     def enough(_text: str, _done: float) -> None:
         raise EnoughError
 
-    with turn("first", lambda _place: (0.0,)):
-        with pytest.raises(EnoughError), turn("impatient", lambda _place: (0.0,), enough):
+    with turn("first", lambda: (0.0,)):
+        with pytest.raises(EnoughError), turn("impatient", lambda: (0.0,), enough):
             pass
         assert waiting(cache) == 0
-    with turn("next", lambda _place: (0.0,)):
+    with turn("next", lambda: (0.0,)):
         pass
 
 
 def test_several_may_run_at_a_time(cache: Path) -> None:
-    entered = [turn(str(number), lambda _place: (0.0,), queue="loading", places=2) for number in range(2)]
+    entered = [turn(str(number), lambda: (0.0,), queue="loading", places=2) for number in range(2)]
     for each in entered:
         each.__enter__()
-    third = threading.Thread(target=lambda: turn("third", lambda _place: (0.0,), queue="loading", places=2).__enter__())
+    third = threading.Thread(target=lambda: turn("third", lambda: (0.0,), queue="loading", places=2).__enter__())
     third.start()
     while not list((cache / "turns" / "loading").glob("*.ticket")):
         pass
-    with turn("another queue", lambda _place: (0.0,)):
+    with turn("another queue", lambda: (0.0,)):
         pass
     entered[1].__exit__(None, None, None)
     third.join()
     entered[0].__exit__(None, None, None)
 
 
-@pytest.mark.parametrize(("freed", "order"), [(0, ["cheap", "usual", "dear"]), (1, ["dear", "usual", "cheap"])])
-def test_each_place_has_an_order_of_its_own(cache: Path, freed: int, order: list[str]) -> None:
-    held = [turn(str(number), lambda _place: (0.0,), places=2) for number in range(2)]
-    for each in held:
-        each.__enter__()
-    done: list[str] = []
-
-    def train(name: str, cost: float) -> None:
-        with turn(name, lambda place: (-cost if place else cost,), places=2):
-            done.append(name)
-
-    threads = []
-    for index, (name, cost) in enumerate((("usual", 2.0), ("dear", 3.0), ("cheap", 1.0))):
-        threads.append(threading.Thread(target=train, args=(name, cost)))
-        threads[-1].start()
-        until(cache, index + 1)
-    held[freed].__exit__(None, None, None)
-    for thread in threads:
-        thread.join()
-    held[1 - freed].__exit__(None, None, None)
-    assert done == order
-
-
 def test_it_may_be_left_in_another_thread() -> None:
-    entered = turn("here", lambda _place: (0.0,))
+    entered = turn("here", lambda: (0.0,))
     thread = threading.Thread(target=entered.__enter__)
     thread.start()
     thread.join()
     entered.__exit__(None, None, None)
-    with turn("next", lambda _place: (0.0,)):
+    with turn("next", lambda: (0.0,)):
         pass

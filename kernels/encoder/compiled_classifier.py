@@ -229,7 +229,7 @@ def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) 
     ]
     command += ["--device", spec.device, "--dtype", spec.dtype, "--threads", threads, "--into", str(into)]
     command += ["--dynamic"] * spec.dynamic + ["--importance"] * spec.importance
-    with turn(f"compiling {spec.folder.name} for {spec.max_length} tokens", lambda _place: (COMPILE, urgency())):
+    with turn(f"compiling {spec.folder.name} for {spec.max_length} tokens", lambda: (COMPILE, urgency())):
         done = run_in_background(command, environment)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

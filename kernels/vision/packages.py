@@ -112,7 +112,7 @@ def _compile_apart(spec: VitSpec, into: Path) -> None:
     command = [sys.executable, "-m", "pliant.kernels.vision.compiler", str(spec.folder), f"--gamma={spec.gamma}"]
     command += [f"--dtype={spec.dtype}", f"--threads={spec.threads}", f"--most-rows={spec.most_rows}", f"--into={into}"]
     try:
-        with turn(f"compiling {spec.folder.name} for gamma {spec.gamma}", lambda _place: (COMPILE, 0.0)):
+        with turn(f"compiling {spec.folder.name} for gamma {spec.gamma}", lambda: (COMPILE, 0.0)):
             done = run_in_background(command, environment, LIMIT_S)
     except subprocess.TimeoutExpired:
         raise CannotCompileError(

@@ -1,21 +1,19 @@
 """Heavy work on one machine takes turns: what trains a model or compiles a runtime, and replicas that load.
 
-More at once than there are processors would only slow each other, and what already serves. Whoever waits says how
-urgent its job is; of those who wait when a job ends, the most urgent one is next. A queue is a folder of files in the
-cache, each locked by whoever waits: a process that dies leaves it.
+Several at once would only slow each other, and what already serves. Whoever waits says how urgent its job is; of those
+who wait when a job ends, the most urgent one is next. A queue is a folder of files in the cache, each locked by whoever
+waits: a process that dies leaves it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -27,8 +25,7 @@ Urgency = tuple[float, ...]
 """The least is the most urgent."""
 
 BACKGROUND, LOADING = "background", "loading"
-"""Queues: of what trains, as many at a time as there are CPUs, and compiles, one at a time; and of replicas that load,
-as many at a time as there are CPUs."""
+"""Queues: of what trains and compiles; and of replicas that load, as many at a time as there are CPUs."""
 
 TRAIN, COMPILE = 0.0, 1.0
 """The first number of an urgency: nothing answers without a model, and a compiled one only answers faster."""
@@ -37,16 +34,15 @@ TRAIN, COMPILE = 0.0, 1.0
 @contextmanager
 def turn(
     job: str,
-    urgency: Callable[[int], Urgency],
+    urgency: Callable[[], Urgency],
     report: Progress | None = None,
     queue: str = BACKGROUND,
     places: int = 1,
 ) -> Iterator[None]:
-    """Wait until one of the first `places` places of `queue` is free on this machine, and none that waits for it is
-    more urgent; then run there.
+    """Wait until fewer than `places` jobs of `queue` run on this machine and none that waits is more urgent; then run.
 
-    `urgency` may differ by place, from 0, and is asked again and again while this waits. `report` hears of a job that
-    runs. The thread that leaves the turn may be another than the one that entered it.
+    `urgency` is asked again and again while this waits. `report` hears which job has the turn. The thread that leaves
+    it may be another than the one that entered it.
     """
     folder = cache_folder() / "turns" / queue
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,11 +50,10 @@ def turn(
     ticket = _Ticket(folder)
     try:
         while place is None:
-            firsts = ticket.first([urgency(number) for number in range(places)])
-            place = next((place for place in map(partial(_Place, folder), firsts) if place.taken()), None)
+            if ticket.first(urgency()):
+                place = next((place for place in map(partial(_Place, folder), range(places)) if place.taken()), None)
             if place is None:
-                jobs = (_read(folder / f"{number}.json") for number in range(places))
-                if report and (other := next(filter(None, jobs), None)):
+                if report and (other := _read(folder / "0.json")):
                     report(f"waiting for {other}", 0.0)
                 time.sleep(_POLL_S)
     finally:
@@ -68,11 +63,6 @@ def turn(
         yield
     finally:
         place.give_up()
-
-
-def cpus() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 class _Place:
@@ -107,12 +97,12 @@ class _Ticket:
         with self._queue:
             self._mine.acquire()
 
-    def first(self, urgencies: Sequence[Urgency]) -> list[int]:
-        """The places for which nobody who waits is more urgent, if `urgencies` are ours by place."""
+    def first(self, urgency: Urgency) -> bool:
+        """Whether nobody who waits is more urgent."""
         with self._queue:
-            self._file.write_text(json.dumps(urgencies))
-            waiting = {file.name: _read(file) for file in self._folder.glob("*.ticket") if self._alive(file)}
-        return [place for place in range(len(urgencies)) if _most_urgent(waiting, place) == self._file.name]
+            self._file.write_text(json.dumps(urgency))
+            waiting = [(_read(file), file.name) for file in self._folder.glob("*.ticket") if self._alive(file)]
+        return min(waiting)[1] == self._file.name
 
     def give_up(self) -> None:
         with self._queue:
@@ -134,11 +124,6 @@ class _Ticket:
             each.unlink(missing_ok=True)
 
 
-def _most_urgent(waiting: Mapping[str, Any], place: int) -> str:
-    """The name of the ticket that is next at `place`, of all that may go there."""
-    return min((urgencies[place], name) for name, urgencies in waiting.items() if len(urgencies) > place)[1]
-
-
 def _lock(file: Path) -> FileLock:
     return FileLock(file, thread_local=False)
 
@@ -152,7 +137,7 @@ def _taken(lock: FileLock) -> bool:
     return True
 
 
-def _read(file: Path) -> Any:
+def _read(file: Path) -> object:
     with suppress(OSError, ValueError):
         return json.loads(file.read_text())
     return None

@@ -13,7 +13,7 @@ from typing import Any
 
 from pliant.background import BEHIND_OTHERS
 from pliant.cache import cache_folder, made_once, shared
-from pliant.turns import TRAIN, Urgency, cpus, turn
+from pliant.turns import TRAIN, turn
 from pliant.zoo import shapes
 from pliant.zoo.training_process import train_apart
 
@@ -76,21 +76,17 @@ def ensure(name: str, progress: Callable[[str, float], object], niceness: int = 
     """The folder of the model `name`, of the `ADAPTERS` or of the `TASKS`, which are trained first if this user has
     never done so.
 
-    As many train at a time as there are CPUs: of all that are wanted the cheapest first, so that something serves soon,
-    and beside it the dearest, so that it is not the one that all wait for. `progress` is called with what is being done
-    and the fraction done; adapters and tasks may need their model to be trained before. Raises ModelError if training
-    fails.
+    One process trains at a time, of all that are wanted the cheapest first; others that ask meanwhile wait. `progress`
+    is called with what is being done and the fraction done; adapters and tasks may need their model to be trained
+    before. Raises ModelError if training fails.
     """
     if name in (ADAPTERS, TASKS) and not folder(name).exists():
         ensure(_base(name), progress, niceness)
     job = f"training zoo/{name}"
     told = shared(folder(name), progress)
 
-    def urgency(place: int) -> Urgency:
-        return TRAIN, -cost(name) if place == 1 else cost(name)
-
     def make(unfinished: Path) -> None:
-        with turn(job, urgency, told, places=cpus()):
+        with turn(job, lambda: (TRAIN, cost(name)), told):
             train_apart(name, unfinished, lambda _text, done: told(job, done), niceness)
 
     return made_once(folder(name), make, progress)
