@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.least_held import Share
-from pliant.deployments.serving.outcome import RequestError
+from pliant.deployments.serving.outcome import Fault, RequestError
 from pliant.deployments.serving.parcels import Refusal
 
 
@@ -51,5 +51,5 @@ class AnswerErrand(Errand[Share, Generation, Piece]):
         return error
 
     def refused(self, refusals: Sequence[Refusal]) -> RequestError:
-        able = [refusal for refusal in refusals if refusal.fault != "adapter_too_large"]
+        able = [refusal for refusal in refusals if refusal.fault is not Fault.ADAPTER_TOO_LARGE]
         return super().refused(able or refusals)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pliant.deployments.serving.metric_table import Described, Table
 
 REPLICA: Table = {
@@ -38,3 +41,8 @@ CLASSES: Table = {
 }
 RESIDENT = Described(False, "pliant_adapters_resident", "Adapters that are in memory.")
 EVICTIONS = Described(True, "pliant_adapter_cache_evictions", "Adapters that left the memory, by why.")
+
+
+def of_replica(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What `REPLICA` names, of a report."""
+    return {**report, "live_tokens": sum(report["held"].values())}

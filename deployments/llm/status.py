@@ -7,14 +7,14 @@ from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from pliant.deployments.llm.metric_tables import ADAPTERS, CLASSES, EVICTIONS, PREDICTOR, REPLICA, RESIDENT
+from pliant.deployments.llm.metric_tables import ADAPTERS, CLASSES, EVICTIONS, PREDICTOR, REPLICA, RESIDENT, of_replica
 from pliant.deployments.serving.metric_families import Rows, families, family, replicas_of
 
 
 def llm_metrics(stats: Mapping[str, Any]) -> Iterator[Metric]:
     """What "/stats" says of language models and adapters, for Prometheus."""
     replicas = replicas_of(stats["language_models"])
-    yield from families(REPLICA, replicas)
+    yield from families(REPLICA, [(labels, of_replica(report)) for labels, report in replicas])
     yield from families(PREDICTOR, [(labels, report["predictor"]) for labels, report in replicas])
     adapters = [(labels, report["adapters"]) for labels, report in replicas]
     yield from families(ADAPTERS, adapters)

@@ -19,11 +19,11 @@ from contextlib import aclosing
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pliant.deployments.serving.courier import Courier
-from pliant.deployments.serving.errand import Errand, Recorder, Retry
+from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
-from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.outcome import Outcome, Recorder, RequestError, Retry
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
-from pliant.deployments.serving.table import NoReplicaError, ReplicaTable
+from pliant.deployments.serving.table import NoReplicaError, NoTimeError, ReplicaTable
 
 _RETRY_S = 0.05
 _MOST_FAILED = 3
@@ -241,6 +241,8 @@ class _Course(Generic[Want, Query, Item]):
             replica, predicted_s = self._table.choose(want, self._avoid)
         except NoReplicaError:
             return None
+        except NoTimeError as error:
+            raise self.errand.no_time(error) from None
         self._avoid.add(replica)
         patience_s = math.inf if predicted_s is None else max(_LEAST_PATIENCE_S, _PATIENCE * predicted_s)
         return Attempt(replica, want, self._now() + patience_s)
@@ -277,7 +279,7 @@ class _Course(Generic[Want, Query, Item]):
         elif refusal.cause == "moved":
             self._recorder.retried("moved")
         elif refusal.cause == "final":
-            raise RequestError(refusal.outcome, refusal.reason, refusal.retry_after_s, refusal.fault)
+            raise self.errand.explained(refusal)
         elif refusal.cause == "unable" and await self.errand.renew(refusal):
             self._avoid.clear()
             self._refusals.clear()

@@ -136,7 +136,7 @@ class LlmReplicaMetrics:
 
     def record(self, report: ReplicaReport) -> None:
         """Once for every report, in order."""
-        self._replica.follow({**report, "live_tokens": sum(report["live_tokens"].values())})
+        self._replica.follow(llm.of_replica(report))
         self._predictor.follow(report["predictor"])
         self._adapters.follow({**report["adapters"], "resident": len(report["adapters"]["resident"])})
         for reason, count in report["adapters"]["evictions"].items():

@@ -29,6 +29,17 @@ class NoReplicaError(Exception):
     """There is no replica to choose, or every one is to be avoided."""
 
 
+class NoTimeError(Exception):
+    """Every replica is too busy, or too slow, to meet the deadline."""
+
+    def __init__(self, retry_after_s: float, service_s: float) -> None:
+        super().__init__(retry_after_s, service_s)
+        self.retry_after_s = retry_after_s
+        """Until one may take the same request; infinite when none ever may."""
+        self.service_s = service_s
+        """That the fastest replica for it takes when idle."""
+
+
 class Choice(NamedTuple):
     """A replica, and when it should have answered."""
 
@@ -52,7 +63,7 @@ class Chooser(Protocol[Want, ReportIn]):
     def choose(self, want: Want, avoid: Collection[str]) -> Choice:
         """The replica for `want`, none of `avoid`; it counts there until `done`.
 
-        Raises NoReplicaError when there is none, and RequestError when none should answer.
+        Raises NoReplicaError when there is none, and NoTimeError when none can meet the deadline.
         """
 
     def done(self, replica: str, want: Want) -> None:
@@ -180,7 +191,7 @@ class ReplicaTable(Generic[Want, R]):
     def replicas(self) -> dict[str, dict[str, Any]]:
         """For people: each replica's latest report, what this process has sent it, and whether it is ejected."""
         return {
-            replica: {**report, "sent": self._chooser.sent(replica), "ejected": replica in self._ejected}
+            replica: {**report, "outstanding": self._chooser.sent(replica), "ejected": replica in self._ejected}
             for replica, report in self._reports.items()
         }
 

@@ -15,7 +15,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.deployments.vision.messages import Answer, Query, Refusal
+from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.parcels import Refusal
+from pliant.deployments.vision.messages import Answer, Query
 from pliant.deployments.vision.pace import Pace
 from pliant.deployments.vision.report import EngineReport
 from pliant.deployments.vision.statistics import Statistics
@@ -105,9 +107,10 @@ class Engine:
                 await self._tasks.acquire(query.task)
         except TimeoutError:
             self._statistics.evicted += 1
-            return Refusal("evicted", f"its time was over before the task {query.task.name} was in memory", _RETRY_S)
+            reason = f"its time was over before the task {query.task.name} was in memory"
+            return Refusal("final", reason, _RETRY_S, Outcome.SHED, Fault.EVICTED)
         except TaskError as error:
-            return Refusal("task", str(error), _RETRY_S)
+            return Refusal("unable", str(error), _RETRY_S)
         finally:
             self._awaiting_tasks -= 1
         try:
@@ -122,7 +125,8 @@ class Engine:
         if now + self._pace.soonest_s > deadline and not self._is_probe(deadline):
             self._statistics.evicted += 1
             left_ms, least_ms = (deadline - now) * 1e3, self._pace.soonest_s * 1e3
-            return Refusal("expired", f"{left_ms:.1f} ms were left for it, and it takes {least_ms:.1f} ms at least")
+            reason = f"{left_ms:.1f} ms were left for it, and it takes {least_ms:.1f} ms at least"
+            return Refusal("final", reason, outcome=Outcome.TOO_LATE)
         reply: asyncio.Future[Answer | Refusal] = asyncio.get_running_loop().create_future()
         waiting = Waiting(query.image, key(query.task), now, deadline, query.utility, reply)
         self._policy.arrived(waiting)
@@ -295,7 +299,7 @@ class Engine:
             self._statistics.evicted += 1
             waited_ms = (now - query.arrival) * 1e3
             reason = f"after waiting for {waited_ms:.0f} ms it could not be answered before its deadline any more"
-            query.settle(Refusal("evicted", reason, _RETRY_S))
+            query.settle(Refusal("final", reason, _RETRY_S, Outcome.SHED, Fault.EVICTED))
         self._watch()
 
     def _watch(self) -> None:
@@ -310,7 +314,7 @@ class Engine:
     def _shed(self) -> Refusal:
         self._statistics.shed += 1
         reason = f"the queue is full: {self._limit} images wait that came earlier or are worth more"
-        return Refusal("shed", reason, _RETRY_S)
+        return Refusal("busy", reason, _RETRY_S, Outcome.SHED)
 
 
 def _now() -> float:

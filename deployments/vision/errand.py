@@ -54,6 +54,9 @@ class ImageErrand(Errand[Share, Query, Answer]):
     def waited(self) -> None:
         self._deadline = time.monotonic() + self._slo_s
 
+    def explained(self, refusal: Refusal) -> RequestError:
+        return RequestError(refusal.outcome, f"{self.subject}: {refusal.reason}", refusal.retry_after_s, refusal.fault)
+
     async def renew(self, refusal: Refusal) -> bool:
         """When a task is replaced, replicas may know that first."""
         before = self.task

@@ -9,7 +9,6 @@ from pliant.formats.vision_task import TaskRef
 
 Fate = Literal["in_time", "late"]
 """Types 1 and 2 of OTAS §V, of which only the client knows which, and type 3. Type 4 is a Refusal."""
-RefusalKind = Literal["shed", "evicted", "expired", "task", "failed"]
 
 
 class Query(NamedTuple):
@@ -24,14 +23,6 @@ class Query(NamedTuple):
     """What a right answer until then is worth, above 0."""
 
 
-class Ticket(NamedTuple):
-    """A query on its way to the replica that the gateway chose for it."""
-
-    replica: str
-    gateway: str
-    query: Query
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     logits: bytes
@@ -41,17 +32,3 @@ class Answer:
     fate: Fate
     rows: int
     """Images that were computed together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The image was not computed.
-
-    "shed": the queue was full, and others were worth more; "evicted": it waited, but could not be answered in time any
-    more; "expired": there was no time left when it came; "task": its task cannot be had; "failed": the computation
-    broke down, and another replica may do better.
-    """
-
-    kind: RefusalKind
-    reason: str
-    retry_after_s: float = 0.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from pliant.deployments.serving.parcels import Report
+
 
 class GammaReport(TypedDict):
     """Of one gamma, since the start."""
@@ -46,13 +48,11 @@ class EngineReport(TypedDict):
     """Those in memory."""
 
 
-class ReplicaReport(EngineReport):
-    """What it says to gateways about once a second."""
+class ReplicaReport(EngineReport, Report):
+    """What it says to gateways about once a second; it holds images."""
 
     compiling: bool
     """Whether compiled code is to take over."""
-    outstanding: dict[str, int]
-    """By gateway: its images here."""
     dropped: dict[int, int]
     """Gammas that no plan needs with these tasks, and the one that is at least as fast and as accurate."""
     failed_tasks: dict[str, str]

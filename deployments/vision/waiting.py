@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from pliant.deployments.vision.messages import Answer, Refusal
+from pliant.deployments.serving.parcels import Refusal
+from pliant.deployments.vision.messages import Answer
 
 
 @dataclass(eq=False, slots=True)
