@@ -24,10 +24,11 @@ from pliant.bench.encoder.schemes import Planned
 from pliant.bench.encoder.simulator import Service, Simulation
 from pliant.bench.loaded import Loaded
 from pliant.bench.report import Figure, median
-from pliant.config.cluster import EncoderConfig, ServingConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.deployments.kinds import parse
 from pliant.policies.encoder.even_plan import even_plan
 from pliant.policies.encoder.planning import Planner
 
@@ -84,10 +85,8 @@ def application(model: str, cpus: float) -> Application:
     """One service of timed replicas."""
     slo_ms = BASE.slo_s * _STRETCH * 1e3
     service = {"kind": "encoder", "model": model, "replicas": _REPLICAS, "lengths": _LENGTHS, "slo_ms": slo_ms}
-    config = ServingConfig.model_validate(
-        {"gateway": {"cpus": cpus}, "services": {_SERVICE: {**service, "cpus": cpus}}}
-    )
-    return assemble(config, {_SERVICE: encoder(_SERVICE, config.encoders[_SERVICE], TimedReplica)})
+    config = parse({"gateway": {"cpus": cpus}, "services": {_SERVICE: {**service, "cpus": cpus}}})
+    return assemble(config, {_SERVICE: encoder(_SERVICE, config.of(EncoderConfig)[_SERVICE], TimedReplica)})
 
 
 async def figures(http: aiohttp.ClientSession, address: str, runs: int, seconds: int) -> list[Figure]:

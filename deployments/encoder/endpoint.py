@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pliant.deployments.encoder.chooser import EncoderChooser
 from tokenizers import Encoding, Tokenizer
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.errand import TextErrand, TextWant
 from pliant.deployments.encoder.messages import Answer, Query, Telling
 from pliant.deployments.http.parameters import ClassifyParameters

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray import serve
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.engine import Engine, LoadError, Runtimes
 from pliant.deployments.encoder.messages import Answer, Assignment, Query, Report
 from pliant.deployments.encoder.runtimes import ModelRuntimes

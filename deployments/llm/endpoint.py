@@ -21,7 +21,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from pliant import __version__
-from pliant.config.cluster import LlmConfig
+from pliant.config.llm import LlmConfig
 from pliant.deployments.http.chat_template import ChatTemplate
 from pliant.deployments.llm.errand import AnswerErrand
 from pliant.deployments.llm.messages import ReplicaReport
