@@ -23,7 +23,7 @@ from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.outcome import Outcome, Recorder, RequestError, Retry
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
-from pliant.deployments.serving.table import NoReplicaError, NoTimeError, ReplicaTable
+from pliant.deployments.serving.table import Choice, NoReplicaError, NoTimeError, ReplicaTable
 
 _RETRY_S = 0.05
 _MOST_FAILED = 3
@@ -44,11 +44,10 @@ Query = TypeVar("Query")
 Item = TypeVar("Item")
 
 
-class Attempt(NamedTuple, Generic[Want]):
+class Attempt(NamedTuple):
     """A replica that was chosen for an errand, where it counts until it is over."""
 
-    replica: str
-    want: Want
+    choice: Choice
     stalls_at: float
     """By the clock: when it has taken so much longer than predicted that another one had better be asked."""
 
@@ -93,11 +92,11 @@ class Caller(Generic[Want, Query, Item]):
                     if isinstance(reply, (ReplicaLeftError, NotDeployedError)):
                         course.unsent()
                     elif isinstance(reply, Exception):
-                        course.failed(attempt.replica, "lost", str(reply) or "it died")
+                        course.failed(attempt.choice.replica, "lost", str(reply) or "it died")
                     elif isinstance(reply, Refusal):
-                        await course.heed(attempt.replica, reply)
+                        await course.heed(attempt.choice.replica, reply)
                     else:
-                        self._table.answered(attempt.replica)
+                        self._table.answered(attempt.choice.replica)
                         return reply, course.late
         finally:
             asked.leave()
@@ -123,7 +122,7 @@ class Caller(Generic[Want, Query, Item]):
         To close it ends the answer in the replica.
         """
         course = _Course(errand, self._table, self._recorder, self._now)
-        attempt: Attempt[Want] | None = None
+        attempt: Attempt | None = None
         while True:
             attempt = attempt or await course.choose()
             async with aclosing(self._pieces(course, attempt)) as pieces:
@@ -131,29 +130,29 @@ class Caller(Generic[Want, Query, Item]):
                     last = errand.take(item)
                     yield item
                     if last:
-                        self._table.answered(attempt.replica)
+                        self._table.answered(attempt.choice.replica)
                         return
                     course.got_on()  # only now: a client that reads slowly is no standstill
             attempt = course.next
 
-    async def _pieces(self, course: _Course[Want, Query, Item], attempt: Attempt[Want]) -> AsyncGenerator[Item, None]:
+    async def _pieces(self, course: _Course[Want, Query, Item], attempt: Attempt) -> AsyncGenerator[Item, None]:
         """What one replica says to the errand, up to where another one is to go on; raises RequestError if none is."""
         assert self._streams
-        parcel = Parcel(attempt.replica, self._table.gateway, (course.errand.query(course.late),))
+        parcel = Parcel(attempt.choice.replica, self._table.gateway, (course.errand.query(course.late),))
         try:
             async with aclosing(self._streams(parcel)) as items:
-                while (item := await self._next(items, course, attempt.replica)) is not None:
+                while (item := await self._next(items, course, attempt.choice.replica)) is not None:
                     if isinstance(item, Refusal):
-                        await course.heed(attempt.replica, item)
+                        await course.heed(attempt.choice.replica, item)
                         return
                     if not isinstance(item, Alive):
                         yield item
         except (ReplicaLeftError, NotDeployedError):
             course.unsent()
         except (ReplicaLostError, StopAsyncIteration) as error:
-            course.failed(attempt.replica, "lost", str(error) or "it died")
+            course.failed(attempt.choice.replica, "lost", str(error) or "it died")
         finally:
-            self._table.done(attempt.replica, attempt.want)
+            self._table.done(attempt.choice)
 
     async def _next(
         self,
@@ -189,7 +188,7 @@ class _Course(Generic[Want, Query, Item]):
         self.errand = errand
         self.late = False
         """Whether a replica failed it, so that its deadline no longer counts."""
-        self.next: Attempt[Want] | None = None
+        self.next: Attempt | None = None
         """With whom to go on, if that is known."""
         self._table = table
         self._recorder = recorder
@@ -215,7 +214,7 @@ class _Course(Generic[Want, Query, Item]):
         self._failed = 0
         self._refusals.clear()
 
-    async def choose(self) -> Attempt[Want]:
+    async def choose(self) -> Attempt:
         """A replica that has neither failed nor refused it lately; waits for one if that makes sense."""
         waiting = False
         while True:
@@ -234,18 +233,19 @@ class _Course(Generic[Want, Query, Item]):
                 self.errand.waited()
             waiting = True
 
-    def choose_now(self) -> Attempt[Want] | None:
+    def choose_now(self) -> Attempt | None:
         """The same, if there is one now."""
-        want = self.errand.want(self.late)
         try:
-            replica, predicted_s = self._table.choose(want, self._avoid)
+            choice = self._table.choose(self.errand.want(self.late), self._avoid)
         except NoReplicaError:
             return None
         except NoTimeError as error:
             raise self.errand.no_time(error) from None
-        self._avoid.add(replica)
-        patience_s = math.inf if predicted_s is None else max(_LEAST_PATIENCE_S, _PATIENCE * predicted_s)
-        return Attempt(replica, want, self._now() + patience_s)
+        self._avoid.add(choice.replica)
+        patience_s = math.inf
+        if choice.predicted_s is not None:
+            patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.predicted_s)
+        return Attempt(choice, self._now() + patience_s)
 
     def unsent(self) -> None:
         """A replica had left when it was to be asked."""
@@ -295,18 +295,18 @@ class _Asked(Generic[Want, Query, Item]):
     """The replicas that one errand was sent to and that have not replied yet."""
 
     def __init__(self, table: ReplicaTable[Want, Any], courier: Courier[Query, Item]) -> None:
-        self.replies: dict[asyncio.Future[Item | Refusal], Attempt[Want]] = {}
+        self.replies: dict[asyncio.Future[Item | Refusal], Attempt] = {}
         self.stalls_at = math.inf
         """When the one that was asked last stalls."""
         self._table = table
         self._courier = courier
 
-    def ask(self, attempt: Attempt[Want], query: Query) -> None:
+    def ask(self, attempt: Attempt, query: Query) -> None:
         """Send `query`."""
-        self.replies[self._courier.send(attempt.replica, query)] = attempt
+        self.replies[self._courier.send(attempt.choice.replica, query)] = attempt
         self.stalls_at = attempt.stalls_at
 
-    async def done(self, within_s: float) -> list[tuple[Attempt[Want], Item | Refusal | Exception]]:
+    async def done(self, within_s: float) -> list[tuple[Attempt, Item | Refusal | Exception]]:
         """What has been replied, after some was; nothing if none was `within_s` seconds."""
         timeout = None if within_s == math.inf else within_s
         done, _ = await asyncio.wait(self.replies, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -315,7 +315,7 @@ class _Asked(Generic[Want, Query, Item]):
     def suspected(self) -> list[str]:
         """The replicas that stall; they are not told of again."""
         self.stalls_at = math.inf
-        return [attempt.replica for attempt in self.replies.values()]
+        return [attempt.choice.replica for attempt in self.replies.values()]
 
     def leave(self) -> None:
         """Nobody waits for any of them any more."""
@@ -323,9 +323,9 @@ class _Asked(Generic[Want, Query, Item]):
             self._over(reply)
             reply.cancel()
 
-    def _over(self, reply: asyncio.Future[Item | Refusal]) -> Attempt[Want]:
+    def _over(self, reply: asyncio.Future[Item | Refusal]) -> Attempt:
         attempt = self.replies.pop(reply)
-        self._table.done(attempt.replica, attempt.want)
+        self._table.done(attempt.choice)
         return attempt
 
 

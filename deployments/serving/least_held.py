@@ -44,10 +44,10 @@ class LeastHeld:
             replica = self._held.choose(want.amount, self._suspended.union(avoid), want.near)
         except live_tokens.NoReplicaError as error:
             raise NoReplicaError(str(error)) from None
-        return Choice(replica, want.predicted_s)
+        return Choice(replica, want.predicted_s, want.amount)
 
-    def done(self, replica: str, want: Share) -> None:
-        self._held.release(replica, want.amount)
+    def done(self, choice: Choice) -> None:
+        self._held.release(choice.replica, choice.work)
 
     def sent(self, replica: str) -> float:
         return self._held.own(replica) if replica in self._held else 0.0

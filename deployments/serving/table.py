@@ -46,6 +46,8 @@ class Choice(NamedTuple):
     replica: str
     predicted_s: float | None
     """From now on; None where nobody can tell."""
+    work: Any
+    """What it has to do more by this, as the chooser counts."""
 
 
 class Chooser(Protocol[Want, ReportIn]):
@@ -61,13 +63,13 @@ class Chooser(Protocol[Want, ReportIn]):
         """`replica` is gone."""
 
     def choose(self, want: Want, avoid: Collection[str]) -> Choice:
-        """The replica for `want`, none of `avoid`; it counts there until `done`.
+        """The replica for `want`, none of `avoid`; the work counts there until `done`.
 
         Raises NoReplicaError when there is none, and NoTimeError when none can meet the deadline.
         """
 
-    def done(self, replica: str, want: Want) -> None:
-        """What `choose` sent to `replica` ended, well or not."""
+    def done(self, choice: Choice) -> None:
+        """What was sent by `choice` ended, well or not."""
 
     def sent(self, replica: str) -> float:
         """What this gateway has there, in the unit of `Report.held`."""
@@ -152,9 +154,9 @@ class ReplicaTable(Generic[Want, R]):
             self._readmit()
         return self._chooser.choose(want, avoid)
 
-    def done(self, replica: str, want: Want) -> None:
+    def done(self, choice: Choice) -> None:
         """As `Chooser.done`."""
-        self._chooser.done(replica, want)
+        self._chooser.done(choice)
 
     def answered(self, replica: str) -> None:
         """`replica` did what it was asked for."""
