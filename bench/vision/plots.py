@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Plot
 
-from pliant.bench.vision.outcome import Fate
 from pliant.bench.vision.profiles import MOST_ROWS, Profile
 from pliant.bench.vision.systems import ALGORITHM_2, OURS, PETS
+from pliant.simulation.vision.outcome import Fate
 
 if TYPE_CHECKING:
     from pliant.bench.vision.simulated import Compared

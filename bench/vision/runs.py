@@ -11,10 +11,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from pliant.bench.vision import optimum
-from pliant.bench.vision.outcome import Outcome
 from pliant.bench.vision.profiles import Profile
 from pliant.bench.vision.systems import System
-from pliant.bench.vision.workload import Query, Trace
+from pliant.bench.vision.workload import Trace
+from pliant.simulation.vision.outcome import Outcome, Query
 
 _PART_S = 30.0
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from pliant.bench.findings import Findings
 from pliant.bench.report import Figure, Row
 from pliant.bench.vision import plots, workload
-from pliant.bench.vision.outcome import Fate, Outcome
 from pliant.bench.vision.profiles import Profile
 from pliant.bench.vision.runs import Runs
 from pliant.bench.vision.systems import (
@@ -26,6 +25,7 @@ from pliant.bench.vision.systems import (
     infaas,
 )
 from pliant.bench.vision.workload import Trace
+from pliant.simulation.vision.outcome import Fate, Outcome
 
 _SEED = 0
 _BLOCKS = 5

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pliant.bench.vision.profiles import LOAD_S, Profile
-from pliant.bench.vision.simulator import Simulation
-from pliant.bench.vision.workload import Query
 from pliant.policies.vision.rate_to_gamma import RecentRate
 from pliant.policies.vision.slo_batching import Batch
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, FixedPolicy, Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
+from pliant.simulation.vision.outcome import Query
+from pliant.simulation.vision.simulator import Simulation
 
 
 @dataclass(frozen=True)

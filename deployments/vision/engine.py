@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.deployments.vision.messages import Answer, Query, Refusal
-from pliant.deployments.vision.pace import Pace
-from pliant.deployments.vision.report import EngineReport
-from pliant.deployments.vision.statistics import Statistics
+from pliant.deployments.vision.report import EngineReport, Statistics
 from pliant.deployments.vision.tasks import Tasks, key
 from pliant.deployments.vision.waiting import Waiting
 from pliant.formats.vision_task import TaskError
+from pliant.policies.vision.pace import Pace
 from pliant.policies.vision.slo_batching import SloBatcher
 from pliant.policies.vision.token_adaptation import Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
@@ -81,7 +80,7 @@ class Engine:
         self._broken = 0
         """Batches in a row that could not be computed."""
         self._statistics = Statistics(profile.gammas)
-        self._pace = Pace(profile, self._statistics, _now())
+        self._pace = Pace(profile, _now())
         self.failure: Exception | None = None
         """Why nothing is computed any more."""
         self._serving = asyncio.create_task(self._serve())
@@ -89,7 +88,7 @@ class Engine:
     def adopt(self, profile: TokenProfile, policy: Policy[Waiting]) -> None:
         """Go by another profile of the same gammas from now on: the device has become faster."""
         self._policy = policy
-        self._pace = Pace(profile, self._statistics, _now())
+        self._pace = Pace(profile, _now())
         self._ahead = None
 
     async def classify(self, query: Query) -> Answer | Refusal:
@@ -149,7 +148,7 @@ class Engine:
             shed=statistics.shed,
             failed=statistics.failed,
             utility=round(statistics.utility, 6),
-            slowdown=round(statistics.slowdown, 3),
+            slowdown=round(self._pace.slowdown, 3),
             decision_p99_ms=statistics.decision_p99_ms,
             p50_ms=statistics.latency_ms(0.5),
             p98_ms=statistics.latency_ms(0.98),
@@ -188,7 +187,7 @@ class Engine:
         if self._probe is not None:
             probe, self._probe = self._probe, None
             self._pace.recover()
-            return [probe], self._pace.fastest(probe.task, self._tasks)
+            return [probe], self._pace.fastest(probe.task, self._tasks.accuracy)
         if not len(self._batcher) or (step := self._decided()) is None:
             return None
         assert step.gamma is not None
@@ -203,7 +202,7 @@ class Engine:
             return ahead
         started = _now()
         step = self._planned(started + self._statistics.decision_s) or self._planned(started)
-        if step is None and self._statistics.slowdown > 1 and self._pace.in_doubt(started):
+        if step is None and self._pace.slowdown > 1 and self._pace.in_doubt(started):
             self._pace.recover()
             step = self._planned(started)
         self._statistics.decided(_now() - started)
@@ -260,6 +259,7 @@ class Engine:
     ) -> None:
         now = _now()
         self._pace.computed(gamma, len(queries), now - started, now)
+        self._statistics.computed(gamma, len(queries), now - started)
         for query, row in zip(queries, logits, strict=True):
             in_time = now <= query.deadline
             answer = Answer(row.astype("<f4").tobytes(), gamma, "in_time" if in_time else "late", len(queries))

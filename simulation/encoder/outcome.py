@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+from matplotlib.axes import Axes
 
-from pliant.bench.arrivals import Floats
+from pliant.simulation.arrivals import Floats
 
 _GROWTH = 1.005
 _LEAST_S = 1e-5
@@ -83,3 +84,13 @@ class Outcome:
     def gpus(self) -> float:
         """Time-weighted number of replicas."""
         return self.gpu_s / self.seconds if self.seconds else math.nan
+
+
+def plot_allocation(axes: Axes, outcome: Outcome) -> None:
+    """Draw the replicas of each max_length over time, stacked."""
+    lengths = sorted({length for counts in outcome.counts for length in counts})
+    minutes = np.arange(len(outcome.counts)) / 60
+    stacked = [[counts.get(length, 0) for counts in outcome.counts] for length in lengths]
+    axes.stackplot(minutes, stacked, labels=[str(length) for length in lengths], step="post")
+    axes.set(xlabel="minutes", ylabel="replicas")
+    axes.legend(title="max_length", loc="center left", bbox_to_anchor=(1, 0.5))

@@ -20,6 +20,12 @@ BURST_RATIO = 4.0
 BURST_S = 0.2
 """Mean length of a burst, in seconds."""
 
+LONGEST = 512
+"""Tokens of the longest tweet, once stretched (`tweet_lengths`)."""
+_MEDIAN, _P98, _MOST = 21, 72, 125
+"""Tokens of the paper's tweets (§2.1, §5)."""
+_NORMAL_P98 = 2.0537
+
 
 class Arrivals(NamedTuple):
     """The requests of one second, in order of arrival."""
@@ -84,6 +90,15 @@ class Recorded:
         edges = np.searchsorted(self.seconds, np.arange(len(self) + 1))
         for begin, end in pairwise(edges.tolist()):
             yield Arrivals(self.seconds[begin:end], self.tokens[begin:end])
+
+
+def tweet_lengths() -> Integers:
+    """Tokens of the paper's tweets stretched to 512: log-normal through their median and P98, in rising order."""
+    normal = np.sort(np.random.default_rng(0).standard_normal(100_000))
+    tokens = _MEDIAN * np.exp(normal * np.log(_P98 / _MEDIAN) / _NORMAL_P98)
+    tokens = np.clip(tokens, 1, _MOST)
+    lengths: Integers = np.ceil(tokens * LONGEST / _MOST).astype(np.int64)
+    return lengths
 
 
 class _Modulation:

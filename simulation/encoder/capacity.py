@@ -16,18 +16,16 @@ from matplotlib.figure import Figure as Plot
 from rich.progress import track
 from rich.table import Table
 
-from pliant.bench import workloads
-from pliant.bench.arrivals import Floats, Recorded, Stream
-from pliant.bench.encoder import simulated_plots
-from pliant.bench.encoder.fleet import Fleet, static_fleet
-from pliant.bench.encoder.outcome import Outcome
-from pliant.bench.encoder.schemes import Planned, Scaled
-from pliant.bench.encoder.simulator import Controller, Service, Simulation
 from pliant.errors import PliantError
 from pliant.policies.cluster.autoscaling import TargetTracking
 from pliant.policies.encoder.dispatch import Dispatcher
 from pliant.policies.encoder.even_plan import even_plan
 from pliant.policies.encoder.planning import Plan, Planner
+from pliant.simulation.arrivals import LONGEST, Floats, Recorded, Stream, tweet_lengths
+from pliant.simulation.encoder.control import Planned, Scaled
+from pliant.simulation.encoder.fleet import Fleet, static_fleet
+from pliant.simulation.encoder.outcome import Outcome, plot_allocation
+from pliant.simulation.encoder.simulator import Controller, Service, Simulation
 
 _EACH_REQUEST = "seconds,tokens"
 _EACH_SECOND = "second,requests"
@@ -123,7 +121,7 @@ class Forecast:
         load.set(ylabel="requests/s", ylim=(0, None))
         missed.plot(minutes, self.outcome.missed, linewidth=0.8, color="tab:red")
         missed.set(ylabel="late or shed, per second", ylim=(0, None))
-        simulated_plots.allocation(replicas, self.outcome)
+        plot_allocation(replicas, self.outcome)
         return plot
 
 
@@ -178,7 +176,7 @@ def read_trace(path: Path, longest: int, *, truncate: bool) -> Trace:
     if header == _EACH_SECOND:
         rates = np.zeros(int(times[-1]) + 1)
         np.add.at(rates, times.astype(np.int64), numbers)
-        lengths = np.ceil(workloads.tweet_lengths() * (longest / workloads.LONGEST)).astype(np.int64)
+        lengths = np.ceil(tweet_lengths() * (longest / LONGEST)).astype(np.int64)
         return Trace(Stream(rates, lengths, np.ones(len(rates)), bursty=False, seed=0), 0, made_up_lengths=True)
     tokens = numbers.astype(np.int64)
     fits = tokens <= longest

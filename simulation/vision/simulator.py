@@ -1,4 +1,4 @@
-"""A replica in simulated time: the service's batcher, policy and slowdown, on a device that follows its profile.
+"""A replica in simulated time: the service's batcher, policy and pace, on a device that follows its profile.
 
 It does what `deployments.vision.engine` does, without a task for each query, so that millions pass in minutes; tests
 compare the two. A decision takes no time, as the engine's profile leaves out what is measured apart.
@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pliant.bench.vision.outcome import Outcome
-from pliant.bench.vision.workload import Query
-from pliant.deployments.vision.statistics import Statistics
+from pliant.policies.vision.pace import Pace
 from pliant.policies.vision.slo_batching import SloBatcher
 from pliant.policies.vision.token_adaptation import Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
+from pliant.simulation.vision.outcome import Outcome, Query
 
 NOISE = 0.03
 """Standard deviation of the logarithm of what a batch takes, over what the profile says."""
@@ -49,9 +48,9 @@ class Simulation:
         self._factor = factor
         self._noise = noise
         self._rng = np.random.default_rng(seed)
-        self._statistics = Statistics(profile.gammas)
+        self._pace = Pace(profile, now=0.0)
         self._loaded: int | None = None
-        self._soonest_s = self._shortest_s = float(self._profiled_s.min())
+        self._soonest_s = self._pace.soonest_s
         self._expiry = math.inf
         """No query that waits can be too late before."""
 
@@ -105,9 +104,8 @@ class Simulation:
             self._loaded = step.gamma
         profiled_s = float(self._profiled_s[self._profile.gammas.index(step.gamma), len(queries) - 1])
         seconds = profiled_s * math.exp(self._noise * self._rng.standard_normal())
-        self._statistics.computed(step.gamma, len(queries), seconds, profiled_s)
-        self._profile.slowdown = self._statistics.slowdown
-        self._soonest_s = self._shortest_s * min(1.0, self._statistics.slowdown)
+        self._pace.computed(step.gamma, len(queries), seconds, now + seconds)
+        self._soonest_s = self._pace.soonest_s
         accuracies = [self._accuracy(query.task, step.gamma) or 0.0 for query in queries]
         outcome.ran(queries, step.gamma, accuracies, now + seconds)
         return now + seconds

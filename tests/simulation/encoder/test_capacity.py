@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pliant.bench.encoder.capacity import Cluster, Forecast, TraceError, plan_capacity, read_trace
+from pliant.simulation.encoder.capacity import Cluster, Forecast, TraceError, plan_capacity, read_trace
 
 CLUSTER = Cluster({64: 0.01, 512: 0.05}, slo_s=0.2, least=3, most=3)
 

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from support import virtual_loop
 
 from pliant.bench.vision import profiles, workload
-from pliant.bench.vision.outcome import Fate, Outcome
 from pliant.bench.vision.profiles import Profile
-from pliant.bench.vision.simulator import Simulation
 from pliant.bench.vision.systems import (
     ALGORITHM_2,
     OURS,
@@ -26,7 +24,7 @@ from pliant.bench.vision.systems import (
     fixed,
     infaas,
 )
-from pliant.bench.vision.workload import Query, Trace
+from pliant.bench.vision.workload import Trace
 from pliant.deployments.vision import messages
 from pliant.deployments.vision.engine import Engine
 from pliant.deployments.vision.messages import Answer
@@ -35,6 +33,8 @@ from pliant.deployments.vision.waiting import Waiting
 from pliant.formats.vision_task import TaskRef
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_adaptation import ExactPolicy
+from pliant.simulation.vision.outcome import Fate, Outcome, Query
+from pliant.simulation.vision.simulator import Simulation
 
 PAPER = profiles.paper()
 OVERLOAD = Trace((1.8, 1.8, 0.4, 1.8), seed=1)

@@ -17,11 +17,11 @@ from typing import Protocol
 
 import numpy as np
 
-from pliant.bench.arrivals import Arrivals, Floats
-from pliant.bench.encoder.fleet import Fleet
-from pliant.bench.encoder.outcome import Outcome
 from pliant.policies.cluster.autoscaling import HIGH, LOW
 from pliant.policies.encoder.admission import DeadlineError
+from pliant.simulation.arrivals import Arrivals, Floats
+from pliant.simulation.encoder.fleet import Fleet
+from pliant.simulation.encoder.outcome import Outcome
 
 
 @dataclass(frozen=True)

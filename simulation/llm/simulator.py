@@ -15,12 +15,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from pliant.bench.adapters.hardware import Costs
-from pliant.bench.adapters.outcome import Outcome
-from pliant.bench.adapters.predictors import Predictor
-from pliant.bench.adapters.workload import Request
 from pliant.policies.llm.jobs import Decisions, Job
 from pliant.policies.llm.request_scheduler import Scheduler
+from pliant.simulation.llm.hardware import Costs
+from pliant.simulation.llm.outcome import Outcome, Request
+from pliant.simulation.llm.predictors import Predictor
 
 SLOTS = 1000
 """Requests that may run at a time, S-LoRA's default; memory is what limits them."""
@@ -48,10 +47,6 @@ class Loop:
 
 
 OUR_LOOP = Loop()
-S_LORA_LOOP = Loop(every=10, stalls=True, prompts_share=1 / 6, prompts_apart=True)
-"""As S-LoRA's published code has it: its router waits for max_wait_tokens, 10, decode steps before it forms a batch of
-at most a sixth of the memory's tokens, and loads the adapters of the batch, as far as they were not prefetched, before
-it goes on."""
 
 
 @dataclass

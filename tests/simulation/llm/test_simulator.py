@@ -10,10 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.bench.adapters.hardware import A40, LLAMA_7B, Costs, Gpu, Link
-from pliant.bench.adapters.outcome import Outcome
-from pliant.bench.adapters.predictors import NoisyOracle, Online, Predictor
-from pliant.bench.adapters.simulator import Simulation, SimulationError
 from pliant.bench.adapters.systems import (
     NO_CACHE,
     NO_SCHEDULER,
@@ -26,9 +22,13 @@ from pliant.bench.adapters.systems import (
     SJF,
     System,
 )
-from pliant.bench.adapters.workload import Lengths, Request, poisson, population
+from pliant.bench.adapters.workload import Lengths, poisson, population
 from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.jobs import Decisions
+from pliant.simulation.llm.hardware import A40, LLAMA_7B, Costs, Gpu, Link
+from pliant.simulation.llm.outcome import Outcome, Request
+from pliant.simulation.llm.predictors import NoisyOracle, Online, Predictor
+from pliant.simulation.llm.simulator import Simulation, SimulationError
 
 COSTS = Costs(A40, LLAMA_7B)
 SYSTEMS = (S_LORA, SJF, OURS, NO_CACHE, NO_SCHEDULER, PREFETCH, ONLINE, PUBLISHED, OURS_THERE)

@@ -15,7 +15,7 @@ LOAD_S = 1.0
 
 
 class Dispatching(Protocol):
-    """What chooses a replica for each request: `policies.dispatch.Dispatcher`, or a baseline's."""
+    """What chooses a replica for each request: `policies.encoder.dispatch.Dispatcher`, or a baseline's."""
 
     def assign(self, replica: int, max_length: int, service_s: float) -> None: ...
     def suspend(self, replica: int) -> None: ...

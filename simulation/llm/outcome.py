@@ -1,13 +1,22 @@
-"""What came of a simulated run."""
+"""What is asked of a simulated replica, and what came of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from pliant.bench.adapters.workload import Request
-from pliant.bench.arrivals import Floats
+from pliant.simulation.arrivals import Floats
+
+
+class Request(NamedTuple):
+    """When it arrives, in seconds from the start, its tokens, and which adapter it is for."""
+
+    at_s: float
+    prompt: int
+    output: int
+    adapter: int
 
 
 class Outcome:

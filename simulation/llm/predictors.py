@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from pliant.bench.adapters.workload import Request
 from pliant.policies.llm.output_length import OutputLengths
+from pliant.simulation.llm.outcome import Request
 
 
 class Predictor(Protocol):

@@ -1,17 +1,29 @@
-"""What became of a trace's queries: the paper's four types, and what they earned (OTAS §V)."""
+"""A trace's queries, and what became of them: the paper's four types, and what they earned (OTAS §V)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from pliant.bench.arrivals import Floats
-from pliant.bench.vision.workload import Query
+from pliant.simulation.arrivals import Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query:
+    """One image; `chance`, from 0 to 1, is the accuracy from which on the answer to it is right."""
+
+    index: int
+    arrival: float
+    deadline: float
+    utility: float
+    task: str
+    chance: float
 
 
 class Fate(IntEnum):
