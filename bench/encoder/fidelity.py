@@ -23,8 +23,7 @@ from pliant.config.cluster import EncoderConfig, ServingConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
-from pliant.policies.encoder.even_plan import even_plan
-from pliant.policies.encoder.planning import Planner
+from pliant.policies.encoder.planning import Planner, even_plan
 from pliant.simulation.arrivals import Floats, Integers, Recorded, tweet_lengths
 from pliant.simulation.encoder.control import Planned
 from pliant.simulation.encoder.fleet import static_fleet

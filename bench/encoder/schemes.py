@@ -19,8 +19,7 @@ from pliant.bench.encoder.baseline_dispatch import LeastBusy, Packing
 from pliant.bench.encoder.profiles import Profile
 from pliant.policies.cluster.autoscaling import TargetTracking
 from pliant.policies.encoder.dispatch import THRESHOLD, Dispatcher
-from pliant.policies.encoder.even_plan import even_plan
-from pliant.policies.encoder.planning import Planner
+from pliant.policies.encoder.planning import Planner, even_plan
 from pliant.policies.encoder.runtime_allocation import allocate, runtime_class
 from pliant.simulation.arrivals import Stream
 from pliant.simulation.encoder.control import Planned, Scaled, reallocate, resize

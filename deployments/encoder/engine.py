@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
 import numpy as np
 
 from pliant.formats.profile import Profile
-from pliant.policies.cascade.calibration import confidence, softmax
 from pliant.policies.encoder.admission import retry_after
+from pliant.policies.encoder.confidence import confidence, softmax
 
 _GRID = math.log(1.1)
 _RECENT_SERVICE_TIMES = 32

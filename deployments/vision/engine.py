@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from pliant.deployments.vision.messages import Answer, Query, Refusal
 from pliant.deployments.vision.report import EngineReport, Statistics
 from pliant.deployments.vision.tasks import Tasks, key
-from pliant.deployments.vision.waiting import Waiting
 from pliant.formats.vision_task import TaskError
 from pliant.policies.vision.pace import Pace
 from pliant.policies.vision.slo_batching import SloBatcher
@@ -51,6 +51,26 @@ class Device(Protocol):
 
     async def run(self, images: Sequence[bytes], tasks: Sequence[str], gamma: int) -> Sequence[NDArray[np.float32]]:
         """The logits of each image, by its task's labels. `tasks` are keys as of `tasks.key`."""
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """An image that waits or is computed; times are the loop's."""
+
+    image: bytes
+    task: str
+    """Its key."""
+    arrival: float
+    deadline: float
+    utility: float
+    reply: asyncio.Future[Answer | Refusal] = field(repr=False)
+
+    def settle(self, reply: Answer | Refusal) -> bool:
+        """Whether anybody still waited for the reply, which is given once."""
+        if self.reply.done():
+            return False
+        self.reply.set_result(reply)
+        return True
 
 
 class Engine:

@@ -2,7 +2,7 @@
 
 `ExactPolicy` is the default, `Algorithm2Policy` the paper's, `FixedPolicy` what a service without adaptation does.
 Batches are planned in the order of their deadlines, each with those of its queries that could be in time if it were
-next (`runnable_queries`).
+next (`plan_scope`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import numpy as np
 
 from pliant.policies.vision.one_clock_plan import BETA, INITIAL_S, algorithm_2, algorithm_3
 from pliant.policies.vision.pareto_plan import best_plan
-from pliant.policies.vision.plan_horizon import horizon
+from pliant.policies.vision.plan_scope import Queued, horizon, runnable
 from pliant.policies.vision.rate_to_gamma import RateToGamma, RecentRate
-from pliant.policies.vision.runnable_queries import Queued, runnable
 from pliant.policies.vision.slo_batching import Batch, Q
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_profile import Floats, TokenProfile
@@ -53,7 +52,7 @@ class Policy(Protocol[Q]):
 class ExactPolicy(Generic[Q]):
     """The plan of the greatest utility for those that wait, less the price of the time it takes from those to come.
 
-    `pareto_plan` tells what is proven of it, `plan_horizon` which batches of a long queue it is made for, `time_price`
+    `pareto_plan` tells what is proven of it, `plan_scope` which batches of a long queue it is made for, `time_price`
     what a second costs; without a price it is free. If no batch is worth its time, those that take the least are
     planned, and only what they take beyond that is paid for: the device does not wait for better ones.
     """

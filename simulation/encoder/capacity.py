@@ -19,8 +19,7 @@ from rich.table import Table
 from pliant.errors import PliantError
 from pliant.policies.cluster.autoscaling import TargetTracking
 from pliant.policies.encoder.dispatch import Dispatcher
-from pliant.policies.encoder.even_plan import even_plan
-from pliant.policies.encoder.planning import Plan, Planner
+from pliant.policies.encoder.planning import Plan, Planner, even_plan
 from pliant.simulation.arrivals import LONGEST, Floats, Recorded, Stream, tweet_lengths
 from pliant.simulation.encoder.control import Planned, Scaled
 from pliant.simulation.encoder.fleet import Fleet, static_fleet

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.policies.cascade.calibration import softmax
 from pliant.policies.cascade.cascade import (
     SLOPE,
     Cascade,
@@ -22,6 +21,7 @@ from pliant.policies.cascade.cascade import (
     sure_from,
     vote,
 )
+from pliant.policies.encoder.confidence import softmax
 
 shares = st.floats(0, 1)
 slopes = st.floats(0.1, 200)

@@ -11,7 +11,7 @@ import pytest
 
 from pliant.policies.vision import token_adaptation
 from pliant.policies.vision.pareto_plan import best_plan
-from pliant.policies.vision.plan_horizon import HORIZON
+from pliant.policies.vision.plan_scope import HORIZON
 from pliant.policies.vision.slo_batching import Batch, SloBatcher
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, FixedPolicy, Policy, Step

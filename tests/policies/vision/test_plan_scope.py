@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.policies.vision.plan_horizon import HORIZON, horizon
+from pliant.policies.vision.plan_scope import HORIZON, horizon
 
 
 def of(seconds: list[float], gain: list[float], due: list[float]) -> list[int]:
