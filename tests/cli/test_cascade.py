@@ -41,7 +41,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cascade_cli, "local_classifiers", classifiers)
     monkeypatch.setattr(cascade_cli, "attention_agreements", lambda profiled, _level, _config: profiled)
-    monkeypatch.setattr(cascade_cli.models, "fetch", lambda _model, progress=None: tmp_path)
+    monkeypatch.setattr(cascade_cli.sources, "fetch", lambda _model, progress=None: tmp_path)
     monkeypatch.setattr(config, "check_models", lambda _serving: None)
     monkeypatch.setattr(labelled_texts, "read", lambda _data, labels: texts(400) if labels == list(LABELS) else [])
     return names

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 from support.vision_folders import task_folder, vision_folder
+from support.vision_profile import PROFILE
 from support.waiting import wait_until
-from test_vision_profile import PROFILE
 from typer.testing import CliRunner
 
 from pliant import zoo

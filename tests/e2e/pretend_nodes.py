@@ -19,13 +19,14 @@ from typing import Any
 import httpx
 import psutil
 import ray
-from e2e.cluster import PATIENT_MS, free_port
+from e2e.cluster import PATIENT_MS
 from ray import serve
 from ray.cluster_utils import Cluster
 from support.doubles import Sleepers
 from support.waiting import HANGS_AFTER_S, wait_until
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from pliant.bench.ray_session import free_port
 from pliant.config.cluster import EncoderConfig, ServingConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtime

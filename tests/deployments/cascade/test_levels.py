@@ -102,7 +102,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     config = BertConfig(vocab_size=len(words), id2label=dict(enumerate(LABELS)), max_position_embeddings=64, **shape)
     BertForSequenceClassification(config).save_pretrained(tmp_path)
-    monkeypatch.setattr(local.models, "fetch", lambda _model: tmp_path)
+    monkeypatch.setattr(local.sources, "fetch", lambda _model: tmp_path)
     return tmp_path
 
 

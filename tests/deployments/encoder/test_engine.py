@@ -223,7 +223,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, Kernel]:
     """A plain one, and one that should tell, but cannot."""
     plain, telling = Kernel(), Kernel(ModelError("m does not tell how its tokens attend to each other"))
     monkeypatch.setattr(runtimes, "_kernel", lambda tells: telling if tells else plain)
-    monkeypatch.setattr(runtimes.models, "fetch", lambda _model, **_: Path())
+    monkeypatch.setattr(runtimes.sources, "fetch", lambda _model, **_: Path())
     return plain, telling
 
 
