@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pliant.bench.vision.live_service import Service
+from pliant.bench.vision.systems import FixedPolicy
 from pliant.deployments.vision.engine import Engine, Waiting
 from pliant.deployments.vision.messages import Answer, Query, Refusal
 from pliant.deployments.vision.tasks import key
 from pliant.policies.vision.time_price import TimePrice
-from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, FixedPolicy, Policy
+from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy
 from pliant.policies.vision.token_profile import TokenProfile
 from pliant.simulation.vision import outcome
 from pliant.simulation.vision.outcome import Outcome

@@ -1,6 +1,6 @@
 """Which gamma each queued batch gets, or whether it runs at all, anew before every run (OTAS §III-D).
 
-`ExactPolicy` is the default, `Algorithm2Policy` the paper's, `FixedPolicy` what a service without adaptation does.
+`ExactPolicy` is the default, `Algorithm2Policy` the paper's.
 Batches are planned in the order of their deadlines, each with those of its queries that could be in time if it were
 next (`plan_scope`).
 """
@@ -111,29 +111,6 @@ class Algorithm2Policy(Generic[Q]):
             choices = algorithm_3(now, latency_s, means, due, usual)
         else:
             choices = algorithm_2(now, latency_s, gain, due)
-        return _steps(self._profile, queued, choices)
-
-
-class FixedPolicy(Generic[Q]):
-    """The same gamma always (PetS: 0, ToMe: below 0, VPT: above 0), for every batch that would be in time."""
-
-    def __init__(self, profile: TokenProfile, gamma: int) -> None:
-        self._profile = profile
-        self._choice = profile.gammas.index(gamma)
-
-    def arrived(self, query: Q) -> None:
-        """The rate does not matter."""
-
-    def plan(self, batches: Sequence[Batch[Q]], now: float) -> list[Step[Q]]:
-        latency_s = np.full_like(self._profile.latency_s, np.inf)
-        latency_s[self._choice] = self._profile.latency_s[self._choice]
-        queued = runnable(self._profile, latency_s, batches, now)
-        choices: list[int | None] = []
-        for entry in queued:
-            seconds = float(latency_s[self._choice, len(entry.queries) - 1])
-            in_time = now + seconds <= entry.due
-            choices.append(self._choice if in_time else None)
-            now += seconds if in_time else 0.0
         return _steps(self._profile, queued, choices)
 
 
