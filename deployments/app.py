@@ -10,17 +10,14 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
-from pliant.config.cluster import (
-    EncoderConfig,
-    LlmConfig,
-    ReplicaRange,
-    ServingConfig,
-    VisionConfig,
-    check_models,
-    parse,
-)
+from pliant.config.base import ReplicaRange
+from pliant.config.cluster import ServingConfig, check_models
+from pliant.config.encoder import EncoderConfig
+from pliant.config.llm import LlmConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.autoscaling import PLANNER, STAY
 from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.deployments.kinds import parse
 from pliant.deployments.llm.replica import LlmReplica
 from pliant.deployments.serving.gateway import Gateway
 from pliant.deployments.serving.planner import Planner
@@ -50,16 +47,16 @@ def build(args: dict[str, Any]) -> Application:
         check_models(config)
     except PliantError as error:
         raise RayServeException(str(error)) from None
-    encoders = {name: encoder(name, service) for name, service in config.encoders.items()}
-    llms = {name: llm(name, service) for name, service in config.llms.items()}
-    visions = {name: vision(name, service) for name, service in config.visions.items()}
+    encoders = {name: encoder(name, service) for name, service in config.of(EncoderConfig).items()}
+    llms = {name: llm(name, service) for name, service in config.of(LlmConfig).items()}
+    visions = {name: vision(name, service) for name, service in config.of(VisionConfig).items()}
     return assemble(config, encoders | llms | visions)
 
 
 def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Application:
     """A gateway in front of `services`; a planner for those that are encoders, and for others' adapters and tasks."""
     gateway = config.gateway
-    encoders = {name: service for name, service in services.items() if name in config.encoders}
+    encoders = {name: service for name, service in services.items() if name in config.of(EncoderConfig)}
     planner = _deployment(
         Planner,
         name=PLANNER,
@@ -83,7 +80,7 @@ def encoder(name: str, config: EncoderConfig, replica: type[EncoderReplica] = En
     return _deployment(
         replica,
         name=name,
-        **_size(config.replicas),
+        **_size(config.replica_range()),
         ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
         max_ongoing_requests=_MOST_OUTSTANDING,
         request_router_config=_router(
@@ -97,7 +94,7 @@ def llm(name: str, config: LlmConfig) -> Application:
     return _deployment(
         LlmReplica,
         name=name,
-        num_replicas=config.replicas,
+        **_size(config.replica_range()),
         ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
         max_ongoing_requests=_MOST_OUTSTANDING,
         request_router_config=_router("pliant.deployments.llm.router:LiveTokenRouter", service=name),
@@ -109,7 +106,7 @@ def vision(name: str, config: VisionConfig) -> Application:
     return _deployment(
         VisionReplica,
         name=name,
-        num_replicas=config.replicas,
+        **_size(config.replica_range()),
         ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
         max_ongoing_requests=max(_MOST_OUTSTANDING, 3 * config.queue),
         request_router_config=_router("pliant.deployments.vision.router:LeastBusyRouter", service=name),

@@ -12,7 +12,11 @@ import typer
 from pydantic import BaseModel
 
 from pliant.cli import command as cli
-from pliant.config import cluster as config
+from pliant.config.cascade import CascadeConfig
+from pliant.config.cluster import GatewayConfig
+from pliant.config.encoder import EncoderConfig
+from pliant.config.llm import AdaptersConfig, LlmConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.serving.services import Services
 
@@ -20,12 +24,12 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md")]
 KEYS: dict[str, type[BaseModel]] = {
-    "key of `gateway`": config.GatewayConfig,
-    "key of an `encoder` service": config.EncoderConfig,
-    "key of a `cascade` service": config.CascadeConfig,
-    "key of an `llm` service": config.LlmConfig,
-    "key of `adapters`": config.AdaptersConfig,
-    "key of a `vision` service": config.VisionConfig,
+    "key of `gateway`": GatewayConfig,
+    "key of an `encoder` service": EncoderConfig,
+    "key of a `cascade` service": CascadeConfig,
+    "key of an `llm` service": LlmConfig,
+    "key of `adapters`": AdaptersConfig,
+    "key of a `vision` service": VisionConfig,
 }
 """By the head of the table that has them."""
 NO_METRICS = {"pliant_encoder", "pliant_cascade", "pliant_vision"}
@@ -98,7 +102,7 @@ def test_commands_and_flags() -> None:
 
 def test_routes() -> None:
     placeholders = {"model": "NAME", "task": "TASK", "version": "1"}
-    paths = application(config.GatewayConfig(), Services([]), dict, bytes).openapi()["paths"]
+    paths = application(GatewayConfig(), Services([]), dict, bytes).openapi()["paths"]
     there = {
         f"{method.upper()} {re.sub(r'{(.*?)}', lambda part: placeholders[part[1]], path)}"
         for path, methods in paths.items()

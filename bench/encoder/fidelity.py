@@ -19,10 +19,11 @@ from ray.serve import Application
 from pliant.bench.encoder.profiles import BASE
 from pliant.bench.loaded import Loaded
 from pliant.bench.report import Figure, median
-from pliant.config.cluster import EncoderConfig, ServingConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.deployments.kinds import parse
 from pliant.policies.encoder.planning import Planner, even_plan
 from pliant.simulation.arrivals import Floats, Integers, Recorded, tweet_lengths
 from pliant.simulation.encoder.control import Planned
@@ -82,10 +83,8 @@ def application(model: str, cpus: float) -> Application:
     """One service of timed replicas."""
     slo_ms = BASE.slo_s * _STRETCH * 1e3
     service = {"kind": "encoder", "model": model, "replicas": _REPLICAS, "lengths": _LENGTHS, "slo_ms": slo_ms}
-    config = ServingConfig.model_validate(
-        {"gateway": {"cpus": cpus}, "services": {_SERVICE: {**service, "cpus": cpus}}}
-    )
-    return assemble(config, {_SERVICE: encoder(_SERVICE, config.encoders[_SERVICE], TimedReplica)})
+    config = parse({"gateway": {"cpus": cpus}, "services": {_SERVICE: {**service, "cpus": cpus}}})
+    return assemble(config, {_SERVICE: encoder(_SERVICE, config.of(EncoderConfig)[_SERVICE], TimedReplica)})
 
 
 async def figures(http: aiohttp.ClientSession, address: str, runs: int, seconds: int) -> list[Figure]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pliant.config.cluster import CascadeConfig
+from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.passage import Passage, Recorder
 from pliant.deployments.cascade.route import Serving

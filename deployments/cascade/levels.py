@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from pliant.config.cluster import CascadeConfig, EncoderConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.readings import Level, Seen, UnreadableError
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.engine import Answer, Report, Telling

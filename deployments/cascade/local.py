@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tokenizers import Tokenizer
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.levels import Unrecorded, run_on
 from pliant.deployments.cascade.pruning import Words, read_words
 from pliant.deployments.cascade.pruning_agreement import agreement

@@ -11,7 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from pliant.config.cluster import CascadeConfig, ServingConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.cluster import ServingConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.choice import Choice, choose_for
 from pliant.deployments.cascade.levels import ClassifierReader, levels_of
 from pliant.deployments.cascade.messages import CascadeEntry
@@ -64,7 +66,7 @@ class CascadeRegistry:
         pauses_s: tuple[float, float] = _PAUSES_S,
     ) -> None:
         self.board: Board[CascadeEntry] = Board(_GONE_S)
-        self._encoders = config.encoders
+        self._encoders = config.of(EncoderConfig)
         self._level = level
         self._run_on = run_on
         self._compiling = compiling
@@ -74,7 +76,9 @@ class CascadeRegistry:
         """Profiles that could not be made of these texts, and why."""
         self._complaints: dict[str, str | None] = {}
         """By service, what the log was last told to be wrong."""
-        self._tasks = [asyncio.create_task(self._start(name, cascade)) for name, cascade in config.cascades.items()]
+        self._tasks = [
+            asyncio.create_task(self._start(name, cascade)) for name, cascade in config.of(CascadeConfig).items()
+        ]
 
     def check(self) -> None:
         """Raise RuntimeError if a cascade is not seen to any more, though nothing was chosen for it."""

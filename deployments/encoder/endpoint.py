@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.engine import Answer, Query, Refusal, Telling
 from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.http.parameters import ClassifyParameters

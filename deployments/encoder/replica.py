@@ -8,7 +8,7 @@ from typing import Any
 
 from ray import serve
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.engine import Answer, Assignment, Engine, LoadError, Query, Refusal, Report, Runtimes
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.encoder.upgrades import CompiledLater, Upgrades

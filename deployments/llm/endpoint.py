@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 from tokenizers import Tokenizer
 
 from pliant import __version__
-from pliant.config.cluster import LlmConfig
+from pliant.config.llm import LlmConfig
 from pliant.deployments.http.chat_template import ChatTemplate
 from pliant.deployments.http.openai_errors import OpenAIError
 from pliant.deployments.llm.messages import Refusal, Ticket

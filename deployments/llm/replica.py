@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
 
-from pliant.config.cluster import LlmConfig
+from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
 from pliant.deployments.llm.engine import BrokenError, Engine
 from pliant.deployments.llm.loop import EngineLoop, StandstillError

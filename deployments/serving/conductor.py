@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.engine import Assignment, Report
 from pliant.deployments.encoder.lengths import Lengths
 from pliant.deployments.encoder.routing_table import RoutingTable

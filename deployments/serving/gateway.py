@@ -17,8 +17,12 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from pliant.config.cluster import CascadeConfig, EncoderConfig, LlmConfig, ServingConfig, VisionConfig
-from pliant.config.cluster import Service as ServiceConfig
+from pliant.config.base import ModelServiceConfig, ServiceConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.cluster import ServingConfig
+from pliant.config.encoder import EncoderConfig
+from pliant.config.llm import LlmConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.follower import CascadeFollower
 from pliant.deployments.cascade.messages import CascadeEntry
@@ -72,19 +76,19 @@ class Gateway:
         self._config = config
         for handle in handles.values():
             obey(handle)
-        self._tables = {name: shared(name, service.slo_ms / 1e3) for name, service in config.encoders.items()}
-        self._tallies = {name: Tally() for name in config.encoders}
+        self._tables = {name: shared(name, service.slo_ms / 1e3) for name, service in config.of(EncoderConfig).items()}
+        self._tallies = {name: Tally() for name in config.of(EncoderConfig)}
         self._name = uuid.uuid4().hex[:8]
         self._outcomes: dict[str, Counter[str]] = {name: Counter() for name in config.services}
         calls = _Planner(planner)
         self._follower = Follower(calls.exchange, self._tables, self._tallies)
         self._services = Services(list(self._described()))
         self._adapters = None
-        if any(service.adapters for service in config.llms.values()):
+        if any(service.adapters for service in config.of(LlmConfig).values()):
             self._adapters = AdapterFollower(calls)
-        self._tasks = TaskFollower(calls) if config.visions else None
+        self._tasks = TaskFollower(calls) if config.of(VisionConfig) else None
         self._chosen = CascadeFollower(calls)
-        followers = [self._follower, self._adapters, self._tasks, self._chosen if config.cascades else None]
+        followers = [self._follower, self._adapters, self._tasks, self._chosen if config.of(CascadeConfig) else None]
         self._following = [asyncio.create_task(each.run()) for each in followers if each]
         self._fetching = ThreadPoolExecutor(len(config.services), thread_name_prefix="fetching")
         self._opening = [
@@ -95,18 +99,20 @@ class Gateway:
         """The services, before any of them can answer."""
         config, described = self._config, dict[str, Service]()
         for name, service in config.services.items():
-            if not isinstance(service, CascadeConfig):
+            if isinstance(service, ModelServiceConfig):
                 described[name] = Service(name, service.kind, self._replicas(name, service))
-        for name, cascade in config.cascades.items():
-            described[name] = Service(name, cascade.kind, levels=[described[level] for level in cascade.levels])
+        for name, service in config.services.items():
+            if service.parts():
+                described[name] = Service(name, service.kind, levels=[described[part] for part in service.parts()])
         return (described[name] for name in config.services)
 
-    def _replicas(self, name: str, config: EncoderConfig | LlmConfig | VisionConfig) -> Replicas:
+    def _replicas(self, name: str, config: ModelServiceConfig) -> Replicas:
+        least = config.replica_range().min
         if isinstance(config, EncoderConfig):
-            least, running = config.replicas.min, self._tables[name].replicas
+            running = self._tables[name].replicas
         else:
             tables = llm_routing_table if isinstance(config, LlmConfig) else vision_routing_table
-            least, running = config.replicas, tables.shared(name).replicas
+            running = tables.shared(name).replicas
         return Replicas(
             wanted=lambda: int(self._follower.of(name).plan.get("wanted_replicas", least)),
             running=lambda: len(running()),
@@ -134,6 +140,7 @@ class Gateway:
         if isinstance(config, CascadeConfig):
             return await self._cascade(service.name, config)
         assert handle
+        assert isinstance(config, ModelServiceConfig)
         fetch = sources.fetch_vision if isinstance(config, VisionConfig) else sources.fetch
         fetched = partial(fetch, config.model, progress=service.opening)
         folder = await asyncio.get_running_loop().run_in_executor(self._fetching, fetched)
@@ -141,6 +148,7 @@ class Gateway:
             return self._classifier(service.name, config, folder, handle)
         if isinstance(config, LlmConfig):
             return self._language_model(service.name, config, folder, handle)
+        assert isinstance(config, VisionConfig)
         return self._vision(service.name, config, folder, handle)
 
     def _classifier(self, name: str, config: EncoderConfig, folder: Path, handle: Handle) -> Classifier:
@@ -196,14 +204,16 @@ class Gateway:
                 name: {"plan": self._follower.of(name).plan, "replicas": table.replicas()}
                 for name, table in self._tables.items()
             },
-            "language_models": {name: {"replicas": llm_routing_table.shared(name).replicas()} for name in config.llms},
+            "language_models": {
+                name: {"replicas": llm_routing_table.shared(name).replicas()} for name in config.of(LlmConfig)
+            },
             "adapters": self._adapters.facts() if self._adapters else {},
             "vision": {
                 name: {
                     "replicas": vision_routing_table.shared(name).replicas(),
                     "tasks": [entry.task.name for entry in self._tasks.of(name)] if self._tasks else [],
                 }
-                for name in config.visions
+                for name in config.of(VisionConfig)
             },
             "tasks": self._tasks.facts() if self._tasks else {},
             "cascades": {name: cascade.facts() for name, cascade in self._services.endpoints("cascade").items()},

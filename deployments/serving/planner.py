@@ -18,7 +18,8 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from pliant.config.cluster import EncoderConfig, ServingConfig
+from pliant.config.cluster import ServingConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.levels import Unrecorded, run_on
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.planner import CascadeRegistry
@@ -73,7 +74,7 @@ class Planner:
         self._vision_tasks = TaskRegistry(config)
         self._tasks = [
             asyncio.create_task(self._conduct(name, service, handles[name]))
-            for name, service in config.encoders.items()
+            for name, service in config.of(EncoderConfig).items()
         ]
         self._config = config
         self._handles = handles
@@ -175,7 +176,7 @@ class Planner:
 
     async def _level(self, name: str) -> Classifier:
         """A service as gateways call it, for profiles; its conductor has made the handle ready."""
-        config = self._config.encoders[name]
+        config = self._config.of(EncoderConfig)[name]
         folder = await asyncio.to_thread(sources.fetch, config.model)
         table, call = shared(name, config.slo_ms / 1e3), caller(self._handles[name].infer.remote)
         return Classifier(name, config, folder, sources.describe(folder), table, call, Unrecorded())
@@ -199,14 +200,14 @@ class Planner:
 
 def _run_on(config: ServingConfig) -> Callable[[str], list[str]]:
     """What the replicas of a service say they run on."""
-    return lambda name: run_on(shared(name, config.encoders[name].slo_ms / 1e3).reports().values())
+    return lambda name: run_on(shared(name, config.of(EncoderConfig)[name].slo_ms / 1e3).reports().values())
 
 
 def _compiling(config: ServingConfig) -> Callable[[str], bool]:
     """Whether some replica of a service says that it compiles."""
 
     def compiling(name: str) -> bool:
-        reports = shared(name, config.encoders[name].slo_ms / 1e3).reports().values()
+        reports = shared(name, config.of(EncoderConfig)[name].slo_ms / 1e3).reports().values()
         return any(report["compiling"] for report in reports)
 
     return compiling

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pliant.cache import cache_folder, made_once
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.vision.accuracy import assumed_accuracies
 from pliant.deployments.vision.device import Executor, ExecutorDevice
 from pliant.deployments.vision.engine import Engine, Waiting

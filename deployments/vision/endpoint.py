@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.http.images import ImageError, ImageReader, Pixels
 from pliant.deployments.http.parameters import VisionParameters
 from pliant.deployments.serving.catalog.task_follower import TaskFollower

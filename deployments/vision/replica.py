@@ -10,7 +10,7 @@ from typing import Any
 
 from ray import serve
 
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.autoscaling import PLANNER
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.catalog.board import Seen

@@ -27,10 +27,11 @@ from support.waiting import HANGS_AFTER_S, wait_until
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.bench.ray_session import free_port
-from pliant.config.cluster import EncoderConfig, ServingConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.app import assemble, encoder
 from pliant.deployments.encoder.engine import Runtime
 from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.deployments.kinds import parse
 
 STORE = 80 * 2**20
 LENGTHS = (64, 128, 512)
@@ -197,7 +198,7 @@ def main() -> None:
     port = free_port()
     ray.init(address=cluster.address, log_to_driver=False)
     cluster.wait_for_nodes()
-    config = ServingConfig.model_validate(
+    config = parse(
         {
             "gateway": {"replicas": 2, "cpus": 1.2},
             "services": {
@@ -215,7 +216,7 @@ def main() -> None:
     )
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        serve.run(assemble(config, {"topics": encoder("topics", config.encoders["topics"], PretendReplica)}))
+        serve.run(assemble(config, {"topics": encoder("topics", config.of(EncoderConfig)["topics"], PretendReplica)}))
         scenario = Scenario(f"http://127.0.0.1:{port}")
         flag = Path(os.environ[BROKEN])
 

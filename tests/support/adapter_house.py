@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from support.peft_folders import model_folder
 
-from pliant.config.cluster import ServingConfig, parse
+from pliant.config.cluster import ServingConfig
+from pliant.deployments.kinds import parse
 from pliant.deployments.serving.catalog.adapter_registry import AdapterRegistry
 from pliant.deployments.serving.catalog.registry import RejectedError
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from pliant.config.cluster import LlmConfig
+from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
 from pliant.deployments.llm.report import AdapterReport, PredictorReport

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.board import Board, Seen
 from pliant.deployments.serving.catalog.task_follower import TaskFollower
 from pliant.deployments.serving.messages import RegisteredTask, Rejected, TaskNews

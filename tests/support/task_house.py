@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from support.vision_folders import task_folder
 
-from pliant.config.cluster import ServingConfig, parse
+from pliant.config.cluster import ServingConfig
+from pliant.deployments.kinds import parse
 from pliant.deployments.serving.catalog.registry import RejectedError
 from pliant.deployments.serving.catalog.task_registry import TaskRegistry
 from pliant.models.vision_info import read_vision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pliant.config.cluster import AdaptersConfig, LlmConfig
+from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.deployments.serving.catalog import confinement
 from pliant.errors import ModelError
 from pliant.formats.adapter_info import CONFIG, AdapterError, AdapterInfo, AdapterRef, bytes_of, read_adapter

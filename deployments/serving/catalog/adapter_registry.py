@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from pliant.config.cluster import ServingConfig
+from pliant.config.llm import LlmConfig
 from pliant.deployments.serving.catalog.adapter_shelf import AdapterShelf
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
 from pliant.deployments.serving.messages import Registered
@@ -37,7 +38,7 @@ class AdapterRegistry(Registry[Registered, AdapterShelf]):
         self._models = frozenset(config.services)
         shelves = {
             name: AdapterShelf(name, service, service.adapters)
-            for name, service in config.llms.items()
+            for name, service in config.of(LlmConfig).items()
             if service.adapters
         }
         super().__init__(shelves, clock)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pliant.config.cluster import AdaptersConfig, LlmConfig
+from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.deployments.serving.catalog.adapter_folders import AdapterFolders
 from pliant.deployments.serving.catalog.ledger import Kept, KeptEntry, Ledger
 from pliant.deployments.serving.catalog.registry import UnavailableError

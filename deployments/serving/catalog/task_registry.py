@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 from pliant.config.cluster import ServingConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
 from pliant.deployments.serving.catalog.task_shelf import TaskShelf
 from pliant.deployments.serving.messages import RegisteredTask
@@ -35,7 +36,7 @@ class TaskRegistry(Registry[RegisteredTask, TaskShelf]):
     gone_s = 45.0
 
     def __init__(self, config: ServingConfig, clock: Callable[[], float] = time.time) -> None:
-        super().__init__({name: TaskShelf(name, service) for name, service in config.visions.items()}, clock)
+        super().__init__({name: TaskShelf(name, service) for name, service in config.of(VisionConfig).items()}, clock)
         self._trials = count()
 
     async def load(self, service: str, name: str, path: str, replace: bool = False) -> RegisteredTask:

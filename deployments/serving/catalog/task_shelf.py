@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.confinement import confine, outside, within
 from pliant.deployments.serving.catalog.ledger import Kept, KeptEntry, Ledger
 from pliant.deployments.serving.catalog.registry import UnavailableError

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pliant.cli.terminal import console, progress
 from pliant.cli.vision_profile import VisionProfile
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.errors import ConfigError, PliantError
 from pliant.formats.vision_task import MOST_PROMPTS, USUAL_PROMPTS, TaskError, TaskRef, check_description, read_task
 from pliant.models import sources

@@ -13,7 +13,8 @@ from support.doubles import Sleeper, Sleepers, report
 from support.scripted_cascade import LABELS, TOO_LONG, Levels, Model, Service, texts
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from pliant.config.cluster import CascadeConfig, EncoderConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade import local
 from pliant.deployments.cascade.levels import ClassifierReader, levels_of, run_on
 from pliant.deployments.cascade.local import attention_agreements, local_classifiers

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from support.scripted_cascade import Model, Service, texts
 
-from pliant.config.cluster import ServingConfig
 from pliant.deployments.cascade import levels as cascade_levels
 from pliant.deployments.cascade import planner as cascades
 from pliant.deployments.cascade import table
 from pliant.deployments.cascade.follower import CascadeFollower
 from pliant.deployments.cascade.planner import CascadeRegistry
+from pliant.deployments.kinds import parse
 from pliant.deployments.serving.errors import RequestError
 from pliant.errors import DataError, ModelError
 from pliant.models import sources
@@ -29,7 +29,7 @@ class House:
     def __init__(self, **options: Any) -> None:
         cascade = {"kind": "cascade", "levels": ["small", "large"], "data": "d", "accuracy_loss": 0.02, **options}
         small = {**ENCODER, "importance": True}
-        self.config = ServingConfig.model_validate({"services": {"small": small, "large": ENCODER, "c": cascade}})
+        self.config = parse({"services": {"small": small, "large": ENCODER, "c": cascade}})
         self.run_on, self.compiling = "aoti on a processor", False
         self.services = {"small": Service(Model("small", 0.85, 0.001)), "large": Service(Model("large", 0.97, 0.01))}
 

@@ -12,7 +12,8 @@ from fastapi.testclient import TestClient
 from huggingface_hub import TextClassificationOutputElement
 from support.scripted_cascade import LABELS, Model, Service
 
-from pliant.config.cluster import CascadeConfig, GatewayConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.cluster import GatewayConfig
 from pliant.deployments.cascade import recorder as cascade_recorder
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier

@@ -15,7 +15,8 @@ from support.doubles import report
 from support.scripted_cascade import LABELS, TOKENIZER, candidate
 from support.scripted_cascade import Recorder as CascadeRecorder
 
-from pliant.config.cluster import CascadeConfig, EncoderConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.messages import CascadeEntry

@@ -13,7 +13,7 @@ import pytest
 from support.doubles import report
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.engine import Answer, Query, Refusal, Telling
 from pliant.deployments.encoder.routing_table import RoutingTable

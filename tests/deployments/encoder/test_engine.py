@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.doubles import Sleeper, Sleepers
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder import runtimes
 from pliant.deployments.encoder.engine import Answer, Engine, LoadError, Query, Refusal, Runtime, Telling
 from pliant.deployments.encoder.runtimes import ModelRuntimes

@@ -12,7 +12,7 @@ import pytest
 from support.doubles import Sleepers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal
 from pliant.deployments.encoder.routing_table import RoutingTable

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from support.doubles import Sleepers
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.engine import Answer, Assignment, Engine, Query, Report
 from pliant.deployments.encoder.lengths import Lengths
 from pliant.deployments.encoder.routing_table import RoutingTable

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.vision_folders import task_folder, vision_folder, vision_model
 
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.vision import assembly
 from pliant.deployments.vision.messages import Answer, Query
 from pliant.deployments.vision.tasks import key

@@ -13,7 +13,7 @@ import pytest
 from support.task_house import House, names, refused
 from support.vision_folders import change_tensors, vision_folder
 
-from pliant.config.cluster import parse
+from pliant.deployments.kinds import parse
 from pliant.deployments.serving.catalog import task_registry
 from pliant.deployments.serving.catalog.board import Seen
 from pliant.deployments.serving.catalog.board_follower import BoardFollower
