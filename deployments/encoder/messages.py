@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pliant.deployments.serving import parcels
-from pliant.policies.cascade.calibration import confidence, softmax
+from pliant.policies.encoder.confidence import confidence, softmax
 
 
 class Assignment(NamedTuple):

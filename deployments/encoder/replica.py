@@ -20,7 +20,7 @@ from pliant.deployments.serving.replica import Desk
 from pliant.deployments.startup import Startup
 from pliant.formats.profile import Profile
 from pliant.models import sources
-from pliant.policies.encoder.even_plan import even_plan
+from pliant.policies.encoder.planning import even_plan
 
 logger = logging.getLogger("pliant")
 

@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pliant.deployments.cascade.status import cascade_metrics
-from pliant.deployments.llm.status import llm_metrics
-from pliant.deployments.vision.status import vision_metrics
+from pliant.deployments.llm.metric_tables import llm_metrics
+from pliant.deployments.vision.metric_tables import vision_metrics
 
 _PLAN = {
     "version": ("pliant_plan_version", "Counts the plans that were made since the planner started."),

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -18,12 +19,10 @@ from numpy.typing import NDArray
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.vision.messages import Answer, Query
-from pliant.deployments.vision.pace import Pace
-from pliant.deployments.vision.report import EngineReport
-from pliant.deployments.vision.statistics import Statistics
+from pliant.deployments.vision.report import EngineReport, Statistics
 from pliant.deployments.vision.tasks import Tasks, key
-from pliant.deployments.vision.waiting import Waiting
 from pliant.formats.vision_task import TaskError
+from pliant.policies.vision.pace import Pace
 from pliant.policies.vision.slo_batching import SloBatcher
 from pliant.policies.vision.token_adaptation import Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
@@ -56,6 +55,26 @@ class Device(Protocol):
         """The logits of each image, by its task's labels. `tasks` are keys as of `tasks.key`."""
 
 
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """An image that waits or is computed; times are the loop's."""
+
+    image: bytes
+    task: str
+    """Its key."""
+    arrival: float
+    deadline: float
+    utility: float
+    reply: asyncio.Future[Answer | Refusal] = field(repr=False)
+
+    def settle(self, reply: Answer | Refusal) -> bool:
+        """Whether anybody still waited for the reply, which is given once."""
+        if self.reply.done():
+            return False
+        self.reply.set_result(reply)
+        return True
+
+
 class Engine:
     """Answers each query once. At most `limit` wait; `policy` decides which batch runs next, and with which gamma.
 
@@ -83,7 +102,7 @@ class Engine:
         self._broken = 0
         """Batches in a row that could not be computed."""
         self._statistics = Statistics(profile.gammas)
-        self._pace = Pace(profile, self._statistics, _now())
+        self._pace = Pace(profile, _now())
         self.failure: Exception | None = None
         """Why nothing is computed any more."""
         self._serving = asyncio.create_task(self._serve())
@@ -91,7 +110,7 @@ class Engine:
     def adopt(self, profile: TokenProfile, policy: Policy[Waiting]) -> None:
         """Go by another profile of the same gammas from now on: the device has become faster."""
         self._policy = policy
-        self._pace = Pace(profile, self._statistics, _now())
+        self._pace = Pace(profile, _now())
         self._ahead = None
 
     async def classify(self, query: Query) -> Answer | Refusal:
@@ -153,7 +172,7 @@ class Engine:
             shed=statistics.shed,
             failed=statistics.failed,
             utility=round(statistics.utility, 6),
-            slowdown=round(statistics.slowdown, 3),
+            slowdown=round(self._pace.slowdown, 3),
             decision_p99_ms=statistics.decision_p99_ms,
             p50_ms=statistics.latency_ms(0.5),
             p98_ms=statistics.latency_ms(0.98),
@@ -192,7 +211,7 @@ class Engine:
         if self._probe is not None:
             probe, self._probe = self._probe, None
             self._pace.recover()
-            return [probe], self._pace.fastest(probe.task, self._tasks)
+            return [probe], self._pace.fastest(probe.task, self._tasks.accuracy)
         if not len(self._batcher) or (step := self._decided()) is None:
             return None
         assert step.gamma is not None
@@ -207,7 +226,7 @@ class Engine:
             return ahead
         started = _now()
         step = self._planned(started + self._statistics.decision_s) or self._planned(started)
-        if step is None and self._statistics.slowdown > 1 and self._pace.in_doubt(started):
+        if step is None and self._pace.slowdown > 1 and self._pace.in_doubt(started):
             self._pace.recover()
             step = self._planned(started)
         self._statistics.decided(_now() - started)
@@ -264,6 +283,7 @@ class Engine:
     ) -> None:
         now = _now()
         self._pace.computed(gamma, len(queries), now - started, now)
+        self._statistics.computed(gamma, len(queries), now - started)
         for query, row in zip(queries, logits, strict=True):
             in_time = now <= query.deadline
             answer = Answer(row.astype("<f4").tobytes(), gamma, "in_time" if in_time else "late", len(queries))

@@ -7,7 +7,6 @@ from typing import Protocol
 from pliant.deployments.serving.catalog.registry_follower import COME_BACK_S, RegistryFollower
 from pliant.deployments.serving.errors import RequestError
 from pliant.deployments.serving.messages import RegisteredTask, Rejected, TaskNews
-from pliant.deployments.vision.own_task import is_own
 
 _CHANGE_WITHIN_S = 90.0
 """Replicas have half a minute to load a task, and everybody else as long to hear of it."""
@@ -71,7 +70,7 @@ class TaskFollower(RegistryFollower[RegisteredTask]):
             found = self.known.get(f"{service}/{name}")
             return None if found and found.coming else found
         of_service = self.of(service)
-        choice = of_service if len(of_service) == 1 else [entry for entry in of_service if is_own(entry.task)]
+        choice = of_service if len(of_service) == 1 else [entry for entry in of_service if entry.task.is_own]
         return choice[0] if choice else None
 
     def _unknown(self, service: str, name: str | None, answered: bool) -> RequestError:

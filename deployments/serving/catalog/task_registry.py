@@ -15,7 +15,6 @@ from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
 from pliant.deployments.serving.catalog.task_shelf import TaskShelf
 from pliant.deployments.serving.messages import RegisteredTask
-from pliant.deployments.vision.own_task import is_own
 from pliant.errors import PliantError
 from pliant.formats.vision_task import NAME
 
@@ -131,7 +130,7 @@ class TaskRegistry(Registry[RegisteredTask, TaskShelf]):
 
 
 def _check_movable(entry: RegisteredTask) -> None:
-    if is_own(entry.task):
+    if entry.task.is_own:
         raise _rejected(f"{entry.task.name!r} is the model's own head, which stays; choose another name")
 
 

@@ -13,9 +13,18 @@ from pliant.deployments.serving.catalog.confinement import confine, outside, wit
 from pliant.deployments.serving.catalog.ledger import Kept, KeptEntry, Ledger
 from pliant.deployments.serving.catalog.registry import UnavailableError
 from pliant.deployments.serving.messages import RegisteredTask
-from pliant.deployments.vision.own_task import own_task
 from pliant.errors import ModelError, PliantError
-from pliant.formats.vision_task import MOST_PROFILING, PROFILING, TASK, WEIGHTS, TaskError, TaskInfo, TaskRef, read_task
+from pliant.formats.vision_task import (
+    MOST_PROFILING,
+    PROFILING,
+    TASK,
+    WEIGHTS,
+    TaskError,
+    TaskInfo,
+    TaskRef,
+    own_task,
+    read_task,
+)
 from pliant.models import sources
 from pliant.models.vision_info import VisionInfo, read_vision
 

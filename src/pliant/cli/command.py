@@ -101,8 +101,8 @@ def simulate(
     out: Annotated[Path, typer.Option(help="Receives simulate-SERVICE.png.")] = Path(),
 ) -> None:
     """Send a trace through a simulated cluster: latency, SLO attainment, and what planner and autoscaling would do."""
-    from pliant.bench.encoder.capacity import Cluster, plan_capacity
     from pliant.deployments.encoder.lengths import Lengths
+    from pliant.simulation.encoder.capacity import Cluster, plan_capacity
 
     cluster = _checked(path)
     name, config_of = _encoder(cluster, service)

@@ -132,7 +132,7 @@ def _measured(name: str, service: VisionConfig, update: sources.Progress) -> Vis
 
     from pliant.deployments.vision.assembly import load
     from pliant.deployments.vision.device import ExecutorDevice
-    from pliant.policies.vision.dominated_gammas import dominated
+    from pliant.policies.vision.token_profile import dominated
 
     loaded = load(service, update)
     accuracies = {} if service.tasks.folder else {"model, assumed": dict(loaded.own)}

@@ -18,8 +18,8 @@ from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.pruning import Words
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.errors import RequestError
-from pliant.policies.cascade.calibration import softmax
 from pliant.policies.cascade.candidates import Candidate
+from pliant.policies.encoder.confidence import softmax
 
 pytestmark = pytest.mark.virtual_time
 

@@ -15,7 +15,7 @@ from pliant.deployments.encoder import runtimes
 from pliant.deployments.encoder.engine import Answer, Engine, LoadError, Query, Refusal, Runtime, Telling
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.errors import ModelError
-from pliant.policies.cascade.calibration import softmax
+from pliant.policies.encoder.confidence import softmax
 
 
 def query(first: int = 1, length: int = 4, budget_s: float | None = None, utility: float = 1.0) -> Query:

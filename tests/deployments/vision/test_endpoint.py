@@ -15,7 +15,7 @@ from pliant.deployments.http.parameters import VisionParameters
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError, RequestError
 from pliant.deployments.serving.messages import RegisteredTask
 from pliant.deployments.vision.messages import Answer, Refusal
-from pliant.deployments.vision.own_task import own_task
+from pliant.formats.vision_task import own_task
 
 pytestmark = pytest.mark.virtual_time
 
