@@ -12,7 +12,7 @@ from pliant.config.cascade import CascadeConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.readings import Level, Seen, UnreadableError
 from pliant.deployments.encoder.endpoint import Classifier
-from pliant.deployments.encoder.engine import Answer, Report, Telling
+from pliant.deployments.encoder.messages import Answer, Report, Telling
 from pliant.deployments.serving.errors import RequestError
 
 _UNREADABLE = (400, 413, 422)

@@ -12,9 +12,9 @@ from ray import serve
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.engine import Engine, LoadError, Runtimes
 from pliant.deployments.encoder.messages import Answer, Assignment, Query, Report
+from pliant.deployments.encoder.metrics import ReplicaMetrics
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.encoder.upgrades import CompiledLater, Upgrades
-from pliant.deployments.serving.metrics import ReplicaMetrics
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.serving.replica import Desk
 from pliant.deployments.startup import Startup

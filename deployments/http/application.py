@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -14,11 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pliant import __version__
 from pliant.config.cluster import GatewayConfig
-from pliant.deployments.http import hugging_face, lora_adapters, open_inference, openai, task_management
+from pliant.deployments.http import hugging_face, open_inference
 from pliant.deployments.http.openai_errors import error_response, speaks_openai
-from pliant.deployments.llm.served_models import ServedModels
-from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
 from pliant.deployments.serving.errors import RequestError
 from pliant.deployments.serving.services import Services
 
@@ -31,20 +28,18 @@ def application(
     services: Services,
     stats: Callable[[], dict[str, Any]],
     metrics: Callable[[], bytes],
+    routers: Sequence[APIRouter] = (),
     api_keys: Collection[str] = (),
-    adapters: AdapterFollower | None = None,
-    tasks: TaskFollower | None = None,
 ) -> FastAPI:
-    """The gateway's routes; `adapters` is None if no language model takes any, `tasks` if there is no vision service.
+    """The gateway's routes: those of protocols that several kinds speak, and `routers` of single kinds.
 
     With `api_keys`, every path but the health probes asks for `Authorization: Bearer KEY`.
     """
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
     max_body = round(config.max_body_mb * 2**20)
-    app.include_router(openai.router(ServedModels(services, adapters), max_body))
-    app.include_router(lora_adapters.router(adapters, max_body))
+    for router in routers:
+        app.include_router(router)
     app.include_router(open_inference.router(services, max_body, config.max_texts))
-    app.include_router(task_management.router(services, tasks, max_body))
     app.include_router(hugging_face.router(services, max_body, config.max_texts))
 
     @app.get("/stats", tags=["Status"])

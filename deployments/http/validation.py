@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from pliant.deployments.serving.errors import RequestError
-from pliant.deployments.serving.services import Service, Services
+from pliant.deployments.serving.services import Answers, Service, Services
 
 M = TypeVar("M")
 
@@ -14,7 +14,7 @@ VERSION = "1"
 """The one version that each model has."""
 
 
-def finder(services: Services, *kinds: str) -> Callable[..., Awaitable[Service]]:
+def finder(services: Services, *kinds: Answers) -> Callable[..., Awaitable[Service]]:
     """Looks a service of these kinds up by name and version, and makes sure that it may be asked.
 
     Raises RequestError: 404 that lists the models there are, or 503 for one that cannot answer yet.
@@ -28,10 +28,10 @@ def finder(services: Services, *kinds: str) -> Callable[..., Awaitable[Service]]
     return find
 
 
-def named(services: Services, kinds: Sequence[str], model: str, version: str = VERSION) -> Service:
+def named(services: Services, kinds: Sequence[Answers], model: str, version: str = VERSION) -> Service:
     """The service of these kinds with this name and version. Raises RequestError 404 that lists those there are."""
     if (service := services.find(model, *kinds)) is None:
-        there = ", ".join(service.name for service in services if service.kind in kinds) or "none"
+        there = ", ".join(service.name for service in services if service.answers in kinds) or "none"
         raise RequestError(404, f"no model {model!r}; there are: {there}")
     if version != VERSION:
         raise RequestError(404, f"no version {version!r} of {model}; there is: {VERSION}")

@@ -1,9 +1,22 @@
-"""What replicas of a language model say of themselves."""
+"""What replicas of a language model say of themselves, and what the planner says of adapters."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pliant.deployments.llm.report import AdapterReport, ClassReport, PredictorReport
 from pliant.deployments.serving.parcels import Report
+from pliant.formats.adapter_info import AdapterRef
+
+
+class Registered(NamedTuple):
+    """A LoRA adapter that clients may name as a model."""
+
+    service: str
+    """The language model that it adapts."""
+    adapter: AdapterRef
+    created: int
+    """When it was registered, in Unix seconds."""
 
 
 class ReplicaReport(Report):

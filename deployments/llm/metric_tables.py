@@ -50,9 +50,9 @@ def of_replica(report: Mapping[str, Any]) -> dict[str, Any]:
     return {**report, "live_tokens": sum(report["held"].values())}
 
 
-def llm_metrics(stats: Mapping[str, Any]) -> Iterator[Metric]:
+def llm_metrics(services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """What "/stats" says of language models and adapters, for Prometheus."""
-    replicas = replicas_of(stats["language_models"])
+    replicas = replicas_of(services)
     yield from families(REPLICA, [(labels, of_replica(report)) for labels, report in replicas])
     yield from families(PREDICTOR, [(labels, report["predictor"]) for labels, report in replicas])
     adapters = [(labels, report["adapters"]) for labels, report in replicas]
@@ -69,6 +69,6 @@ def llm_metrics(stats: Mapping[str, Any]) -> Iterator[Metric]:
     ]
     yield from families(CLASSES, classes, "class")
     registered = GaugeMetricFamily("pliant_adapters_registered", "Adapters that clients may name.", labels=("service",))
-    for service, count in stats["adapters"].get("registered", {}).items():
-        registered.add_metric((service,), count)
+    for service, view in services.items():
+        registered.add_metric((service,), view["adapters"])
     yield registered

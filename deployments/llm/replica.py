@@ -13,8 +13,8 @@ from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLa
 from pliant.deployments.llm.engine import BrokenError, Engine
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.messages import ReplicaReport
+from pliant.deployments.llm.metrics import LlmReplicaMetrics
 from pliant.deployments.llm.request import Generation, Piece
-from pliant.deployments.serving.metrics import LlmReplicaMetrics
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
 from pliant.deployments.serving.replica import Held

@@ -19,15 +19,14 @@ from pliant.config.vision import VisionConfig
 from pliant.deployments.http.images import ImageError, ImageReader, Pixels
 from pliant.deployments.http.parameters import VisionParameters
 from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
 from pliant.deployments.serving.least_held import Share
-from pliant.deployments.serving.messages import RegisteredTask
 from pliant.deployments.serving.outcome import Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.deployments.vision.errand import ImageErrand
-from pliant.deployments.vision.messages import Answer, Fate, Query
+from pliant.deployments.vision.messages import Answer, Fate, Query, RegisteredTask
 from pliant.deployments.vision.report import ReplicaReport
+from pliant.deployments.vision.task_follower import TaskFollower
 from pliant.models.vision_info import VisionInfo
 
 _MOST_READING = 1024
@@ -43,7 +42,7 @@ Image = bytes | NDArray[Any]
 class VisionRecorder(Recorder, Protocol):
     """Where a service records what happened to an image."""
 
-    def answered(self, task: str, seconds: float, in_time: bool, gamma: int) -> None: ...
+    def answered(self, seconds: float, in_time: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class VisionClassifier:
             answer, _ = await self._caller.answer(errand)
         seconds = time.monotonic() - started
         in_time = answer.fate == "in_time" and seconds <= slo_s
-        self._recorder.answered(task.task.name, seconds, in_time, answer.gamma)
+        self._recorder.answered(seconds, in_time)
         return _prediction(answer, errand.task, parameters, "in_time" if in_time else "late")
 
     async def _read(self, image: Image, deadline: float) -> Pixels:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
 from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.least_held import Share
-from pliant.deployments.serving.messages import RegisteredTask
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
-from pliant.deployments.vision.messages import Answer, Query
+from pliant.deployments.vision.messages import Answer, Query, RegisteredTask
+from pliant.deployments.vision.task_follower import TaskFollower
 
 _WAY_BACK_S = 0.002
 """From a replica's answer to the client: replicas have so much less time than there is."""

@@ -1,4 +1,4 @@
-"""What gateways and replicas of a vision service tell each other."""
+"""What gateways, the planner and replicas of a vision service tell each other."""
 
 from __future__ import annotations
 
@@ -32,3 +32,20 @@ class Answer:
     fate: Fate
     rows: int
     """Images that were computed together."""
+
+
+class RegisteredTask(NamedTuple):
+    """A task of a vision service that clients may name."""
+
+    service: str
+    task: TaskRef
+    labels: tuple[str, ...]
+    """In the order of the outputs."""
+    slo_ms: float
+    """Unless the request says otherwise."""
+    utility: float
+    """The same."""
+    created: int
+    """When it was registered, in Unix seconds."""
+    coming: bool = False
+    """Whether replicas are to load it before clients may name it."""

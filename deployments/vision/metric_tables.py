@@ -29,9 +29,8 @@ FATES = ("in_time", "late", "evicted", "shed", "failed")
 FATE = Described(True, "pliant_vision_images", f"Images by fate: {', '.join(FATES)}.")
 
 
-def vision_metrics(stats: Mapping[str, Any]) -> Iterator[Metric]:
+def vision_metrics(views: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """What "/stats" says of vision services, for Prometheus."""
-    views = stats.get("vision", {})
     replicas = replicas_of(views)
     yield from families(REPLICA, replicas)
     fates = family(FATE, "fate")

@@ -15,13 +15,13 @@ from pliant.deployments.autoscaling import PLANNER
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.catalog.board import Seen
 from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.messages import RegisteredTask, TaskNews
-from pliant.deployments.serving.metrics import VisionReplicaMetrics
+from pliant.deployments.serving.messages import BoardNews
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.serving.replica import Desk
 from pliant.deployments.startup import Startup
 from pliant.deployments.vision.assembly import assemble
-from pliant.deployments.vision.messages import Answer, Query
+from pliant.deployments.vision.messages import Answer, Query, RegisteredTask
+from pliant.deployments.vision.metrics import VisionReplicaMetrics
 from pliant.deployments.vision.report import ReplicaReport
 from pliant.deployments.vision.tasks import Settler
 from pliant.errors import ModelError
@@ -111,8 +111,10 @@ class VisionReplica:
         progress("loading tasks", 0.0)
         planner = await asyncio.to_thread(serve.get_deployment_handle, PLANNER)  # it asks Serve's controller
 
-        async def news(me: str, seen: Seen, wait: bool) -> TaskNews:
-            news: TaskNews = await answer(planner.task_news.remote(me, seen, wait, self._settler.failed))
+        async def news(me: str, seen: Seen, wait: bool) -> BoardNews[RegisteredTask]:
+            news: BoardNews[RegisteredTask] = await answer(
+                planner.ask.remote("vision", "news", me, seen, wait, self._settler.failed)
+            )
             return news
 
         self._board: BoardFollower[RegisteredTask] = BoardFollower(news, "tasks")

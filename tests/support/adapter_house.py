@@ -10,7 +10,7 @@ from support.peft_folders import model_folder
 
 from pliant.config.cluster import ServingConfig
 from pliant.deployments.kinds import parse
-from pliant.deployments.serving.catalog.adapter_registry import AdapterRegistry
+from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.serving.catalog.registry import RejectedError
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pliant.deployments.serving.messages import BoardNews
+
 import asyncio
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +12,9 @@ import numpy as np
 
 from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.board import Board, Seen
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
-from pliant.deployments.serving.messages import RegisteredTask, Rejected, TaskNews
+from pliant.deployments.vision.task_follower import TaskFollower
+from pliant.deployments.serving.messages import Rejected
+from pliant.deployments.vision.messages import RegisteredTask
 from pliant.deployments.vision.endpoint import VisionClassifier
 from pliant.deployments.vision.messages import Answer, Refusal, Ticket
 from pliant.deployments.vision.routing_table import VisionRoutingTable
@@ -50,7 +53,7 @@ class TaskPlanner:
         self.board.put({f"{entry.service}/{entry.task.name}": entry for entry in entries})
         self.dead = False
 
-    async def task_news(self, follower: str, seen: Seen, wait: bool) -> TaskNews:
+    async def task_news(self, follower: str, seen: Seen, wait: bool) -> BoardNews[RegisteredTask]:
         self._check()
         return await self.board.follow(follower, seen, 5 if wait else 0)
 

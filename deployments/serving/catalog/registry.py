@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pliant.deployments.serving.catalog.board import Board
 from pliant.deployments.serving.catalog.confinement import MissingError, OutsideError
@@ -85,6 +85,14 @@ class Registry(ABC, Generic[Entry, S]):
         self._reading = 0
         self._changing = asyncio.Lock()
         self._start = asyncio.create_task(self._stock())
+
+    @abstractmethod
+    async def load(self, *what: Any) -> Entry:
+        """Register an entry for a client. Raises RejectedError."""
+
+    @abstractmethod
+    async def unload(self, *what: Any) -> Entry:
+        """Forget an entry for a client. Raises RejectedError."""
 
     @abstractmethod
     def _key(self, entry: Entry) -> str:

@@ -104,6 +104,10 @@ class ServiceConfig(Strict):
         """How many replicas it has; None if it has none of its own."""
         return None
 
+    def resources(self) -> dict[str, float]:
+        """What each replica reserves in Ray."""
+        return {}
+
     def parts(self) -> tuple[str, ...]:
         """Names of the services that it is made of."""
         return ()
@@ -158,6 +162,9 @@ class ModelServiceConfig(ServiceConfig):
     def threads(self) -> int:
         """CPU threads that one replica computes on."""
         return max(1, round(self.cpus))
+
+    def resources(self) -> dict[str, float]:
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus}
 
     def replica_range(self) -> ReplicaRange:
         return ReplicaRange.model_validate(self.replicas)

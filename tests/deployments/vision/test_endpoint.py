@@ -13,7 +13,7 @@ from support.waiting import HANGS_AFTER_S
 
 from pliant.deployments.http.parameters import VisionParameters
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError, RequestError
-from pliant.deployments.serving.messages import RegisteredTask
+from pliant.deployments.vision.messages import RegisteredTask
 from pliant.deployments.vision.messages import Answer, Refusal
 from pliant.formats.vision_task import own_task
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pliant.deployments.serving.messages import BoardNews
+
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,10 +14,11 @@ from support.waiting import until
 
 from pliant.deployments.http.openai_errors import OpenAIError
 from pliant.deployments.serving.catalog import adapter_follower, board_follower
-from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
+from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.serving.catalog.board import Board, Seen
 from pliant.deployments.serving.errors import RequestError
-from pliant.deployments.serving.messages import AdapterNews, Registered, Rejected
+from pliant.deployments.serving.messages import Rejected
+from pliant.deployments.llm.messages import Registered
 from pliant.formats.adapter_info import AdapterRef
 
 pytestmark = pytest.mark.virtual_time
@@ -40,7 +43,7 @@ class Registry:
         self.board.put(dict(entries))
         self.dead = False
 
-    async def adapter_news(self, gateway: str, seen: Seen, wait: bool) -> AdapterNews:
+    async def adapter_news(self, gateway: str, seen: Seen, wait: bool) -> BoardNews[Registered]:
         await self._reach()
         self.asked += not wait
         return await self.board.follow(gateway, seen, 0.5 if wait else 0)
@@ -170,12 +173,12 @@ async def test_a_planner_that_hangs_is_an_error_in_time(monkeypatch: pytest.Monk
 
 async def test_old_news_never_undo_newer_ones() -> None:
     follower = AdapterFollower(Registry())
-    new = AdapterNews("life", 5, {"a": entry("a", "5")}, True, ())
+    new = BoardNews[Registered]("life", 5, {"a": entry("a", "5")}, True, ())
     follower._take(new)
-    follower._take(AdapterNews("life", 4, {"a": None}, False, ()))
-    follower._take(AdapterNews("older life", 9, {"a": None}, False, ()))
+    follower._take(BoardNews[Registered]("life", 4, {"a": None}, False, ()))
+    follower._take(BoardNews[Registered]("older life", 9, {"a": None}, False, ()))
     assert follower.known == {"a": entry("a", "5")}
-    follower._take(AdapterNews("life", 7, {"a": None, "b": entry("b")}, False, ()))
+    follower._take(BoardNews[Registered]("life", 7, {"a": None, "b": entry("b")}, False, ()))
     assert follower.known == {"b": entry("b")}
-    follower._take(AdapterNews("newer life", 0, {}, True, ()))
+    follower._take(BoardNews[Registered]("newer life", 0, {}, True, ()))
     assert follower.known == {}

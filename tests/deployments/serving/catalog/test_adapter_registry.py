@@ -13,9 +13,9 @@ from support.peft_folders import SLOT_TOKEN_BYTES, adapter_folder, model_folder
 from support.waiting import until
 
 from pliant.deployments.serving.catalog import adapter_registry, ledger
-from pliant.deployments.serving.catalog.adapter_registry import AdapterRegistry
+from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.serving.catalog.board import Board
-from pliant.deployments.serving.messages import Registered
+from pliant.deployments.llm.messages import Registered
 
 pytestmark = pytest.mark.virtual_time
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pliant.deployments.serving.messages import BoardNews
+
 import asyncio
 import json
 import shutil
@@ -17,9 +19,8 @@ from pliant.deployments.kinds import parse
 from pliant.deployments.serving.catalog import task_registry
 from pliant.deployments.serving.catalog.board import Seen
 from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
+from pliant.deployments.vision.task_follower import TaskFollower
 from pliant.deployments.serving.errors import RequestError
-from pliant.deployments.serving.messages import TaskNews
 from pliant.deployments.serving.planner import Planner
 from pliant.deployments.vision.tasks import Settler, Tasks
 from pliant.formats.vision_task import WEIGHTS
@@ -200,7 +201,7 @@ async def followed(house: House) -> AsyncIterator[tuple[Planner, TaskFollower, L
     gateway, loader = TaskFollower(planner), Loader()
     settler = Settler("digits", Tasks(loader))
 
-    async def news(me: str, seen: Seen, wait: bool) -> TaskNews:
+    async def news(me: str, seen: Seen, wait: bool) -> BoardNews[RegisteredTask]:
         return await planner.task_news(me, seen, wait, settler.failed)
 
     replica = BoardFollower(news, "tasks")

@@ -16,7 +16,7 @@ from support.waiting import HANGS_AFTER_S, until
 
 from pliant.deployments.serving.catalog import ledger, task_shelf
 from pliant.deployments.serving.catalog import registry as core
-from pliant.deployments.serving.catalog.task_registry import TaskRegistry
+from pliant.deployments.vision.task_registry import TaskRegistry
 from pliant.deployments.serving.planner import Planner
 from pliant.errors import ModelError
 from pliant.models import sources

@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse
 from pliant.deployments.http.body import read_body
 from pliant.deployments.http.openai_errors import OpenAIError
 from pliant.deployments.http.openai_schemas import LoadAdapterRequest, UnloadAdapterRequest, body_schema, parsed
-from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
+from pliant.deployments.llm.adapter_follower import AdapterFollower
 
 
 def router(adapters: AdapterFollower | None, max_body: int) -> APIRouter:

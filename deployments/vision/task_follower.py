@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from pliant.deployments.serving.catalog.registry_follower import COME_BACK_S, RegistryFollower
 from pliant.deployments.serving.errors import RequestError
-from pliant.deployments.serving.messages import RegisteredTask, Rejected, TaskNews
+from pliant.deployments.serving.kind import Ask
+from pliant.deployments.vision.messages import RegisteredTask
 
 _CHANGE_WITHIN_S = 90.0
 """Replicas have half a minute to load a task, and everybody else as long to hear of it."""
@@ -14,22 +13,11 @@ _NAMED = 20
 """Tasks that an error lists."""
 
 
-class Registry(Protocol):
-    """Calls to the planner. Any may raise anything: it may be gone."""
-
-    async def task_news(self, follower: str, seen: tuple[str, int], wait: bool) -> TaskNews: ...
-
-    async def load_task(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask | Rejected: ...
-
-    async def unload_task(self, service: str, name: str) -> RegisteredTask | Rejected: ...
-
-
 class TaskFollower(RegistryFollower[RegisteredTask]):
     """Keeps `known`, the tasks by service/name, in step with the registry while `run` runs."""
 
-    def __init__(self, registry: Registry) -> None:
-        super().__init__(registry.task_news, "tasks", "the list of tasks", _CHANGE_WITHIN_S)
-        self._registry = registry
+    def __init__(self, ask: Ask) -> None:
+        super().__init__(ask, "tasks", "the list of tasks", _CHANGE_WITHIN_S)
 
     def of(self, service: str) -> list[RegisteredTask]:
         """The tasks of `service`, by name."""
@@ -59,11 +47,11 @@ class TaskFollower(RegistryFollower[RegisteredTask]):
 
     async def load(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask:
         """Load a task for all gateways and replicas. Raises RequestError."""
-        return await self._change(self._registry.load_task(service, name, path, replace))
+        return await self._change("load", service, name, path, replace)
 
     async def unload(self, service: str, name: str) -> RegisteredTask:
         """Unload a task everywhere. Raises RequestError."""
-        return await self._change(self._registry.unload_task(service, name))
+        return await self._change("unload", service, name)
 
     def _find(self, service: str, name: str | None) -> RegisteredTask | None:
         if name is not None:

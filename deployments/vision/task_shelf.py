@@ -12,7 +12,7 @@ from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.confinement import confine, outside, within
 from pliant.deployments.serving.catalog.ledger import Kept, KeptEntry, Ledger
 from pliant.deployments.serving.catalog.registry import UnavailableError
-from pliant.deployments.serving.messages import RegisteredTask
+from pliant.deployments.vision.messages import RegisteredTask
 from pliant.errors import ModelError, PliantError
 from pliant.formats.vision_task import (
     MOST_PROFILING,

@@ -13,9 +13,9 @@ from functools import partial
 
 from pliant.config.cluster import ServingConfig
 from pliant.config.llm import LlmConfig
-from pliant.deployments.serving.catalog.adapter_shelf import AdapterShelf
+from pliant.deployments.llm.adapter_shelf import AdapterShelf
+from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
-from pliant.deployments.serving.messages import Registered
 from pliant.errors import PliantError
 from pliant.formats.adapter_info import AdapterInfo
 

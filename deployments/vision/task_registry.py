@@ -13,8 +13,8 @@ from itertools import count
 from pliant.config.cluster import ServingConfig
 from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
-from pliant.deployments.serving.catalog.task_shelf import TaskShelf
-from pliant.deployments.serving.messages import RegisteredTask
+from pliant.deployments.vision.messages import RegisteredTask
+from pliant.deployments.vision.task_shelf import TaskShelf
 from pliant.errors import PliantError
 from pliant.formats.vision_task import NAME
 

@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from pliant.deployments.http.body import read_body
 from pliant.deployments.http.parameters import validated_json
 from pliant.deployments.http.validation import named
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
 from pliant.deployments.serving.errors import RequestError
-from pliant.deployments.serving.messages import RegisteredTask
-from pliant.deployments.serving.services import IMAGE, Services
+from pliant.deployments.serving.services import Services
+from pliant.deployments.vision.messages import RegisteredTask
+from pliant.deployments.vision.task_follower import TaskFollower
 
 
 class LoadParameters(BaseModel):
@@ -44,7 +44,7 @@ def router(services: Services, tasks: TaskFollower | None, max_body: int) -> API
     api = APIRouter(prefix="/v2/repository/models/{model}/tasks", tags=["Tasks"])
 
     def registry(model: str) -> TaskFollower:
-        named(services, [IMAGE], model)
+        named(services, ["images"], model)
         if tasks is None:
             raise RequestError(503, "the registry of tasks is not there")
         return tasks

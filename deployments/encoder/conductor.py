@@ -15,10 +15,10 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from pliant.config.encoder import EncoderConfig
-from pliant.deployments.encoder.engine import Assignment, Report
 from pliant.deployments.encoder.lengths import Lengths
-from pliant.deployments.encoder.routing_table import RoutingTable
+from pliant.deployments.encoder.messages import Assignment, Report
 from pliant.deployments.serving.messages import Guidance, News
+from pliant.deployments.serving.table import ReplicaTable
 from pliant.policies.cluster.autoscaling import TargetTracking
 from pliant.policies.encoder.planning import Planner, Reason, solve
 from pliant.policies.encoder.replacement import batches
@@ -69,7 +69,7 @@ class Conductor:
         service: str,
         config: EncoderConfig,
         lengths: Lengths,
-        table: RoutingTable,
+        table: ReplicaTable[Any, Report],
         replicas: ReplicaCalls,
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any, Protocol
-
-from pliant.deployments.http.openai_errors import OpenAIError
+from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog.registry_follower import COME_BACK_S, RegistryFollower
 from pliant.deployments.serving.errors import RequestError
-from pliant.deployments.serving.messages import AdapterNews, Registered, Rejected
+from pliant.deployments.serving.kind import Ask
 
 _CHANGE_WITHIN_S = 15.0
-
-
-class Registry(Protocol):
-    """Calls to the planner. Any may raise anything: it may be gone."""
-
-    async def adapter_news(self, gateway: str, seen: tuple[str, int], wait: bool) -> AdapterNews: ...
-
-    async def load_adapter(
-        self, name: str, path: str, service: str | None, in_place: bool
-    ) -> Registered | Rejected: ...
-
-    async def unload_adapter(self, name: str) -> Registered | Rejected: ...
 
 
 class AdapterFollower(RegistryFollower[Registered]):
     """Keeps `known`, the adapters by name, in step with the registry while `run` runs."""
 
-    def __init__(self, registry: Registry) -> None:
-        super().__init__(registry.adapter_news, "adapters", "/v1/models", _CHANGE_WITHIN_S)
-        self._registry = registry
+    def __init__(self, ask: Ask) -> None:
+        super().__init__(ask, "adapters", "/v1/models", _CHANGE_WITHIN_S)
 
     async def find(self, name: str) -> Registered | None:
         """The adapter that is called so; one that is not known may be news, so the registry is asked.
@@ -46,19 +30,13 @@ class AdapterFollower(RegistryFollower[Registered]):
         """Load an adapter for all gateways and replicas.
 
         Those that do not hear of it in time, perhaps this one, ask when they are given its name, as `find` does. Raises
-        OpenAIError, or RequestError 503.
+        RequestError.
         """
-        return await self._change(self._registry.load_adapter(name, path, service, in_place))
+        return await self._change("load", name, path, service, in_place)
 
     async def unload(self, name: str) -> Registered:
         """Unload an adapter everywhere; gateways that do not hear of it in time, perhaps this one, do so a bit later.
 
-        Raises OpenAIError, or RequestError 503.
+        Raises RequestError.
         """
-        return await self._change(self._registry.unload_adapter(name))
-
-    def facts(self) -> dict[str, Any]:
-        return {"registered": dict(Counter(entry.service for entry in self.known.values())), **super().facts()}
-
-    def _refusal(self, rejected: Rejected) -> Exception:
-        return OpenAIError(rejected.status, rejected.reason, rejected.param)
+        return await self._change("unload", name)

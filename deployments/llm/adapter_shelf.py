@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pliant.config.llm import AdaptersConfig, LlmConfig
-from pliant.deployments.serving.catalog.adapter_folders import AdapterFolders
+from pliant.deployments.llm.adapter_folders import AdapterFolders
+from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog.ledger import Kept, KeptEntry, Ledger
 from pliant.deployments.serving.catalog.registry import UnavailableError
-from pliant.deployments.serving.messages import Registered
 from pliant.errors import ModelError, PliantError
 from pliant.formats.adapter_info import CONFIG, AdapterError, AdapterInfo, AdapterRef
 
