@@ -21,6 +21,7 @@ from pliant.config.cluster import (
 )
 from pliant.deployments.autoscaling import PLANNER, STAY
 from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.deployments.http.statuses import BUSY
 from pliant.deployments.llm.replica import LlmReplica
 from pliant.deployments.serving.gateway import Gateway
 from pliant.deployments.serving.planner import Planner
@@ -74,7 +75,7 @@ def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Appl
         ray_actor_options={"num_cpus": gateway.cpus},
         max_ongoing_requests=gateway.max_ongoing_requests,
         max_queued_requests=gateway.max_ongoing_requests,
-        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
+        backpressure_config=BackpressureConfig(status_code=BUSY, retry_after_s=1),
     ).bind(config, dict(services), planner)
 
 

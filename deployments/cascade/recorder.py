@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections import Counter
 
 from pliant.deployments.cascade.passage import Reason
-from pliant.deployments.serving.metrics import CascadeMetrics
+from pliant.deployments.serving.metrics import CascadeMetrics, RequestRecorder
 
 
-class CascadeRecorder:
-    """Counts what `cascade_passage.Recorder` is told."""
+class CascadeRecorder(RequestRecorder):
+    """Counts what a `PassageRecorder` is told."""
 
     def __init__(self, service: str, outcomes: Counter[str]) -> None:
+        super().__init__(service, "cascade", outcomes)
         self._metrics = CascadeMetrics(service)
-        self._outcomes = outcomes
 
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None:
         tags = {"level": level}
-        self._outcomes["200"] += 1
-        self._metrics.requests.inc(tags={"status": "200", **tags})
         self._metrics.latency.observe(seconds, tags=tags)
         self._metrics.confidence.observe(confidence, tags=tags)
         if seconds > slo_s:
@@ -40,7 +38,3 @@ class CascadeRecorder:
 
     def degraded(self, level: str, reason: Reason) -> None:
         self._metrics.degraded.inc(tags={"level": level, "reason": reason})
-
-    def failed(self, status: int) -> None:
-        self._outcomes[str(status)] += 1
-        self._metrics.requests.inc(tags={"status": str(status), "level": "none"})

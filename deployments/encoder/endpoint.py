@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,8 @@ from pliant.config.cluster import EncoderConfig
 from pliant.deployments.encoder.engine import Answer, Query, Refusal, Telling
 from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.http.parameters import ClassifyParameters
-from pliant.deployments.serving.errors import (
-    CANCELLED,
-    DownError,
-    LateError,
-    NotDeployedError,
-    ReplicaLostError,
-    RequestError,
-)
+from pliant.deployments.serving.errors import NotDeployedError, ReplicaLostError
+from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
 from pliant.models.sources import ModelInfo
 from pliant.policies.encoder.admission import DeadlineError
@@ -46,7 +40,7 @@ _MOST_REFUSED = 3
 Answered = TypeVar("Answered")
 
 
-class Recorder(Protocol):
+class EncoderRecorder(Recorder, Protocol):
     """Where a service records what happened to a text."""
 
     def arrived(self, tokens: int) -> None: ...
@@ -55,11 +49,6 @@ class Recorder(Protocol):
 
     def shed(self) -> None:
         """A text that may spend all its slack waiting was refused, and could have been answered with more replicas."""
-
-    def failed(self, status: int) -> None:
-        """`status` is CANCELLED if nobody waited for the answer any more."""
-
-    def retried(self, reason: Literal["lost", "length", "busy", "none"]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +107,7 @@ class Classifier:
         info: ModelInfo,
         table: RoutingTable,
         call: Callable[[Query], Awaitable[Answer | Refusal]],
-        recorder: Recorder,
+        recorder: EncoderRecorder,
     ) -> None:
         self.name = name
         self.labels = list(info.labels)
@@ -151,7 +140,7 @@ class Classifier:
     async def classify(self, texts: Sequence[str], parameters: ClassifyParameters) -> list[Prediction]:
         """Answer all `texts`, or raise the RequestError of the first that fails."""
         if parameters.details:
-            raise RequestError(400, f"parameters.details: {self.name} is no cascade, and has none to tell")
+            raise RequestError(Outcome.REJECTED, f"parameters.details: {self.name} is no cascade, and has none to tell")
         return await each([self._classify(text, parameters) for text in texts])
 
     async def read(
@@ -165,28 +154,21 @@ class Classifier:
         """What a replica says of `text` within `slo_s` seconds; None: however late.
 
         With `telling` also of its tokens, for the answers that this wants it of. A caller that can do without an answer
-        waits for it no longer than `within_s`, and not at all for replicas that are not there: DownError. Raises
-        RequestError; one that is a LateError when the time was too short.
+        waits for it no longer than `within_s`, and not at all for replicas that are not there. Raises RequestError.
         """
         started = time.monotonic()
         timeout_s = max(self._config.timeout_s, slo_s or 0.0) if within_s is None else within_s
         waits = within_s is None
-        try:
-            async with asyncio.timeout(timeout_s):
-                encoding, warning = await self._tokenize(text)
-                ids = np.array(encoding.ids, dtype="<i4")
-                self._recorder.arrived(len(ids))
-                answer, interrupted = await self._dispatch(ids, started, slo_s, utility, telling, waits)
-        except TimeoutError:
-            self._recorder.failed(503)
-            reason = f"no replica of {self.name} answered within {round(timeout_s, 3):g} s"
-            raise LateError(503, reason, 1) from None
-        except RequestError as error:
-            self._recorder.failed(error.status)
-            raise
-        except asyncio.CancelledError:
-            self._recorder.failed(CANCELLED)
-            raise
+        with counted(self._recorder):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    encoding, warning = await self._tokenize(text)
+                    ids = np.array(encoding.ids, dtype="<i4")
+                    self._recorder.arrived(len(ids))
+                    answer, interrupted = await self._dispatch(ids, started, slo_s, utility, telling, waits)
+            except TimeoutError:
+                reason = f"no replica of {self.name} answered within {round(timeout_s, 3):g} s"
+                raise RequestError(Outcome.UNAVAILABLE, reason, 1, Fault.TIMED_OUT) from None
         seconds = time.monotonic() - started
         self._recorder.answered(seconds, self._config.slo_ms / 1e3 if slo_s is None else slo_s, len(ids), answer)
         received = np.frombuffer(answer.importance, dtype="<f4") if answer.importance else None
@@ -203,17 +185,19 @@ class Classifier:
         longest = self._longest
         most = longest * _CHARACTERS_PER_TOKEN
         if len(text) > most and not self._config.truncate:
-            raise RequestError(422, f"text of {len(text)} characters; {self.name} takes at most {longest} tokens")
+            reason = f"text of {len(text)} characters; {self.name} takes at most {longest} tokens"
+            raise RequestError(Outcome.REJECTED, reason, fault=Fault.TOO_LONG)
         if len(text) > _LONG_TEXT:
             encoding = await asyncio.to_thread(self._tokenizer.encode, text[:most])
         else:
             encoding = self._tokenizer.encode(text)
         if not len(encoding):
-            raise RequestError(400, "a text has no tokens; send at least one word")
+            raise RequestError(Outcome.REJECTED, "a text has no tokens; send at least one word")
         if len(encoding) <= longest and len(text) <= most:
             return encoding, None
         if not self._config.truncate:
-            raise RequestError(422, f"text of {len(encoding)} tokens; {self.name} takes at most {longest}")
+            reason = f"text of {len(encoding)} tokens; {self.name} takes at most {longest}"
+            raise RequestError(Outcome.REJECTED, reason, fault=Fault.TOO_LONG)
         cut = await asyncio.to_thread(self._cutter.encode, text[:most])
         given = f"{len(encoding)}" if len(text) <= most else f"more than {len(encoding)}"
         return cut, f"text cut to the first {len(cut)} of {given} tokens"
@@ -239,9 +223,9 @@ class Classifier:
                 raise self._late(error.retry_after_s, error.service_s, slo_s, utility) from None
             except (NoRuntimeError, NotDeployedError):
                 if not waits:
-                    raise DownError(503, f"no replica of {self.name} takes {length} tokens now", 1) from None
+                    reason = f"no replica of {self.name} takes {length} tokens now"
+                    raise RequestError(Outcome.UNAVAILABLE, reason, 1, Fault.DOWN) from None
                 interrupted = True
-                self._recorder.retried("none")
                 await asyncio.sleep(_RETRY_S)
                 continue
             except ReplicaLostError:
@@ -249,14 +233,14 @@ class Classifier:
                 lost += 1
                 if lost == _MOST_LOST:
                     raise RequestError(
-                        503, f"{lost} replicas of {self.name} died while they computed this text"
+                        Outcome.UNAVAILABLE, f"{lost} replicas of {self.name} died while they computed this text"
                     ) from None
                 self._recorder.retried("lost")
                 continue
             if isinstance(reply, Answer):
                 return reply, interrupted
             self._table.observe(reply.replica, reply.report)
-            self._recorder.retried(reply.reason)
+            self._recorder.retried("busy" if reply.reason == "busy" else "moved")
             if reply.reason == "busy":
                 refused += 1
                 if refused == _MOST_REFUSED:
@@ -266,11 +250,12 @@ class Classifier:
         """What is said of a request that cannot be answered in time: either never can, or the service is busy."""
         if slo_s is not None and service_s > slo_s:
             needed = f"this text takes about {service_s * 1e3:.1f} ms"
-            return LateError(429, f"{self.name} cannot meet this slo_ms even when idle: {needed}; raise it", 1)
+            reason = f"{self.name} cannot meet this slo_ms even when idle: {needed}; raise it"
+            return RequestError(Outcome.TOO_LATE, reason, 1, Fault.SHORT_SLO)
         if utility == 1:
             self._recorder.shed()
         reason = f"{self.name} is too busy to meet the SLO: retry later, raise slo_ms, or send fewer texts at once"
-        return RequestError(429, reason, service_s if math.isinf(retry_after_s) else retry_after_s)
+        return RequestError(Outcome.SHED, reason, service_s if math.isinf(retry_after_s) else retry_after_s)
 
 
 async def each(answers: Sequence[Coroutine[Any, Any, Answered]]) -> list[Answered]:

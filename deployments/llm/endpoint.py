@@ -17,19 +17,19 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
 from pliant import __version__
 from pliant.config.cluster import LlmConfig
 from pliant.deployments.http.chat_template import ChatTemplate
-from pliant.deployments.http.openai_errors import OpenAIError
 from pliant.deployments.llm.messages import Refusal, Ticket
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.routing_table import LlmRoutingTable
 from pliant.deployments.llm.token_texts import TokenTexts
-from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError, RequestError
+from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
+from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.models.sources import DecoderInfo
 from pliant.policies.cluster.live_tokens import NoReplicaError
 
@@ -37,8 +37,6 @@ _LONG_TEXT = 4_000
 """Characters from which on a text is tokenized in a thread, so that the event loop stays responsive."""
 _CHARACTERS_PER_TOKEN = 64
 """A text with more characters than this per token of the longest prompt is too long without looking closer."""
-CLIENT_LEFT = 499
-"""The status under which answers are counted that nobody waits for any more."""
 _RETRY_S = 0.05
 _MOST_LOST = 3
 """Replicas that may die under one answer before it is suspected of killing them."""
@@ -47,16 +45,11 @@ _MOST_REFUSED = 3
 Call = Callable[[Ticket], AsyncGenerator[Piece | Refusal, None]]
 
 
-class LlmRecorder(Protocol):
+class LlmRecorder(Recorder, Protocol):
     """Where a language model records what happened to an answer."""
 
     def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
         """It took `seconds` in all, and `first_s` to its first token. `rank` is its adapter's, 0 without one."""
-
-    def failed(self, status: int) -> None: ...
-
-    def retried(self, reason: Literal["lost", "busy", "none"]) -> None:
-        """It was sent, or waits to be sent, to a replica again; "lost": it goes on where the last one died."""
 
 
 @dataclass
@@ -86,7 +79,7 @@ class _Course:
         return generation._replace(generated=tuple(self.received), first_token_within_s=within_s)
 
     def refused(self, refusal: Refusal) -> None:
-        """Raises OpenAIError when others need not be asked."""
+        """Raises RequestError when others need not be asked."""
         if refusal.kind == "busy":
             self.refusals.append((refusal.retry_after_s or 0.0, refusal.reason))
         elif refusal.kind in ("adapter", "adapter_too_large"):
@@ -94,17 +87,17 @@ class _Course:
             if len(self.unloadable) == _MOST_REFUSED:
                 raise self.given_up()
         elif not self.received:
-            raise OpenAIError(400, refusal.reason, code="context_length_exceeded")
+            raise RequestError(Outcome.REJECTED, refusal.reason, fault=Fault.CONTEXT_LENGTH)
 
     def given_up(self) -> RequestError:
         """What to tell the client when enough replicas have refused."""
         if self.refusals:
             retry_after_s, reason = min(self.refusals)
-            return RequestError(429, f"{self.model} is too busy: {reason}; retry later", retry_after_s)
+            return RequestError(Outcome.SHED, f"{self.model} is too busy: {reason}; retry later", retry_after_s)
         reason = self.unloadable[-1].reason
         if all(refusal.kind == "adapter_too_large" for refusal in self.unloadable):
-            return OpenAIError(400, reason, "model", "adapter_too_large")
-        return OpenAIError(503, reason, "model", "adapter_not_loadable")
+            return RequestError(Outcome.REJECTED, reason, fault=Fault.ADAPTER_TOO_LARGE, param="model")
+        return RequestError(Outcome.UNAVAILABLE, reason, fault=Fault.ADAPTER_NOT_LOADABLE, param="model")
 
 
 class LanguageModel:
@@ -153,26 +146,32 @@ class LanguageModel:
         return prompt if isinstance(prompt, str) else str(self.tokenizer.decode(prompt, skip_special_tokens=False))
 
     async def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        """The tokens of a text, with those that the tokenizer adds, or of token ids. Raises OpenAIError 400."""
+        """The tokens of a text, with those that the tokenizer adds, or of token ids. Raises RequestError."""
         ids = await self._tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
         if not ids:
-            raise OpenAIError(400, "prompt: has no tokens; send at least one", "prompt")
+            raise RequestError(Outcome.REJECTED, "prompt: has no tokens; send at least one", param="prompt")
         if (highest := max(ids)) >= self._vocabulary:
             reason = f"prompt: has token {highest}; {self.name} has tokens 0 to {self._vocabulary - 1}"
-            raise OpenAIError(400, reason, "prompt")
+            raise RequestError(Outcome.REJECTED, reason, param="prompt")
         return ids
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """The tokens of a conversation up to where the answer begins. Raises OpenAIError 400."""
+        """The tokens of a conversation up to where the answer begins. Raises RequestError."""
         if self._template is None:
-            raise OpenAIError(400, f"{self.name} has no chat template; send a prompt to /v1/completions", "messages")
+            raise RequestError(
+                Outcome.REJECTED,
+                f"{self.name} has no chat template; send a prompt to /v1/completions",
+                param="messages",
+            )
         if sum(len(message["content"]) for message in messages) > _LONG_TEXT:
             text = await asyncio.to_thread(self._template.render, messages)
         else:
             text = self._template.render(messages)
         if ids := await self._tokenize(text, add_special_tokens=False):
             return ids
-        raise OpenAIError(400, "messages: the model's chat template makes no text of them", "messages")
+        raise RequestError(
+            Outcome.REJECTED, "messages: the model's chat template makes no text of them", param="messages"
+        )
 
     async def _tokenize(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         if len(text) > self.max_length * _CHARACTERS_PER_TOKEN:
@@ -185,7 +184,7 @@ class LanguageModel:
     def tokens_for(self, prompt: Sequence[int], wanted: int | None) -> int:
         """How long the answer to `prompt` may be: as `wanted`, or else what is usual and fits.
 
-        Raises OpenAIError 400, context_length_exceeded.
+        Raises RequestError.
         """
         room = self.max_length - len(prompt)
         if room < 1:
@@ -196,9 +195,9 @@ class LanguageModel:
             raise self._too_long(f"a prompt of {len(prompt)} tokens and an answer of up to {wanted}")
         return wanted
 
-    def _too_long(self, given: str) -> OpenAIError:
+    def _too_long(self, given: str) -> RequestError:
         reason = f"{given}; {self.name} takes at most {self.max_length} tokens, prompt and answer together"
-        return OpenAIError(400, reason, code="context_length_exceeded")
+        return RequestError(Outcome.REJECTED, reason, fault=Fault.CONTEXT_LENGTH)
 
     async def answer(self, generation: Generation) -> AsyncGenerator[Piece, None]:
         """The pieces of one answer, the last of which says how it finished.
@@ -208,21 +207,12 @@ class LanguageModel:
         started = time.monotonic()
         first_s = 0.0
         count = 0
-        try:
+        with counted(self._recorder):
             async with aclosing(self._pieces(generation, started)) as pieces:
                 async for piece in pieces:
                     first_s = first_s or time.monotonic() - started
                     count += len(piece.tokens)
                     yield piece
-        except RequestError as error:
-            self._recorder.failed(error.status)
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            self._recorder.failed(CLIENT_LEFT)
-            raise
-        except Exception:
-            self._recorder.failed(500)
-            raise
         rank = generation.adapter.rank if generation.adapter else 0
         self._recorder.answered(time.monotonic() - started, first_s, len(generation.prompt), count, rank)
 
@@ -244,16 +234,16 @@ class LanguageModel:
                             return
                         course.moved = time.monotonic()  # only now: a client that reads slowly is no standstill
                 course.refused(item)
-                self._recorder.retried("busy")
+                self._recorder.retried("busy" if item.kind == "busy" else "moved")
             except (NotDeployedError, ReplicaLeftError):
                 course.deadline = None
-                self._recorder.retried("none")
+                self._recorder.retried("moved")
             except (ReplicaLostError, StopAsyncIteration):
                 course.deadline = None
                 course.lost += 1
                 if course.lost == _MOST_LOST:
                     reason = f"{course.lost} replicas of {model} died while they computed this"
-                    raise RequestError(503, reason) from None
+                    raise RequestError(Outcome.UNAVAILABLE, reason) from None
                 self._recorder.retried("lost")
             finally:
                 self._table.done(replica, size)
@@ -283,7 +273,7 @@ class LanguageModel:
             raise self._standstill(course) from None
 
     def _left_s(self, course: _Course) -> float:
-        """Seconds until the answer has stood still for too long. Raises RequestError 503 when it has."""
+        """Seconds until the answer has stood still for too long. Raises RequestError when it has."""
         left_s = course.moved + self._config.timeout_s - time.monotonic()
         if left_s <= 0:
             raise self._standstill(course)
@@ -291,4 +281,6 @@ class LanguageModel:
 
     def _standstill(self, course: _Course) -> RequestError:
         what = "went on with this answer" if course.received else "answered"
-        return RequestError(503, f"no replica of {course.model} {what} within {self._config.timeout_s:g} s", 1)
+        return RequestError(
+            Outcome.UNAVAILABLE, f"no replica of {course.model} {what} within {self._config.timeout_s:g} s", 1
+        )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
@@ -29,11 +29,10 @@ from pliant.deployments.encoder.routing_table import shared
 from pliant.deployments.http.application import application
 from pliant.deployments.llm import router as llm_router
 from pliant.deployments.llm import routing_table as llm_routing_table
-from pliant.deployments.llm.endpoint import CLIENT_LEFT, LanguageModel
+from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
 from pliant.deployments.serving.catalog.task_follower import TaskFollower
-from pliant.deployments.serving.errors import CANCELLED
 from pliant.deployments.serving.follower import Follower, Tally
 from pliant.deployments.serving.messages import (
     AdapterNews,
@@ -45,7 +44,8 @@ from pliant.deployments.serving.messages import (
     Rejected,
     TaskNews,
 )
-from pliant.deployments.serving.metrics import EncoderMetrics, LlmMetrics, VisionMetrics
+from pliant.deployments.serving.metrics import EncoderMetrics, LlmMetrics, RequestRecorder, VisionMetrics
+from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.router import caller, obey
 from pliant.deployments.serving.services import Endpoint, Replicas, Service, Services
 from pliant.deployments.serving.status import exposition
@@ -144,7 +144,7 @@ class Gateway:
         return self._vision(service.name, config, folder, handle)
 
     def _classifier(self, name: str, config: EncoderConfig, folder: Path, handle: Handle) -> Classifier:
-        recorder = _Recorder(name, self._tallies[name], self._outcomes[name])
+        recorder = _EncoderRecorder(name, self._tallies[name], self._outcomes[name])
         call = caller(handle.infer.remote)
         return Classifier(name, config, folder, sources.describe(folder), self._tables[name], call, recorder)
 
@@ -258,10 +258,10 @@ def _api_keys(variable: str | None) -> list[str]:
     return keys
 
 
-class _Recorder:
+class _EncoderRecorder(RequestRecorder):
     def __init__(self, service: str, tally: Tally, outcomes: Counter[str]) -> None:
+        super().__init__(service, "encoder", outcomes)
         self._metrics = EncoderMetrics(service)
-        self._outcomes = outcomes
         self._tally = tally
 
     def arrived(self, tokens: int) -> None:
@@ -270,8 +270,6 @@ class _Recorder:
     def answered(self, seconds: float, slo_s: float, tokens: int, answer: Answer) -> None:
         self._tally.answered(seconds / slo_s)
         tags = {"runtime": str(answer.max_length)}
-        self._outcomes["200"] += 1
-        self._metrics.requests.inc(tags={"status": "200"})
         self._metrics.latency.observe(seconds, tags=tags)
         self._metrics.tokens.inc(tokens, tags=tags)
         if answer.computed > tokens:
@@ -282,28 +280,21 @@ class _Recorder:
     def shed(self) -> None:
         self._tally.shed()
 
-    def failed(self, status: int) -> None:
-        outcome = "cancelled" if status == CANCELLED else str(status)
-        self._outcomes[outcome] += 1
-        self._metrics.requests.inc(tags={"status": outcome})
-        if status == 429:
+    def ended(self, outcome: Outcome) -> None:
+        super().ended(outcome)
+        if outcome in (Outcome.SHED, Outcome.TOO_LATE):
             self._metrics.shed.inc()
-        if status in (503, CANCELLED):
+        if outcome in (Outcome.UNAVAILABLE, Outcome.FAILED, Outcome.CANCELLED):
             self._tally.lost()
 
-    def retried(self, reason: Literal["lost", "length", "busy", "none"]) -> None:
-        self._metrics.retries.inc(tags={"reason": reason})
 
-
-class _LlmRecorder:
+class _LlmRecorder(RequestRecorder):
     def __init__(self, service: str, outcomes: Counter[str]) -> None:
+        super().__init__(service, "llm", outcomes)
         self._metrics = LlmMetrics(service)
-        self._outcomes = outcomes
 
     def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
         by_rank = {"rank": str(rank)}
-        self._outcomes["200"] += 1
-        self._metrics.requests.inc(tags={"status": "200"})
         self._metrics.prompt_tokens.inc(prompt_tokens)
         self._metrics.generated_tokens.inc(tokens)
         self._metrics.latency.observe(seconds)
@@ -311,30 +302,14 @@ class _LlmRecorder:
         if tokens > 1:
             self._metrics.time_per_token.observe((seconds - first_s) / (tokens - 1), tags=by_rank)
 
-    def failed(self, status: int) -> None:
-        outcome = "client left" if status == CLIENT_LEFT else str(status)
-        self._outcomes[outcome] += 1
-        self._metrics.requests.inc(tags={"status": outcome})
 
-    def retried(self, reason: Literal["lost", "busy", "none"]) -> None:
-        self._metrics.retries.inc(tags={"reason": reason})
-
-
-class _VisionRecorder:
+class _VisionRecorder(RequestRecorder):
     def __init__(self, service: str, outcomes: Counter[str]) -> None:
+        super().__init__(service, "vision", outcomes)
         self._metrics = VisionMetrics(service)
-        self._outcomes = outcomes
 
     def answered(self, task: str, seconds: float, in_time: bool, gamma: int) -> None:
-        self._outcomes["200"] += 1
-        self._metrics.requests.inc(tags={"status": "200", "task": task})
+        self._metrics.answers.inc(tags={"task": task})
         self._metrics.latency.observe(seconds, tags={"gamma": str(gamma)})
         if not in_time:
             self._metrics.slo_violations.inc(tags={"task": task})
-
-    def failed(self, task: str, status: int) -> None:
-        self._outcomes[str(status)] += 1
-        self._metrics.requests.inc(tags={"status": str(status), "task": task})
-
-    def retried(self, reason: Literal["left", "failed", "task", "none"]) -> None:
-        self._metrics.retries.inc(tags={"reason": reason})

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pliant.deployments.encoder.engine import Report
+from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.formats.adapter_info import AdapterRef
 from pliant.formats.vision_task import TaskRef
 
@@ -88,11 +89,11 @@ Entry = TypeVar("Entry")
 class Rejected(NamedTuple):
     """Why an adapter or a task is not loaded or unloaded."""
 
-    status: int
-    """As of HTTP."""
+    outcome: Outcome
     reason: str
     param: str | None = None
     """What is wrong of the call."""
+    fault: Fault | None = None
 
 
 class BoardNews(NamedTuple, Generic[Entry]):

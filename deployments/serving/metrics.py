@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from ray.serve.metrics import Counter, Gauge, Histogram
 from pliant.deployments.llm import metric_tables as llm
 from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.serving.metric_table import Table
+from pliant.deployments.serving.outcome import Outcome, Retry
 from pliant.deployments.vision import metric_tables as vision
 from pliant.deployments.vision.report import EngineReport
 
@@ -19,11 +21,31 @@ _SURE = [0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0]
 _LATENCY_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0]
 
 
+class RequestRecorder:
+    """Counts how the requests of one service end, also in `outcomes`, and how often another replica was asked."""
+
+    def __init__(self, service: str, kind: str, outcomes: collections.Counter[str]) -> None:
+        self._kind = kind
+        self._outcomes = outcomes
+        self._requests = _counter(
+            service, "pliant_requests_total", "Texts, images or answers, by outcome.", "kind", "outcome"
+        )
+        self._retries = _counter(
+            service, "pliant_retries_total", "Times that another replica was asked, by why.", "kind", "reason"
+        )
+
+    def ended(self, outcome: Outcome) -> None:
+        self._outcomes[outcome.value] += 1
+        self._requests.inc(tags={"kind": self._kind, "outcome": outcome.value})
+
+    def retried(self, why: Retry) -> None:
+        self._retries.inc(tags={"kind": self._kind, "reason": why})
+
+
 class EncoderMetrics:
     """Of a classifier service, as its gateway sees it. `runtime` is the max_length of the runtime that answered."""
 
     def __init__(self, service: str) -> None:
-        self.requests = _counter(service, "pliant_requests_total", "Texts by outcome, an HTTP status.", "status")
         self.tokens = _counter(service, "pliant_tokens_total", "Tokens of answered texts.", "runtime")
         self.padding = _counter(
             service, "pliant_padding_tokens_total", "Tokens by which runtimes padded answered texts.", "runtime"
@@ -32,7 +54,6 @@ class EncoderMetrics:
         self.shed = _counter(
             service, "pliant_requests_shed_total", "Texts refused because they would have missed their SLO."
         )
-        self.retries = _counter(service, "pliant_retries_total", "Texts sent to a replica again, by why.", "reason")
         self.latency = _histogram(
             service,
             "pliant_request_latency_seconds",
@@ -49,9 +70,6 @@ class CascadeMetrics:
     """
 
     def __init__(self, service: str) -> None:
-        self.requests = _counter(
-            service, "pliant_cascade_requests_total", "Texts by outcome, an HTTP status, and level.", "status", "level"
-        )
         self.rerouted = _counter(
             service, "pliant_cascade_rerouted_total", "Texts that a level sent on to the next.", "level"
         )
@@ -94,12 +112,8 @@ class LlmMetrics:
     """Of a language model, as its gateway sees it. `rank` is the greatest of the request's adapter, 0 without one."""
 
     def __init__(self, service: str) -> None:
-        self.requests = _counter(service, "pliant_llm_requests_total", "Answers by outcome, an HTTP status.", "status")
         self.prompt_tokens = _counter(service, "pliant_prompt_tokens_total", "Tokens of answered prompts.")
         self.generated_tokens = _counter(service, "pliant_generated_tokens_total", "Tokens of answers.")
-        self.retries = _counter(
-            service, "pliant_llm_retries_total", "Answers sent to a replica again, by why; lost: it goes on.", "reason"
-        )
         self.time_to_first_token = _histogram(
             service,
             "pliant_time_to_first_token_seconds",
@@ -152,14 +166,9 @@ class VisionMetrics:
     """Of a vision service, as its gateway sees it. `gamma` counts tokens added to each layer, or merged if negative."""
 
     def __init__(self, service: str) -> None:
-        self.requests = _counter(
-            service, "pliant_vision_requests_total", "Images by outcome, an HTTP status, and task.", "status", "task"
-        )
+        self.answers = _counter(service, "pliant_vision_answers_total", "Images answered.", "task")
         self.slo_violations = _counter(
             service, "pliant_vision_slo_violations_total", "Images answered after their deadline.", "task"
-        )
-        self.retries = _counter(
-            service, "pliant_vision_retries_total", "Images sent to a replica again, by why.", "reason"
         )
         self.latency = _histogram(
             service,

@@ -10,19 +10,20 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pliant.config.cluster import VisionConfig
-from pliant.deployments.http.images import ImageError, ImageReader, Pixels
+from pliant.deployments.http.images import ImageReader, Pixels
 from pliant.deployments.http.parameters import VisionParameters
 from pliant.deployments.serving.catalog.task_follower import TaskFollower
-from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError, RequestError
+from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.messages import RegisteredTask
+from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
-from pliant.deployments.vision.messages import Answer, Fate, Query, Refusal, Ticket
+from pliant.deployments.vision.messages import Answer, Fate, Query, Refusal, RefusalKind, Ticket
 from pliant.deployments.vision.routing_table import VisionRoutingTable
 from pliant.models.vision_info import VisionInfo
 from pliant.policies.cluster.live_tokens import NoReplicaError
@@ -37,20 +38,22 @@ MANY_LABELS = 4_096
 """In the answers to a request: as many take milliseconds to write, and are written in a thread."""
 _MOST_LABELS = 65_536
 """In the answers to a request: more would hold up others while they are written."""
-_STATUS = {"shed": 429, "evicted": 503, "expired": 504, "task": 503, "failed": 500}
+_ENDS: dict[RefusalKind, tuple[Outcome, Fault | None]] = {
+    "shed": (Outcome.SHED, None),
+    "evicted": (Outcome.SHED, Fault.EVICTED),
+    "expired": (Outcome.TOO_LATE, None),
+    "task": (Outcome.UNAVAILABLE, None),
+    "failed": (Outcome.FAILED, None),
+}
 
 Image = bytes | NDArray[Any]
 """An encoded image, or pixels [height, width, channels]."""
 
 
-class Recorder(Protocol):
+class VisionRecorder(Recorder, Protocol):
     """Where a service records what happened to an image."""
 
     def answered(self, task: str, seconds: float, in_time: bool, gamma: int) -> None: ...
-
-    def failed(self, task: str, status: int) -> None: ...
-
-    def retried(self, reason: Literal["left", "failed", "task", "none"]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class VisionClassifier:
         tasks: TaskFollower,
         table: VisionRoutingTable,
         call: Callable[[Ticket], Awaitable[Answer | Refusal]],
-        recorder: Recorder,
+        recorder: VisionRecorder,
     ) -> None:
         self.name = name
         self.reader = ImageReader(info, max_megapixels)
@@ -118,19 +121,14 @@ class VisionClassifier:
         slo_s = (parameters.slo_ms or self._config.slo_ms or task.slo_ms) / 1e3
         timeout_s = max(self._config.timeout_s, slo_s)
         utility = parameters.utility or self._config.utility or task.utility
-        try:
-            async with asyncio.timeout(timeout_s):
-                pixels = await self._read(image, started + slo_s)
-                answer, task = await self._dispatch(pixels.tobytes(), task, started + slo_s, utility)
-        except TimeoutError:
-            self._recorder.failed(task.task.name, 503)
-            raise RequestError(503, f"no replica of {self.name} answered within {timeout_s:g} s", 1) from None
-        except RequestError as error:
-            self._recorder.failed(task.task.name, error.status)
-            raise
-        except Exception:
-            self._recorder.failed(task.task.name, 500)
-            raise
+        with counted(self._recorder):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    pixels = await self._read(image, started + slo_s)
+                    answer, task = await self._dispatch(pixels.tobytes(), task, started + slo_s, utility)
+            except TimeoutError:
+                reason = f"no replica of {self.name} answered within {timeout_s:g} s"
+                raise RequestError(Outcome.UNAVAILABLE, reason, 1, Fault.TIMED_OUT) from None
         seconds = time.monotonic() - started
         in_time = answer.fate == "in_time" and seconds <= slo_s
         self._recorder.answered(task.task.name, seconds, in_time, answer.gamma)
@@ -140,16 +138,14 @@ class VisionClassifier:
         if isinstance(image, np.ndarray) and self.reader.fits(image):
             return image
         if self._reading >= _MOST_READING:
-            raise RequestError(429, f"{self._reading} images are being read; send fewer at once", 1)
+            raise RequestError(Outcome.SHED, f"{self._reading} images are being read; send fewer at once", 1)
         self._reading += 1
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 return await self._read_in_thread(image)
-        except ImageError as error:
-            raise RequestError(error.status, str(error)) from None
         except TimeoutError:
             reason = f"{self.name} could not read the image in time: {self._reading} are being read, or it is too large"
-            raise RequestError(504, reason) from None
+            raise RequestError(Outcome.TOO_LATE, reason) from None
         finally:
             self._reading -= 1
 
@@ -168,7 +164,7 @@ class VisionClassifier:
         avoid: set[str] = set()
         failures = 0
         unable: RequestError | None = None
-        trouble = RequestError(504, f"{self.name} had no time left when the image was read")
+        trouble = RequestError(Outcome.TOO_LATE, f"{self.name} had no time left when the image was read")
         while (budget_s := deadline - time.monotonic() - _WAY_BACK_S) > 0:
             try:
                 replica = self._table.choose(avoid)
@@ -176,8 +172,9 @@ class VisionClassifier:
                 if unable:
                     raise unable from None
                 if not failures:
-                    trouble = RequestError(503, f"no replica of {self.name} could be reached in time", 1)
-                self._recorder.retried("none")
+                    trouble = RequestError(
+                        Outcome.UNAVAILABLE, f"no replica of {self.name} could be reached in time", 1
+                    )
                 avoid.clear()
                 await asyncio.sleep(min(_RETRY_S, budget_s))
                 continue
@@ -187,12 +184,15 @@ class VisionClassifier:
                 return reply, task
             if reply is None:
                 continue
-            refused = RequestError(_STATUS[reply.kind], f"{self.name}: {reply.reason}", reply.retry_after_s or None)
+            outcome, fault = _ENDS[reply.kind]
+            refused = RequestError(outcome, f"{self.name}: {reply.reason}", reply.retry_after_s or None, fault)
             failures += 1
             if reply.kind not in ("failed", "task") or failures == _MOST_LOST:
                 raise refused
-            self._recorder.retried("task" if reply.kind == "task" else "failed")
-            trouble = RequestError(503, f"{refused.reason}, and there was no time left to try another replica", 1)
+            self._recorder.retried("moved" if reply.kind == "task" else "lost")
+            trouble = RequestError(
+                Outcome.UNAVAILABLE, f"{refused.reason}, and there was no time left to try another replica", 1
+            )
             if reply.kind == "task":
                 newer = await self._renewed(task, budget_s)
                 unable = refused if newer.task == task.task else None
@@ -205,7 +205,7 @@ class VisionClassifier:
         try:
             return await self._call(Ticket(replica, self._table.gateway, query))
         except (ReplicaLeftError, NotDeployedError):
-            self._recorder.retried("left")
+            self._recorder.retried("moved")
             return None
         except ReplicaLostError:
             return Refusal("failed", "the replica died")
@@ -225,7 +225,9 @@ def _check_labels(images: int, task: RegisteredTask, parameters: VisionParameter
     labels = min(parameters.top_k or len(task.labels), len(task.labels))
     if images * labels > _MOST_LABELS:
         least = f"{images} images with {labels} labels each are more than the {_MOST_LABELS} of an answer"
-        raise RequestError(400, f"parameters.top_k: {least}; send at most {_MOST_LABELS // images}, or fewer images")
+        raise RequestError(
+            Outcome.REJECTED, f"parameters.top_k: {least}; send at most {_MOST_LABELS // images}, or fewer images"
+        )
 
 
 def _prediction(answer: Answer, task: RegisteredTask, parameters: VisionParameters, fate: Fate) -> VisionPrediction:

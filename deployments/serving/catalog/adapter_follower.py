@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Protocol
 
-from pliant.deployments.http.openai_errors import OpenAIError
 from pliant.deployments.serving.catalog.registry_follower import COME_BACK_S, RegistryFollower
-from pliant.deployments.serving.errors import RequestError
 from pliant.deployments.serving.messages import AdapterNews, Registered, Rejected
+from pliant.deployments.serving.outcome import Outcome, RequestError
 
 _CHANGE_WITHIN_S = 15.0
 
@@ -35,30 +34,27 @@ class AdapterFollower(RegistryFollower[Registered]):
     async def find(self, name: str) -> Registered | None:
         """The adapter that is called so; one that is not known may be news, so the registry is asked.
 
-        Raises RequestError 503 when it does not answer.
+        Raises RequestError when it does not answer.
         """
         if name not in self.known and not await self.catch_up():
             reason = f"whether there is an adapter {name[:200]!r} cannot be said, as the planner restarts; retry later"
-            raise RequestError(503, reason, COME_BACK_S)
+            raise RequestError(Outcome.UNAVAILABLE, reason, COME_BACK_S)
         return self.known.get(name)
 
     async def load(self, name: str, path: str, service: str | None, in_place: bool) -> Registered:
         """Load an adapter for all gateways and replicas.
 
         Those that do not hear of it in time, perhaps this one, ask when they are given its name, as `find` does. Raises
-        OpenAIError, or RequestError 503.
+        RequestError.
         """
         return await self._change(self._registry.load_adapter(name, path, service, in_place))
 
     async def unload(self, name: str) -> Registered:
         """Unload an adapter everywhere; gateways that do not hear of it in time, perhaps this one, do so a bit later.
 
-        Raises OpenAIError, or RequestError 503.
+        Raises RequestError.
         """
         return await self._change(self._registry.unload_adapter(name))
 
     def facts(self) -> dict[str, Any]:
         return {"registered": dict(Counter(entry.service for entry in self.known.values())), **super().facts()}
-
-    def _refusal(self, rejected: Rejected) -> Exception:
-        return OpenAIError(rejected.status, rejected.reason, rejected.param)
