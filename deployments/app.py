@@ -15,6 +15,7 @@ from pliant.config.base import ReplicaRange, ServiceConfig
 from pliant.config.cluster import ServingConfig, check_models
 from pliant.deployments import kinds
 from pliant.deployments.autoscaling import PLANNER, STAY
+from pliant.deployments.http.statuses import BUSY
 from pliant.deployments.serving.gateway import Gateway
 from pliant.deployments.serving.kind import Kind
 from pliant.deployments.serving.planner import Planner
@@ -70,7 +71,7 @@ def assemble(
         ray_actor_options={"num_cpus": gateway.cpus},
         max_ongoing_requests=gateway.max_ongoing_requests,
         max_queued_requests=gateway.max_ongoing_requests,
-        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
+        backpressure_config=BackpressureConfig(status_code=BUSY, retry_after_s=1),
     ).bind(config, known, dict(services), planner)
 
 

@@ -48,4 +48,4 @@ class EncoderChooser:
         self._dispatcher.complete(choice.replica, choice.work)
 
     def sent(self, replica: str) -> float:
-        return self._dispatcher.outstanding_s(replica)
+        return self._dispatcher.sent_s(replica)

@@ -14,10 +14,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pliant.deployments.encoder.chooser import EncoderChooser
 from tokenizers import Encoding, Tokenizer
 
 from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.errand import TextErrand, TextWant
 from pliant.deployments.encoder.messages import Answer, Query, Telling
 from pliant.deployments.http.parameters import ClassifyParameters

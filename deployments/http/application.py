@@ -8,19 +8,20 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pliant import __version__
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http import hugging_face, open_inference
-from pliant.deployments.http.openai_errors import error_response, speaks_openai
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.http.statuses import error_response
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.services import Services
 
 _OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 """What load balancers probe without a key."""
+_FAULTS = {404: Fault.NOT_FOUND, 405: Fault.METHOD}
+"""What is wrong of a request for which the framework finds no route, by its status."""
 
 
 def application(
@@ -55,37 +56,31 @@ def application(
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
-        return _response(request.scope, error)
+        return error_response(request.scope, error)
 
     @app.exception_handler(HTTPException)
     async def not_routed(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = _response(
-            request.scope, RequestError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-        )
+        reason = f"{request.method} {request.url.path}: {error.detail}"
+        fault = _FAULTS.get(error.status_code)
+        response = error_response(request.scope, RequestError(Outcome.REJECTED, reason, fault=fault))
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _response(request.scope, RequestError(400, "; ".join(str(item["msg"]) for item in error.errors())))
+        reason = "; ".join(str(item["msg"]) for item in error.errors())
+        return error_response(request.scope, RequestError(Outcome.REJECTED, reason))
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         reason = f"internal error: {type(error).__name__}; the log tells more"
-        return _response(request.scope, RequestError(500, reason))
+        return error_response(request.scope, RequestError(Outcome.FAILED, reason))
 
     if api_keys:
         app.add_middleware(_ApiKeys, keys=api_keys)
     return app
-
-
-def _response(scope: Scope, error: RequestError) -> Response:
-    """`error` in the shape of the protocol that the client of this request speaks."""
-    if speaks_openai(scope):
-        return error_response(error)
-    return JSONResponse({"error": error.reason}, error.status, error.headers)
 
 
 def _path(scope: Scope) -> str:
@@ -94,7 +89,7 @@ def _path(scope: Scope) -> str:
 
 
 class _ApiKeys:
-    """Answers 401 unless the request carries one of `keys`."""
+    """Refuses a request unless it carries one of `keys`."""
 
     def __init__(self, app: ASGIApp, keys: Collection[str]) -> None:
         self._app = app
@@ -102,7 +97,8 @@ class _ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _path(scope) not in _OPEN_PATHS and not self._allowed(scope):
-            refusal = _response(scope, RequestError(401, "no valid API key; send one as 'Authorization: Bearer KEY'"))
+            reason = "no valid API key; send one as 'Authorization: Bearer KEY'"
+            refusal = error_response(scope, RequestError(Outcome.REJECTED, reason, fault=Fault.UNAUTHORIZED))
             refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)
         else:

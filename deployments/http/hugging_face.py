@@ -21,7 +21,7 @@ from pliant.deployments.http.body import LARGE, read_body
 from pliant.deployments.http.image_tensors import decoded
 from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters, explain, validated_json
 from pliant.deployments.http.validation import bounded, finder
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
 from pliant.deployments.vision.endpoint import MANY_LABELS, VisionClassifier, VisionPrediction
 
@@ -107,7 +107,7 @@ def _in_url(query: Mapping[str, str]) -> VisionParameters:
     try:
         return VisionParameters.model_validate_strings(dict(query))
     except ValidationError as error:
-        raise RequestError(400, f"in the URL: {explain(error, VisionParameters)}") from None
+        raise RequestError(Outcome.REJECTED, f"in the URL: {explain(error, VisionParameters)}") from None
 
 
 def _scored(prediction: Prediction, details: bool) -> list[dict[str, Any]]:

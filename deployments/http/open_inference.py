@@ -37,7 +37,7 @@ from pliant.deployments.http.tensors import (
     strings,
 )
 from pliant.deployments.http.validation import VERSION, bounded, finder, named
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Answers, Services, not_ready
 from pliant.deployments.vision.endpoint import MANY_LABELS, Image, VisionClassifier
 
@@ -173,14 +173,14 @@ def _outputs(types: Mapping[str, str]) -> list[dict[str, Any]]:
 def _texts(call: InferRequest, tail: bytes, most: int) -> list[str]:
     tensor = only_input(call, "text")
     if tensor.datatype != "BYTES":
-        raise RequestError(400, f"inputs.0.datatype: got {tensor.datatype!r}; allowed: BYTES")
+        raise RequestError(Outcome.REJECTED, f"inputs.0.datatype: got {tensor.datatype!r}; allowed: BYTES")
     check_column(tensor.shape)
     if is_binary(tensor, tail):
         texts = [_utf8(element) for element in elements(tail)]
     else:
         texts = list(strings(tensor.data or []))
     if len(texts) != math.prod(tensor.shape):
-        raise RequestError(400, f"inputs.0.shape: got {tensor.shape} for {len(texts)} texts")
+        raise RequestError(Outcome.REJECTED, f"inputs.0.shape: got {tensor.shape} for {len(texts)} texts")
     return bounded(texts, most, "text")
 
 
@@ -188,4 +188,4 @@ def _utf8(element: bytes) -> str:
     try:
         return element.decode()
     except UnicodeDecodeError as error:
-        raise RequestError(400, f"inputs.0: a text is not UTF-8: {error}") from None
+        raise RequestError(Outcome.REJECTED, f"inputs.0: a text is not UTF-8: {error}") from None

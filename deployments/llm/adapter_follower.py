@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog.registry_follower import COME_BACK_S, RegistryFollower
-from pliant.deployments.serving.errors import RequestError
 from pliant.deployments.serving.kind import Ask
+from pliant.deployments.serving.outcome import Outcome, RequestError
 
 _CHANGE_WITHIN_S = 15.0
 
@@ -19,11 +19,11 @@ class AdapterFollower(RegistryFollower[Registered]):
     async def find(self, name: str) -> Registered | None:
         """The adapter that is called so; one that is not known may be news, so the registry is asked.
 
-        Raises RequestError 503 when it does not answer.
+        Raises RequestError when it does not answer.
         """
         if name not in self.known and not await self.catch_up():
             reason = f"whether there is an adapter {name[:200]!r} cannot be said, as the planner restarts; retry later"
-            raise RequestError(503, reason, COME_BACK_S)
+            raise RequestError(Outcome.UNAVAILABLE, reason, COME_BACK_S)
         return self.known.get(name)
 
     async def load(self, name: str, path: str, service: str | None, in_place: bool) -> Registered:

@@ -16,6 +16,7 @@ from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.adapter_shelf import AdapterShelf
 from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
+from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.errors import PliantError
 from pliant.formats.adapter_info import AdapterInfo
 
@@ -135,7 +136,7 @@ class AdapterRegistry(Registry[Registered, AdapterShelf]):
         """Those that clients may change, of `service` or of all. Raises RejectedError if there are none."""
         if service is not None and service not in self._shelves:
             reason = f"base_model_name: got {service[:60]!r}; with adapters there are: {', '.join(self._shelves)}"
-            raise RejectedError(400, reason, "base_model_name")
+            raise RejectedError(Outcome.REJECTED, reason, "base_model_name")
         shelves = [self._shelves[service]] if service else list(self._shelves.values())
         return [shelf for shelf in shelves if shelf.runtime] or [self._open(shelf) for shelf in shelves]
 
@@ -150,7 +151,7 @@ class AdapterRegistry(Registry[Registered, AdapterShelf]):
         if fits:
             names = ", ".join(shelf.service for shelf, _ in fits)
             reason = f"base_model_name: must be given, because {path!r} fits several models: {names}"
-            raise RejectedError(400, reason, "base_model_name")
+            raise RejectedError(Outcome.REJECTED, reason, "base_model_name")
         raise self._misfit(error for error in found if isinstance(error, PliantError))
 
     async def _put(self, name: str, shelf: AdapterShelf, info: AdapterInfo, in_place: bool) -> Registered:
@@ -170,7 +171,7 @@ class AdapterRegistry(Registry[Registered, AdapterShelf]):
         kept = (entry for shelf in self._shelves.values() if (entry := shelf.kept(name)))
         entry = known or next(kept, None)
         if entry is None:
-            raise _rejected(f"there is no adapter {name[:200]!r}; /v1/models lists those there are", 404)
+            raise _rejected(f"there is no adapter {name[:200]!r}; /v1/models lists those there are", Fault.NOT_FOUND)
         self._check_movable(name)
         shelf = self._open(self._shelves[entry.service])
         await self._write(lambda: shelf.forget(entry))
@@ -179,5 +180,5 @@ class AdapterRegistry(Registry[Registered, AdapterShelf]):
         return entry
 
 
-def _rejected(reason: str, status: int = 400) -> RejectedError:
-    return RejectedError(status, f"lora_name: {reason}", "lora_name")
+def _rejected(reason: str, fault: Fault | None = None) -> RejectedError:
+    return RejectedError(Outcome.REJECTED, f"lora_name: {reason}", "lora_name", fault)

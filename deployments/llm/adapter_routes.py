@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
 from pliant.deployments.http.body import read_body
-from pliant.deployments.http.openai_errors import OpenAIError
 from pliant.deployments.http.openai_schemas import LoadAdapterRequest, UnloadAdapterRequest, body_schema, parsed
 from pliant.deployments.llm.adapter_follower import AdapterFollower
+from pliant.deployments.serving.outcome import Outcome, RequestError
 
 
 def router(adapters: AdapterFollower | None, max_body: int) -> APIRouter:
@@ -20,7 +20,9 @@ def router(adapters: AdapterFollower | None, max_body: int) -> APIRouter:
 
     def registry() -> AdapterFollower:
         if adapters is None:
-            raise OpenAIError(400, "no language model here takes adapters; give one `adapters` in cluster.yaml")
+            raise RequestError(
+                Outcome.REJECTED, "no language model here takes adapters; give one `adapters` in cluster.yaml"
+            )
         return adapters
 
     @api.post("/load_lora_adapter", openapi_extra=body_schema(LoadAdapterRequest))

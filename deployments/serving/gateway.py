@@ -64,8 +64,8 @@ class Gateway:
         self._follower = Follower(calls.exchange, self._tables, self._tallies)
         self._boards = {kind.name: kind.follower(partial(calls.ask, kind.name)) for kind in self._kinds.values()}
         self._services = Services(list(self._described()))
-        followers = [self._follower, *(board for board in self._boards.values() if board)]
-        self._following = [asyncio.create_task(each.run()) for each in followers]
+        runs = [self._follower.run(), *(board.run() for board in self._boards.values() if board)]
+        self._following = [asyncio.create_task(each) for each in runs]
         self._fetching = ThreadPoolExecutor(len(config.services), thread_name_prefix="fetching")
         self._opening = [asyncio.create_task(self._open(service)) for service in self._services]
 

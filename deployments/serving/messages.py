@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from pliant.deployments.serving.outcome import Fault, Outcome
+
 
 @dataclass(slots=True)
 class News:
@@ -57,11 +59,11 @@ Entry = TypeVar("Entry")
 class Rejected(NamedTuple):
     """Why an entry is not loaded or unloaded."""
 
-    status: int
-    """As of HTTP."""
+    outcome: Outcome
     reason: str
     param: str | None = None
     """What is wrong of the call."""
+    fault: Fault | None = None
 
 
 class BoardNews(NamedTuple, Generic[Entry]):

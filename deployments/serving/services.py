@@ -1,7 +1,7 @@
 """What clients may name, and how far each service is: whether it can answer yet, and what it waits for until then.
 
 A gateway answers from its first second on, while models are trained or downloaded and replicas load them. A service
-that has never been ready is refused at once, with 503; one that was ready before is waited for when its replicas fail.
+that has never been ready is refused at once; one that was ready before is waited for when its replicas fail.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from pliant.deployments.serving.errors import RequestError
 from pliant.deployments.serving.messages import STARTING, Step
+from pliant.deployments.serving.outcome import Outcome, RequestError
 
 Answers = Literal["texts", "images", "prompts"]
 """What a service takes: texts to classify, images to classify, or prompts to go on with."""
@@ -158,7 +158,7 @@ class Services:
         return service if service and service.answers in answers else None
 
     async def begun(self, service: Service) -> Any:
-        """The endpoint of `service`. Raises RequestError 503, which says what is waited for, until it was ready."""
+        """The endpoint of `service`. Raises RequestError, which says what is waited for, until it was ready."""
         until = time.monotonic() + self._patience_s
         while not service.begun:
             if time.monotonic() >= until:
@@ -167,15 +167,15 @@ class Services:
         return service.endpoint
 
     def check_ready(self) -> None:
-        """Raise RequestError 503 unless all services can answer now that do not need a person first."""
+        """Raise RequestError unless all services can answer now that do not need a person first."""
         waiting = [f"{service.name} ({service.state})" for service in self if not service.ready and not service.refused]
         if waiting:
-            raise RequestError(503, f"not ready yet: {', '.join(waiting)}", _COME_BACK_S)
+            raise RequestError(Outcome.UNAVAILABLE, f"not ready yet: {', '.join(waiting)}", _COME_BACK_S)
 
 
 def not_ready(service: Service) -> RequestError:
     """What to tell of a service that cannot answer yet."""
-    return RequestError(503, f"{service.name} is not ready yet: {service.state}", _COME_BACK_S)
+    return RequestError(Outcome.UNAVAILABLE, f"{service.name} is not ready yet: {service.state}", _COME_BACK_S)
 
 
 def _commonest(steps: Collection[Step]) -> Step | None:

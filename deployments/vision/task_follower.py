@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pliant.deployments.serving.catalog.registry_follower import COME_BACK_S, RegistryFollower
-from pliant.deployments.serving.errors import RequestError
 from pliant.deployments.serving.kind import Ask
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.vision.messages import RegisteredTask
 
 _CHANGE_WITHIN_S = 90.0
@@ -29,7 +29,7 @@ class TaskFollower(RegistryFollower[RegisteredTask]):
 
         What is not known may be news, so that the registry is asked.
 
-        Raises RequestError: 404 if there is no such task, 400 if it must be named, 503 while it cannot be said.
+        Raises RequestError if there is no such task, or it must be named, or while it cannot be said.
         """
         if (found := self._find(service, name)) is None:
             answered = await self.catch_up()
@@ -38,7 +38,7 @@ class TaskFollower(RegistryFollower[RegisteredTask]):
         return found
 
     async def renewed(self, entry: RegisteredTask) -> RegisteredTask:
-        """What has become of `entry`, which a replica cannot have. Raises RequestError 404 if it is gone."""
+        """What has become of `entry`, which a replica cannot have. Raises RequestError if it is gone."""
         answered = await self.catch_up()
         service, name = entry.service, entry.task.name
         if (found := self._find(service, name)) is None:
@@ -65,9 +65,12 @@ class TaskFollower(RegistryFollower[RegisteredTask]):
         names = [entry.task.name for entry in self.of(service)]
         listed = ", ".join(names[:_NAMED]) + ", and more" * (len(names) > _NAMED)
         if name is None and names:
-            return RequestError(400, f"parameters.task: must be given; there are: {listed}")
+            return RequestError(Outcome.REJECTED, f"parameters.task: must be given; there are: {listed}")
         if not answered:
-            return RequestError(503, "the tasks are not known yet, as the planner restarts; retry later", COME_BACK_S)
+            return RequestError(
+                Outcome.UNAVAILABLE, "the tasks are not known yet, as the planner restarts; retry later", COME_BACK_S
+            )
         if not names:
-            return RequestError(404, f"{service} has no task at all; load one")
-        return RequestError(404, f"{service} has no task {(name or '')[:100]!r}; there are: {listed}")
+            return RequestError(Outcome.REJECTED, f"{service} has no task at all; load one", fault=Fault.NOT_FOUND)
+        reason = f"{service} has no task {(name or '')[:100]!r}; there are: {listed}"
+        return RequestError(Outcome.REJECTED, reason, fault=Fault.NOT_FOUND)

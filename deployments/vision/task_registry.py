@@ -13,6 +13,7 @@ from itertools import count
 from pliant.config.cluster import ServingConfig
 from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
+from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.vision.messages import RegisteredTask
 from pliant.deployments.vision.task_shelf import TaskShelf
 from pliant.errors import PliantError
@@ -77,7 +78,9 @@ class TaskRegistry(Registry[RegisteredTask, TaskShelf]):
     def _shelf(self, service: str) -> TaskShelf:
         if service not in self._shelves:
             there = ", ".join(self._shelves) or "none"
-            raise RejectedError(404, f"{service[:60]!r} is no vision service; there are: {there}")
+            raise RejectedError(
+                Outcome.REJECTED, f"{service[:60]!r} is no vision service; there are: {there}", fault=Fault.NOT_FOUND
+            )
         return self._shelves[service]
 
     def _check_name(self, name: str) -> None:
@@ -91,7 +94,7 @@ class TaskRegistry(Registry[RegisteredTask, TaskShelf]):
             _check_movable(known)
             if not replace:
                 told = f"{service} has {name!r} already, from {known.task.folder}"
-                raise _rejected(f"{told}; unload it first, or send replace: true", 409)
+                raise _rejected(f"{told}; unload it first, or send replace: true", Fault.CONFLICT)
         elif sum(each.service == service and not each.coming for each in self.board.entries.values()) >= MOST_TASKS:
             raise _rejected(f"{service} has {MOST_TASKS} tasks, as many as there may be; unload some")
 
@@ -103,7 +106,7 @@ class TaskRegistry(Registry[RegisteredTask, TaskShelf]):
         try:
             await self.board.spread(self.spread_within_s)
             if failure := self.board.failure(entry.task):
-                raise RejectedError(400, f"path: a replica cannot load it: {failure}", self.path)
+                raise RejectedError(Outcome.REJECTED, f"path: a replica cannot load it: {failure}", self.path)
             yield
         finally:
             self.board.put({trial: None})
@@ -120,7 +123,7 @@ class TaskRegistry(Registry[RegisteredTask, TaskShelf]):
         known = self.board.entries.get(key)
         entry = known or shelf.kept(name)
         if entry is None:
-            raise _rejected(f"{shelf.service} has no {name[:100]!r}", 404)
+            raise _rejected(f"{shelf.service} has no {name[:100]!r}", Fault.NOT_FOUND)
         _check_movable(entry)
         self._open(shelf)
         await self._write(lambda: shelf.forget(entry))
@@ -134,5 +137,5 @@ def _check_movable(entry: RegisteredTask) -> None:
         raise _rejected(f"{entry.task.name!r} is the model's own head, which stays; choose another name")
 
 
-def _rejected(reason: str, status: int = 400) -> RejectedError:
-    return RejectedError(status, f"task: {reason}", "task")
+def _rejected(reason: str, fault: Fault | None = None) -> RejectedError:
+    return RejectedError(Outcome.REJECTED, f"task: {reason}", "task", fault)

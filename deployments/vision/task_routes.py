@@ -5,7 +5,7 @@
     GET  /v2/repository/models/{model}/tasks
 
 When a load is answered, all gateways know the task and all replicas have it in memory, unless one takes longer than
-half a minute. If a replica cannot load it, the answer is 400 and says why, and nothing has changed.
+half a minute. If a replica cannot load it, the answer says why, and nothing has changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pliant.deployments.http.body import read_body
 from pliant.deployments.http.parameters import validated_json
 from pliant.deployments.http.validation import named
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
 from pliant.deployments.vision.messages import RegisteredTask
 from pliant.deployments.vision.task_follower import TaskFollower
@@ -46,7 +46,7 @@ def router(services: Services, tasks: TaskFollower | None, max_body: int) -> API
     def registry(model: str) -> TaskFollower:
         named(services, ["images"], model)
         if tasks is None:
-            raise RequestError(503, "the registry of tasks is not there")
+            raise RequestError(Outcome.UNAVAILABLE, "the registry of tasks is not there")
         return tasks
 
     @api.get("")

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.errors import RequestError
 from pliant.deployments.serving.kind import Ask
 from pliant.deployments.serving.messages import Entry, Rejected
+from pliant.deployments.serving.outcome import Outcome, RequestError
 
 logger = logging.getLogger("pliant")
 
@@ -30,24 +30,20 @@ class RegistryFollower(BoardFollower[Entry]):
         self._see = see
         self._change_within_s = change_within_s
 
-    def _refusal(self, rejected: Rejected) -> Exception:
-        """What tells a client that its change is refused, and would be again."""
-        return RequestError(rejected.status, rejected.reason)
-
     async def _change(self, method: str, *what: Any) -> Entry:
         """What a change by the planner, `method` of the registry, comes to. Raises RequestError."""
         try:
             async with asyncio.timeout(self._change_within_s):
-                outcome: Entry | Rejected = await self._ask_part(method, *what)
+                done: Entry | Rejected = await self._ask_part(method, *what)
         except Exception as error:
             logger.warning("%s could not be changed: %r", self._what, error)
             told = (
                 f"the planner, which keeps the {self._what}, does not answer; see {self._see} for what became of this"
             )
-            raise RequestError(503, told, COME_BACK_S) from None
-        if isinstance(outcome, Rejected):
-            if outcome.status in (429, 503):
-                raise RequestError(outcome.status, outcome.reason, COME_BACK_S)
-            raise self._refusal(outcome)
+            raise RequestError(Outcome.UNAVAILABLE, told, COME_BACK_S) from None
+        if isinstance(done, Rejected):
+            if done.outcome is not Outcome.REJECTED:
+                raise RequestError(done.outcome, done.reason, COME_BACK_S)
+            raise RequestError(done.outcome, done.reason, fault=done.fault, param=done.param)
         await self.catch_up()  # or else `run` hears of it
-        return outcome
+        return done

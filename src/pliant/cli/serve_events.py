@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_SHED = ("429",)
+_SHED = "shed"
 _CALM_S = 10.0
 """Shedding is over when nothing was shed for so long."""
 
@@ -78,7 +78,7 @@ class Story:
             found += self._planned(name, view["plan"])
         for name, outcomes in snapshot.stats.get("requests", {}).items():
             gateway = (str(snapshot.stats.get("gateway")), name)
-            found += self._refused(name, gateway, sum(outcomes.get(status, 0) for status in _SHED), snapshot.at_s)
+            found += self._refused(name, gateway, outcomes.get(_SHED, 0), snapshot.at_s)
         return found
 
     def _readiness(self, snapshot: Snapshot, kinds: Mapping[str, str]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from pliant.deployments.cascade.local import attention_agreements, local_classif
 from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.readings import Level, UnreadableError
 from pliant.deployments.encoder.engine import Runtime
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.torchvision_mend import mend
 from pliant.training.labelled_texts import split
 
@@ -59,7 +59,7 @@ async def test_what_a_level_cannot_take_and_what_it_cannot_do_now_differ() -> No
     service = Service(Model("small", 1.0, 0.001))
     with pytest.raises(UnreadableError, match="too long"):
         await reader(service).read("small", "no " * TOO_LONG + "t1", False)
-    service.fails = RequestError(503, "gone")
+    service.fails = RequestError(Outcome.UNAVAILABLE, "gone")
     with pytest.raises(RequestError, match="gone"):
         await reader(service, patience_s=0.0).read("small", "no t1", False)
 

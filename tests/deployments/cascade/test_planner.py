@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from support.scripted_cascade import Model, Service, texts
 
+from pliant.config.cluster import ServingConfig
 from pliant.deployments.cascade import levels as cascade_levels
 from pliant.deployments.cascade import planner as cascades
 from pliant.deployments.cascade import table
 from pliant.deployments.cascade.follower import CascadeFollower
 from pliant.deployments.cascade.planner import CascadeRegistry
-from pliant.deployments.kinds import parse
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.errors import DataError, ModelError
 from pliant.models import sources
 from pliant.training import labelled_texts
@@ -29,7 +29,7 @@ class House:
     def __init__(self, **options: Any) -> None:
         cascade = {"kind": "cascade", "levels": ["small", "large"], "data": "d", "accuracy_loss": 0.02, **options}
         small = {**ENCODER, "importance": True}
-        self.config = parse({"services": {"small": small, "large": ENCODER, "c": cascade}})
+        self.config = ServingConfig.model_validate({"services": {"small": small, "large": ENCODER, "c": cascade}})
         self.run_on, self.compiling = "aoti on a processor", False
         self.services = {"small": Service(Model("small", 0.85, 0.001)), "large": Service(Model("large", 0.97, 0.01))}
 
@@ -114,7 +114,7 @@ async def test_it_waits_for_its_levels_and_says_so() -> None:
 async def test_replicas_that_fail_meanwhile_are_asked_again() -> None:
     house = House()
     large = house.services["large"]
-    large.fails = RequestError(503, "gone")
+    large.fails = RequestError(Outcome.UNAVAILABLE, "gone")
     registry = house.start()
     await entry(registry, "large reads the labelled texts")
     await asyncio.sleep(0.02)

@@ -19,7 +19,7 @@ from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.http.application import application
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
 from pliant.deployments.serving.status import exposition
 from pliant.policies.cascade.candidates import Candidate
@@ -94,7 +94,7 @@ def test_hugging_face_clients_get_what_they_know() -> None:
 
 def test_a_degraded_answer_says_so_unasked() -> None:
     house = House()
-    house.large.fails = RequestError(429, "busy", 1)
+    house.large.fails = RequestError(Outcome.SHED, "busy", 1)
     [answer] = house.classify(top_k=1)
     assert answer[0]["degraded"]
     assert answer[0]["level"] == "small"
