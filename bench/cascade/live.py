@@ -149,7 +149,7 @@ async def _ready(http: aiohttp.ClientSession, address: str, progress: Callable[[
     while time.monotonic() < give_up:
         async with http.get(f"{address}/stats") as response:
             if response.status == 200:
-                told = (await response.json())["cascades"][OURS]
+                told = (await response.json())["services"][OURS]
                 state = told["state"]
                 if told["ready"]:
                     return str(state)

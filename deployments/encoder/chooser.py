@@ -46,6 +46,3 @@ class EncoderChooser:
 
     def done(self, choice: Choice) -> None:
         self._dispatcher.complete(choice.replica, choice.work)
-
-    def sent(self, replica: str) -> float:
-        return self._dispatcher.sent_s(replica)

@@ -48,6 +48,3 @@ class LeastHeld:
 
     def done(self, choice: Choice) -> None:
         self._held.release(choice.replica, choice.work)
-
-    def sent(self, replica: str) -> float:
-        return self._held.own(replica) if replica in self._held else 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -71,9 +72,6 @@ class Chooser(Protocol[Want, ReportIn]):
     def done(self, choice: Choice) -> None:
         """What was sent by `choice` ended, well or not."""
 
-    def sent(self, replica: str) -> float:
-        """What this gateway has there, in the unit of `Report.held`."""
-
 
 @dataclass
 class _Health:
@@ -104,6 +102,8 @@ class ReplicaTable(Generic[Want, R]):
         self._reports: dict[str, R] = {}
         self._health: dict[str, _Health] = {}
         self._ejected: set[str] = set()
+        self._outstanding: Counter[str] = Counter()
+        """Calls of this process that have not ended."""
         self._usable: set[str] = set()
         """Known to the chooser now."""
 
@@ -152,11 +152,15 @@ class ReplicaTable(Generic[Want, R]):
         """As `Chooser.choose`."""
         if self._ejected:
             self._readmit()
-        return self._chooser.choose(want, avoid)
+        choice = self._chooser.choose(want, avoid)
+        self._outstanding[choice.replica] += 1
+        return choice
 
     def done(self, choice: Choice) -> None:
         """As `Chooser.done`."""
         self._chooser.done(choice)
+        if choice.replica in self._outstanding:
+            self._outstanding[choice.replica] -= 1
 
     def answered(self, replica: str) -> None:
         """`replica` did what it was asked for."""
@@ -191,9 +195,9 @@ class ReplicaTable(Generic[Want, R]):
         return dict(self._reports)
 
     def replicas(self) -> dict[str, dict[str, Any]]:
-        """For people: each replica's latest report, what this process has sent it, and whether it is ejected."""
+        """For people: each replica's latest report, how many calls of this process it has, and whether it is ejected."""
         return {
-            replica: {**report, "outstanding": self._chooser.sent(replica), "ejected": replica in self._ejected}
+            replica: {**report, "outstanding": self._outstanding[replica], "ejected": replica in self._ejected}
             for replica, report in self._reports.items()
         }
 
@@ -221,6 +225,7 @@ class ReplicaTable(Generic[Want, R]):
             group.discard(replica)
         self._health.pop(replica, None)
         self._reports.pop(replica, None)
+        self._outstanding.pop(replica, None)
         self._chooser.remove(replica)
 
 

@@ -58,9 +58,9 @@ class Cluster:
         port = next(self.started.folder.glob("ray/session_latest/metrics_export_port_*")).read_text()
         return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=HANGS_AFTER_S).text.splitlines()
 
-    def stats(self, service: str = "topics", kind: str = "services") -> dict[str, dict[str, Any]]:
-        """The gateway's view of the service's replicas, by replica id; `kind` is a key of /stats."""
-        replicas: dict[str, dict[str, Any]] = self.get("/stats")[kind][service]["replicas"]
+    def stats(self, service: str = "topics") -> dict[str, dict[str, Any]]:
+        """The gateway's view of the service's replicas, by replica id."""
+        replicas: dict[str, dict[str, Any]] = self.get("/stats")["services"][service]["replicas"]
         return replicas
 
     def plan(self, service: str = "topics") -> dict[str, Any]:
@@ -74,10 +74,10 @@ class Cluster:
             stats = self.get("/stats")
         except httpx.HTTPError as error:
             return {"gateway": repr(error)}
-        found: dict[str, Any] = {name: service["state"] for name, service in stats["states"].items()}
+        found: dict[str, Any] = {}
         for name, service in stats["services"].items():
-            held = {replica: report["max_length"] for replica, report in service["replicas"].items()}
-            found[name] = f"{found[name]}; {held}"
+            held = {replica: report.get("max_length") for replica, report in service["replicas"].items()}
+            found[name] = f"{service['state']}; {held}"
         made = sorted(path.name for path in cache_folder().glob("*/*"))
         return {**found, "made": made, "background_s": round(background_seconds(psutil.process_iter()), -1)}
 
@@ -98,9 +98,9 @@ class Cluster:
         def ready() -> bool:
             assert self.process.poll() is None, f"it has ended: {self.started.tail()}"
             stats = self.get("/stats")
-            states, adapted = stats["states"], stats["adapters"]["registered"]
-            there = bool(services) or adapted.keys() == stats["language_models"].keys()
-            return there and all(states[service]["ready"] for service in services or states)
+            views = stats["services"]
+            there = bool(services) or all(view.get("adapters", 1) for view in views.values())
+            return there and all(views[service]["ready"] for service in services or views)
 
         try:
             wait_until(ready, self.progress)

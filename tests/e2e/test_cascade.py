@@ -26,7 +26,7 @@ def ask(cluster: Cluster, name: str, text: str, **parameters: Any) -> httpx.Resp
 
 
 def facts(cluster: Cluster, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = cluster.get("/stats")["cascades"][name]
+    found: dict[str, Any] = cluster.get("/stats")["services"][name]
     return found
 
 

@@ -42,7 +42,7 @@ class Row:
 
 def rows(snapshot: Snapshot, kinds: Mapping[str, str]) -> list[Row]:
     """A row for each of the services, whose `kinds` are known by name."""
-    states = snapshot.stats.get("states", {})
+    states = snapshot.stats.get("services", {})
     found = []
     for name, kind in kinds.items():
         state = states.get(name, {})
@@ -76,9 +76,8 @@ class Story:
             found += self._compiled(name, replicas)
         for name, view in snapshot.stats.get("services", {}).items():
             found += self._planned(name, view["plan"])
-        for name, outcomes in snapshot.stats.get("requests", {}).items():
             gateway = (str(snapshot.stats.get("gateway")), name)
-            found += self._refused(name, gateway, outcomes.get(_SHED, 0), snapshot.at_s)
+            found += self._refused(name, gateway, view["requests"].get(_SHED, 0), snapshot.at_s)
         return found
 
     def _readiness(self, snapshot: Snapshot, kinds: Mapping[str, str]) -> Iterator[str]:
@@ -142,8 +141,7 @@ class Story:
 
 def _replicas(stats: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The reports of replicas, by service and replica."""
-    groups = ("services", "language_models", "vision")
-    return {name: view["replicas"] for group in groups for name, view in stats.get(group, {}).items()}
+    return {name: view["replicas"] for name, view in stats.get("services", {}).items()}
 
 
 def _failure(deployment: Mapping[str, Any]) -> str | None:
