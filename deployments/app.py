@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -43,15 +43,18 @@ def build(args: dict[str, Any]) -> Application:
         check_models(config)
     except PliantError as error:
         raise RayServeException(str(error)) from None
-    return assemble(config, kinds.loaded())
+    return assemble(config)
 
 
 def assemble(
-    config: ServingConfig, known: Mapping[str, Kind[Any]], replicas: Mapping[str, type] = MappingProxyType({})
+    config: ServingConfig,
+    replicas: Mapping[str, type] = MappingProxyType({}),
+    listed: Iterable[kinds.Listed] = kinds.KINDS,
 ) -> Application:
-    """A gateway in front of the services, whose kinds are `known`; a planner; and replicas, `replicas` by service if
-    others than the kind's are wanted."""
+    """A gateway in front of the services of `config`, which are of the `listed` kinds, a planner, and their replicas:
+    those of the kind, unless there are others of a service in `replicas`."""
     gateway = config.gateway
+    known = kinds.loaded(listed)
     services = {
         name: replicas_of(name, service, known[service.kind], target)
         for name, service in config.services.items()

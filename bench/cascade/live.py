@@ -31,7 +31,7 @@ from pliant.bench.loaded import Loaded
 from pliant.bench.report import Figure, median, ratio
 from pliant.cache import cache_folder
 from pliant.config.encoder import EncoderConfig
-from pliant.deployments.app import assemble, encoder
+from pliant.deployments.app import assemble
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.kinds import parse
@@ -114,9 +114,7 @@ def _application(prepared: Prepared, studied: Studied, data: Path) -> Applicatio
         services[name] = {**pool, "model": str(prepared.folders[model]), "replicas": len(levels)}
     cascade = {"kind": "cascade", "levels": levels, "data": str(data), "accuracy_loss": LOSSES[0], "slo_ms": _SLO_MS}
     serving = parse({"gateway": {"cpus": _RESERVED}, "services": {**services, OURS: cascade}})
-    return assemble(
-        serving, {name: encoder(name, one, DynamicReplica) for name, one in serving.of(EncoderConfig).items()}
-    )
+    return assemble(serving)
 
 
 async def _measure(address: str, texts: Sequence[str], scale: Scale, progress: Callable[[str], object]) -> Measured:

@@ -20,7 +20,7 @@ from pliant.bench.encoder.profiles import BASE
 from pliant.bench.loaded import Loaded
 from pliant.bench.report import Figure, median
 from pliant.config.encoder import EncoderConfig
-from pliant.deployments.app import assemble, encoder
+from pliant.deployments.app import assemble
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.kinds import parse
@@ -84,7 +84,7 @@ def application(model: str, cpus: float) -> Application:
     slo_ms = BASE.slo_s * _STRETCH * 1e3
     service = {"kind": "encoder", "model": model, "replicas": _REPLICAS, "lengths": _LENGTHS, "slo_ms": slo_ms}
     config = parse({"gateway": {"cpus": cpus}, "services": {_SERVICE: {**service, "cpus": cpus}}})
-    return assemble(config, {_SERVICE: encoder(_SERVICE, config.of(EncoderConfig)[_SERVICE], TimedReplica)})
+    return assemble(config, {_SERVICE: TimedReplica})
 
 
 async def figures(http: aiohttp.ClientSession, address: str, runs: int, seconds: int) -> list[Figure]:

@@ -25,8 +25,7 @@ from pliant.bench.encoder.baselines import EagerReplica, OnnxReplica, export, on
 from pliant.bench.encoder.plots import Blocks, latency_against_length, latency_cdf
 from pliant.bench.load import Block, LoadError, closed_loop, session
 from pliant.bench.report import Figure, Options, Report, median, ratio
-from pliant.config.encoder import EncoderConfig
-from pliant.deployments.app import assemble, encoder
+from pliant.deployments.app import assemble
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.kinds import parse
 from pliant.models import sources
@@ -105,7 +104,7 @@ def _application(services: Sequence[str], plan: _Plan, gpus: int) -> Application
             },
         }
     )
-    return assemble(config, {name: encoder(name, config.of(EncoderConfig)[name], _REPLICAS[name]) for name in services})
+    return assemble(config, _REPLICAS)
 
 
 async def _measure(

@@ -12,8 +12,7 @@ import aiohttp
 from ray.serve import Application
 
 from pliant.bench.report import Figure, median
-from pliant.config.encoder import EncoderConfig
-from pliant.deployments.app import assemble, encoder
+from pliant.deployments.app import assemble
 from pliant.deployments.kinds import parse
 
 _SERVICE = "moving"
@@ -41,7 +40,7 @@ def application(model: str, reserved: Mapping[str, float]) -> Application:
     """One service whose three replicas share three lengths."""
     service = {"kind": "encoder", "model": model, "replicas": 3, "lengths": _LENGTHS, "slo_ms": _SLO_MS, "period_s": 10}
     config = parse({"gateway": {"cpus": reserved["cpus"]}, "services": {_SERVICE: {**service, **reserved}}})
-    return assemble(config, {_SERVICE: encoder(_SERVICE, config.of(EncoderConfig)[_SERVICE])})
+    return assemble(config)
 
 
 async def measure(http: aiohttp.ClientSession, address: str, requests: int) -> Outcome:

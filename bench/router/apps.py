@@ -11,7 +11,7 @@ from ray.serve.handle import DeploymentHandle
 
 from pliant.bench.loaded import Loaded
 from pliant.config.encoder import EncoderConfig
-from pliant.deployments.app import assemble, encoder
+from pliant.deployments.app import assemble
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.kinds import parse
@@ -90,7 +90,7 @@ def ours(model: str, replicas: int, cpus: float, service: str) -> Application:
             },
         }
     )
-    return assemble(config, {service: encoder(service, config.of(EncoderConfig)[service], replica=NoopReplica)})
+    return assemble(config, {service: NoopReplica})
 
 
 def _deployment(target: type, cpus: float, **options: Any) -> serve.Deployment:

@@ -75,7 +75,9 @@ class AllAvoidedError(LookupError):
 class _Replica:
     """A replica and its neighbours in a ring; a nameless one anchors the ring of its `place`."""
 
-    __slots__ = tuple("away congestion extra idle name next others place pool prev table tables".split())
+    __slots__ = tuple(
+        ["away", "congestion", "extra", "idle", "name", "next", "others", "place", "pool", "prev", "table", "tables"]
+    )
 
     def __init__(self, name: Any = None, place: int = 0) -> None:
         self.name = name

@@ -117,9 +117,7 @@ class ServiceTimes:
 
     def curve(self, now: float) -> ServiceCurve:
         """What to expect."""
-        recent = [
-            [ratio for then, ratio in observed if now - then <= _REMEMBERED_S] for observed in self._observed
-        ]
+        recent = [[ratio for then, ratio in observed if now - then <= _REMEMBERED_S] for observed in self._observed]
         overall = statistics.median([*chain(*recent), *[1.0] * _DOUBT])
         factors = [_on_grid(statistics.median([*ratios, *[overall] * _DOUBT])) for ratios in recent]
         expected = _rising(seconds * factor for seconds, factor in zip(self._measured, factors, strict=True))

@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.bench.ray_session import free_port
 from pliant.config.encoder import EncoderConfig
-from pliant.deployments.app import assemble, encoder
+from pliant.deployments.app import assemble
 from pliant.deployments.encoder.engine import Runtime
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.kinds import parse
@@ -216,7 +216,7 @@ def main() -> None:
     )
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        serve.run(assemble(config, {"topics": encoder("topics", config.of(EncoderConfig)["topics"], PretendReplica)}))
+        serve.run(assemble(config, {"topics": PretendReplica}))
         scenario = Scenario(f"http://127.0.0.1:{port}")
         flag = Path(os.environ[BROKEN])
 

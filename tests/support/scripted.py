@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pliant.deployments.llm.routing_table import LlmRoutingTable
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pliant.config.llm import LlmConfig
@@ -17,7 +18,6 @@ from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
 from pliant.deployments.llm.report import AdapterReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
-from pliant.deployments.llm.routing_table import LlmRoutingTable
 from pliant.deployments.serving.errors import ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.outcome import Outcome, Retry
 from pliant.sampling import Sampling

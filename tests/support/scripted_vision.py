@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from pliant.deployments.serving.catalog.task_follower import TaskFollower
+from pliant.deployments.vision.routing_table import VisionRoutingTable
 
 from pliant.config.cluster import VisionConfig
 from pliant.deployments.serving.catalog.board import Board, Seen
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
 from pliant.deployments.serving.messages import RegisteredTask, Rejected, TaskNews
 from pliant.deployments.serving.outcome import Fault, Outcome, Retry
 from pliant.deployments.vision.endpoint import VisionClassifier
 from pliant.deployments.vision.messages import Answer, Refusal, Ticket
-from pliant.deployments.vision.routing_table import VisionRoutingTable
 from pliant.formats.vision_task import TaskRef
 from pliant.models.vision_info import VisionInfo
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pliant.deployments.serving.catalog.task_registry import TaskRegistry
 from support.vision_folders import task_folder
 
 from pliant.config.cluster import ServingConfig, parse
 from pliant.deployments.serving.catalog.registry import RejectedError
-from pliant.deployments.serving.catalog.task_registry import TaskRegistry
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.models.vision_info import read_vision
 

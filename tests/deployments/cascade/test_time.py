@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pliant.deployments.encoder.routing_table import RoutingTable
 from support import virtual_loop
 from support.doubles import report
 from support.scripted_cascade import LABELS, TOKENIZER, candidate
@@ -22,7 +23,6 @@ from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.encoder.endpoint import Classifier, Prediction
 from pliant.deployments.encoder.engine import Answer, Query
-from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.models.sources import ModelInfo

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pliant.deployments.encoder.routing_table import RoutingTable
 from support.doubles import report
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.engine import Answer, Query, Refusal, Telling
-from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLostError
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError, Retry

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pliant.deployments.encoder.routing_table import RoutingTable
 from support.doubles import Sleepers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal
-from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.models.sources import ModelInfo
 

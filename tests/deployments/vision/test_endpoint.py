@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pliant.deployments.vision.own_task import own_task
 from support.scripted_vision import INFO, Replicas, Reply, TaskPlanner, brightness, service, task
 from support.waiting import HANGS_AFTER_S
 
@@ -16,7 +17,6 @@ from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError
 from pliant.deployments.serving.messages import RegisteredTask
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.vision.messages import Answer, Refusal
-from pliant.deployments.vision.own_task import own_task
 
 pytestmark = pytest.mark.virtual_time
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
 from support.waiting import until
 
 from pliant.deployments.serving.catalog import adapter_follower, board_follower
-from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
 from pliant.deployments.serving.catalog.board import Board, Seen
 from pliant.deployments.serving.messages import AdapterNews, Registered, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pliant.deployments.serving.catalog.task_follower import TaskFollower
 from support.task_house import House, names, refused
 from support.vision_folders import change_tensors, vision_folder
 
@@ -17,7 +18,6 @@ from pliant.config.cluster import parse
 from pliant.deployments.serving.catalog import task_registry
 from pliant.deployments.serving.catalog.board import Seen
 from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
 from pliant.deployments.serving.messages import TaskNews
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.planner import Planner

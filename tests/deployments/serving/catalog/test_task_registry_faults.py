@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pliant.deployments.serving.catalog.task_registry import TaskRegistry
 from support.task_house import House, names, refused
 from support.vision_folders import vision_folder, vision_model
 from support.waiting import HANGS_AFTER_S, until
 
 from pliant.deployments.serving.catalog import ledger, task_shelf
 from pliant.deployments.serving.catalog import registry as core
-from pliant.deployments.serving.catalog.task_registry import TaskRegistry
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.planner import Planner
 from pliant.errors import ModelError
