@@ -125,13 +125,13 @@ async def test_a_busy_replica_is_passed_over(tmp_path: Path) -> None:
     assert replicas.recorded[0] == "busy"
 
 
-async def test_when_all_are_busy_it_is_429_with_a_time_to_come_back(tmp_path: Path) -> None:
+async def test_when_all_are_busy_clients_hear_when_to_come_back(tmp_path: Path) -> None:
     few = Replicas(a=Replica(gives=[BUSY]), b=Replica(gives=[Refusal("too late", 7)]))
     many = Replicas(**{name: Replica(gives=[BUSY]) for name in "abcde"})
     for replicas, tried in ((few, 2), (many, 3)):
         with pytest.raises(RequestError, match="chat is too busy: 128 requests wait") as error:
             await answer(tmp_path, replicas)
-        assert (error.value.outcome, error.value.retry_after_s) == (Outcome.SHED, 3)
+        assert (error.value.outcome, error.value.retry_after_s) == (Outcome.SHED, 2.5)
         assert len(replicas.tickets) == tried
         assert replicas.ends[-1] == Outcome.SHED
 
@@ -296,7 +296,7 @@ async def test_a_busy_replica_may_load_it_later(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(gives=[NOT_LOADED]), b=Replica(gives=[BUSY]))
     with pytest.raises(RequestError, match=r"sql \(chat\) is too busy: 128 requests wait") as error:
         await answer(tmp_path, replicas, ADAPTED)
-    assert (error.value.outcome, error.value.retry_after_s) == (Outcome.SHED, 3)
+    assert (error.value.outcome, error.value.retry_after_s) == (Outcome.SHED, 2.5)
 
 
 async def test_an_answer_goes_on_with_its_adapter(tmp_path: Path) -> None:
