@@ -195,7 +195,7 @@ class ReplicaTable(Generic[Want, R]):
         return dict(self._reports)
 
     def replicas(self) -> dict[str, dict[str, Any]]:
-        """For people: each replica's latest report, the calls of this process that it has, and whether it is ejected."""
+        """For people: each replica's latest report, the calls that this process has there, and whether it is ejected."""
         return {
             replica: {**report, "outstanding": self._outstanding[replica], "ejected": replica in self._ejected}
             for replica, report in self._reports.items()
