@@ -194,6 +194,8 @@ class ReplicaTable(Generic[Want, R]):
 
     def _route(self, replica: str) -> None:
         """Let `replica` be chosen as it last reported, or not at all while it should get nothing."""
+        if replica not in self._live:
+            return
         report = self._reports.get(replica)
         if not report or replica in self._moving or replica in self._suspects or replica in self._ejected:
             self._usable.discard(replica)
