@@ -68,8 +68,8 @@ class _Health:
     """In a row."""
     ejections: int = 0
     """Since it last answered."""
-    until: float | None = None
-    """When it may be chosen again; None if it may be now."""
+    until: float = 0.0
+    """When it may be chosen again, if it is ejected."""
 
 
 class ReplicaTable(Generic[Want, R]):
@@ -137,8 +137,7 @@ class ReplicaTable(Generic[Want, R]):
 
     def choose(self, want: Want, avoid: Collection[str] = ()) -> Choice:
         """As `Chooser.choose`."""
-        if self._ejected:
-            self._readmit()
+        self._readmit()
         return self._chooser.choose(want, avoid)
 
     def done(self, replica: str, want: Want) -> None:
@@ -163,9 +162,14 @@ class ReplicaTable(Generic[Want, R]):
             self._ejected.add(replica)
             self._route(replica)
 
+    def usable(self, replica: str) -> bool:
+        """Whether `replica` may be chosen now."""
+        return replica in self._usable
+
     @property
     def ready(self) -> bool:
         """Whether some replica may be chosen now."""
+        self._readmit()
         return bool(self._usable)
 
     @property
@@ -185,9 +189,14 @@ class ReplicaTable(Generic[Want, R]):
         }
 
     def _readmit(self) -> None:
-        """Let those be chosen again whose time has come; one more failure ejects them again."""
+        """Let those be chosen again whose time has come; one more failure ejects them again.
+
+        All of them when there is no other: the last of those that did not fail may have left meanwhile.
+        """
+        if not self._ejected:
+            return
         now = self._now()
-        for replica in [each for each in self._ejected if (self._health[each].until or 0.0) <= now]:
+        for replica in [each for each in self._ejected if not self._usable or self._health[each].until <= now]:
             self._health[replica].failures = _FAILURES - 1
             self._ejected.discard(replica)
             self._route(replica)
