@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from pliant.deployments.serving.parcels import Parcel, Refusal
@@ -70,20 +71,25 @@ class Desk(Generic[Query, Answer]):
                 task.cancel()
 
     async def _answer(self, gateway: str, query: Query) -> Answer | Refusal:
-        weight = self._weight(query)
-        number, held = self._held.get(gateway, (0, 0.0))
-        self._held[gateway] = number + 1, held + weight
         try:
-            reply = await self._engine(query)
+            with self._holding(gateway, self._weight(query)):
+                reply = await self._engine(query)
         except Exception as error:
             self._broken += 1
             self._last = f"{type(error).__name__}: {error}"
             logger.exception("%s: a query broke down", self._service)
             return Refusal("failed", self._last)
+        if not isinstance(reply, Refusal):
+            self._broken = 0
+        return reply
+
+    @contextmanager
+    def _holding(self, gateway: str, weight: float) -> Iterator[None]:
+        number, held = self._held.get(gateway, (0, 0.0))
+        self._held[gateway] = number + 1, held + weight
+        try:
+            yield
         finally:
             number, held = self._held.pop(gateway)
             if number > 1:
                 self._held[gateway] = number - 1, max(0.0, held - weight)
-        if not isinstance(reply, Refusal):
-            self._broken = 0
-        return reply
