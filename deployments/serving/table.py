@@ -79,7 +79,7 @@ class ReplicaTable(Generic[Want, R]):
     one that may be chosen, as a bad one is better than none.
     """
 
-    def __init__(self, chooser: Chooser[Want, R], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, chooser: Chooser[Want, R], now: Callable[[], float] = lambda: time.monotonic()) -> None:
         self.gateway = uuid.uuid4().hex
         """Names this process to the replicas, which report by gateway what they hold."""
         self._chooser = chooser
