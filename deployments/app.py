@@ -49,15 +49,20 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Application:
-    """A gateway in front of `services`; a planner for those that are encoders, and for others' adapters and tasks."""
+    """A gateway in front of `services`; a planner for those that are encoders, and for others' adapters and tasks.
+
+    Serve hears from a planner how many replicas there should be only if it scales itself, which costs each process that
+    calls it, and Serve's controller, a little all the time.
+    """
     gateway = config.gateway
     encoders = {name: service for name, service in services.items() if name in config.encoders}
+    scales = not all(service.replicas.fixed for service in config.encoders.values())
     planner = _deployment(
         Planner,
         name=PLANNER,
         ray_actor_options={"num_cpus": _PLANNER_CPUS},
         max_ongoing_requests=_MOST_GATEWAYS,
-        autoscaling_config=_between(ReplicaRange(min=1, max=1)),
+        **({"autoscaling_config": _between(ReplicaRange(min=1, max=1))} if scales else {}),
     ).bind(config, encoders)
     return _deployment(
         Gateway,
