@@ -59,10 +59,9 @@ def _wait_until_settled(address: str) -> None:
         if response.status_code == 404:
             return  # a baseline, which has no such page
         stats = response.raise_for_status().json()
-        views = [*stats["services"].values(), *stats["vision"].values()]
+        views = stats["services"].values()
         reports = [report for view in views for report in view["replicas"].values()]
-        refused = {name for name, cascade in stats["cascades"].items() if cascade["problem"]}
-        waiting = [name for name, state in stats["states"].items() if not state["ready"] and name not in refused]
-        if not waiting and not any(report["compiling"] for report in reports):
+        waits = any(not view["ready"] and not view.get("problem") for view in views)
+        if not waits and not any(report.get("compiling") for report in reports):
             return
         time.sleep(_LOOK_S)

@@ -11,18 +11,14 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from pliant.bench.arrivals import Floats, Integers, Stream
 from pliant.models import sources
+from pliant.simulation.arrivals import LONGEST, Floats, Integers, Stream, tweet_lengths
 from pliant.zoo import corpus
 
-LONGEST = 512
 _STRETCH = 4
 """Arlo's setup (§5) recalibrates tweets, which have at most about 125 tokens, to span up to 512."""
 
 _TRACE = "twitter_trace/twitter_rps_days_1_3.txt.gz"
-_MEDIAN, _P98, _MOST = 21, 72, 125
-"""Tokens of the paper's tweets (§2.1, §5)."""
-_NORMAL_P98 = 2.0537
 _DRIFT = 0.3
 """Standard deviation of the logarithm of a stream's tilt: the median length wanders by about 15% either way."""
 _DRIFT_PERIODS = (math.log(600), math.log(3600))
@@ -63,15 +59,6 @@ def twitter(
     stretches = [np.take(trace, np.arange(start, start + seconds), mode="wrap") for start in starts]
     rates = max(stretches, key=lambda rates: float(rates.std() / rates.mean()))
     return Stream(rates * (mean_rate / rates.mean()), tweet_lengths(), _tilts(seconds, rng), bursty, seed)
-
-
-def tweet_lengths() -> Integers:
-    """Tokens of the paper's tweets stretched to 512: log-normal through their median and P98, in rising order."""
-    normal = np.sort(np.random.default_rng(0).standard_normal(100_000))
-    tokens = _MEDIAN * np.exp(normal * np.log(_P98 / _MEDIAN) / _NORMAL_P98)
-    tokens = np.clip(tokens, 1, _MOST)
-    lengths: Integers = np.ceil(tokens * LONGEST / _MOST).astype(np.int64)
-    return lengths
 
 
 def tweeteval_lengths(data: Path) -> Integers:

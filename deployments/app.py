@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ray import serve
@@ -10,25 +11,17 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
-from pliant.config.cluster import (
-    EncoderConfig,
-    LlmConfig,
-    ReplicaRange,
-    ServingConfig,
-    VisionConfig,
-    check_models,
-    parse,
-)
+from pliant.config.base import ReplicaRange, ServiceConfig
+from pliant.config.cluster import ServingConfig, check_models
+from pliant.deployments import kinds
 from pliant.deployments.autoscaling import PLANNER, STAY
-from pliant.deployments.encoder.replica import EncoderReplica
-from pliant.deployments.llm.replica import LlmReplica
+from pliant.deployments.http.statuses import BUSY
 from pliant.deployments.serving.gateway import Gateway
+from pliant.deployments.serving.kind import Kind
 from pliant.deployments.serving.planner import Planner
-from pliant.deployments.vision.replica import VisionReplica
 from pliant.errors import PliantError
 
 _STATS_PERIOD_S = 1.0
-_MOST_OUTSTANDING = 1024
 _MOST_GATEWAYS = 1024
 _PLANNER_CPUS = 0.1
 _METRICS_PERIOD_S = 1.0
@@ -46,27 +39,34 @@ def build(args: dict[str, Any]) -> Application:
     Raises RayServeException with a line for each problem: of it alone Serve shows the message without a traceback.
     """
     try:
-        config = parse(args)
+        config = kinds.parse(args)
         check_models(config)
     except PliantError as error:
         raise RayServeException(str(error)) from None
-    encoders = {name: encoder(name, service) for name, service in config.encoders.items()}
-    llms = {name: llm(name, service) for name, service in config.llms.items()}
-    visions = {name: vision(name, service) for name, service in config.visions.items()}
-    return assemble(config, encoders | llms | visions)
+    return assemble(config)
 
 
-def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Application:
-    """A gateway in front of `services`; a planner for those that are encoders, and for others' adapters and tasks."""
+def assemble(
+    config: ServingConfig,
+    replicas: Mapping[str, type] = MappingProxyType({}),
+    listed: Iterable[kinds.Listed] = kinds.KINDS,
+) -> Application:
+    """A gateway in front of the services of `config`, which are of the `listed` kinds, a planner, and their replicas:
+    those of the kind, unless there are others of a service in `replicas`."""
     gateway = config.gateway
-    encoders = {name: service for name, service in services.items() if name in config.encoders}
+    known = kinds.loaded(listed)
+    services = {
+        name: replicas_of(name, service, known[service.kind], target)
+        for name, service in config.services.items()
+        if (target := replicas.get(name) or known[service.kind].replica())
+    }
     planner = _deployment(
         Planner,
         name=PLANNER,
         ray_actor_options={"num_cpus": _PLANNER_CPUS},
         max_ongoing_requests=_MOST_GATEWAYS,
         autoscaling_config=_between(ReplicaRange(min=1, max=1)),
-    ).bind(config, encoders)
+    ).bind(config, known, services)
     return _deployment(
         Gateway,
         name="gateway",
@@ -74,52 +74,28 @@ def assemble(config: ServingConfig, services: Mapping[str, Application]) -> Appl
         ray_actor_options={"num_cpus": gateway.cpus},
         max_ongoing_requests=gateway.max_ongoing_requests,
         max_queued_requests=gateway.max_ongoing_requests,
-        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
-    ).bind(config, dict(services), planner)
+        backpressure_config=BackpressureConfig(status_code=BUSY, retry_after_s=1),
+    ).bind(config, known, dict(services), planner)
 
 
-def encoder(name: str, config: EncoderConfig, replica: type[EncoderReplica] = EncoderReplica) -> Application:
-    """The replicas of one classifier service; each is a `replica`."""
+def replicas_of(name: str, config: ServiceConfig, kind: Kind[Any], target: type) -> Application:
+    """The replicas of one service; each is a `target`."""
+    size = config.replica_range()
+    assert size
     return _deployment(
-        replica,
+        target,
         name=name,
-        **_size(config.replicas),
-        ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
-        max_ongoing_requests=_MOST_OUTSTANDING,
-        request_router_config=_router(
-            "pliant.deployments.encoder.router:LengthRouter", service=name, slo_s=config.slo_ms / 1e3
-        ),
+        **_size(size),
+        ray_actor_options=config.resources(),
+        max_ongoing_requests=kind.most_ongoing(config),
+        request_router_config=_router(service=name),
     ).bind(name, config)
 
 
-def llm(name: str, config: LlmConfig) -> Application:
-    """The replicas of one language model."""
-    return _deployment(
-        LlmReplica,
-        name=name,
-        num_replicas=config.replicas,
-        ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
-        max_ongoing_requests=_MOST_OUTSTANDING,
-        request_router_config=_router("pliant.deployments.llm.router:LiveTokenRouter", service=name),
-    ).bind(name, config)
-
-
-def vision(name: str, config: VisionConfig) -> Application:
-    """The replicas of one vision service."""
-    return _deployment(
-        VisionReplica,
-        name=name,
-        num_replicas=config.replicas,
-        ray_actor_options={"num_cpus": config.cpus, "num_gpus": config.gpus},
-        max_ongoing_requests=max(_MOST_OUTSTANDING, 3 * config.queue),
-        request_router_config=_router("pliant.deployments.vision.router:LeastBusyRouter", service=name),
-    ).bind(name, config)
-
-
-def _router(router: str, **kwargs: Any) -> RequestRouterConfig:
-    """`router`, given `kwargs` in each process that calls the deployment."""
+def _router(**kwargs: Any) -> RequestRouterConfig:
+    """Ours, given `kwargs` in each process that calls the deployment."""
     options: dict[str, Any] = {
-        "request_router_class": router,
+        "request_router_class": "pliant.deployments.serving.router:ReplicaRouter",
         "request_router_kwargs": kwargs,
         "request_routing_stats_period_s": _STATS_PERIOD_S,
     }

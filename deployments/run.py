@@ -1,8 +1,8 @@
 """`serve run`, that says how far it is, and answers what it has accepted before it stops.
 
 `python -m pliant.deployments.run cluster.yaml`. On an interrupt `serve run` ends the HTTP proxies at once, with the
-requests that they carry. Deleting the applications first lets the replicas finish; requests that come meanwhile get
-503. To the file descriptor that $PLIANT_STATUS_FD names goes a line of JSON a second with what Serve says of the
+requests that they carry. Deleting the applications first lets the replicas finish; requests that come meanwhile are
+refused. To the file descriptor that $PLIANT_STATUS_FD names goes a line of JSON a second with what Serve says of the
 deployments.
 """
 

@@ -1,10 +1,14 @@
-"""Runs what AOTInductor has compiled for a CPU, while other threads of Python go on.
+"""What AOTInductor needs and makes: its C++ compiler, its packages, and runs of them on a CPU.
 
 torch's own loader holds the interpreter's lock during a run, so that a replica would hear and say nothing for as long
-as a batch takes. The library's C interface, which ctypes calls without the lock, is the same one that the loader uses.
+as a batch takes. The library's C interface, which ctypes calls without the lock, is the same one that the loader uses:
+other threads of Python go on.
 """
 
 import ctypes
+import os
+import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +21,27 @@ _to_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 _to_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler's command: $CXX, or else the first of g++ and clang++ that is there."""
+    return next(filter(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))), None)
+
+
+def unpack(archive: Path) -> None:
+    """Replace `archive` by the folder of its content.
+
+    A packed one would be unpacked to /tmp by every load, and stay there when the process is killed. The compiler's own
+    copy of the library, weights and all, goes too.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # TorchInductor takes 2 s: only who compiles pays
+
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(archive.parent)
+    archive.unlink()
+    for library in archive.with_suffix("").rglob("*.so"):
+        for copy in Path(cache_dir()).glob(f"*/{library.name}"):
+            shutil.rmtree(copy.parent)
 
 
 def load(package: Path) -> Callable[..., Tensor]:

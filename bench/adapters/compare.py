@@ -8,11 +8,12 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from pliant.bench.adapters import hardware, live, overhead, scaling, simulated
+from pliant.bench.adapters import live, overhead, scaling, simulated
 from pliant.bench.adapters.runs import SCALE, Case, Runs
 from pliant.bench.adapters.simulated import Scale
 from pliant.bench.findings import Findings
 from pliant.bench.report import Options, Report, paper_and_here
+from pliant.simulation.llm import hardware
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure as Plot
 
-from pliant.bench.arrivals import Floats
+from pliant.simulation.arrivals import Floats
 
 _TTFT = "time to first token"
 

@@ -15,14 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from pliant.bench.adapters import workload
-from pliant.bench.adapters.hardware import A40, LLAMA_7B, Costs
-from pliant.bench.adapters.predictors import NoisyOracle, Online
-from pliant.bench.adapters.simulator import Simulation
 from pliant.bench.adapters.systems import System
 from pliant.bench.adapters.workload import Lengths, Population
-from pliant.bench.arrivals import Floats, Integers
 from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.queue_classes import weighted_size
+from pliant.simulation.arrivals import Floats, Integers
+from pliant.simulation.llm.hardware import A40, LLAMA_7B, Costs
+from pliant.simulation.llm.predictors import NoisyOracle, Online
+from pliant.simulation.llm.simulator import Simulation
 
 SLO = 5.0
 """Times what an unloaded system takes (§2, §5.1)."""

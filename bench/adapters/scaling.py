@@ -10,12 +10,12 @@ from typing import NamedTuple
 from matplotlib.figure import Figure as Plot
 
 from pliant.bench.adapters import plots
-from pliant.bench.adapters.hardware import A100, FIGURE_4_BYTES_PER_S, LLAMA_7B, LLAMA_13B, LLAMA_30B, Model
 from pliant.bench.adapters.runs import Case, Runs
 from pliant.bench.adapters.simulated import LOADS, Scale, Study, p50s, p99s, study, versus
 from pliant.bench.adapters.systems import NO_SCHEDULER, NO_SCHEDULER_THERE, OURS, PUBLISHED, S_LORA, System
 from pliant.bench.findings import Findings
 from pliant.bench.report import Row, median
+from pliant.simulation.llm.hardware import A100, FIGURE_4_BYTES_PER_S, LLAMA_7B, LLAMA_13B, LLAMA_30B, Model
 
 
 class _Size(NamedTuple):

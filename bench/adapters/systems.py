@@ -6,18 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pliant.bench.adapters.simulator import OUR_LOOP, S_LORA_LOOP, Loop
 from pliant.policies.llm.adapter_cache import AdapterCache, Eviction
 from pliant.policies.llm.arrival_histogram import ArrivalHistogram
 from pliant.policies.llm.multi_queue import MultiQueue
 from pliant.policies.llm.queue_classes import QueueClasses
 from pliant.policies.llm.queue_order import Fifo, ShortestFirst
 from pliant.policies.llm.request_scheduler import Scheduler
+from pliant.simulation.llm.simulator import OUR_LOOP, Loop
 
 ACCURACY = 0.8
 """Of the predictor, unless something else is said (§5.4)."""
 LOADS = 64
 """That may be under way at a time, so that none has to wait for an iteration to be begun; the link is what limits."""
+
+S_LORA_LOOP = Loop(every=10, stalls=True, prompts_share=1 / 6, prompts_apart=True)
+"""As S-LoRA's published code has it: its router waits for max_wait_tokens, 10, decode steps before it forms a batch of
+at most a sixth of the memory's tokens, and loads the adapters of the batch, as far as they were not prefetched, before
+it goes on."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from pliant.bench.arrivals import Floats, Integers
+from pliant.simulation.arrivals import Floats, Integers
+from pliant.simulation.llm.outcome import Request
 
 RANKS = (8, 16, 32, 64, 128)
 """Of adapters; each has as many (§5.1)."""
@@ -26,15 +26,6 @@ _PROBABILITIES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _PROMPTS = (7, 29, 207, 396, 1020, 1189, 2734, 4083, 4142, 14050)
 _OUTPUTS = (7, 16, 54, 85, 129, 395, 424, 451, 601, 1000)
 _DRAWN = 20_000
-
-
-class Request(NamedTuple):
-    """When it arrives, in seconds from the start, its tokens, and which adapter it is for."""
-
-    at_s: float
-    prompt: int
-    output: int
-    adapter: int
 
 
 @dataclass(frozen=True)

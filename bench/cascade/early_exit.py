@@ -20,7 +20,8 @@ from torch.nn import functional
 
 from pliant.bench.cascade.fine_tuning import pad
 from pliant.bench.cascade.tasks import Texts
-from pliant.policies.cascade.calibration import Floats, Integers, confidence, softmax
+from pliant.policies.cascade.calibration import Floats, Integers
+from pliant.policies.encoder.confidence import confidence, softmax
 from pliant.torchvision_mend import mend
 from pliant.zoo.repeatable import one_thread
 

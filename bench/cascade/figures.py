@@ -12,8 +12,9 @@ from pliant.bench.cascade import outcome
 from pliant.bench.cascade.spread import Statistic, over_texts
 from pliant.bench.cascade.study import Served, Studied
 from pliant.bench.report import Figure, ratio
-from pliant.policies.cascade.calibration import Floats, Integers, confidence, expected_calibration_error, softmax
+from pliant.policies.cascade.calibration import Floats, Integers, expected_calibration_error
 from pliant.policies.cascade.candidates import Candidate
+from pliant.policies.encoder.confidence import confidence, softmax
 
 _COST = "weights' bytes times seconds, of each model the time that it computes"
 

@@ -30,11 +30,11 @@ from pliant.bench.load import Block, LoadError, closed_loop, session
 from pliant.bench.loaded import Loaded
 from pliant.bench.report import Figure, median, ratio
 from pliant.cache import cache_folder
-from pliant.config import cluster as config
-from pliant.config.cluster import EncoderConfig
-from pliant.deployments.app import assemble, encoder
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.app import assemble
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.deployments.kinds import parse
 from pliant.kernels.encoder import compiled_classifier, telling_classifier
 from pliant.models import sources
 from pliant.policies.cascade.calibration import Floats
@@ -113,8 +113,8 @@ def _application(prepared: Prepared, studied: Studied, data: Path) -> Applicatio
     for name, model in ((SINGLE, first.single), (LARGE, studied.large)):
         services[name] = {**pool, "model": str(prepared.folders[model]), "replicas": len(levels)}
     cascade = {"kind": "cascade", "levels": levels, "data": str(data), "accuracy_loss": LOSSES[0], "slo_ms": _SLO_MS}
-    serving = config.parse({"gateway": {"cpus": _RESERVED}, "services": {**services, OURS: cascade}})
-    return assemble(serving, {name: encoder(name, one, DynamicReplica) for name, one in serving.encoders.items()})
+    serving = parse({"gateway": {"cpus": _RESERVED}, "services": {**services, OURS: cascade}})
+    return assemble(serving)
 
 
 async def _measure(address: str, texts: Sequence[str], scale: Scale, progress: Callable[[str], object]) -> Measured:
@@ -147,7 +147,7 @@ async def _ready(http: aiohttp.ClientSession, address: str, progress: Callable[[
     while time.monotonic() < give_up:
         async with http.get(f"{address}/stats") as response:
             if response.status == 200:
-                told = (await response.json())["cascades"][OURS]
+                told = (await response.json())["services"][OURS]
                 state = told["state"]
                 if told["ready"]:
                     return str(state)

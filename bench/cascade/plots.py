@@ -13,9 +13,10 @@ from pliant.bench.cascade import outcome
 from pliant.bench.cascade.figures import ensemble_s
 from pliant.bench.cascade.live import OURS, SINGLE, Measured
 from pliant.bench.cascade.study import Studied
-from pliant.policies.cascade.calibration import Floats, confidence, softmax
+from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import CUTOFFS, Candidate, front
 from pliant.policies.cascade.cascade import reroute_probability
+from pliant.policies.encoder.confidence import confidence, softmax
 
 _BUCKETS = 5
 _ALPHAS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

@@ -14,7 +14,7 @@ import numpy as np
 
 from pliant.bench.cascade.compiled import Model
 from pliant.deployments.cascade.pruning import read_words
-from pliant.deployments.encoder.engine import Telling
+from pliant.deployments.encoder.messages import Telling
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import Candidate
 

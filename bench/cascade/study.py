@@ -20,9 +20,10 @@ from pliant.bench.cascade.tasks import Texts
 from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.pruning_agreement import Agreement, agreement
 from pliant.deployments.cascade.table import CascadeTable, Profiled
-from pliant.policies.cascade.calibration import Floats, softmax
+from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.choice import NoCandidateError, choose
+from pliant.policies.encoder.confidence import softmax
 
 LOSSES = (0.01, 0.003)
 """What the operator gives up of the most accurate model's accuracy: fixed beforehand. The paper's targets lie that

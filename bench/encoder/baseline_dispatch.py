@@ -42,7 +42,7 @@ class Level:
 
 
 class BaselineDispatcher:
-    """Has the interface of `policies.dispatch.Dispatcher`; what differs between baselines is `choose`."""
+    """Has the interface of `policies.encoder.dispatch.Dispatcher`; what differs between baselines is `choose`."""
 
     def __init__(self) -> None:
         self.sent: Counter[int] = Counter()

@@ -16,20 +16,19 @@ import aiohttp
 import numpy as np
 from ray.serve import Application
 
-from pliant.bench import workloads
-from pliant.bench.arrivals import Floats, Integers, Recorded
-from pliant.bench.encoder.fleet import static_fleet
 from pliant.bench.encoder.profiles import BASE
-from pliant.bench.encoder.schemes import Planned
-from pliant.bench.encoder.simulator import Service, Simulation
 from pliant.bench.loaded import Loaded
 from pliant.bench.report import Figure, median
-from pliant.config.cluster import EncoderConfig, ServingConfig
-from pliant.deployments.app import assemble, encoder
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.app import assemble
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
-from pliant.policies.encoder.even_plan import even_plan
-from pliant.policies.encoder.planning import Planner
+from pliant.deployments.kinds import parse
+from pliant.policies.encoder.planning import Planner, even_plan
+from pliant.simulation.arrivals import Floats, Integers, Recorded, tweet_lengths
+from pliant.simulation.encoder.control import Planned
+from pliant.simulation.encoder.fleet import static_fleet
+from pliant.simulation.encoder.simulator import Service, Simulation
 
 _SERVICE = "timed"
 _LENGTHS = (64, 128, 256, 512)
@@ -84,10 +83,8 @@ def application(model: str, cpus: float) -> Application:
     """One service of timed replicas."""
     slo_ms = BASE.slo_s * _STRETCH * 1e3
     service = {"kind": "encoder", "model": model, "replicas": _REPLICAS, "lengths": _LENGTHS, "slo_ms": slo_ms}
-    config = ServingConfig.model_validate(
-        {"gateway": {"cpus": cpus}, "services": {_SERVICE: {**service, "cpus": cpus}}}
-    )
-    return assemble(config, {_SERVICE: encoder(_SERVICE, config.encoders[_SERVICE], TimedReplica)})
+    config = parse({"gateway": {"cpus": cpus}, "services": {_SERVICE: {**service, "cpus": cpus}}})
+    return assemble(config, {_SERVICE: TimedReplica})
 
 
 async def figures(http: aiohttp.ClientSession, address: str, runs: int, seconds: int) -> list[Figure]:
@@ -116,7 +113,7 @@ async def _overhead(http: aiohttp.ClientSession, address: str) -> float:
 
 async def _live(http: aiohttp.ClientSession, address: str, seconds: int, seed: int) -> _Run:
     rng = np.random.default_rng(seed)
-    lengths = rng.choice(workloads.tweet_lengths(), 100_000)
+    lengths = rng.choice(tweet_lengths(), 100_000)
     fitting = np.array(_LENGTHS)[np.searchsorted(_LENGTHS, lengths)]
     rate = _LOAD * _REPLICAS / float(np.mean([_service_s(int(length)) for length in fitting[:1000]]))
     times = np.cumsum(rng.exponential(1 / rate, round(rate * seconds)))

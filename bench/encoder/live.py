@@ -25,9 +25,9 @@ from pliant.bench.encoder.baselines import EagerReplica, OnnxReplica, export, on
 from pliant.bench.encoder.plots import Blocks, latency_against_length, latency_cdf
 from pliant.bench.load import Block, LoadError, closed_loop, session
 from pliant.bench.report import Figure, Options, Report, median, ratio
-from pliant.config.cluster import ServingConfig
-from pliant.deployments.app import assemble, encoder
+from pliant.deployments.app import assemble
 from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.deployments.kinds import parse
 from pliant.models import sources
 
 MODEL = "zoo/topics-large"
@@ -96,7 +96,7 @@ def _application(services: Sequence[str], plan: _Plan, gpus: int) -> Application
     """One gateway, and for each service as many replicas as ours has lengths."""
     pool = {"kind": "encoder", "model": MODEL, "replicas": len(plan.lengths), "slo_ms": _SLO_MS, "truncate": True}
     share = {"cpus": RESERVED, "gpus": gpus * RESERVED}
-    config = ServingConfig.model_validate(
+    config = parse(
         {
             "gateway": {"cpus": RESERVED},
             "services": {
@@ -104,7 +104,7 @@ def _application(services: Sequence[str], plan: _Plan, gpus: int) -> Application
             },
         }
     )
-    return assemble(config, {name: encoder(name, config.encoders[name], _REPLICAS[name]) for name in services})
+    return assemble(config, _REPLICAS)
 
 
 async def _measure(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pliant.bench.arrivals import Integers
+from pliant.simulation.arrivals import Integers
 
 STEP = 64
 LONGEST = 512

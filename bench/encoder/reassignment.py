@@ -12,8 +12,8 @@ import aiohttp
 from ray.serve import Application
 
 from pliant.bench.report import Figure, median
-from pliant.config.cluster import ServingConfig
-from pliant.deployments.app import assemble, encoder
+from pliant.deployments.app import assemble
+from pliant.deployments.kinds import parse
 
 _SERVICE = "moving"
 _LENGTHS = (32, 64, 128)
@@ -39,10 +39,8 @@ class Outcome:
 def application(model: str, reserved: Mapping[str, float]) -> Application:
     """One service whose three replicas share three lengths."""
     service = {"kind": "encoder", "model": model, "replicas": 3, "lengths": _LENGTHS, "slo_ms": _SLO_MS, "period_s": 10}
-    config = ServingConfig.model_validate(
-        {"gateway": {"cpus": reserved["cpus"]}, "services": {_SERVICE: {**service, **reserved}}}
-    )
-    return assemble(config, {_SERVICE: encoder(_SERVICE, config.encoders[_SERVICE])})
+    config = parse({"gateway": {"cpus": reserved["cpus"]}, "services": {_SERVICE: {**service, **reserved}}})
+    return assemble(config)
 
 
 async def measure(http: aiohttp.ClientSession, address: str, requests: int) -> Outcome:

@@ -10,47 +10,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from pliant.bench.arrivals import Stream
 from pliant.bench.encoder.baseline_dispatch import LeastBusy, Packing
-from pliant.bench.encoder.fleet import Dispatching, Fleet
 from pliant.bench.encoder.profiles import Profile
-from pliant.bench.encoder.simulator import Controller, Second, Service, Simulation
 from pliant.policies.cluster.autoscaling import TargetTracking
-from pliant.policies.encoder import replacement
 from pliant.policies.encoder.dispatch import THRESHOLD, Dispatcher
-from pliant.policies.encoder.even_plan import even_plan
-from pliant.policies.encoder.planning import Plan, Planner, solve
+from pliant.policies.encoder.planning import Planner, even_plan
 from pliant.policies.encoder.runtime_allocation import allocate, runtime_class
-
-STARTUP_S = 10.0
-"""From the decision to add a replica until it takes requests: a process starts and loads a model."""
-
-
-class Planned:
-    """Arlo's runtime scheduler: the planner decides, and replicas change over in small batches (§3.3, §4)."""
-
-    def __init__(self, planner: Planner, lengths: Sequence[int]) -> None:
-        self.plans: list[tuple[float, Plan]] = []
-        """What was decided, and when."""
-        self._planner = planner
-        self._lengths = tuple(lengths)
-
-    def tick(self, now: float, fleet: Fleet, second: Second) -> None:
-        self._planner.observe(now, second.lengths)
-        if fleet.replacing:
-            return
-        reason = self._planner.due(now, len(fleet.holds), self._lengths)
-        if reason:
-            service_s = {length: fleet.service_s(length) for length in self._lengths}
-            problem = self._planner.problem(now, len(fleet.holds), service_s)
-            plan = self._planner.adopt(now, problem, solve(problem), reason)
-            self.plans.append((now, plan))
-            _replace(now, fleet, plan.counts)
+from pliant.simulation.arrivals import Stream
+from pliant.simulation.encoder.control import Planned, Scaled, reallocate, resize
+from pliant.simulation.encoder.fleet import Dispatching, Fleet
+from pliant.simulation.encoder.simulator import Controller, Second, Service, Simulation
 
 
 class Proportional:
@@ -77,19 +51,7 @@ class Proportional:
             return
         self._planned_at = now
         self._dispatcher.sent.clear()
-        _replace(now, fleet, proportional(self._lengths, load, self._replicas))
-
-
-class Scaled:
-    """Arlo's resource scaling: replicas are added for the longest length; the least busy are removed (§3.3, §4)."""
-
-    def __init__(self, tracking: TargetTracking, longest: int) -> None:
-        self._tracking = tracking
-        self._longest = longest
-
-    def tick(self, now: float, fleet: Fleet, second: Second) -> None:
-        self._tracking.observe(now, second.answered, second.near_slo, second.above_half, second.shed)
-        _resize(now, fleet, self._tracking.desired(now, len(fleet.holds)), self._longest)
+        reallocate(now, fleet, proportional(self._lengths, load, self._replicas))
 
 
 class Headroom:
@@ -112,7 +74,7 @@ class Headroom:
         self._wanted.append(min(most, max(least, math.ceil(load / (1 - self._spare)))))
         running = len(fleet.holds) + len(fleet.starting)
         if self._wanted[-1] > running or len(self._wanted) == self._wanted.maxlen:
-            _resize(now, fleet, max(self._wanted), self._longest)
+            resize(now, fleet, max(self._wanted), self._longest)
 
 
 @dataclass(frozen=True)
@@ -204,26 +166,3 @@ def _optimal(setting: Setting) -> list[int]:
     classes = [runtime_class(length, profile.static_s(length), profile.slo_s) for length in setting.lengths]
     allocation = allocate(classes, [rate * profile.slo_s for rate in setting.demand], setting.replicas)
     return [length for length, count in zip(setting.lengths, allocation.counts, strict=True) for _ in range(count)]
-
-
-def _replace(now: float, fleet: Fleet, counts: Mapping[int, int]) -> None:
-    busy = {replica: max(0, round((fleet.free_at[replica] - now) * 1e6)) for replica in fleet.holds}
-    fleet.replace(now, replacement.batches(fleet.holds, counts, busy))
-
-
-def _resize(now: float, fleet: Fleet, replicas: int, longest: int) -> None:
-    """Start or stop replicas; those that are changing over, and the last of the longest length, stay."""
-    running = len(fleet.holds) + len(fleet.starting)
-    for _ in range(replicas - running):
-        fleet.start(now, longest, STARTUP_S)
-    idle_first = sorted(fleet.holds.keys() - fleet.switching, key=lambda replica: fleet.free_at[replica])
-    of_longest = sum(1 for replica in idle_first if fleet.holds[replica] == longest)
-    for replica in idle_first:
-        if running <= replicas:
-            break
-        if fleet.holds[replica] == longest:
-            if of_longest == 1:
-                continue
-            of_longest -= 1
-        fleet.stop(now, replica)
-        running -= 1

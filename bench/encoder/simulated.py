@@ -16,13 +16,13 @@ from matplotlib.figure import Figure as Plot
 from rich.progress import Progress
 
 from pliant.bench import workloads
-from pliant.bench.arrivals import Integers
 from pliant.bench.encoder import simulated_plots
-from pliant.bench.encoder.outcome import Outcome
 from pliant.bench.encoder.profiles import BASE, LARGE
 from pliant.bench.encoder.schemes import Setting
 from pliant.bench.encoder.simulated_runs import FULL, NAMES, QUICK, WARMUP, Repeated, Runs, mean, ms, p98
 from pliant.bench.report import Figure, Options, Row, median, ratio
+from pliant.simulation.arrivals import Integers, tweet_lengths
+from pliant.simulation.encoder.outcome import Outcome
 
 _SPARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 """Headrooms for the baselines' autoscaling; each gets the one that meets the SLO with the fewest GPUs."""
@@ -64,7 +64,7 @@ def _targets(runs: Runs, found: Repeated) -> None:
 
     With data also, for a third of the seeds, with the lengths of its tweets as the zoo's tokenizer counts them.
     """
-    _at_both_loads(runs, found, runs.plan.seeds, workloads.tweet_lengths())
+    _at_both_loads(runs, found, runs.plan.seeds, tweet_lengths())
     if runs.data:
         seeds = runs.plan.seeds[::3]
         _at_both_loads(runs, found, seeds, workloads.tweeteval_lengths(runs.data), "_tweeteval")

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Plot
 
-from pliant.bench.encoder.outcome import Outcome
+from pliant.simulation.encoder.outcome import Outcome, plot_allocation
 
 
 def cdfs(panels: Mapping[str, Mapping[str, Outcome]]) -> Plot:
@@ -50,15 +49,5 @@ def replicas_over_time(outcomes: Mapping[str, Outcome]) -> Plot:
 def allocation_over_time(outcome: Outcome) -> Plot:
     """Replicas of each max_length (Figure 12)."""
     plot, axes = plt.subplots(figsize=(7, 4))
-    allocation(axes, outcome)
+    plot_allocation(axes, outcome)
     return plot
-
-
-def allocation(axes: Axes, outcome: Outcome) -> None:
-    """Draw the replicas of each max_length over time, stacked."""
-    lengths = sorted({length for counts in outcome.counts for length in counts})
-    minutes = np.arange(len(outcome.counts)) / 60
-    stacked = [[counts.get(length, 0) for counts in outcome.counts] for length in lengths]
-    axes.stackplot(minutes, stacked, labels=[str(length) for length in lengths], step="post")
-    axes.set(xlabel="minutes", ylabel="replicas")
-    axes.legend(title="max_length", loc="center left", bbox_to_anchor=(1, 0.5))

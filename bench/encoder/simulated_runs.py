@@ -9,10 +9,10 @@ from pathlib import Path
 from matplotlib.figure import Figure as Plot
 
 from pliant.bench import workloads
-from pliant.bench.arrivals import Stream
-from pliant.bench.encoder.outcome import Outcome
 from pliant.bench.encoder.schemes import Setting, arrived, simulation
 from pliant.bench.report import Figure, Row
+from pliant.simulation.arrivals import Stream
+from pliant.simulation.encoder.outcome import Outcome
 
 NAMES = {"arlo": "Arlo", "st": "ST", "dt": "DT", "infaas": "INFaaS"}
 """Schemes, and what people call them."""

@@ -10,10 +10,11 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
 from pliant.bench.loaded import Loaded
-from pliant.config.cluster import EncoderConfig, ServingConfig
-from pliant.deployments.app import assemble, encoder
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.app import assemble
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.deployments.kinds import parse
 from pliant.models import sources
 
 _MOST_ONGOING = 1024
@@ -81,7 +82,7 @@ def bare(model: str, replicas: int, cpus: float, *, same_loop: bool) -> Applicat
 
 def ours(model: str, replicas: int, cpus: float, service: str) -> Application:
     """Our gateway and router in front of `replicas` of a no-op model, which is called `service`."""
-    config = ServingConfig.model_validate(
+    config = parse(
         {
             "gateway": {"cpus": cpus},
             "services": {
@@ -89,7 +90,7 @@ def ours(model: str, replicas: int, cpus: float, service: str) -> Application:
             },
         }
     )
-    return assemble(config, {service: encoder(service, config.encoders[service], replica=NoopReplica)})
+    return assemble(config, {service: NoopReplica})
 
 
 def _deployment(target: type, cpus: float, **options: Any) -> serve.Deployment:

@@ -41,7 +41,7 @@ def compiles(stats: Mapping[str, Any]) -> bool:
 
 
 def _reports(stats: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for service, view in {**stats["services"], **stats["vision"]}.items():
+    for service, view in stats["services"].items():
         for replica, report in view["replicas"].items():
             yield f"{service} {replica}", report
 
@@ -49,7 +49,7 @@ def _reports(stats: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
 async def settle(started: Running, page: str | None) -> None:
     """Wait until it is calm; `page` is the URL of /stats, if there is one. Raises LoadError after half an hour."""
     calm, give_up = Calm(), time.monotonic() + _WITHIN_S
-    stats: Mapping[str, Any] = {"services": {}, "vision": {}}
+    stats: Mapping[str, Any] = {"services": {}}
     async with session() as http:
         while time.monotonic() < give_up:
             if page:

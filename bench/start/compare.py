@@ -26,8 +26,8 @@ from pliant.bench.start.figures import Round, Start, figures
 from pliant.bench.start.processes import memory, processor_seconds
 from pliant.bench.start.questions import Question, questions
 from pliant.bench.start.timeline import watch
-from pliant.config import cluster as config
 from pliant.config.cluster import ServingConfig
+from pliant.deployments.kinds import read
 
 _CLUSTER = Path(__file__).resolve().parents[2] / "cluster.yaml"
 _ROUNDS = 3
@@ -49,7 +49,7 @@ class _Contender:
 
 def run(options: Options) -> Report:
     """Rounds of three starts each; with `quick`, one round. Raises LoadError if a start fails or gets stuck."""
-    serving = config.read(_CLUSTER).serving
+    serving = read(_CLUSTER).serving
     ours, bare = _ours(serving), _bare(serving)
     rounds: list[Round] = []
     count = 1 if options.quick else _ROUNDS

@@ -50,6 +50,11 @@ def processor_seconds(processes: Iterable[psutil.Process]) -> float:
     return total
 
 
+def background_seconds(processes: Iterable[psutil.Process]) -> float:
+    """Processor seconds of those of them that compile or train."""
+    return processor_seconds(process for process in processes if compiling([process]))
+
+
 def compiling(processes: Iterable[psutil.Process]) -> bool:
     """Whether any of them compiles or trains."""
     for process in processes:

@@ -12,11 +12,12 @@ from pliant.bench.findings import Findings
 from pliant.bench.report import Figure
 from pliant.bench.vision import optimum
 from pliant.bench.vision.profiles import MOST_ROWS, Profile
-from pliant.bench.vision.simulator import Simulation
-from pliant.bench.vision.workload import KINDS, Query, Trace
+from pliant.bench.vision.workload import KINDS, Trace
 from pliant.policies.vision.slo_batching import Batch
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_adaptation import ExactPolicy
+from pliant.simulation.vision.outcome import Query
+from pliant.simulation.vision.simulator import Simulation
 
 _DUE_WITHIN_S = (0.5, 1.0, 3.0)
 """Spans over which the deadlines of queued batches are spread: tight, as table II has them, and wide."""

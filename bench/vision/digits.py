@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pliant.bench.vision import profiles
 from pliant.bench.vision.profiles import MOST_ROWS, Profile
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.vision import assembly
 from pliant.deployments.vision.accuracy import measured
 from pliant.formats.vision_task import read_task

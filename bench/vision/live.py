@@ -18,7 +18,7 @@ from pliant.bench.vision import live_plots, workload
 from pliant.bench.vision.live_models import open_service
 from pliant.bench.vision.live_run import ALGORITHM_2, OURS, Served, System, fixed, serve, with_images
 from pliant.bench.vision.live_service import Service, capacity, roles
-from pliant.bench.vision.outcome import Fate
+from pliant.simulation.vision.outcome import Fate
 
 _PETS = fixed(0)
 

@@ -29,7 +29,6 @@ from pliant.bench.vision import profiles, workload
 from pliant.bench.vision.live_run import ALGORITHM_2, OURS, Served, fixed, serve, with_images
 from pliant.bench.vision.live_service import Repeated, Service, capacity, roles
 from pliant.bench.vision.merging_speed import Case, measure, random_vit
-from pliant.bench.vision.outcome import Fate
 from pliant.deployments.vision.device import ExecutorDevice
 from pliant.deployments.vision.tasks import Tasks, key
 from pliant.formats.vision_task import TaskRef
@@ -39,6 +38,7 @@ from pliant.kernels.vision.executor import VisionExecutor
 from pliant.kernels.vision.profile import LatencyTable
 from pliant.kernels.vision.tasks import TaskWeights
 from pliant.models.vision_info import merging_gammas
+from pliant.simulation.vision.outcome import Fate
 from pliant.training.vision import Examples
 
 _PROMPTS = (2, 4, 8)

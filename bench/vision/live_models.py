@@ -9,7 +9,7 @@ from pathlib import Path
 from pliant.bench.report import Options
 from pliant.bench.vision import real_tasks
 from pliant.bench.vision.live_service import Repeated, Service
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.vision import assembly
 from pliant.deployments.vision.device import ExecutorDevice
 from pliant.deployments.vision.tasks import Tasks

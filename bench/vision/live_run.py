@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pliant.bench.vision import workload
 from pliant.bench.vision.live_service import Service
-from pliant.bench.vision.outcome import Outcome
-from pliant.deployments.vision.engine import Engine
+from pliant.bench.vision.systems import FixedPolicy
+from pliant.deployments.vision.engine import Engine, Waiting
 from pliant.deployments.vision.messages import Answer, Query, Refusal
 from pliant.deployments.vision.tasks import key
-from pliant.deployments.vision.waiting import Waiting
 from pliant.policies.vision.time_price import TimePrice
-from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, FixedPolicy, Policy
+from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy
 from pliant.policies.vision.token_profile import TokenProfile
+from pliant.simulation.vision import outcome
+from pliant.simulation.vision.outcome import Outcome
 
 _QUEUE = 4096
 """More than ever wait within their deadlines: what is evicted is up to the policy."""
@@ -46,7 +46,7 @@ def fixed(gamma: int) -> System:
 class Asked(NamedTuple):
     """A query with its image."""
 
-    query: workload.Query
+    query: outcome.Query
     image: bytes
     label: int | None
     """None: the answer is right as often as the task's accuracy says."""
@@ -63,7 +63,7 @@ class Served:
     """When answers came, and under which gamma."""
 
 
-def with_images(queries: Sequence[workload.Query], service: Service, seed: int) -> list[Asked]:
+def with_images(queries: Sequence[outcome.Query], service: Service, seed: int) -> list[Asked]:
     """Each with an image of its task, drawn at random."""
     rng = np.random.default_rng(seed)
     asked = []

@@ -14,7 +14,7 @@ from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
 from ortools.sat.python import cp_model
 
 from pliant.bench.vision.profiles import Profile
-from pliant.bench.vision.workload import Query
+from pliant.simulation.vision.outcome import Query
 
 _MICRO = 1_000_000
 _BIN_S = 0.1

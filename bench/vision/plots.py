@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Plot
 
-from pliant.bench.vision.outcome import Fate
 from pliant.bench.vision.profiles import MOST_ROWS, Profile
+from pliant.bench.vision.runs import Compared
 from pliant.bench.vision.systems import ALGORITHM_2, OURS, PETS
-
-if TYPE_CHECKING:
-    from pliant.bench.vision.simulated import Compared
+from pliant.simulation.vision.outcome import Fate
 
 plt.rcParams["figure.max_open_warning"] = 0  # a report closes its plots once it has written them
 

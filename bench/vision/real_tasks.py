@@ -19,7 +19,7 @@ from pliant.bench.vision.profiles import Profile
 from pliant.bench.vision.real_tasks_backbone import Backbone
 from pliant.bench.vision.real_tasks_data import TASKS, Parts, RealTask
 from pliant.cache import cache_folder, made_once
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.vision import assembly
 from pliant.deployments.vision.device import Executor
 from pliant.kernels.vision.model import load_model

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
 from pliant.bench.vision import optimum
-from pliant.bench.vision.outcome import Outcome
 from pliant.bench.vision.profiles import Profile
-from pliant.bench.vision.systems import System
-from pliant.bench.vision.workload import Query, Trace
+from pliant.bench.vision.systems import OURS, Fixed, Models, System
+from pliant.bench.vision.workload import Trace
+from pliant.simulation.vision.outcome import Outcome, Query
 
 _PART_S = 30.0
+BLOCKS = 5
+"""Spans of a workload, by which what came of it varies."""
 
 
 class Run(NamedTuple):
@@ -31,6 +34,31 @@ def simulate(run: Run) -> Outcome:
     """Run it, here and now."""
     queries = _queries(run.trace, run.profile.per_s(), run.profile.roles)
     return run.system.simulation(run.profile).run(queries)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One workload, and what became of it with each system."""
+
+    workload: str
+    trace: Trace
+    outcomes: Mapping[str, Outcome]
+    infaas: Models
+    """With the best of its settings."""
+    best_fixed: Fixed
+    """Of all gammas, 0 too."""
+    bound: float
+    """Expected utility that nobody exceeds, over that of ours, on a part of the trace, and about that on all of it."""
+
+    @property
+    def ours(self) -> Outcome:
+        return self.outcomes[OURS.name]
+
+    def versus(self, system: str) -> tuple[float, list[float]]:
+        """Our utility over that of another: of all, and by blocks."""
+        theirs = self.outcomes[system]
+        pairs = zip(self.ours.blocks(BLOCKS), theirs.blocks(BLOCKS), strict=True)
+        return self.ours.utility / theirs.utility, [mine / other for mine, other in pairs]
 
 
 class Runs:

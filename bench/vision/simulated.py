@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pliant.bench.findings import Findings
 from pliant.bench.report import Figure, Row
 from pliant.bench.vision import plots, workload
-from pliant.bench.vision.outcome import Fate, Outcome
 from pliant.bench.vision.profiles import Profile
-from pliant.bench.vision.runs import Runs
+from pliant.bench.vision.runs import BLOCKS, Compared, Runs
 from pliant.bench.vision.systems import (
     ALGORITHM_2,
     ALGORITHM_2_BATCHES,
@@ -20,15 +19,13 @@ from pliant.bench.vision.systems import (
     PETS,
     PETS_NEVER_EVICTING,
     Choice,
-    Fixed,
-    Models,
     fixed,
     infaas,
 )
 from pliant.bench.vision.workload import Trace
+from pliant.simulation.vision.outcome import Fate, Outcome
 
 _SEED = 0
-_BLOCKS = 5
 _CHOICES = tuple(
     Choice(load, window_s, hold_s) for load in (0.65, 0.9) for window_s, hold_s in ((0.5, 0.0), (2.0, 0.0), (2.0, 30.0))
 )
@@ -53,31 +50,6 @@ class Scale:
     part_s: int
     loads: Sequence[float] = ()
     """By which the synthetic load is multiplied, to see from where on what helps."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One workload, and what became of it with each system."""
-
-    workload: str
-    trace: Trace
-    outcomes: Mapping[str, Outcome]
-    infaas: Models
-    """With the best of its settings."""
-    best_fixed: Fixed
-    """Of all gammas, 0 too."""
-    bound: float
-    """Expected utility that nobody exceeds, over that of ours, on a part of the trace, and about that on all of it."""
-
-    @property
-    def ours(self) -> Outcome:
-        return self.outcomes[OURS.name]
-
-    def versus(self, system: str) -> tuple[float, list[float]]:
-        """Our utility over that of another: of all, and by blocks."""
-        theirs = self.outcomes[system]
-        pairs = zip(self.ours.blocks(_BLOCKS), theirs.blocks(_BLOCKS), strict=True)
-        return self.ours.utility / theirs.utility, [mine / other for mine, other in pairs]
 
 
 def repeat(runs: Runs, profile: Profile, scale: Scale, data: Path | None, suffix: str = "") -> Findings:
@@ -123,7 +95,7 @@ def _figures(this: Compared, suffix: str) -> Findings:
         beside = f"{_earned(this.ours)} against {_earned(theirs)} ({system}); the bound is {most:.3f}"
         name = f"utility_vs_{figure}_{this.workload}{suffix}"
         found.figures.append(Figure(name, value, min(blocks), max(blocks), targets[figure], beside))
-    shares = this.ours.shares(Fate.RIGHT, _BLOCKS)
+    shares = this.ours.shares(Fate.RIGHT, BLOCKS)
     others = ", ".join(f"{name} {this.outcomes[name].share(Fate.RIGHT):.3f}" for name in (PETS.name, this.infaas.name))
     name = f"type1_share_{this.workload}{suffix}"
     value = this.ours.share(Fate.RIGHT)

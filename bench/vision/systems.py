@@ -8,16 +8,43 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple
+
+import numpy as np
 
 from pliant.bench.vision.profiles import LOAD_S, Profile
-from pliant.bench.vision.simulator import Simulation
-from pliant.bench.vision.workload import Query
+from pliant.policies.vision.plan_scope import runnable
 from pliant.policies.vision.rate_to_gamma import RecentRate
-from pliant.policies.vision.slo_batching import Batch
+from pliant.policies.vision.slo_batching import Batch, Q
 from pliant.policies.vision.time_price import TimePrice
-from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, FixedPolicy, Policy, Step
+from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
+from pliant.simulation.vision.outcome import Query
+from pliant.simulation.vision.simulator import Simulation
+
+
+class FixedPolicy(Generic[Q]):
+    """The same gamma always (PetS: 0, ToMe: below 0, VPT: above 0), for every batch that would be in time."""
+
+    def __init__(self, profile: TokenProfile, gamma: int) -> None:
+        self._profile = profile
+        self._gamma = gamma
+        self._choice = profile.gammas.index(gamma)
+
+    def arrived(self, query: Q) -> None:
+        """The rate does not matter."""
+
+    def plan(self, batches: Sequence[Batch[Q]], now: float) -> list[Step[Q]]:
+        latency_s = np.full_like(self._profile.latency_s, np.inf)
+        latency_s[self._choice] = self._profile.latency_s[self._choice]
+        queued = runnable(self._profile, latency_s, batches, now)
+        steps = []
+        for entry in queued:
+            seconds = float(latency_s[self._choice, len(entry.queries) - 1])
+            in_time = now + seconds <= entry.due
+            steps.append(Step(entry.batch, self._gamma if in_time else None, entry.queries))
+            now += seconds if in_time else 0.0
+        return steps
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pliant.bench.arrivals import Floats, Integers
+from pliant.simulation.arrivals import Floats, Integers
+from pliant.simulation.vision.outcome import Query
 
 SWING = (0.35, 1.2)
 """Of the capacity: 200 and 700 requests per second against 580 (§V)."""
@@ -42,18 +43,6 @@ _STEP = 0.2
 """Standard deviation of what the synthetic load changes by from one second to the next."""
 _TWITTER = "twitter_trace/twitter_2min_days_1_5.csv"
 _BINS_PER_DAY = 720
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Query:
-    """One image; `chance`, from 0 to 1, is the accuracy from which on the answer to it is right."""
-
-    index: int
-    arrival: float
-    deadline: float
-    utility: float
-    task: str
-    chance: float
 
 
 @dataclass(frozen=True)

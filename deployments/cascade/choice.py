@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pliant.config.cluster import CascadeConfig, ConformalConfig
+from pliant.config.cascade import CascadeConfig, ConformalConfig
 from pliant.deployments.cascade.table import Profiled
 from pliant.policies.cascade.candidates import CUTOFFS, SLOPES, Candidate
 from pliant.policies.cascade.choice import NoCandidateError, accurate, choose

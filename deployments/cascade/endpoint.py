@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from pliant.config.cluster import CascadeConfig
+from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade.messages import CascadeEntry
-from pliant.deployments.cascade.passage import Passage, Recorder
+from pliant.deployments.cascade.passage import Passage, PassageRecorder
 from pliant.deployments.cascade.route import Serving
 from pliant.deployments.encoder.endpoint import Classifier, Details, Prediction, each
 from pliant.deployments.http.parameters import ClassifyParameters
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError, counted
 from pliant.deployments.serving.scores import likeliest
 from pliant.policies.cascade.calibration import Floats
 
@@ -33,7 +33,7 @@ class CascadeClassifier:
         config: CascadeConfig,
         levels: Mapping[str, Classifier],
         entry: Callable[[], CascadeEntry | None],
-        recorder: Recorder,
+        recorder: PassageRecorder,
     ) -> None:
         self.name = name
         self.levels = config.levels
@@ -82,7 +82,7 @@ class CascadeClassifier:
         """Answer all `texts`, or raise the RequestError of the first that fails."""
         if parameters.function_to_apply == "sigmoid":
             raise RequestError(
-                400,
+                Outcome.REJECTED,
                 f"parameters.function_to_apply: got 'sigmoid'; {self.name} is a cascade, whose levels vote with "
                 "probabilities; allowed: softmax, or none for their logarithms",
             )
@@ -91,15 +91,14 @@ class CascadeClassifier:
     async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
         serving = self.serving
         slo_s = (parameters.slo_ms or self._config.slo_ms) / 1e3
-        try:
+        with counted(self._recorder) as ending:
             if serving is None:
-                raise RequestError(503, f"{self.name} is not ready yet: {self.state}", _COME_BACK_S)
+                raise RequestError(Outcome.UNAVAILABLE, f"{self.name} is not ready yet: {self.state}", _COME_BACK_S)
             passage = Passage(self.name, text, slo_s, parameters.utility, serving, self._config.degrade, self._recorder)
             await passage.run()
-        except RequestError as error:
-            self._recorder.failed(error.status)
-            raise
-        probabilities = passage.probabilities
+            if passage.degraded:
+                ending.outcome = Outcome.DEGRADED
+            probabilities = passage.probabilities
         order = likeliest(probabilities, parameters.top_k)
         sure = float(probabilities.max())
         self._recorder.answered(passage.level, passage.seconds, slo_s, sure)

@@ -6,15 +6,14 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
-from pliant.config.cluster import CascadeConfig, EncoderConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.readings import Level, Seen, UnreadableError
 from pliant.deployments.encoder.endpoint import Classifier
-from pliant.deployments.encoder.engine import Answer, Report, Telling
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.encoder.messages import Answer, Report, Telling
+from pliant.deployments.serving.outcome import Outcome, RequestError, Retry
 
-_UNREADABLE = (400, 413, 422)
 _ALWAYS = Telling(temperature=1.0, below=math.inf)
 _RETRY_S = 1.0
 _PATIENCE_S = 120.0
@@ -38,7 +37,7 @@ class ClassifierReader:
             try:
                 found = await self._classifiers[level].read(text, None, telling=_ALWAYS if importance else None)
             except RequestError as error:
-                if error.status in _UNREADABLE:
+                if error.outcome is Outcome.REJECTED:
                     raise UnreadableError(error.reason) from None
                 if time.monotonic() > give_up:
                     raise
@@ -60,9 +59,9 @@ class Unrecorded:
 
     def shed(self) -> None: ...
 
-    def failed(self, status: int) -> None: ...
+    def ended(self, outcome: Outcome) -> None: ...
 
-    def retried(self, reason: Literal["lost", "length", "busy", "none"]) -> None: ...
+    def retried(self, why: Retry) -> None: ...
 
 
 def levels_of(

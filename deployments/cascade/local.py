@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from tokenizers import Tokenizer
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.levels import Unrecorded, run_on
 from pliant.deployments.cascade.pruning import Words, read_words
 from pliant.deployments.cascade.pruning_agreement import agreement
 from pliant.deployments.cascade.table import Profiled, PruningAgreement
+from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.endpoint import Classifier
-from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal
-from pliant.deployments.encoder.routing_table import RoutingTable
+from pliant.deployments.encoder.engine import Engine
+from pliant.deployments.encoder.messages import Answer, Query
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.encoder.upgrades import CompiledLater
+from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.courier import Courier
+from pliant.deployments.serving.parcels import Parcel, Refusal
+from pliant.deployments.serving.table import ReplicaTable
 from pliant.errors import CannotCompileError, ModelError
 from pliant.models import sources
 
@@ -35,34 +40,40 @@ async def local_classifiers(
         folder = await asyncio.to_thread(sources.fetch, config.model)
         runtimes = await asyncio.to_thread(ModelRuntimes, config)
         engines = await _engines(runtimes)
-        table = RoutingTable(config.slo_ms / 1e3)
-        call, info = _Caller(engines), sources.describe(folder)
-        classifiers[name] = Classifier(name, config, folder, info, table, call, Unrecorded())
+        chooser = EncoderChooser(config.slo_ms / 1e3)
+        table = ReplicaTable(chooser)
+        table.sync({replica: engine.report() for replica, engine in engines.items()})
+        caller = Caller(table, Unrecorded(), Courier(table.gateway, _Local(engines)))
+        info = sources.describe(folder)
+        classifiers[name] = Classifier(name, config, folder, info, chooser, caller, Unrecorded())
         found[name] = run_on(engine.report() for engine in engines.values())
     return classifiers, found
 
 
-async def _engines(runtimes: CompiledLater) -> dict[int, Engine]:
+async def _engines(runtimes: CompiledLater) -> dict[str, Engine]:
     """One for each length, compiled where that can be done."""
     engines = {}
     await asyncio.to_thread(runtimes.settle_lengths)
     for length in runtimes.lengths:
         with suppress(CannotCompileError):
             await asyncio.to_thread(runtimes.compile, length, lambda: 0.0)
-        engines[length] = Engine(str(length), runtimes)
-        await engines[length].hold(length)
+        engines[str(length)] = Engine(runtimes)
+        await engines[str(length)].hold(length)
     return engines
 
 
-class _Caller:
-    """Calls the engine of the shortest length that fits."""
+class _Local:
+    """A `courier.Transport` to engines of this process, by name."""
 
-    def __init__(self, engines: Mapping[int, Engine]) -> None:
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
         self._engines = engines
 
-    async def __call__(self, query: Query) -> Answer | Refusal:
-        length = min(length for length in self._engines if length >= query.length)
-        return await self._engines[length].infer(query)
+    async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
+        return await self._engines[parcel.replica].infer(parcel.queries[0])
+
+    async def several(self, parcel: Parcel[Query]) -> AsyncGenerator[Sequence[tuple[int, Answer | Refusal]], None]:
+        for index, query in enumerate(parcel.queries):
+            yield [(index, await self._engines[parcel.replica].infer(query))]
 
 
 def attention_agreements(profiled: Profiled, level: str, config: EncoderConfig) -> Profiled:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pliant.deployments.cascade.pruning import Pruned, Words, read_words
 from pliant.deployments.cascade.route import Serving
 from pliant.deployments.encoder.endpoint import Classifier, Reading
-from pliant.deployments.serving.errors import DownError, LateError, RequestError
+from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError
 from pliant.policies.cascade.calibration import Floats
 
 logger = logging.getLogger("pliant")
@@ -33,7 +33,7 @@ _BECAUSE: dict[Reason, str] = {
 }
 
 
-class Recorder(Protocol):
+class PassageRecorder(Recorder, Protocol):
     """Where a cascade records what happened to a text. Levels are named."""
 
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None: ...
@@ -47,8 +47,6 @@ class Recorder(Protocol):
     def degraded(self, level: str, reason: Reason) -> None:
         """`level` was to read a text, and could not."""
 
-    def failed(self, status: int) -> None: ...
-
 
 class Passage:
     """One text on its way. Once `run` has returned, `probabilities` are the answer.
@@ -57,7 +55,14 @@ class Passage:
     """
 
     def __init__(
-        self, cascade: str, text: str, slo_s: float, utility: float, serving: Serving, degrade: bool, recorder: Recorder
+        self,
+        cascade: str,
+        text: str,
+        slo_s: float,
+        utility: float,
+        serving: Serving,
+        degrade: bool,
+        recorder: PassageRecorder,
     ) -> None:
         self.warnings: list[str] = []
         self.degraded = False
@@ -146,19 +151,21 @@ class Passage:
         telling = None if index else self._route.telling(self._text)
         try:
             if within_s is not None and level.down:
-                raise DownError(503, f"{level.name} is down", 1)
+                raise RequestError(Outcome.UNAVAILABLE, f"{level.name} is down", 1, Fault.DOWN)
             if within_s == 0:
-                raise LateError(429, f"no time is left for {level.name}", 1)
+                raise RequestError(Outcome.TOO_LATE, f"no time is left for {level.name}", 1, Fault.SHORT_SLO)
             reading = await level.read(text, budget_s, self._utility, telling, within_s)
             if not np.isfinite(reading.logits).all():
-                raise RequestError(500, f"{level.name} failed: what it computed of this text are no numbers")
+                raise RequestError(Outcome.FAILED, f"{level.name} failed: what it computed of this text are no numbers")
         except RequestError as error:
             raise self._explained(index, left_s, error) from None
         except Exception as error:
             if within_s is None:
                 raise
             logger.exception("%s: %s failed; answering without it", self._cascade, level.name)
-            raise RequestError(500, f"{level.name} failed: {type(error).__name__}; the log tells more") from error
+            raise RequestError(
+                Outcome.FAILED, f"{level.name} failed: {type(error).__name__}; the log tells more"
+            ) from error
         self._interrupted |= reading.interrupted
         if reading.warning and reading.warning not in self.warnings:
             self.warnings.append(reading.warning)
@@ -170,7 +177,7 @@ class Passage:
         if not index:
             return error
         level = self._route.levels[index].name
-        if isinstance(error, LateError) and error.status == 429:
+        if error.outcome is Outcome.TOO_LATE:
             earlier = " and ".join(before.name for before in self._route.levels[:index])
             left = f"{1e3 * max(0.0, left_s):.1f} ms of slo_ms {1e3 * self._slo_s:g}"
             needs = f"{1e3 * self._route.latency_s[index]:.1f} ms on average"
@@ -190,7 +197,8 @@ class Passage:
         fallback = None if index else self._serving.fallback
         if fallback:
             faster = fallback.latency_s[0] < self._route.latency_s[0]
-            if error.status < 500 and not (error.status == 429 and faster):
+            too_much = error.outcome in (Outcome.SHED, Outcome.TOO_LATE)
+            if error.outcome is Outcome.REJECTED or (too_much and not faster):
                 raise error
             self._route = fallback
             try:
@@ -207,11 +215,11 @@ class Passage:
 
 
 def _reason(error: RequestError) -> Reason:
-    if isinstance(error, DownError):
+    if error.fault is Fault.DOWN:
         return "down"
-    if isinstance(error, LateError):
+    if error.outcome is Outcome.TOO_LATE or error.fault is Fault.TIMED_OUT:
         return "late"
-    return "busy" if error.status == 429 else "failed"
+    return "busy" if error.outcome is Outcome.SHED else "failed"
 
 
 async def _prune(
@@ -233,6 +241,4 @@ async def _prune(
 
 def _again(error: RequestError, reason: str) -> RequestError:
     """`error` for another reason, with the same time to come back."""
-    made = type(error)(error.status, reason)
-    made.headers = error.headers
-    return made
+    return RequestError(error.outcome, reason, error.retry_after_s, error.fault, error.param)

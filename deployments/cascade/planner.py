@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from pliant.config.cluster import CascadeConfig, ServingConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.choice import Choice, choose_for
-from pliant.deployments.cascade.levels import ClassifierReader, levels_of
+from pliant.deployments.cascade.levels import ClassifierReader, levels_of, run_on
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.table import Profiled, folder_of, identity, keep, load
 from pliant.deployments.encoder.endpoint import Classifier
-from pliant.deployments.serving.catalog.board import Board
+from pliant.deployments.serving.catalog.board import Board, Seen
+from pliant.deployments.serving.kind import Part, Planning
+from pliant.deployments.serving.messages import BoardNews
 from pliant.errors import DataError, PliantError
 from pliant.models import sources
 from pliant.policies.cascade.choice import NoCandidateError
@@ -27,13 +30,11 @@ from pliant.training import labelled_texts
 logger = logging.getLogger("pliant")
 
 _GONE_S = 45.0
+_NEWS_WITHIN_S = 5.0
 _WAIT_S = 0.2
 _PAUSES_S = (30.0, 600.0)
 _STEP = 0.05
 """Share of a profile after which gateways hear again how far it is."""
-
-Levels = Callable[[str], Awaitable[Classifier]]
-"""The service of this name, through its replicas."""
 
 
 class _RefusedError(Exception):
@@ -45,9 +46,8 @@ class _RefusedError(Exception):
         self.problem = problem
 
 
-class CascadeRegistry:
-    """The cascades of `config`; `board` has them by service. `run_on` says what the replicas of a service run on,
-    and `compiling` whether that is about to become faster.
+class CascadePart(Part):
+    """The cascades' part of the planner; `board` has them by service.
 
     A cascade is profiled as soon as its levels can answer, and again once they are compiled if they were not then; the
     first choice serves meanwhile. What fails is tried again for ever, after the first of `pauses_s`, which doubles up
@@ -55,26 +55,24 @@ class CascadeRegistry:
     removed.
     """
 
-    def __init__(
-        self,
-        config: ServingConfig,
-        level: Levels,
-        run_on: Callable[[str], Sequence[str]],
-        compiling: Callable[[str], bool],
-        pauses_s: tuple[float, float] = _PAUSES_S,
-    ) -> None:
+    def __init__(self, planning: Planning, pauses_s: tuple[float, float] = _PAUSES_S) -> None:
         self.board: Board[CascadeEntry] = Board(_GONE_S)
-        self._encoders = config.encoders
-        self._level = level
-        self._run_on = run_on
-        self._compiling = compiling
+        self._planning = planning
+        self._encoders = planning.config.of(EncoderConfig)
         self._pauses_s = pauses_s
         self._profiling = asyncio.Lock()
         self._useless: dict[Path, str] = {}
         """Profiles that could not be made of these texts, and why."""
         self._complaints: dict[str, str | None] = {}
         """By service, what the log was last told to be wrong."""
-        self._tasks = [asyncio.create_task(self._start(name, cascade)) for name, cascade in config.cascades.items()]
+        self._tasks = [
+            asyncio.create_task(self._start(name, cascade))
+            for name, cascade in planning.config.of(CascadeConfig).items()
+        ]
+
+    async def news(self, follower: str, seen: Seen, wait: bool) -> BoardNews[CascadeEntry]:
+        """What became of cascades since `seen`: now, or else as soon as there is something, or after some seconds."""
+        return await self.board.follow(follower, seen, _NEWS_WITHIN_S if wait else 0)
 
     def check(self) -> None:
         """Raise RuntimeError if a cascade is not seen to any more, though nothing was chosen for it."""
@@ -90,9 +88,13 @@ class CascadeRegistry:
     async def _compiled(self, config: CascadeConfig) -> None:
         """Wait until no level is being compiled."""
         while True:
-            if not any(map(self._compiling, config.levels)):
+            if not any(map(self._compiles, config.levels)):
                 return
             await asyncio.sleep(_WAIT_S)
+
+    def _compiles(self, level: str) -> bool:
+        """Whether some replica of it says that it compiles."""
+        return any(report["compiling"] for report in self._planning.tables[level].reports().values())
 
     async def _serve_choice(self, name: str, config: CascadeConfig) -> bool:
         """Choose what serves; whether the levels were being compiled, so that the choice is provisional."""
@@ -115,16 +117,16 @@ class CascadeRegistry:
 
     async def _choose(self, name: str, config: CascadeConfig) -> tuple[bool, Choice]:
         """Whether the choice is provisional, and the choice."""
-        classifiers = {level: await self._level(level) for level in config.levels}
+        classifiers = {level: await self._planning.open(level) for level in config.levels}
         await self._ready(name, classifiers)
-        provisional = any(map(self._compiling, config.levels))
+        provisional = any(map(self._compiles, config.levels))
         folders = {
             level: await asyncio.to_thread(sources.fetch, self._encoders[level].model) for level in config.levels
         }
         try:
             texts = await asyncio.to_thread(labelled_texts.read, config.data, classifiers[config.levels[0]].labels)
-            run_on = {level: self._run_on(level) for level in config.levels}
-            folder = folder_of(name, identity(config, self._encoders, folders, texts, run_on))
+            backends = {level: run_on(self._planning.tables[level].reports().values()) for level in config.levels}
+            folder = folder_of(name, identity(config, self._encoders, folders, texts, backends))
             profiled = await self._profiled(name, config, classifiers, texts, None if provisional else folder)
         except DataError as error:
             raise _RefusedError("cannot use its labelled texts; /stats tells why", str(error)) from None

@@ -24,12 +24,13 @@ from pliant.deployments.cascade.pruning_agreement import NothingToCompareError, 
 from pliant.deployments.cascade.readings import Level, One, Progress, Reader, Readings, readable
 from pliant.deployments.cascade.table import CascadeTable, LevelTable, Profiled, PruningAgreement
 from pliant.errors import DataError
-from pliant.policies.cascade.calibration import Floats, Integers, expected_calibration_error, fit_temperature, softmax
-from pliant.policies.cascade.calibration import confidence as confidence_of
+from pliant.policies.cascade.calibration import Floats, Integers, expected_calibration_error, fit_temperature
 from pliant.policies.cascade.candidates import Candidate, find_candidates, weighted_quantile
 from pliant.policies.cascade.cascade import draws
 from pliant.policies.cascade.label_agreement import LabelOrderError, check_agreement
 from pliant.policies.cascade.tables import LevelProfile, Reading, reference
+from pliant.policies.encoder.confidence import confidence as confidence_of
+from pliant.policies.encoder.confidence import softmax
 from pliant.training.labelled_texts import FEWEST, LabelledText
 
 logger = logging.getLogger("pliant")

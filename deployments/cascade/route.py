@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.reroutes import Reroutes
 from pliant.deployments.encoder.endpoint import Classifier
-from pliant.deployments.encoder.engine import Telling
+from pliant.deployments.encoder.messages import Telling
 from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.label_agreement import columns
 

@@ -10,9 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 _LABELS = ("service", "level")
 
 
-def cascade_metrics(stats: Mapping[str, Any]) -> Iterator[Metric]:
+def cascade_metrics(views: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """What "/stats" says of cascades, for Prometheus."""
-    views: Mapping[str, Mapping[str, Any]] = stats.get("cascades", {})
     chosen = {name: view for name, view in views.items() if "levels" in view}
     yield _gauge("pliant_cascade_ready", "Whether a candidate is chosen and its levels are up.", views, _ready)
     yield _gauge("pliant_cascade_promise_kept", "Whether what serves meets what was asked for.", chosen, _kept)

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from pliant.cache import cache_folder, made_once
-from pliant.config.cluster import CascadeConfig, EncoderConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.pruning import Words
-from pliant.policies.cascade.calibration import Floats, confidence
+from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.tables import reference
+from pliant.policies.encoder.confidence import confidence
 from pliant.training.labelled_texts import LabelledText
 
 logger = logging.getLogger("pliant")

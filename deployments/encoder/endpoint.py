@@ -1,52 +1,40 @@
 """One classifier service as the gateway sees it: tokenize, dispatch, survive failures, read the answer.
 
-Plain asyncio, without Ray: `call` sends a Query to a replica.
+Plain asyncio, without Ray.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from pliant.config.cluster import EncoderConfig
-from pliant.deployments.encoder.engine import Answer, Query, Refusal, Telling
-from pliant.deployments.encoder.routing_table import RoutingTable
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder.chooser import EncoderChooser
+from pliant.deployments.encoder.errand import TextErrand, TextWant
+from pliant.deployments.encoder.messages import Answer, Query, Telling
 from pliant.deployments.http.parameters import ClassifyParameters
-from pliant.deployments.serving.errors import (
-    CANCELLED,
-    DownError,
-    LateError,
-    NotDeployedError,
-    ReplicaLostError,
-    RequestError,
-)
+from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
 from pliant.models.sources import ModelInfo
-from pliant.policies.encoder.admission import DeadlineError
-from pliant.policies.encoder.dispatch import NoRuntimeError
 
 _LONG_TEXT = 4_000
 """Characters from which on a text is tokenized in a thread, so that the event loop stays responsive."""
 _CHARACTERS_PER_TOKEN = 64
 """A text with more characters than this per token of the longest runtime is too long without looking closer."""
-_RETRY_S = 0.05
-_MOST_LOST = 3
-"""Replicas that may die under one request before it is suspected of killing them."""
-_MOST_REFUSED = 3
 
 Answered = TypeVar("Answered")
 
 
-class Recorder(Protocol):
+class TextRecorder(Recorder, Protocol):
     """Where a service records what happened to a text."""
 
     def arrived(self, tokens: int) -> None: ...
@@ -55,11 +43,6 @@ class Recorder(Protocol):
 
     def shed(self) -> None:
         """A text that may spend all its slack waiting was refused, and could have been answered with more replicas."""
-
-    def failed(self, status: int) -> None:
-        """`status` is CANCELLED if nobody waited for the answer any more."""
-
-    def retried(self, reason: Literal["lost", "length", "busy", "none"]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +99,15 @@ class Classifier:
         config: EncoderConfig,
         folder: Path,
         info: ModelInfo,
-        table: RoutingTable,
-        call: Callable[[Query], Awaitable[Answer | Refusal]],
-        recorder: Recorder,
+        chooser: EncoderChooser,
+        caller: Caller[TextWant, Query, Answer],
+        recorder: TextRecorder,
     ) -> None:
         self.name = name
         self.labels = list(info.labels)
         self._config = config
-        self._table = table
-        self._call = call
+        self._chooser = chooser
+        self._caller = caller
         self._recorder = recorder
         self._default_function = "sigmoid" if info.multi_label else "softmax"
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -136,7 +119,7 @@ class Classifier:
 
     @property
     def ready(self) -> bool:
-        return self._table.serves(self._longest)
+        return self._chooser.serves(self._longest)
 
     @property
     def most_characters(self) -> int:
@@ -146,12 +129,13 @@ class Classifier:
     @property
     def down(self) -> bool:
         """No replica holds any runtime now."""
-        return not self._table.serves(1)
+        return not self._chooser.serves(1)
 
     async def classify(self, texts: Sequence[str], parameters: ClassifyParameters) -> list[Prediction]:
         """Answer all `texts`, or raise the RequestError of the first that fails."""
         if parameters.details:
-            raise RequestError(400, f"parameters.details: {self.name} is no cascade, and has none to tell")
+            reason = f"parameters.details: {self.name} is no cascade, and has none to tell"
+            raise RequestError(Outcome.REJECTED, reason)
         return await each([self._classify(text, parameters) for text in texts])
 
     async def read(
@@ -165,28 +149,24 @@ class Classifier:
         """What a replica says of `text` within `slo_s` seconds; None: however late.
 
         With `telling` also of its tokens, for the answers that this wants it of. A caller that can do without an answer
-        waits for it no longer than `within_s`, and not at all for replicas that are not there: DownError. Raises
-        RequestError; one that is a LateError when the time was too short.
+        waits for it no longer than `within_s`, and not at all for replicas that are not there. Raises RequestError; its
+        fault is TIMED_OUT when the time was too short, and DOWN when no replica is there.
         """
         started = time.monotonic()
         timeout_s = max(self._config.timeout_s, slo_s or 0.0) if within_s is None else within_s
-        waits = within_s is None
-        try:
-            async with asyncio.timeout(timeout_s):
-                encoding, warning = await self._tokenize(text)
-                ids = np.array(encoding.ids, dtype="<i4")
-                self._recorder.arrived(len(ids))
-                answer, interrupted = await self._dispatch(ids, started, slo_s, utility, telling, waits)
-        except TimeoutError:
-            self._recorder.failed(503)
-            reason = f"no replica of {self.name} answered within {round(timeout_s, 3):g} s"
-            raise LateError(503, reason, 1) from None
-        except RequestError as error:
-            self._recorder.failed(error.status)
-            raise
-        except asyncio.CancelledError:
-            self._recorder.failed(CANCELLED)
-            raise
+        with counted(self._recorder):
+            encoding, warning = await self._tokenize(text)
+            ids = np.array(encoding.ids, dtype="<i4")
+            self._recorder.arrived(len(ids))
+            errand = TextErrand(
+                self.name, ids.tobytes(), len(ids), started, slo_s, utility, telling, timeout_s, within_s is None
+            )
+            try:
+                answer, interrupted = await self._caller.answer(errand)
+            except RequestError as error:
+                if error.outcome is Outcome.SHED and utility == 1:
+                    self._recorder.shed()
+                raise
         seconds = time.monotonic() - started
         self._recorder.answered(seconds, self._config.slo_ms / 1e3 if slo_s is None else slo_s, len(ids), answer)
         received = np.frombuffer(answer.importance, dtype="<f4") if answer.importance else None
@@ -203,74 +183,24 @@ class Classifier:
         longest = self._longest
         most = longest * _CHARACTERS_PER_TOKEN
         if len(text) > most and not self._config.truncate:
-            raise RequestError(422, f"text of {len(text)} characters; {self.name} takes at most {longest} tokens")
+            raise _too_long(f"text of {len(text)} characters; {self.name} takes at most {longest} tokens")
         if len(text) > _LONG_TEXT:
             encoding = await asyncio.to_thread(self._tokenizer.encode, text[:most])
         else:
             encoding = self._tokenizer.encode(text)
         if not len(encoding):
-            raise RequestError(400, "a text has no tokens; send at least one word")
+            raise RequestError(Outcome.REJECTED, "a text has no tokens; send at least one word")
         if len(encoding) <= longest and len(text) <= most:
             return encoding, None
         if not self._config.truncate:
-            raise RequestError(422, f"text of {len(encoding)} tokens; {self.name} takes at most {longest}")
+            raise _too_long(f"text of {len(encoding)} tokens; {self.name} takes at most {longest}")
         cut = await asyncio.to_thread(self._cutter.encode, text[:most])
         given = f"{len(encoding)}" if len(text) <= most else f"more than {len(encoding)}"
         return cut, f"text cut to the first {len(cut)} of {given} tokens"
 
-    async def _dispatch(
-        self,
-        ids: NDArray[np.int32],
-        started: float,
-        slo_s: float | None,
-        utility: float,
-        telling: Telling | None,
-        waits: bool,
-    ) -> tuple[Answer, bool]:
-        """Send until answered; whether a replica failed us. Once one did the SLO no longer counts."""
-        payload, length = ids.tobytes(), len(ids)
-        lost = refused = 0
-        interrupted = False
-        while True:
-            budget_s = None if interrupted or slo_s is None else started + slo_s - time.monotonic()
-            try:
-                reply = await self._call(Query(payload, length, budget_s, utility, telling))
-            except DeadlineError as error:
-                raise self._late(error.retry_after_s, error.service_s, slo_s, utility) from None
-            except (NoRuntimeError, NotDeployedError):
-                if not waits:
-                    raise DownError(503, f"no replica of {self.name} takes {length} tokens now", 1) from None
-                interrupted = True
-                self._recorder.retried("none")
-                await asyncio.sleep(_RETRY_S)
-                continue
-            except ReplicaLostError:
-                interrupted = True
-                lost += 1
-                if lost == _MOST_LOST:
-                    raise RequestError(
-                        503, f"{lost} replicas of {self.name} died while they computed this text"
-                    ) from None
-                self._recorder.retried("lost")
-                continue
-            if isinstance(reply, Answer):
-                return reply, interrupted
-            self._table.observe(reply.replica, reply.report)
-            self._recorder.retried(reply.reason)
-            if reply.reason == "busy":
-                refused += 1
-                if refused == _MOST_REFUSED:
-                    raise self._late(reply.retry_after_s, reply.report["service_s"], slo_s, utility)
 
-    def _late(self, retry_after_s: float, service_s: float, slo_s: float | None, utility: float) -> RequestError:
-        """What is said of a request that cannot be answered in time: either never can, or the service is busy."""
-        if slo_s is not None and service_s > slo_s:
-            needed = f"this text takes about {service_s * 1e3:.1f} ms"
-            return LateError(429, f"{self.name} cannot meet this slo_ms even when idle: {needed}; raise it", 1)
-        if utility == 1:
-            self._recorder.shed()
-        reason = f"{self.name} is too busy to meet the SLO: retry later, raise slo_ms, or send fewer texts at once"
-        return RequestError(429, reason, service_s if math.isinf(retry_after_s) else retry_after_s)
+def _too_long(reason: str) -> RequestError:
+    return RequestError(Outcome.REJECTED, reason, fault=Fault.TOO_LONG)
 
 
 async def each(answers: Sequence[Coroutine[Any, Any, Answered]]) -> list[Answered]:

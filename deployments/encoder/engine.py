@@ -6,23 +6,22 @@ Plain asyncio, without Ray: the Serve shell is `replica.py`.
 from __future__ import annotations
 
 import asyncio
-import math
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from pliant.deployments.encoder.messages import Answer, Query, Report
+from pliant.deployments.serving.outcome import Outcome
+from pliant.deployments.serving.parcels import Refusal
 from pliant.formats.profile import Profile
-from pliant.policies.cascade.calibration import confidence, softmax
 from pliant.policies.encoder.admission import retry_after
+from pliant.policies.encoder.service_curve import ServiceTimes, lengths_to_measure
 
-_GRID = math.log(1.1)
-_RECENT_SERVICE_TIMES = 32
 _RECENT_LATENCIES = 512
 _MEASURED_CALLS = 5
 
@@ -79,94 +78,8 @@ class Runtimes(Protocol):
         """The fastest there is by now; at once, so that it is the uncompiled model where nothing else is."""
 
 
-class Assignment(NamedTuple):
-    """What one replica, and no other, is told: to hold the runtime of `max_length`."""
-
-    replica: str
-    max_length: int
-
-
-class Telling(NamedTuple):
-    """Which answers are to come with the importance of tokens: those that a cascade is not sure of."""
-
-    temperature: float
-    """That logits are calibrated with."""
-    below: float
-    """The calibrated confidence from which on importance is not wanted."""
-
-    def wants(self, logits: np.ndarray) -> bool:
-        return bool(confidence(softmax(logits, self.temperature)) < self.below)
-
-
-class Query(NamedTuple):
-    """One tokenized text on its way to a replica."""
-
-    ids: bytes
-    """Token ids, little-endian int32."""
-    length: int
-    """How many there are."""
-    budget_s: float | None
-    """Seconds left until the SLO; None once the request must be answered however late (its first replica failed)."""
-    utility: float
-    """Share of its slack that it may spend waiting, 0 to 1."""
-    telling: Telling | None = None
-    """For which answers to tell the attention that each token received, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    logits: bytes
-    """float32, one per label."""
-    max_length: int
-    """Of the runtime that computed them."""
-    computed: int
-    """Tokens that it computed, padding included."""
-    importance: bytes = b""
-    """float32, one per token of the query; empty unless the query wants it, and the runtime tells."""
-    telling_s: float = 0.0
-    """Seconds that importance took beyond the logits."""
-    compute_s: float = 0.0
-    """Seconds that the logits took."""
-
-
-class Report(TypedDict):
-    """What a replica tells routers and people about itself."""
-
-    version: int
-    """Rises with every switch: the newer of two reports is right."""
-    max_length: int
-    """0 while it switches."""
-    service_s: float
-    """Seconds that one request takes, on a grid of 10% steps, so that equal replicas report equal times."""
-    backend: str
-    device: str
-    compiling: list[int]
-    """Lengths that are not compiled yet: what it computes on may change."""
-    uncompiled: str
-    """Why the model stays uncompiled; empty unless it does."""
-    failed: dict[int, str]
-    """Lengths that it could not load, and why; it is not asked for them again for some time."""
-    waiting: int
-    served: int
-    computed_tokens: int
-    """Of the served, padding included."""
-    p50_ms: float
-    p98_ms: float
-    """Of the recent requests, in this replica: queue and computation."""
-
-
 class LoadError(Exception):
     """A runtime could not be loaded; the replica holds what it held before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Not computed: the router was mistaken about this replica, and should be told better by `report`."""
-
-    reason: Literal["length", "busy"]
-    replica: str
-    report: Report
-    retry_after_s: float = 0.0
 
 
 class _Computation(NamedTuple):
@@ -184,11 +97,10 @@ class Engine:
     requests' budgets; those without one are bounded by what Serve lets a replica have outstanding.
     """
 
-    def __init__(self, replica: str, runtimes: Runtimes) -> None:
-        self._replica = replica
+    def __init__(self, runtimes: Runtimes) -> None:
         self._runtimes = runtimes
-        self._measured: dict[tuple[int, str], float] = {}
-        """Length and backend -> seconds of a call."""
+        self._measured: dict[tuple[int, str], dict[int, float]] = {}
+        """Length and backend -> seconds of a call by tokens."""
         self._failed: dict[int, str] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="runtime")
         self._switching = asyncio.Lock()
@@ -196,7 +108,11 @@ class Engine:
         self._idle.set()
         self._runtime: Runtime | None = None
         self._version = 0
+        self._times: ServiceTimes | None = None
+        """Of what it holds."""
         self._outstanding = 0
+        self._queued_s = 0.0
+        """Expected of these."""
         self._computed = 0
         self._computing_since: float | None = None
         self.failure: Exception | None = None
@@ -208,7 +124,6 @@ class Engine:
         self.uses: Counter[int] = Counter()
         """Answers by the max_length of the runtime that computed them."""
         self._latencies: deque[float] = deque(maxlen=_RECENT_LATENCIES)
-        self._service_times: deque[float] = deque(maxlen=_RECENT_SERVICE_TIMES)
 
     @property
     def held(self) -> Runtime | None:
@@ -220,15 +135,17 @@ class Engine:
         async with self._switching:
             if self._runtime is None:
                 return
-            runtime, seconds = await asyncio.to_thread(self._load, self._runtime.max_length)
-            self._compute_on(runtime, seconds)
+            self._compute_on(*await asyncio.to_thread(self._load, self._runtime.max_length))
 
     async def hold(self, max_length: int) -> Report:
         """Switch to the runtime of `max_length`: refuse new requests, finish the accepted ones, load.
 
         Raises LoadError when it cannot be loaded. What was held before is then held again; only when that fails too, or
-        nothing was held, `failure` is set.
+        nothing was held, `failure` is set. Once begun it goes on, even if its caller is cancelled.
         """
+        return await asyncio.shield(asyncio.ensure_future(self._hold(max_length)))
+
+    async def _hold(self, max_length: int) -> Report:
         async with self._switching:
             held = self._runtime.max_length if self._runtime else None
             if held != max_length:
@@ -253,19 +170,17 @@ class Engine:
             self.failure = error
 
     async def _switch(self, max_length: int) -> None:
-        runtime, seconds = await asyncio.get_running_loop().run_in_executor(self._worker, self._load, max_length)
-        self._compute_on(runtime, seconds)
+        self._compute_on(*await asyncio.get_running_loop().run_in_executor(self._worker, self._load, max_length))
         self._failed.pop(max_length, None)
         self.failure = None
 
-    def _compute_on(self, runtime: Runtime, seconds: float) -> None:
-        """From now on; `seconds` is what a call takes."""
-        self._service_times.clear()
-        self._service_times.append(seconds)
+    def _compute_on(self, runtime: Runtime, measured: Mapping[int, float]) -> None:
+        """From now on; `measured` is what calls take, by tokens."""
+        self._times = ServiceTimes(measured)
         self._runtime = runtime
         self._version += 1
 
-    def _load(self, max_length: int) -> tuple[Runtime, float]:
+    def _load(self, max_length: int) -> tuple[Runtime, Mapping[int, float]]:
         runtime = self._runtimes.load(max_length)
         known = (max_length, runtime.backend)
         if known not in self._measured:
@@ -278,23 +193,29 @@ class Engine:
         return LoadError(f"{max_length} tokens: {reason}")
 
     async def infer(self, query: Query) -> Answer | Refusal:
-        """Answer `query`, or refuse it at once when it does not fit this runtime or cannot meet its budget."""
-        runtime = self._runtime
-        if runtime is None or query.length > runtime.max_length:
-            return Refusal("length", self._replica, self.report())
-        if wait_s := self._must_wait_s(query):
-            return Refusal("busy", self._replica, self.report(), wait_s)
+        """Answer `query`, or refuse it at once when it does not fit this runtime or cannot meet its budget.
+
+        Raises what the runtime does.
+        """
+        runtime, times = self._runtime, self._times
+        if runtime is None or times is None or query.length > runtime.max_length:
+            return Refusal("moved", "it does not hold a runtime for this length", report=self.report())
+        expected_s = self.seconds(query)
+        if wait_s := self._must_wait_s(times, query):
+            return Refusal("busy", "its queue is too long for the deadline", wait_s, Outcome.SHED, report=self.report())
         arrived = time.perf_counter()
         self._outstanding += 1
+        self._queued_s += expected_s
         self._idle.clear()
         try:
             loop = asyncio.get_running_loop()
             computation = await loop.run_in_executor(self._worker, self._compute, runtime, query)
         finally:
             self._outstanding -= 1
+            self._queued_s = self._queued_s - expected_s if self._outstanding else 0.0
             if not self._outstanding:
                 self._idle.set()
-        self._service_times.append(computation.seconds)
+        times.observe(time.monotonic(), query.length, computation.seconds - computation.telling_s)
         self.uses[runtime.max_length] += 1
         self._latencies.append(time.perf_counter() - arrived)
         computed = query.length if runtime.dynamic else runtime.max_length
@@ -310,10 +231,13 @@ class Engine:
 
     def report(self) -> Report:
         recent = sorted(self._latencies)
+        curve = self._times.curve(time.monotonic()).points if self._runtime and self._times else ()
         return Report(
             version=self._version,
             max_length=self._runtime.max_length if self._runtime else 0,
-            service_s=self._service_s(),
+            held={},
+            service_s=curve[-1][1] if curve else 0.0,
+            curve=curve,
             backend=self._runtime.backend if self._runtime else "",
             device=self._runtimes.device,
             compiling=sorted(self.compiling),
@@ -331,11 +255,17 @@ class Engine:
         since = self._computing_since
         return 0.0 if since is None else time.perf_counter() - since
 
-    def _must_wait_s(self, query: Query) -> float:
+    def seconds(self, query: Query) -> float:
+        """That `query` should take here, without waiting; 0 if nobody knows."""
+        return self._times.curve(time.monotonic()).seconds(query.length) if self._times else 0.0
+
+    def _must_wait_s(self, times: ServiceTimes, query: Query) -> float:
         """Seconds until `query` could be admitted; 0 when it can be now."""
         if query.budget_s is None:
             return 0.0
-        return retry_after(self._outstanding, self._service_s(), query.budget_s, query.utility)
+        curve = times.curve(time.monotonic())
+        expected_s, idle_s = curve.seconds(query.length), curve.idle_seconds(query.length)
+        return retry_after(self._queued_s, expected_s, idle_s, query.budget_s, query.utility)
 
     def _compute(self, runtime: Runtime, query: Query) -> _Computation:
         ids = np.frombuffer(query.ids, dtype="<i4")
@@ -351,16 +281,17 @@ class Engine:
             self._computing_since = None
         return _Computation(logits, importance, telling_s, time.perf_counter() - started)
 
-    def _service_s(self) -> float:
-        if not self._service_times:
-            return 0.0
-        return math.exp(math.ceil(math.log(statistics.median(self._service_times)) / _GRID) * _GRID)
+
+def _measure(runtime: Runtime) -> dict[int, float]:
+    """Seconds of a call by tokens, at the lengths that say most: the median of a few, after one to warm up."""
+    runtime(np.ones(runtime.max_length, dtype=np.int64))
+    return {
+        length: _seconds(runtime, np.ones(length, dtype=np.int64))
+        for length in lengths_to_measure(runtime.max_length, runtime.dynamic)
+    }
 
 
-def _measure(runtime: Runtime) -> float:
-    """Seconds that a call with `max_length` tokens takes: the median of a few, after one to warm up."""
-    ids = np.ones(runtime.max_length, dtype=np.int64)
-    runtime(ids)
+def _seconds(runtime: Runtime, ids: np.ndarray) -> float:
     seconds = []
     for _ in range(_MEASURED_CALLS):
         started = time.perf_counter()

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from ray import serve
 
-from pliant.config.cluster import EncoderConfig
-from pliant.deployments.encoder.engine import Answer, Assignment, Engine, LoadError, Query, Refusal, Report, Runtimes
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder.engine import Engine, LoadError, Runtimes
+from pliant.deployments.encoder.messages import Answer, Assignment, Query, Report
+from pliant.deployments.encoder.metrics import ReplicaMetrics
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.encoder.upgrades import CompiledLater, Upgrades
-from pliant.deployments.serving.metrics import ReplicaMetrics
+from pliant.deployments.serving.parcels import Parcel, Refusal
+from pliant.deployments.serving.replica import Desk
 from pliant.deployments.startup import Startup
 from pliant.formats.profile import Profile
 from pliant.models import sources
-from pliant.policies.encoder.even_plan import even_plan
+from pliant.policies.encoder.planning import even_plan
 
 logger = logging.getLogger("pliant")
 
@@ -38,7 +42,8 @@ class EncoderReplica:
             folder = await asyncio.to_thread(sources.fetch, config.model, progress=startup)
             async with startup.loading(folder):
                 self._runtimes = await asyncio.to_thread(self.runtimes, config)
-                self._engine = Engine(context.replica_id.unique_id, self._runtimes)
+                self._engine = Engine(self._runtimes)
+                self._desk = Desk(self._service, self._engine.infer, self._engine.seconds)
                 rank, lengths = context.rank.rank, self._runtimes.lengths
                 await self._start(even_plan(lengths, rank + 1)[rank] if rank < config.replicas.min else lengths[-1])
         self._upgrades = None
@@ -62,15 +67,21 @@ class EncoderReplica:
         """Where runtimes come from; may take long."""
         return ModelRuntimes(config)
 
-    async def infer(self, query: Query) -> Answer | Refusal:
-        return await self._engine.infer(query)
+    async def answer(self, parcel: Parcel[Query]) -> Answer | Refusal:
+        """See `Desk.one`."""
+        return await self._desk.one(parcel)
+
+    async def answers(self, parcel: Parcel[Query]) -> AsyncGenerator[list[tuple[int, Answer | Refusal]], None]:
+        """See `Desk.several`."""
+        async for part in self._desk.several(parcel):
+            yield part
 
     async def hold(self, assignment: Assignment) -> Report:
         """Switch to another max_length. Raises LoadError; the replica then holds what it held before."""
-        report = await self._engine.hold(assignment.max_length)
+        await self._engine.hold(assignment.max_length)
         if self._upgrades:
             self._upgrades.look()
-        return report
+        return self._report()
 
     async def profile(self, _assignment: Assignment) -> Profile | None:
         """The latency profile of this replica's device, once there is one that its service's lengths follow from."""
@@ -80,6 +91,7 @@ class EncoderReplica:
         """Serve replaces a replica whose computation hangs, or that could not load any runtime."""
         if (seconds := self._engine.computing_s()) > _HANGS_AFTER_S:
             raise RuntimeError(f"one computation has taken {seconds:.0f} s")
+        self._desk.check()
         if self._engine.failure is not None:
             raise self._engine.failure
         if self._upgrades and self._upgrading.done():
@@ -87,9 +99,12 @@ class EncoderReplica:
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers know of a new replica before its first statistics."""
-        return dict(self._engine.report())
+        return dict(self._report())
 
     def record_routing_stats(self) -> dict[str, Any]:
-        report = self._engine.report()
+        report = self._report()
         self._metrics.waiting.set(report["waiting"], tags={"runtime": str(report["max_length"])})
         return dict(report)
+
+    def _report(self) -> Report:
+        return {**self._engine.report(), "held": self._desk.held.amounts()}

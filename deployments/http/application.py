@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pliant import __version__
 from pliant.config.cluster import GatewayConfig
-from pliant.deployments.http import hugging_face, lora_adapters, open_inference, openai, task_management
-from pliant.deployments.http.openai_errors import error_response, speaks_openai
-from pliant.deployments.llm.served_models import ServedModels
-from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.http import hugging_face, open_inference
+from pliant.deployments.http.statuses import error_response
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.services import Services
 
 _OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
 """What load balancers probe without a key."""
+_FAULTS = {404: Fault.NOT_FOUND, 405: Fault.METHOD}
+"""What is wrong of a request for which the framework finds no route, by its status."""
 
 
 def application(
@@ -31,20 +29,18 @@ def application(
     services: Services,
     stats: Callable[[], dict[str, Any]],
     metrics: Callable[[], bytes],
+    routers: Sequence[APIRouter] = (),
     api_keys: Collection[str] = (),
-    adapters: AdapterFollower | None = None,
-    tasks: TaskFollower | None = None,
 ) -> FastAPI:
-    """The gateway's routes; `adapters` is None if no language model takes any, `tasks` if there is no vision service.
+    """The gateway's routes: those of protocols that several kinds speak, and `routers` of single kinds.
 
     With `api_keys`, every path but the health probes asks for `Authorization: Bearer KEY`.
     """
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
     max_body = round(config.max_body_mb * 2**20)
-    app.include_router(openai.router(ServedModels(services, adapters), max_body))
-    app.include_router(lora_adapters.router(adapters, max_body))
+    for router in routers:
+        app.include_router(router)
     app.include_router(open_inference.router(services, max_body, config.max_texts))
-    app.include_router(task_management.router(services, tasks, max_body))
     app.include_router(hugging_face.router(services, max_body, config.max_texts))
 
     @app.get("/stats", tags=["Status"])
@@ -60,37 +56,31 @@ def application(
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
-        return _response(request.scope, error)
+        return error_response(request.scope, error)
 
     @app.exception_handler(HTTPException)
     async def not_routed(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = _response(
-            request.scope, RequestError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-        )
+        reason = f"{request.method} {request.url.path}: {error.detail}"
+        fault = _FAULTS.get(error.status_code)
+        response = error_response(request.scope, RequestError(Outcome.REJECTED, reason, fault=fault))
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _response(request.scope, RequestError(400, "; ".join(str(item["msg"]) for item in error.errors())))
+        reason = "; ".join(str(item["msg"]) for item in error.errors())
+        return error_response(request.scope, RequestError(Outcome.REJECTED, reason))
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         reason = f"internal error: {type(error).__name__}; the log tells more"
-        return _response(request.scope, RequestError(500, reason))
+        return error_response(request.scope, RequestError(Outcome.FAILED, reason))
 
     if api_keys:
         app.add_middleware(_ApiKeys, keys=api_keys)
     return app
-
-
-def _response(scope: Scope, error: RequestError) -> Response:
-    """`error` in the shape of the protocol that the client of this request speaks."""
-    if speaks_openai(scope):
-        return error_response(error)
-    return JSONResponse({"error": error.reason}, error.status, error.headers)
 
 
 def _path(scope: Scope) -> str:
@@ -99,7 +89,7 @@ def _path(scope: Scope) -> str:
 
 
 class _ApiKeys:
-    """Answers 401 unless the request carries one of `keys`."""
+    """Refuses a request unless it carries one of `keys`."""
 
     def __init__(self, app: ASGIApp, keys: Collection[str]) -> None:
         self._app = app
@@ -107,7 +97,8 @@ class _ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and _path(scope) not in _OPEN_PATHS and not self._allowed(scope):
-            refusal = _response(scope, RequestError(401, "no valid API key; send one as 'Authorization: Bearer KEY'"))
+            reason = "no valid API key; send one as 'Authorization: Bearer KEY'"
+            refusal = error_response(scope, RequestError(Outcome.REJECTED, reason, fault=Fault.UNAUTHORIZED))
             refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)
         else:

@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pliant.deployments.http.openai_errors import OpenAIError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.errors import ModelError
 
 
@@ -42,17 +42,19 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text of `messages` up to where the assistant's answer begins.
 
-        Raises OpenAIError 400 with the template's own reason when the conversation does not suit it.
+        Raises RequestError with the template's own reason when the conversation does not suit it.
         """
         try:
             return self._template.render(
                 messages=messages, add_generation_prompt=True, tools=None, documents=None, **self._special_tokens
             )
         except TemplateError as error:
-            raise OpenAIError(400, f"messages: the model's chat template says: {error}", "messages") from None
+            raise RequestError(
+                Outcome.REJECTED, f"messages: the model's chat template says: {error}", param="messages"
+            ) from None
         except Exception as error:
             reason = f"messages: the model's chat template fails on them: {type(error).__name__}: {error}"
-            raise OpenAIError(400, reason, "messages") from error
+            raise RequestError(Outcome.REJECTED, reason, param="messages") from error
 
 
 class _GenerationTag(Extension):

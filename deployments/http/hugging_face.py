@@ -21,8 +21,8 @@ from pliant.deployments.http.body import LARGE, read_body
 from pliant.deployments.http.image_tensors import decoded
 from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters, explain, validated_json
 from pliant.deployments.http.validation import bounded, finder
-from pliant.deployments.serving.errors import RequestError
-from pliant.deployments.serving.services import IMAGE, TEXT, Services
+from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.services import Services
 from pliant.deployments.vision.endpoint import MANY_LABELS, VisionClassifier, VisionPrediction
 
 
@@ -51,7 +51,7 @@ class ImageClassificationRequest(BaseModel):
 def router(services: Services, max_body: int, most: int) -> APIRouter:
     """The route over `services`. `max_body` is in bytes, `most` texts or images are in a request."""
     api = APIRouter(tags=["Hugging Face"])
-    find = finder(services, *TEXT, IMAGE)
+    find = finder(services, "texts", "images")
     schemas = [TextClassificationRequest.model_json_schema(), ImageClassificationRequest.model_json_schema()]
     schema = {
         "requestBody": {
@@ -67,7 +67,7 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
     async def classify(request: Request, model: str) -> Response:
         service = await find(model)
         body = await read_body(request, max_body)
-        if service.kind == IMAGE:
+        if service.answers == "images":
             return await _classify_images(service.endpoint, body, request.query_params, most)
         classifier: TextClassifier = service.endpoint
         call = validated_json(TextClassificationRequest, body)
@@ -107,7 +107,7 @@ def _in_url(query: Mapping[str, str]) -> VisionParameters:
     try:
         return VisionParameters.model_validate_strings(dict(query))
     except ValidationError as error:
-        raise RequestError(400, f"in the URL: {explain(error, VisionParameters)}") from None
+        raise RequestError(Outcome.REJECTED, f"in the URL: {explain(error, VisionParameters)}") from None
 
 
 def _scored(prediction: Prediction, details: bool) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
-from pliant.errors import PliantError
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.models.vision_info import VisionInfo
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
@@ -45,12 +45,11 @@ _MILLION = 1_000_000
 Pixels = NDArray[np.uint8]
 
 
-class ImageError(PliantError):
-    """What was sent is no image that is served; `status` is HTTP's."""
+class ImageError(RequestError):
+    """What was sent is no image that is served."""
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
+    def __init__(self, reason: str, fault: Fault | None = None) -> None:
+        super().__init__(Outcome.REJECTED, reason, fault=fault)
 
 
 class ImageReader:
@@ -81,7 +80,7 @@ class ImageReader:
     def _opened(self, encoded: bytes) -> Iterator[tuple[ImageFile, int]]:
         """The image in a file, not decoded yet, and how many pixels that will take. Makes all errors an ImageError."""
         if not encoded:
-            raise ImageError(400, "the image is empty: it has no bytes")
+            raise ImageError("the image is empty: it has no bytes")
         try:
             with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
                 self._check_size(*opened.size)
@@ -92,12 +91,14 @@ class ImageReader:
             raise
         except UnidentifiedImageError:
             begins = encoded[:12].hex(" ")
-            raise ImageError(415, f"no image of {', '.join(FORMATS)}: its first bytes are {begins}") from None
+            raise ImageError(
+                f"no image of {', '.join(FORMATS)}: its first bytes are {begins}", Fault.MEDIA_TYPE
+            ) from None
         except Image.DecompressionBombError:
             raise self._too_large("hundreds of megapixels") from None
         except Exception as error:  # decoders raise whatever the broken file leads them to
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-            raise ImageError(400, f"the image cannot be decoded: {reason[:200]}") from None
+            raise ImageError(f"the image cannot be decoded: {reason[:200]}") from None
 
     def fits(self, pixels: NDArray[Any]) -> bool:
         """Whether `fit` would take `pixels` as they are."""
@@ -120,23 +121,25 @@ class ImageReader:
 
     def _check_size(self, width: int, height: int) -> None:
         if not width or not height:
-            raise ImageError(400, f"the image has {width} x {height} pixels; send one with some")
+            raise ImageError(f"the image has {width} x {height} pixels; send one with some")
         if width * height > self._most_pixels:
             raise self._too_large(f"{width} x {height} pixels")
         if max(width, height) > _MOST_ELONGATED * min(width, height):
             raise ImageError(
-                413, f"the image has {width} x {height} pixels; no side may be {_MOST_ELONGATED} times the other"
+                f"the image has {width} x {height} pixels; no side may be {_MOST_ELONGATED} times the other",
+                Fault.TOO_LARGE,
             )
 
     def _check_scans(self, scans: int, width: int, height: int) -> None:
         if scans * width * height > _MOST_SCANS * self._most_pixels:
             raise ImageError(
-                413, f"the JPEG has {scans} scans of {width} x {height} pixels; save it anew, not progressive"
+                f"the JPEG has {scans} scans of {width} x {height} pixels; save it anew, not progressive",
+                Fault.TOO_LARGE,
             )
 
     def _too_large(self, what: str) -> ImageError:
         allowed = f"{self._most_pixels / _MILLION:g} megapixels"
-        return ImageError(413, f"the image is too large: {what} for at most {allowed}; send it smaller")
+        return ImageError(f"the image is too large: {what} for at most {allowed}; send it smaller", Fault.TOO_LARGE)
 
     def _decoded(self, image: ImageFile) -> Pixels:
         image.load()
@@ -153,7 +156,7 @@ class ImageReader:
 
 def _as_bytes(pixels: NDArray[Any]) -> Pixels:
     if not np.isfinite(pixels).all() or pixels.min() < 0 or pixels.max() > 1:
-        raise ImageError(400, "an image of floats must have values from 0 to 1, not normalised; or send UINT8")
+        raise ImageError("an image of floats must have values from 0 to 1, not normalised; or send UINT8")
     whole: Pixels = np.rint(pixels * 255).astype(np.uint8)
     return whole
 
@@ -172,7 +175,7 @@ def _flat(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ImageError(415, f"the image has 32-bit pixels (mode {image.mode}); send 8 or 16 bits")
+        raise ImageError(f"the image has 32-bit pixels (mode {image.mode}); send 8 or 16 bits", Fault.MEDIA_TYPE)
     if not image.has_transparency_data:
         return image
     white = Image.new("RGBA", image.size, "white")

@@ -37,8 +37,8 @@ from pliant.deployments.http.tensors import (
     strings,
 )
 from pliant.deployments.http.validation import VERSION, bounded, finder, named
-from pliant.deployments.serving.errors import RequestError
-from pliant.deployments.serving.services import IMAGE, LANGUAGE_MODEL, TEXT, Services, not_ready
+from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.services import Answers, Services, not_ready
 from pliant.deployments.vision.endpoint import MANY_LABELS, Image, VisionClassifier
 
 _TEXT_OUTPUTS = {"label": "BYTES", "score": "FP32"}
@@ -49,7 +49,7 @@ _IMAGE_OUTPUTS = {**_TEXT_OUTPUTS, "gamma": "INT32", "fate": "BYTES"}
 def router(services: Services, max_body: int, most: int) -> APIRouter:
     """The protocol's routes over `services`. `max_body` is in bytes, `most` texts or images are in a request."""
     api = APIRouter(prefix="/v2", tags=["Open Inference Protocol v2"])
-    kinds = (*TEXT, IMAGE)
+    kinds: tuple[Answers, ...] = ("texts", "images")
     find = finder(services, *kinds)
 
     @api.get("/health/live")
@@ -69,12 +69,12 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
     @api.get("/models/{model}")
     async def metadata(model: str, version: str = VERSION) -> dict[str, Any]:
         service = await find(model, version)
-        return _image_metadata(service.endpoint) if service.kind == IMAGE else _text_metadata(service.endpoint)
+        return _image_metadata(service.endpoint) if service.answers == "images" else _text_metadata(service.endpoint)
 
     @api.get("/models/{model}/versions/{version}/ready")
     @api.get("/models/{model}/ready")
     async def model_ready(model: str, version: str = VERSION) -> Response:
-        if not (service := named(services, (*kinds, LANGUAGE_MODEL), model, version)).ready:
+        if not (service := named(services, (*kinds, "prompts"), model, version)).ready:
             raise not_ready(service)
         return JSONResponse({"name": model, "ready": True})
 
@@ -91,7 +91,7 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
         service = await find(model, version)
         body = await read_body(request, max_body)
         header = request.headers.get(HEADER_LENGTH)
-        if service.kind == IMAGE:
+        if service.answers == "images":
             return await _classify_images(service.endpoint, body, header, most)
         return await _classify_texts(service.endpoint, body, header, most)
 
@@ -173,14 +173,14 @@ def _outputs(types: Mapping[str, str]) -> list[dict[str, Any]]:
 def _texts(call: InferRequest, tail: bytes, most: int) -> list[str]:
     tensor = only_input(call, "text")
     if tensor.datatype != "BYTES":
-        raise RequestError(400, f"inputs.0.datatype: got {tensor.datatype!r}; allowed: BYTES")
+        raise RequestError(Outcome.REJECTED, f"inputs.0.datatype: got {tensor.datatype!r}; allowed: BYTES")
     check_column(tensor.shape)
     if is_binary(tensor, tail):
         texts = [_utf8(element) for element in elements(tail)]
     else:
         texts = list(strings(tensor.data or []))
     if len(texts) != math.prod(tensor.shape):
-        raise RequestError(400, f"inputs.0.shape: got {tensor.shape} for {len(texts)} texts")
+        raise RequestError(Outcome.REJECTED, f"inputs.0.shape: got {tensor.shape} for {len(texts)} texts")
     return bounded(texts, most, "text")
 
 
@@ -188,4 +188,4 @@ def _utf8(element: bytes) -> str:
     try:
         return element.decode()
     except UnicodeDecodeError as error:
-        raise RequestError(400, f"inputs.0: a text is not UTF-8: {error}") from None
+        raise RequestError(Outcome.REJECTED, f"inputs.0: a text is not UTF-8: {error}") from None

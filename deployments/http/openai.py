@@ -19,7 +19,6 @@ from fastapi.responses import JSONResponse
 
 from pliant.deployments.http.body import read_body
 from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Json, Shape, usage
-from pliant.deployments.http.openai_errors import OpenAIError
 from pliant.deployments.http.openai_schemas import (
     ChatRequest,
     CompletionRequest,
@@ -30,6 +29,7 @@ from pliant.deployments.http.openai_schemas import (
 from pliant.deployments.http.openai_stream import EventStream, begun, interleaved
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.deployments.llm.served_models import ServedModel, ServedModels
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.sampling import Sampling
 
 _MOST_ANSWERS = 64
@@ -75,7 +75,9 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
 
 def _bound(answers: int) -> None:
     if answers > _MOST_ANSWERS:
-        raise OpenAIError(400, f"n: {answers} answers in one request; at most {_MOST_ANSWERS} are allowed", "n")
+        raise RequestError(
+            Outcome.REJECTED, f"n: {answers} answers in one request; at most {_MOST_ANSWERS} are allowed", param="n"
+        )
 
 
 def _generations(

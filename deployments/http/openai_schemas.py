@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from pliant.deployments.http.openai_errors import OpenAIError
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.sampling import MOST_LOGPROBS
 
 M = TypeVar("M", bound=BaseModel)
@@ -88,7 +88,9 @@ class GenerationRequest(_Body):
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> GenerationRequest:
         if self.stream_options and not self.stream:
-            raise OpenAIError(400, "stream_options: only allowed with stream: true", "stream_options")
+            raise RequestError(
+                Outcome.REJECTED, "stream_options: only allowed with stream: true", param="stream_options"
+            )
         return self
 
     @property
@@ -119,9 +121,13 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _possible(self) -> CompletionRequest:
         if self.best_of not in (None, self.choices):
-            raise OpenAIError(400, f"best_of: got {self.best_of}; only n, {self.choices}, is supported", "best_of")
+            raise RequestError(
+                Outcome.REJECTED, f"best_of: got {self.best_of}; only n, {self.choices}, is supported", param="best_of"
+            )
         if self.echo and self.logprobs is not None:
-            raise OpenAIError(400, "echo: not supported together with logprobs; leave one of them out", "echo")
+            raise RequestError(
+                Outcome.REJECTED, "echo: not supported together with logprobs; leave one of them out", param="echo"
+            )
         return self
 
     @property
@@ -181,12 +187,12 @@ class ChatRequest(GenerationRequest):
     @model_validator(mode="after")
     def _possible(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            raise OpenAIError(400, "top_logprobs: only allowed with logprobs: true", "top_logprobs")
+            raise RequestError(Outcome.REJECTED, "top_logprobs: only allowed with logprobs: true", param="top_logprobs")
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             reason = (
                 f"max_tokens: got {self.max_tokens}, and max_completion_tokens {self.max_completion_tokens}; send one"
             )
-            raise OpenAIError(400, reason, "max_tokens")
+            raise RequestError(Outcome.REJECTED, reason, param="max_tokens")
         return self
 
     @property
@@ -230,7 +236,7 @@ def body_schema(body: type[BaseModel]) -> dict[str, Any]:
 
 
 def parsed(model: type[M], body: bytes) -> M:
-    """The JSON `body` as a `model`. Raises OpenAIError 400 that names the parameter that is wrong."""
+    """The JSON `body` as a `model`. Raises RequestError that names the parameter that is wrong."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -238,20 +244,26 @@ def parsed(model: type[M], body: bytes) -> M:
         raise _refusal(problem, model) from None
 
 
-def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> OpenAIError:
+def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> RequestError:
     if not problem["loc"]:
-        return OpenAIError(400, f"body: {problem['msg']}")
+        return RequestError(Outcome.REJECTED, f"body: {problem['msg']}")
     extra = problem["type"] == "extra_forbidden"
     # Pydantic puts the type that was tried beside the fields.
     loc = [part for part in problem["loc"] if extra or isinstance(part, int) or part in _FIELDS]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
     if extra:
         allowed = f"; known: {', '.join(model.model_fields)}" if len(loc) == 1 else ""
-        return OpenAIError(400, f"{param}: unknown parameter{allowed}", param, "unknown_parameter")
+        return RequestError(
+            Outcome.REJECTED, f"{param}: unknown parameter{allowed}", fault=Fault.UNKNOWN_PARAMETER, param=param
+        )
     if problem["type"] == "missing":
-        return OpenAIError(400, f"{param}: missing; it must be given", param, "missing_required_parameter")
+        return RequestError(
+            Outcome.REJECTED, f"{param}: missing; it must be given", fault=Fault.MISSING_PARAMETER, param=param
+        )
     if param.startswith("prompt"):
         param, loc = "prompt", loc[:1]
     given = repr(problem["input"])
     wanted = _WANTED.get(str(loc[-1]), problem["msg"].removeprefix("Value error, "))
-    return OpenAIError(400, f"{param}: got {given if len(given) <= 60 else given[:57] + '...'}; {wanted}", param)
+    return RequestError(
+        Outcome.REJECTED, f"{param}: got {given if len(given) <= 60 else given[:57] + '...'}; {wanted}", param=param
+    )

@@ -13,15 +13,15 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
 from pliant.deployments.http.openai_answers import Json, Shape
-from pliant.deployments.http.openai_errors import error_body
+from pliant.deployments.http.statuses import openai_body
 from pliant.deployments.llm.request import Piece
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 
 logger = logging.getLogger("pliant")
 
 _MOST_UNREAD = 16
 """Pieces of several answers that may wait for the client."""
-_INTERNAL = RequestError(500, "internal error; the server's log tells more")
+_INTERNAL = RequestError(Outcome.FAILED, "internal error; the server's log tells more")
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies on the way shall neither keep nor hold back what passes."""
 _DONE = b"data: [DONE]\n\n"
@@ -122,10 +122,10 @@ class EventStream(StreamingResponse):
                 if piece.text or piece.finish or piece.logprobs:
                     yield _event(self._envelope([self._shape.part(index, piece)]))
         except RequestError as error:
-            yield _event(error_body(error))
+            yield _event(openai_body(error))
         except Exception:
             logger.exception("an answer was cut off")
-            yield _event(error_body(_INTERNAL))
+            yield _event(openai_body(_INTERNAL))
         else:
             if self._usage:
                 yield _event({**self._envelope([]), "usage": self._usage(tokens)})

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -46,19 +46,19 @@ class VisionParameters(BaseModel):
 
 
 def validated(model: type[M], content: Any) -> M:
-    """`content` as a `model`. Raises RequestError 400 that names each wrong key, what was given and what is allowed."""
+    """`content` as a `model`. Raises RequestError that names each wrong key, what was given and what is allowed."""
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise RequestError(400, explain(error, model)) from None
+        raise RequestError(Outcome.REJECTED, explain(error, model)) from None
 
 
 def validated_json(model: type[M], body: bytes) -> M:
-    """The JSON `body` as a `model`. Raises RequestError 400."""
+    """The JSON `body` as a `model`. Raises RequestError."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise RequestError(400, explain(error, model)) from None
+        raise RequestError(Outcome.REJECTED, explain(error, model)) from None
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from pliant.deployments.http.validation import VERSION
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _PACKED = {"FP32": "<f4", "INT32": "<i4"}
@@ -55,73 +55,77 @@ class OutputTensor(NamedTuple):
 
 
 def split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
-    """The JSON part of a request's body and what follows it, according to the header. Raises RequestError 400."""
+    """The JSON part of a request's body and what follows it, according to the header. Raises RequestError."""
     if header_length is None:
         return body, b""
     if not header_length.isdecimal() or len(header_length) > 10 or int(header_length) > len(body):
-        raise RequestError(400, f"{HEADER_LENGTH}: got {header_length[:60]!r}; the body has {len(body)} bytes")
+        raise RequestError(
+            Outcome.REJECTED, f"{HEADER_LENGTH}: got {header_length[:60]!r}; the body has {len(body)} bytes"
+        )
     return body[: int(header_length)], body[int(header_length) :]
 
 
 def only_input(call: InferRequest, name: str) -> InputTensor:
-    """The one tensor that there is, and that is called so. Raises RequestError 400."""
+    """The one tensor that there is, and that is called so. Raises RequestError."""
     if len(call.inputs) != 1 or call.inputs[0].name != name:
         given = ", ".join(tensor.name for tensor in call.inputs) or "none"
-        raise RequestError(400, f"inputs: got {given}; exactly one is allowed, named {name}")
+        raise RequestError(Outcome.REJECTED, f"inputs: got {given}; exactly one is allowed, named {name}")
     return call.inputs[0]
 
 
 def is_binary(tensor: InputTensor, tail: bytes) -> bool:
-    """Whether the data of the only tensor are the `tail`, instead of in the JSON. Raises RequestError 400."""
+    """Whether the data of the only tensor are the `tail`, instead of in the JSON. Raises RequestError."""
     size = tensor.parameters.get("binary_data_size")
     if size is None and not tail:
         return False
     if not isinstance(size, int) or isinstance(size, bool) or size != len(tail):
         raise RequestError(
-            400, f"inputs.0.parameters.binary_data_size: got {size!r}; {len(tail)} bytes follow the JSON"
+            Outcome.REJECTED, f"inputs.0.parameters.binary_data_size: got {size!r}; {len(tail)} bytes follow the JSON"
         )
     return True
 
 
 def check_column(shape: Sequence[int]) -> None:
-    """Raise RequestError 400 unless `shape` is that of n elements."""
+    """Raise RequestError unless `shape` is that of n elements."""
     if not shape or min(shape) < 0 or len(shape) > 2 or shape[1:] not in ([], [1]):
-        raise RequestError(400, f"inputs.0.shape: got {shape}; allowed: [n] or [n, 1]")
+        raise RequestError(Outcome.REJECTED, f"inputs.0.shape: got {shape}; allowed: [n] or [n, 1]")
 
 
 def strings(data: Sequence[Any]) -> Iterator[str]:
-    """The elements of a BYTES tensor in JSON, [n] or [n, 1]. Raises RequestError 400."""
+    """The elements of a BYTES tensor in JSON, [n] or [n, 1]. Raises RequestError."""
     for item in data:
         if isinstance(item, list) and len(item) == 1:
             item = item[0]
         if not isinstance(item, str):
-            raise RequestError(400, f"inputs.0.data: got {str(item)[:60]!r}; allowed: strings")
+            raise RequestError(Outcome.REJECTED, f"inputs.0.data: got {str(item)[:60]!r}; allowed: strings")
         yield item
 
 
 def elements(tail: bytes) -> Iterator[bytes]:
-    """The elements of a binary BYTES tensor. Raises RequestError 400."""
+    """The elements of a binary BYTES tensor. Raises RequestError."""
     at = 0
     while at < len(tail):
         if at + 4 > len(tail) or at + 4 + (length := struct.unpack_from("<I", tail, at)[0]) > len(tail):
-            raise RequestError(400, "inputs.0: the binary tensor ends within an element")
+            raise RequestError(Outcome.REJECTED, "inputs.0: the binary tensor ends within an element")
         yield tail[at + 4 : at + 4 + length]
         at += 4 + length
 
 
 def requested(call: InferRequest, outputs: Mapping[str, str]) -> dict[str, bool]:
-    """Which of `outputs`, datatypes by name, to answer with, and whether each in binary. Raises RequestError 400."""
+    """Which of `outputs`, datatypes by name, to answer with, and whether each in binary. Raises RequestError."""
     default = call.parameters.get("binary_data_output", False)
     if not isinstance(default, bool):
-        raise RequestError(400, f"parameters.binary_data_output: got {default!r}; allowed: true or false")
+        raise RequestError(Outcome.REJECTED, f"parameters.binary_data_output: got {default!r}; allowed: true or false")
     if not call.outputs:
         return dict.fromkeys(outputs, default)
     found = {}
     for output in call.outputs:
         if output.name not in outputs:
-            raise RequestError(400, f"outputs: got {output.name!r}; allowed: {', '.join(outputs)}")
+            raise RequestError(Outcome.REJECTED, f"outputs: got {output.name!r}; allowed: {', '.join(outputs)}")
         if "classification" in output.parameters:
-            raise RequestError(400, f"outputs.{output.name}: the classification extension is not there; use top_k")
+            raise RequestError(
+                Outcome.REJECTED, f"outputs.{output.name}: the classification extension is not there; use top_k"
+            )
         found[output.name] = bool(output.parameters.get("binary_data", default))
     return found
 

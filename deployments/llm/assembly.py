@@ -6,7 +6,7 @@ import logging
 
 from tokenizers import Tokenizer
 
-from pliant.config.cluster import AdaptersConfig, LlmConfig
+from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadError, PeftFolders
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.engine import Engine

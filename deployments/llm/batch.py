@@ -1,8 +1,9 @@
-"""The answers that have an executor's slots, and the numbers that an iteration needs (Flover's inference map, §V-C)."""
+"""The answers that have an executor's slots, and the iterations that compute them (Flover's inference map, §V-C)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from pliant.deployments.llm.adapters import key
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.executor import Slots
-from pliant.kernels.decoder.decode_step import Prefill, Step
+from pliant.kernels.decoder.decode_step import Launched, Prefill, Step
 from pliant.policies.llm.decode_slots import SlotError, SlotMap
 
 
@@ -28,6 +29,37 @@ class Served(NamedTuple):
 
     def has(self, answer: Answer) -> bool:
         return answer in self.rows or answer in self.prompts
+
+
+class Flight(NamedTuple):
+    """An iteration under way."""
+
+    launched: Launched
+    at: float
+    """When it was launched, in seconds."""
+    prompt_tokens: int
+    served: Served
+    leaving: list[Answer]
+    """Those who give back their memory when it is over."""
+
+
+class Flights(deque[Flight]):
+    """The iterations that are under way, oldest first."""
+
+    def last_for(self, answer: Answer) -> Flight | None:
+        """The last that computes anything for `answer`."""
+        return next((flight for flight in reversed(self) if flight.served.has(answer)), None)
+
+    def drop(self, answers: Collection[Answer]) -> None:
+        """What is computed for these means nothing any more."""
+        for served in (flight.served for flight in self):
+            for computed in (served.firsts, served.rows):
+                computed[:] = [None if answer in answers else answer for answer in computed]
+
+    def tokens(self) -> list[Answer]:
+        """For each token that is being computed, whose it will be."""
+        served = (flight.served for flight in self)
+        return [answer for one in served for answer in (*one.firsts, *one.rows) if answer]
 
 
 class Batch:

@@ -29,20 +29,18 @@ from pliant.deployments.llm.adapter_loader import AdapterLoader
 from pliant.deployments.llm.adapters import Adapters
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.answer import TooLongError as TooLongError
-from pliant.deployments.llm.batch import Batch
+from pliant.deployments.llm.batch import Batch, Flight, Flights
 from pliant.deployments.llm.detokenizer import TokenBytes
 from pliant.deployments.llm.executor import Executor
-from pliant.deployments.llm.flights import Flight, Flights
 from pliant.deployments.llm.report import LlmReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece
-from pliant.deployments.llm.speeds import Speeds
 from pliant.deployments.llm.waiting_room import AnswerJob, AnswerScheduler, WaitingRoom, in_order
 from pliant.formats.adapter_info import AdapterRef
 from pliant.kernels.decoder.decode_step import RowLogprobs, Step
 from pliant.policies.llm.decode_admission import Load
 from pliant.policies.llm.decode_slots import SlotError
 from pliant.policies.llm.output_length import LengthPredictor, OutputLengths
-from pliant.policies.llm.prefill_chunks import chunks
+from pliant.policies.llm.prefill_chunks import Speeds, chunks
 from pliant.sampling import Sampling
 
 _REHEARSED = 16

@@ -21,6 +21,8 @@ from pliant.policies.llm.decode_admission import QueueFullError
 
 _RETRY_S = 1.0
 _JOIN_S = 5.0
+_SIGN_S = 2.0
+"""Between signs of life."""
 
 
 class StandstillError(Exception):
@@ -61,8 +63,9 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
-        """The pieces of one answer as they come; the last says how it finished.
+    async def generate(self, generation: Generation) -> AsyncGenerator[Piece | None, None]:
+        """The pieces of one answer as they come; the last says how it finished. None is a sign of life: there is
+        nothing new for some seconds, but the engine steps.
 
         Raises what `Engine.add` does, LateError and AdapterLoadError while it waits, BrokenError when the executor
         fails, and StandstillError. Closing or cancelling it before its end frees its slot for the next step.
@@ -76,28 +79,37 @@ class EngineLoop:
         inbox = self._inboxes[key] = _Inbox()
         self._command(generation._replace(id=key))
         finished = False
+        until = time.monotonic() + self._wait_s
         try:
             while not finished:
-                await self._arrival(inbox)
+                if not await self._arrival(inbox, until):
+                    yield None
+                    continue
                 if not inbox.pieces and inbox.error:
                     raise inbox.error
                 piece, inbox.pieces = merged(inbox.pieces), []
                 finished = piece.finish is not None
                 yield piece
+                until = time.monotonic() + self._wait_s
         finally:
             del self._inboxes[key]
             if not (finished or inbox.error):
                 self._command(key)
 
-    async def _arrival(self, inbox: _Inbox) -> None:
-        if inbox.pieces or inbox.error:
-            return
-        inbox.arrived.clear()
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await inbox.arrived.wait()
-        except TimeoutError:
-            raise StandstillError(f"nothing was computed for this request in {self._wait_s:g} s") from None
+    async def _arrival(self, inbox: _Inbox, until: float) -> bool:
+        """Whether something came; if not, the engine steps all the same. Raises StandstillError at `until`."""
+        while not (inbox.pieces or inbox.error):
+            inbox.arrived.clear()
+            try:
+                async with asyncio.timeout(min(_SIGN_S, until - time.monotonic())):
+                    await inbox.arrived.wait()
+            except TimeoutError:
+                if time.monotonic() >= until:
+                    reason = f"nothing was computed for this request in {self._wait_s:g} s"
+                    raise StandstillError(reason) from None
+                if self.stepping_s() < _SIGN_S:
+                    return False
+        return True
 
     def report(self) -> LlmReport:
         return self._engine.report()

@@ -1,39 +1,26 @@
-"""What gateways and replicas of a language model tell each other, beside the pieces of answers."""
+"""What replicas of a language model say of themselves, and what the planner says of adapters."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypedDict
+from typing import NamedTuple
 
 from pliant.deployments.llm.report import AdapterReport, ClassReport, PredictorReport
-from pliant.deployments.llm.request import Generation
+from pliant.deployments.serving.parcels import Report
+from pliant.formats.adapter_info import AdapterRef
 
 
-class Ticket(NamedTuple):
-    """A generation on its way to the replica that the gateway chose for it."""
+class Registered(NamedTuple):
+    """A LoRA adapter that clients may name as a model."""
 
-    replica: str
-    gateway: str
-    generation: Generation
-
-    @property
-    def live_tokens(self) -> int:
-        """What the request may come to hold in the replica."""
-        return len(self.generation.prompt) + self.generation.max_tokens
+    service: str
+    """The language model that it adapts."""
+    adapter: AdapterRef
+    created: int
+    """When it was registered, in Unix seconds."""
 
 
-class Refusal(NamedTuple):
-    """The replica does not take the request, or not any more."""
-
-    reason: str
-    retry_after_s: float | None
-    """None: to send it again will not help."""
-    kind: Literal["busy", "too_long", "adapter", "adapter_too_large"] = "busy"
-    """Its queue is full, or the first token would come too late; it does not fit; its adapter cannot be had, or would
-    never fit into the replica's memory."""
-
-
-class ReplicaReport(TypedDict):
-    """What a replica says of itself about once a second."""
+class ReplicaReport(Report):
+    """What a replica says of itself about once a second; it holds live tokens: prompts, and the longest answers."""
 
     max_length: int
     """Tokens that a slot has: a prompt and its answer together."""
@@ -42,9 +29,6 @@ class ReplicaReport(TypedDict):
     """Requests that have a slot."""
     waiting: int
     """Requests that wait for one."""
-    live_tokens: dict[str, int]
-    """By gateway: what its requests here may come to hold, waiting ones included."""
-    served: int
     tokens_per_s: float
     """Of answers, in a second of computing, of late."""
     step_ms: float

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pliant.deployments.serving.metric_table import Described, Table
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from pliant.deployments.serving.metric_table import Described, Rows, Table, families, family, replicas_of
 
 REPLICA: Table = {
     "live": Described(False, "pliant_llm_requests_running", "Requests that have a slot."),
@@ -38,3 +43,32 @@ CLASSES: Table = {
 }
 RESIDENT = Described(False, "pliant_adapters_resident", "Adapters that are in memory.")
 EVICTIONS = Described(True, "pliant_adapter_cache_evictions", "Adapters that left the memory, by why.")
+
+
+def of_replica(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What `REPLICA` names, of a report."""
+    return {**report, "live_tokens": sum(report["held"].values())}
+
+
+def llm_metrics(services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    """What "/stats" says of language models and adapters, for Prometheus."""
+    replicas = replicas_of(services)
+    yield from families(REPLICA, [(labels, of_replica(report)) for labels, report in replicas])
+    yield from families(PREDICTOR, [(labels, report["predictor"]) for labels, report in replicas])
+    adapters = [(labels, report["adapters"]) for labels, report in replicas]
+    yield from families(ADAPTERS, adapters)
+    resident, evictions = family(RESIDENT), family(EVICTIONS, "reason")
+    for labels, report in adapters:
+        resident.add_metric(labels, len(report["resident"]))
+        for reason, count in report["evictions"].items():
+            evictions.add_metric((*labels, reason), count)
+    yield resident
+    yield evictions
+    classes: Rows = [
+        ((*labels, str(index)), one) for labels, report in replicas for index, one in enumerate(report["classes"])
+    ]
+    yield from families(CLASSES, classes, "class")
+    registered = GaugeMetricFamily("pliant_adapters_registered", "Adapters that clients may name.", labels=("service",))
+    for service, view in services.items():
+        registered.add_metric((service,), view["adapters"])
+    yield registered

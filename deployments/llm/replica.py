@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
 
-from pliant.config.cluster import LlmConfig
+from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
 from pliant.deployments.llm.engine import BrokenError, Engine
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
-from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
-from pliant.deployments.llm.request import Piece
-from pliant.deployments.serving.metrics import LlmReplicaMetrics
+from pliant.deployments.llm.messages import ReplicaReport
+from pliant.deployments.llm.metrics import LlmReplicaMetrics
+from pliant.deployments.llm.request import Generation, Piece
+from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
+from pliant.deployments.serving.replica import Held
 from pliant.deployments.startup import Startup
 from pliant.errors import ModelError
 from pliant.models import sources
@@ -25,13 +27,12 @@ logger = logging.getLogger("pliant")
 
 
 class LlmReplica:
-    """Answers tickets. When Serve stops the replica, it first waits for those under way."""
+    """Answers parcels of one generation each. When Serve stops the replica, it first waits for those under way."""
 
     async def __init__(self, service: str, config: LlmConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         self._service = service
         self._metrics = LlmReplicaMetrics(service)
-        self._held: Counter[str] = Counter()
-        """Live tokens by gateway."""
+        self._held = Held()
         self._hangs_after_s = config.timeout_s / 2
         """What is left of an answer's time is another replica's."""
         async with Startup(service) as startup:
@@ -44,31 +45,25 @@ class LlmReplica:
         report = self._loop.report()
         logger.info("%s: starts with %d slots of %d tokens", service, report["slots"], report["max_length"])
 
-    async def generate(self, ticket: Ticket) -> AsyncGenerator[Piece | Refusal, None]:
-        """The pieces of an answer, or a refusal.
-
-        Pieces that end before one of them says how the answer finished mean that this replica cannot go on with it,
-        and another had better.
-        """
-        self._held[ticket.gateway] += ticket.live_tokens
-        try:
-            async with aclosing(self._loop.generate(ticket.generation)) as pieces:
-                async for piece in pieces:
-                    yield piece
-        except BusyError as error:
-            yield Refusal(error.reason, error.retry_after_s)
-        except AdapterTooLargeError as error:
-            yield Refusal(str(error), None, "adapter_too_large")
-        except AdapterLoadError as error:
-            yield Refusal(str(error), None, "adapter")
-        except ValueError as error:
-            yield Refusal(str(error), None, "too_long")
-        except (BrokenError, StandstillError) as error:
-            logger.error("%s: %s: %s", self._service, ticket.generation.id, error)
-        finally:
-            self._held[ticket.gateway] -= ticket.live_tokens
-            if not self._held[ticket.gateway]:
-                del self._held[ticket.gateway]
+    async def generate(self, parcel: Parcel[Generation]) -> AsyncGenerator[Piece | Alive | Refusal, None]:
+        """The pieces of an answer, or a refusal."""
+        [generation] = parcel.queries
+        with self._held.of(parcel.gateway, len(generation.prompt) + generation.max_tokens):
+            try:
+                async with aclosing(self._loop.generate(generation)) as pieces:
+                    async for piece in pieces:
+                        yield piece or Alive()
+            except BusyError as error:
+                yield Refusal("busy", error.reason, error.retry_after_s)
+            except AdapterTooLargeError as error:
+                yield Refusal("unable", str(error), outcome=Outcome.REJECTED, fault=Fault.ADAPTER_TOO_LARGE)
+            except AdapterLoadError as error:
+                yield Refusal("unable", str(error), fault=Fault.ADAPTER_NOT_LOADABLE)
+            except ValueError as error:
+                yield Refusal("final", str(error), outcome=Outcome.REJECTED, fault=Fault.CONTEXT_LENGTH)
+            except (BrokenError, StandstillError) as error:
+                logger.error("%s: %s: %s", self._service, generation.id, error)
+                yield Refusal("failed", str(error))
 
     async def check_health(self) -> None:
         """Serve replaces a replica whose engine is broken, or computes one step or loads one adapter without end."""
@@ -91,11 +86,12 @@ class LlmReplica:
     def _report(self) -> ReplicaReport:
         report = self._loop.report()
         return ReplicaReport(
+            version=0,
+            held=self._held.amounts(),
             max_length=report["max_length"],
             slots=report["slots"],
             live=report["live"],
             waiting=report["waiting"],
-            live_tokens=dict(self._held),
             served=report["served"],
             tokens_per_s=report["tokens_per_s"],
             step_ms=report["step_ms"],

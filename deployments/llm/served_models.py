@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from pliant.deployments.http.openai_errors import OpenAIError
+from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.endpoint import LanguageModel
-from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
-from pliant.deployments.serving.messages import Registered
-from pliant.deployments.serving.services import LANGUAGE_MODEL, Services
+from pliant.deployments.llm.messages import Registered
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
+from pliant.deployments.serving.services import Services
 
 _NAMED = 20
 """Adapters that an error lists."""
@@ -73,19 +73,19 @@ class ServedModels:
         return self._listed[1]
 
     async def find(self, name: str) -> ServedModel:
-        """What is called so. Raises OpenAIError 404, or RequestError 503 while it cannot be said, or answer yet."""
+        """What is called so. Raises RequestError if nothing is, or it cannot be said, or answer yet."""
         entry = None
-        service = self._services.find(name, LANGUAGE_MODEL)
+        service = self._services.find(name, "prompts")
         if service is None and self._adapters and (entry := await self._adapters.find(name)):
-            service = self._services.find(entry.service, LANGUAGE_MODEL)
+            service = self._services.find(entry.service, "prompts")
         if service is None:
             reason = f"model: there is no {name[:200]!r}; there are: {self._names()}"
-            raise OpenAIError(404, reason, "model", "model_not_found")
+            raise RequestError(Outcome.REJECTED, reason, fault=Fault.MODEL_NOT_FOUND, param="model")
         return ServedModel(await self._services.begun(service), entry)
 
     @property
     def _models(self) -> dict[str, LanguageModel]:
-        return self._services.endpoints(LANGUAGE_MODEL)
+        return self._services.endpoints("prompts")
 
     def _names(self) -> str:
         names = [served.name for served in islice(self, len(self._models) + _NAMED + 1)]

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.report import ClassReport
-from pliant.deployments.llm.speeds import Speeds
 from pliant.formats.adapter_info import AdapterRef
 from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.decode_admission import DecodeAdmission, LateError, Load, Waiting
 from pliant.policies.llm.jobs import Decisions, Job, SchedulerError
 from pliant.policies.llm.output_length import LengthPredictor
+from pliant.policies.llm.prefill_chunks import Speeds
 from pliant.policies.llm.queue_order import Fifo
 from pliant.policies.llm.request_scheduler import Scheduler
 

@@ -19,11 +19,11 @@ from contextlib import aclosing
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pliant.deployments.serving.courier import Courier
-from pliant.deployments.serving.errand import Errand, Recorder, Retry
+from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
-from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.outcome import Outcome, Recorder, RequestError, Retry
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
-from pliant.deployments.serving.table import NoReplicaError, ReplicaTable
+from pliant.deployments.serving.table import Choice, NoReplicaError, NoTimeError, ReplicaTable
 
 _RETRY_S = 0.05
 _MOST_FAILED = 3
@@ -48,11 +48,10 @@ Query = TypeVar("Query")
 Item = TypeVar("Item")
 
 
-class Attempt(NamedTuple, Generic[Want, Query]):
+class Attempt(NamedTuple, Generic[Query]):
     """A replica that was chosen for an errand, where it counts until it is over."""
 
-    replica: str
-    want: Want
+    choice: Choice
     query: Query
     patience_s: float
     """After so long without a reply another one had better be asked."""
@@ -98,11 +97,11 @@ class Caller(Generic[Want, Query, Item]):
                     if isinstance(reply, (ReplicaLeftError, NotDeployedError)):
                         course.unsent()
                     elif isinstance(reply, Exception):
-                        course.failed(attempt.replica, "lost", str(reply) or "it died")
+                        course.failed(attempt.choice.replica, "lost", str(reply) or "it died")
                     elif isinstance(reply, Refusal):
-                        await course.heed(attempt.replica, reply)
+                        await course.heed(attempt.choice.replica, reply)
                     else:
-                        self._table.answered(attempt.replica)
+                        self._table.answered(attempt.choice.replica)
                         return reply, course.late
         finally:
             asked.leave()
@@ -136,32 +135,30 @@ class Caller(Generic[Want, Query, Item]):
                         last = errand.take(item)
                         yield item
                         if last:
-                            self._table.answered(attempt.replica)
+                            self._table.answered(attempt.choice.replica)
                             return
                         course.got_on()  # only now: a client that reads slowly is no standstill
         finally:
             course.leave()
 
-    async def _pieces(
-        self, course: _Course[Want, Query, Item], attempt: Attempt[Want, Query]
-    ) -> AsyncGenerator[Item, None]:
+    async def _pieces(self, course: _Course[Want, Query, Item], attempt: Attempt[Query]) -> AsyncGenerator[Item, None]:
         """What one replica says to the errand, up to where another one is to go on; raises RequestError if none is."""
         assert self._streams
-        parcel = Parcel(attempt.replica, self._table.gateway, (attempt.query,))
+        parcel = Parcel(attempt.choice.replica, self._table.gateway, (attempt.query,))
         try:
             async with aclosing(self._streams(parcel)) as items:
-                while (item := await self._next(items, course, attempt.replica)) is not None:
+                while (item := await self._next(items, course, attempt.choice.replica)) is not None:
                     if isinstance(item, Refusal):
-                        await course.heed(attempt.replica, item)
+                        await course.heed(attempt.choice.replica, item)
                         return
                     if not isinstance(item, Alive):
                         yield item
         except (ReplicaLeftError, NotDeployedError):
             course.unsent()
         except (ReplicaLostError, StopAsyncIteration) as error:
-            course.failed(attempt.replica, "lost", str(error) or "it died")
+            course.failed(attempt.choice.replica, "lost", str(error) or "it died")
         finally:
-            self._table.done(attempt.replica, attempt.want)
+            self._table.done(attempt.choice)
 
     async def _next(
         self,
@@ -202,7 +199,7 @@ class _Course(Generic[Want, Query, Item]):
         """Whether the client has a part of the answer."""
         self._why: Retry | None = None
         """Why another replica is to be asked, if so: it is counted once one is."""
-        self._next: Attempt[Want, Query] | None = None
+        self._next: Attempt[Query] | None = None
         """With whom to go on, if that is known."""
         self._failed = 0
         """Replicas that failed it since it last got on."""
@@ -224,7 +221,7 @@ class _Course(Generic[Want, Query, Item]):
         self._failed = 0
         self._refusals.clear()
 
-    async def choose(self) -> Attempt[Want, Query]:
+    async def choose(self) -> Attempt[Query]:
         """A replica that has neither failed nor refused it lately; waits for one if that makes sense."""
         attempt, self._next = self._next, None
         while not (attempt := attempt or self._choose_now()):
@@ -246,7 +243,7 @@ class _Course(Generic[Want, Query, Item]):
             self._why = None
         return attempt
 
-    def another(self, replicas: Collection[str]) -> Attempt[Want, Query] | None:
+    def another(self, replicas: Collection[str]) -> Attempt[Query] | None:
         """One more than `replicas`, which were asked and stall, if there is one; it may have failed before."""
         self._avoid.update(replicas)
         try:
@@ -286,7 +283,7 @@ class _Course(Generic[Want, Query, Item]):
     def leave(self) -> None:
         """Nobody waits for an answer any more."""
         if self._next:
-            self._table.done(self._next.replica, self._next.want)
+            self._table.done(self._next.choice)
 
     async def heed(self, replica: str, refusal: Refusal) -> None:
         """Another replica is to be asked; raises RequestError if none needs to be."""
@@ -295,7 +292,7 @@ class _Course(Generic[Want, Query, Item]):
         if refusal.cause == "failed":
             self.failed(replica, "lost", refusal.reason)
         elif refusal.cause == "final":
-            raise RequestError(refusal.outcome, refusal.reason, refusal.retry_after_s, refusal.fault)
+            raise self.errand.explained(refusal)
         elif refusal.cause == "moved":
             self._why = "moved"
         elif refusal.cause == "unable" and await self._renewed(refusal):
@@ -313,26 +310,28 @@ class _Course(Generic[Want, Query, Item]):
         except TimeoutError:
             raise self.errand.unanswered() from None
 
-    def _choose_now(self) -> Attempt[Want, Query] | None:
+    def _choose_now(self) -> Attempt[Query] | None:
         """None also when enough have failed it, or refused it."""
         if self._failed >= _MOST_FAILED or (len(self._refusals) >= _MOST_REFUSED and not self._begun):
             return None
         want, query = self.errand.want(self.late), self.errand.query(self.late)
         try:
-            replica, predicted_s = self._table.choose(want, self._avoid)
+            choice = self._table.choose(want, self._avoid)
         except NoReplicaError:
             return None
-        self._avoid.add(replica)
-        if predicted_s is None:
-            return Attempt(replica, want, query, _UNPREDICTED_PATIENCE * self.errand.timeout_s)
-        return Attempt(replica, want, query, max(_LEAST_PATIENCE_S, _PATIENCE * predicted_s))
+        except NoTimeError as error:
+            raise self.errand.no_time(error) from None
+        self._avoid.add(choice.replica)
+        if choice.predicted_s is None:
+            return Attempt(choice, query, _UNPREDICTED_PATIENCE * self.errand.timeout_s)
+        return Attempt(choice, query, max(_LEAST_PATIENCE_S, _PATIENCE * choice.predicted_s))
 
 
 class _Asked(Generic[Want, Query, Item]):
     """The replicas that one errand was sent to and that have not replied yet."""
 
     def __init__(self, table: ReplicaTable[Want, Any], courier: Courier[Query, Item]) -> None:
-        self.replies: dict[asyncio.Future[Item | Refusal], Attempt[Want, Query]] = {}
+        self.replies: dict[asyncio.Future[Item | Refusal], Attempt[Query]] = {}
         self.stalls_at = math.inf
         """By the clock."""
         self.stalls = 0
@@ -341,14 +340,14 @@ class _Asked(Generic[Want, Query, Item]):
         self._table = table
         self._courier = courier
 
-    def ask(self, attempt: Attempt[Want, Query]) -> None:
+    def ask(self, attempt: Attempt[Query]) -> None:
         """Send its query."""
-        self.replies[self._courier.send(attempt.replica, attempt.query)] = attempt
+        self.replies[self._courier.send(attempt.choice.replica, attempt.query)] = attempt
         self._patience_s = attempt.patience_s
         self.stalls_at = time.monotonic() + self._patience_s
         self.stalls = 0
 
-    async def done(self, within_s: float) -> list[tuple[Attempt[Want, Query], Item | Refusal | Exception]]:
+    async def done(self, within_s: float) -> list[tuple[Attempt[Query], Item | Refusal | Exception]]:
         """What has been replied, answers first, after some was; nothing if none was `within_s` seconds."""
         done, _ = await asyncio.wait(self.replies, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         found = [(self._over(reply), _found(reply)) for reply in done]
@@ -358,7 +357,7 @@ class _Asked(Generic[Want, Query, Item]):
         """The replicas that stall; they have one patience more."""
         self.stalls_at = time.monotonic() + self._patience_s
         self.stalls += 1
-        return [attempt.replica for attempt in self.replies.values()]
+        return [attempt.choice.replica for attempt in self.replies.values()]
 
     def leave(self) -> None:
         """Nobody waits for any of them any more."""
@@ -366,9 +365,9 @@ class _Asked(Generic[Want, Query, Item]):
             self._over(reply)
             reply.cancel()
 
-    def _over(self, reply: asyncio.Future[Item | Refusal]) -> Attempt[Want, Query]:
+    def _over(self, reply: asyncio.Future[Item | Refusal]) -> Attempt[Query]:
         attempt = self.replies.pop(reply)
-        self._table.done(attempt.replica, attempt.want)
+        self._table.done(attempt.choice)
         return attempt
 
 

@@ -1,19 +1,14 @@
-"""One request as the call path sees it: what differs by kind, how it is counted, and the words for when it fails."""
+"""One request as the call path sees it: what differs by kind, and the words for when it fails."""
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
-from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
-
-Retry = Literal["lost", "busy", "moved", "stalled"]
-"""Why another replica is asked: the last one died or broke down; had no room; held something else; took too long."""
+from pliant.deployments.serving.table import NoTimeError
 
 Want = TypeVar("Want")
 Query = TypeVar("Query")
@@ -52,54 +47,28 @@ class Errand(ABC, Generic[Want, Query, Item]):
         """Read anew what a replica is unable to get; whether it differs now."""
         return False
 
+    def explained(self, refusal: Refusal) -> RequestError:
+        """What to tell the client of a refusal that nobody can do better than."""
+        return RequestError(refusal.outcome, refusal.reason, refusal.retry_after_s, refusal.fault)
+
     def refused(self, refusals: Sequence[Refusal]) -> RequestError:
         """What to tell the client when enough replicas have refused."""
         busy = [refusal for refusal in refusals if refusal.cause == "busy"]
         if not busy:
-            last = refusals[-1]
-            return RequestError(last.outcome, last.reason, last.retry_after_s, last.fault)
+            return self.explained(refusals[-1])
         soonest = min(busy, key=lambda refusal: refusal.retry_after_s or 0.0)
         reason = f"{self.subject} is too busy: {soonest.reason}; retry later"
         return RequestError(Outcome.SHED, reason, soonest.retry_after_s or 0.0)
 
+    def no_time(self, error: NoTimeError) -> RequestError:
+        """What to tell the client when no replica can meet the deadline."""
+        return RequestError(Outcome.SHED, f"{self.subject} is too busy; retry later", error.retry_after_s)
+
     def unanswered(self) -> RequestError:
         """What to tell the client when it stood still for too long."""
         reason = f"no replica of {self.subject} answered within {round(self.timeout_s, 3):g} s"
-        return RequestError(Outcome.UNAVAILABLE, reason, 1.0)
+        return RequestError(Outcome.UNAVAILABLE, reason, 1.0, Fault.TIMED_OUT)
 
     def unserved(self) -> RequestError:
         """What to tell a client that does not wait for replicas."""
-        return RequestError(Outcome.UNAVAILABLE, f"no replica of {self.subject} is there", 1.0)
-
-
-class Recorder(Protocol):
-    """Where a service counts."""
-
-    def ended(self, outcome: Outcome) -> None: ...
-
-    def retried(self, why: Retry) -> None: ...
-
-
-@dataclass
-class Ending:
-    """How a request that is answered ends; whoever answers it may say otherwise than well."""
-
-    outcome: Outcome = Outcome.OK
-
-
-@contextmanager
-def counted(recorder: Recorder) -> Iterator[Ending]:
-    """Record the one outcome of the request that is answered within."""
-    ending = Ending()
-    try:
-        yield ending
-    except RequestError as error:
-        recorder.ended(error.outcome)
-        raise
-    except (asyncio.CancelledError, GeneratorExit):
-        recorder.ended(Outcome.CANCELLED)
-        raise
-    except BaseException:
-        recorder.ended(Outcome.FAILED)
-        raise
-    recorder.ended(ending.outcome)
+        return RequestError(Outcome.UNAVAILABLE, f"no replica of {self.subject} is there", 1.0, Fault.DOWN)

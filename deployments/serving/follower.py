@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
-from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.serving.messages import Guidance, News
+from pliant.deployments.serving.table import ReplicaTable
 from pliant.policies.cluster.autoscaling import HIGH, LOW
 
 logger = logging.getLogger("pliant")
@@ -53,31 +54,34 @@ class Tally:
 class Follower:
     """Keeps `tables` in step with the planner, and the planner told of `tallies`, both by service."""
 
-    def __init__(self, exchange: Exchange, tables: Mapping[str, RoutingTable], tallies: Mapping[str, Tally]) -> None:
+    def __init__(
+        self, exchange: Exchange, tables: Mapping[str, ReplicaTable[Any, Any]], tallies: Mapping[str, Tally]
+    ) -> None:
         self._exchange = exchange
         self._tables = tables
         self._tallies = tallies
         self._guidance: Mapping[str, Guidance] = {}
+        self.reached = True
+        """Whether the planner answered when it was last asked."""
 
     async def run(self) -> None:
         """Exchange news for guidance for ever."""
         seen = ""
-        reached = True
         while True:
             news = {name: tally.take() for name, tally in self._tallies.items()}
             try:
                 async with asyncio.timeout(_ANSWER_WITHIN_S):
                     seen, guidance = await self._exchange(seen, news)
             except Exception as error:
-                if reached:
+                if self.reached:
                     logger.warning("the planner cannot be reached; lengths stay as they are: %r", error)
-                reached = False
+                self.reached = False
                 self._follow({})
                 await asyncio.sleep(_RETRY_S)
                 for tally in self._tallies.values():
                     tally.take()  # old news would look like a burst
                 continue
-            reached = True
+            self.reached = True
             self._follow(guidance)
 
     def of(self, service: str) -> Guidance:

@@ -1,4 +1,4 @@
-"""What gateways, replicas and the planner tell each other about services, adapters and tasks."""
+"""What gateways, replicas and the planner tell each other about services, and about what is registered by name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pliant.deployments.encoder.engine import Report
-from pliant.formats.adapter_info import AdapterRef
-from pliant.formats.vision_task import TaskRef
+from pliant.deployments.serving.outcome import Fault, Outcome
 
 
 @dataclass(slots=True)
@@ -48,51 +46,24 @@ class Guidance:
 
     moving: frozenset[str] = frozenset()
     """Replicas that switch: send them nothing."""
-    reports: Mapping[str, Report] = field(default_factory=dict)
+    reports: Mapping[str, Any] = field(default_factory=dict)
     """Of replicas that switched lately; newer than what Ray Serve has spread yet."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """For people and Prometheus."""
 
 
-class Registered(NamedTuple):
-    """A LoRA adapter that clients may name as a model."""
-
-    service: str
-    """The language model that it adapts."""
-    adapter: AdapterRef
-    created: int
-    """When it was registered, in Unix seconds."""
-
-
-class RegisteredTask(NamedTuple):
-    """A task of a vision service that clients may name."""
-
-    service: str
-    task: TaskRef
-    labels: tuple[str, ...]
-    """In the order of the outputs."""
-    slo_ms: float
-    """Unless the request says otherwise."""
-    utility: float
-    """The same."""
-    created: int
-    """When it was registered, in Unix seconds."""
-    coming: bool = False
-    """Whether replicas are to load it before clients may name it."""
-
-
 Entry = TypeVar("Entry")
-"""What is registered on a board: a `Registered` adapter, or a `RegisteredTask`."""
+"""What is registered on a board."""
 
 
 class Rejected(NamedTuple):
-    """Why an adapter or a task is not loaded or unloaded."""
+    """Why an entry is not loaded or unloaded."""
 
-    status: int
-    """As of HTTP."""
+    outcome: Outcome
     reason: str
     param: str | None = None
     """What is wrong of the call."""
+    fault: Fault | None = None
 
 
 class BoardNews(NamedTuple, Generic[Entry]):
@@ -107,7 +78,3 @@ class BoardNews(NamedTuple, Generic[Entry]):
     """Whether all that is not among `changes` is gone."""
     problems: tuple[str, ...]
     """Of entries that should be there and are not."""
-
-
-AdapterNews = BoardNews[Registered]
-TaskNews = BoardNews[RegisteredTask]

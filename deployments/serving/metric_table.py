@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 
 class Described(NamedTuple):
@@ -16,3 +18,28 @@ class Described(NamedTuple):
 
 Table = Mapping[str, Described]
 """By the key in the report."""
+
+Rows = list[tuple[tuple[str, ...], Mapping[str, Any]]]
+"""Labels, and what is reported under them."""
+
+
+def replicas_of(views: Mapping[str, Any]) -> Rows:
+    """The report of each replica of each service, labelled with both names."""
+    return [
+        ((service, replica), report) for service, view in views.items() for replica, report in view["replicas"].items()
+    ]
+
+
+def families(table: Table, rows: Rows, *more: str) -> Iterator[Metric]:
+    """Each metric of `table`. Its labels are service, replica and `more`."""
+    for key, described in table.items():
+        made = family(described, *more)
+        for labels, values in rows:
+            made.add_metric(labels, values[key])
+        yield made
+
+
+def family(described: Described, *more: str) -> GaugeMetricFamily | CounterMetricFamily:
+    """One without values yet. Its labels are service, replica and `more`."""
+    kind = CounterMetricFamily if described.counts else GaugeMetricFamily
+    return kind(described.name, described.description, labels=("service", "replica", *more))

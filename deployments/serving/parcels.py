@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
-from pliant.deployments.serving.outcome import Outcome
+from pliant.deployments.serving.outcome import Fault, Outcome
 
 Query = TypeVar("Query")
 
@@ -38,8 +38,8 @@ class Refusal:
     retry_after_s: float | None = None
     outcome: Outcome = Outcome.UNAVAILABLE
     """What becomes of the request if no other replica answers it."""
-    fault: str = ""
-    """Of a request that is rejected."""
+    fault: Fault | None = None
+    """As of that outcome."""
     report: Mapping[str, Any] | None = None
     """What the replica says of itself now, if the gateway chose it by mistake."""
 

@@ -1,4 +1,4 @@
-"""The replica's side of a call: answers the queries of parcels, and counts what it has and what went wrong.
+"""The replica's side of a call: counts what it has of each gateway, answers parcels, and notes what breaks down.
 
 Plain asyncio, without Ray.
 """
@@ -22,6 +22,30 @@ Query = TypeVar("Query")
 Answer = TypeVar("Answer")
 
 
+class Held:
+    """What a replica has of each gateway."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[int, float]] = {}
+        """By gateway: how many queries, and what they amount to."""
+
+    @contextmanager
+    def of(self, gateway: str, amount: float) -> Iterator[None]:
+        """One more query of `gateway` is held."""
+        number, held = self._held.get(gateway, (0, 0.0))
+        self._held[gateway] = number + 1, held + amount
+        try:
+            yield
+        finally:
+            number, held = self._held.pop(gateway)
+            if number > 1:
+                self._held[gateway] = number - 1, max(0.0, held - amount)
+
+    def amounts(self) -> dict[str, float]:
+        """By gateway, for `Report.held`."""
+        return {gateway: amount for gateway, (_, amount) in self._held.items()}
+
+
 class Desk(Generic[Query, Answer]):
     """Has `engine` answer queries, each of which amounts to `weight(query)`.
 
@@ -37,15 +61,9 @@ class Desk(Generic[Query, Answer]):
         self._service = service
         self._engine = engine
         self._weight = weight
-        self._held: dict[str, tuple[int, float]] = {}
-        """By gateway: how many queries, and what they amount to."""
+        self.held = Held()
         self._broken = 0
         self._last = ""
-
-    @property
-    def held(self) -> dict[str, float]:
-        """What the queries of each gateway amount to that are not answered yet."""
-        return {gateway: weight for gateway, (_, weight) in self._held.items()}
 
     def check(self) -> None:
         """Raise RuntimeError if one query after the other broke the engine down."""
@@ -72,7 +90,7 @@ class Desk(Generic[Query, Answer]):
 
     async def _answer(self, gateway: str, query: Query) -> Answer | Refusal:
         try:
-            with self._holding(gateway, self._weight(query)):
+            with self.held.of(gateway, self._weight(query)):
                 reply = await self._engine(query)
         except Exception as error:
             self._broken += 1
@@ -82,14 +100,3 @@ class Desk(Generic[Query, Answer]):
         if not isinstance(reply, Refusal):
             self._broken = 0
         return reply
-
-    @contextmanager
-    def _holding(self, gateway: str, weight: float) -> Iterator[None]:
-        number, held = self._held.get(gateway, (0, 0.0))
-        self._held[gateway] = number + 1, held + weight
-        try:
-            yield
-        finally:
-            number, held = self._held.pop(gateway)
-            if number > 1:
-                self._held[gateway] = number - 1, max(0.0, held - weight)

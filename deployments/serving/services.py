@@ -1,7 +1,7 @@
 """What clients may name, and how far each service is: whether it can answer yet, and what it waits for until then.
 
 A gateway answers from its first second on, while models are trained or downloaded and replicas load them. A service
-that has never been ready is refused at once, with 503; one that was ready before is waited for when its replicas fail.
+that has never been ready is refused at once; one that was ready before is waited for when its replicas fail.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from pliant.deployments.serving.errors import RequestError
 from pliant.deployments.serving.messages import STARTING, Step
+from pliant.deployments.serving.outcome import Outcome, RequestError
 
-TEXT = ("encoder", "cascade")
-IMAGE = "vision"
-LANGUAGE_MODEL = "llm"
-"""Kinds of services, by what they answer."""
+Answers = Literal["texts", "images", "prompts"]
+"""What a service takes: texts to classify, images to classify, or prompts to go on with."""
 
 _COME_BACK_S = 2.0
 _PATIENCE_S = 1.0
@@ -44,18 +42,21 @@ class Replicas:
 
 
 class Service:
-    """One service: the `replicas` that it has, or of a cascade, which has none, the `levels`."""
+    """One service: the `replicas` that it has, or of one that has none, the `parts`."""
 
-    def __init__(self, name: str, kind: str, replicas: Replicas | None = None, levels: Sequence[Service] = ()) -> None:
+    def __init__(
+        self, name: str, kind: str, answers: Answers, replicas: Replicas | None = None, parts: Sequence[Service] = ()
+    ) -> None:
         self.name = name
         self.kind = kind
         """As in cluster.yaml."""
+        self.answers = answers
         self.endpoint: Any = None
         """What answers, once there is something."""
         self._opened = asyncio.Event()
         self._begun = False
         self._replicas = replicas
-        self._levels = levels
+        self._parts = parts
         self._opening: Step | None = None
 
     def open(self, endpoint: Endpoint) -> None:
@@ -104,6 +105,16 @@ class Service:
             return f"{step.text}, {step.done:.0%}"
         return f"{step.text if step else STARTING}, {count}"
 
+    def facts(self) -> dict[str, Any]:
+        """For people."""
+        step = self.step
+        return {
+            "kind": self.kind,
+            "ready": self.ready,
+            "state": self.state,
+            "done": step.done if step else None,
+        }
+
     @property
     def step(self) -> Step | None:
         """What it does before it is ready, as far as somebody said."""
@@ -115,7 +126,7 @@ class Service:
     def _state_by_itself(self) -> str:
         if self.endpoint:
             return str(getattr(self.endpoint, "state", "ready"))
-        closed = [f"{level.name} ({level.state})" for level in self._levels if not level.endpoint]
+        closed = [f"{part.name} ({part.state})" for part in self._parts if not part.endpoint]
         return f"waits for {', '.join(closed)}" if closed else "starting"
 
 
@@ -127,9 +138,9 @@ class Services:
         self._patience_s = patience_s
 
     @classmethod
-    def of(cls, kind: str, endpoints: Mapping[str, Endpoint]) -> Services:
-        """`endpoints` of one kind by name, that are all there."""
-        services = [Service(name, kind) for name in endpoints]
+    def of(cls, answers: Answers, endpoints: Mapping[str, Endpoint]) -> Services:
+        """`endpoints` of one sort by name, that are all there."""
+        services = [Service(name, answers, answers) for name in endpoints]
         for service in services:
             service.open(endpoints[service.name])
         return cls(services)
@@ -137,17 +148,17 @@ class Services:
     def __iter__(self) -> Iterator[Service]:
         return iter(self._services.values())
 
-    def endpoints(self, *kinds: str) -> dict[str, Any]:
-        """Those there are of these kinds, by name."""
-        return {service.name: service.endpoint for service in self if service.kind in kinds and service.endpoint}
+    def endpoints(self, *answers: Answers) -> dict[str, Any]:
+        """Those there are that take one of these, by name."""
+        return {service.name: service.endpoint for service in self if service.answers in answers and service.endpoint}
 
-    def find(self, name: str, *kinds: str) -> Service | None:
-        """The service that is called so, if it is of one of these kinds."""
+    def find(self, name: str, *answers: Answers) -> Service | None:
+        """The service that is called so, if it takes one of these."""
         service = self._services.get(name)
-        return service if service and service.kind in kinds else None
+        return service if service and service.answers in answers else None
 
     async def begun(self, service: Service) -> Any:
-        """The endpoint of `service`. Raises RequestError 503, which says what is waited for, until it was ready."""
+        """The endpoint of `service`. Raises RequestError, which says what is waited for, until it was ready."""
         until = time.monotonic() + self._patience_s
         while not service.begun:
             if time.monotonic() >= until:
@@ -156,27 +167,15 @@ class Services:
         return service.endpoint
 
     def check_ready(self) -> None:
-        """Raise RequestError 503 unless all services can answer now that do not need a person first."""
+        """Raise RequestError unless all services can answer now that do not need a person first."""
         waiting = [f"{service.name} ({service.state})" for service in self if not service.ready and not service.refused]
         if waiting:
-            raise RequestError(503, f"not ready yet: {', '.join(waiting)}", _COME_BACK_S)
-
-    def facts(self) -> dict[str, dict[str, Any]]:
-        """For people, by service."""
-        return {
-            service.name: {
-                "kind": service.kind,
-                "ready": service.ready,
-                "state": service.state,
-                "done": step.done if (step := service.step) else None,
-            }
-            for service in self
-        }
+            raise RequestError(Outcome.UNAVAILABLE, f"not ready yet: {', '.join(waiting)}", _COME_BACK_S)
 
 
 def not_ready(service: Service) -> RequestError:
     """What to tell of a service that cannot answer yet."""
-    return RequestError(503, f"{service.name} is not ready yet: {service.state}", _COME_BACK_S)
+    return RequestError(Outcome.UNAVAILABLE, f"{service.name} is not ready yet: {service.state}", _COME_BACK_S)
 
 
 def _commonest(steps: Collection[Step]) -> Step | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -29,12 +30,25 @@ class NoReplicaError(Exception):
     """There is no replica to choose, or every one is to be avoided."""
 
 
+class NoTimeError(Exception):
+    """Every replica is too busy, or too slow, to meet the deadline."""
+
+    def __init__(self, retry_after_s: float, service_s: float) -> None:
+        super().__init__(retry_after_s, service_s)
+        self.retry_after_s = retry_after_s
+        """Until one may take the same request; infinite when none ever may."""
+        self.service_s = service_s
+        """That the fastest replica for it takes when idle."""
+
+
 class Choice(NamedTuple):
     """A replica, and when it should have answered."""
 
     replica: str
     predicted_s: float | None
     """From now on; None where nobody can tell."""
+    work: Any
+    """What it has to do more by this, as the chooser counts."""
 
 
 class Chooser(Protocol[Want, ReportIn]):
@@ -50,16 +64,13 @@ class Chooser(Protocol[Want, ReportIn]):
         """`replica` is gone."""
 
     def choose(self, want: Want, avoid: Collection[str]) -> Choice:
-        """The replica for `want`, none of `avoid`; it counts there until `done`.
+        """The replica for `want`, none of `avoid`; the work counts there until `done`.
 
-        Raises NoReplicaError when there is none, and RequestError when none should answer.
+        Raises NoReplicaError when there is none, and NoTimeError when none can meet the deadline.
         """
 
-    def done(self, replica: str, want: Want) -> None:
-        """What `choose` sent to `replica` ended, well or not."""
-
-    def sent(self, replica: str) -> float:
-        """What this gateway has there, in the unit of `Report.held`."""
+    def done(self, choice: Choice) -> None:
+        """What was sent by `choice` ended, well or not."""
 
 
 @dataclass
@@ -91,6 +102,8 @@ class ReplicaTable(Generic[Want, R]):
         self._reports: dict[str, R] = {}
         self._health: dict[str, _Health] = {}
         self._ejected: set[str] = set()
+        self._outstanding: Counter[str] = Counter()
+        """Calls of this process that have not ended."""
         self._usable: set[str] = set()
         """Known to the chooser now."""
 
@@ -138,11 +151,15 @@ class ReplicaTable(Generic[Want, R]):
     def choose(self, want: Want, avoid: Collection[str] = ()) -> Choice:
         """As `Chooser.choose`."""
         self._readmit()
-        return self._chooser.choose(want, avoid)
+        choice = self._chooser.choose(want, avoid)
+        self._outstanding[choice.replica] += 1
+        return choice
 
-    def done(self, replica: str, want: Want) -> None:
+    def done(self, choice: Choice) -> None:
         """As `Chooser.done`."""
-        self._chooser.done(replica, want)
+        self._chooser.done(choice)
+        if choice.replica in self._outstanding:
+            self._outstanding[choice.replica] -= 1
 
     def answered(self, replica: str) -> None:
         """`replica` did what it was asked for."""
@@ -182,9 +199,9 @@ class ReplicaTable(Generic[Want, R]):
         return dict(self._reports)
 
     def replicas(self) -> dict[str, dict[str, Any]]:
-        """For people: each replica's latest report, what this process has sent it, and whether it is ejected."""
+        """For people: each replica's latest report, the calls of this process there, and whether it is ejected."""
         return {
-            replica: {**report, "sent": self._chooser.sent(replica), "ejected": replica in self._ejected}
+            replica: {**report, "outstanding": self._outstanding[replica], "ejected": replica in self._ejected}
             for replica, report in self._reports.items()
         }
 
@@ -219,6 +236,7 @@ class ReplicaTable(Generic[Want, R]):
             group.discard(replica)
         self._health.pop(replica, None)
         self._reports.pop(replica, None)
+        self._outstanding.pop(replica, None)
         self._chooser.remove(replica)
 
 

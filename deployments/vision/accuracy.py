@@ -1,4 +1,7 @@
-"""How often a task is right under each gamma, on images that training has not seen (OTAS §III-A, the task profiler)."""
+"""How often a task is right under each gamma (OTAS §III-A, the task profiler).
+
+It is measured on images that training has not seen, or else assumed.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from pliant.formats.vision_task import TaskInfo, read_profiling
 Run = Callable[[NDArray[np.uint8], int], Sequence[NDArray[np.float32]]]
 
 _FILE = "accuracies.json"
+_MERGED_AWAY = 0.5
+"""The accuracy that is assumed lost where all tokens are merged: more than it is, so that merging is for need only."""
 
 
 def measured(task: TaskInfo, gammas: Sequence[int], run: Run, most_rows: int, identity: str) -> Mapping[int, float]:
@@ -37,6 +42,18 @@ def kept(task: TaskInfo, gammas: Sequence[int], identity: str) -> Mapping[int, f
     """What `measured` found earlier, if it did."""
     folder = _folder(task, gammas, identity)
     return _read(folder) if folder.exists() else None
+
+
+def assumed_accuracies(tokens: Mapping[int, Sequence[int]]) -> Mapping[int, float]:
+    """By gamma, relative to gamma 0: of the model's own head, and of tasks that say nothing of merged tokens.
+
+    `tokens` has the tokens in each layer by gamma <= 0. Merging needs no parameters, so that a task that nobody has
+    measured it with can be merged as well, and does not keep others in its batch from it. The accuracy is taken to fall
+    with the share of tokens that are merged away. An operator who knows better gives a task its accuracies, or images
+    to measure them by; the model's own head, too, can be given as a task.
+    """
+    plain = sum(tokens[0])
+    return {gamma: 1 - _MERGED_AWAY * (1 - sum(counts) / plain) for gamma, counts in tokens.items()}
 
 
 def _folder(task: TaskInfo, gammas: Sequence[int], identity: str) -> Path:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pliant.cache import cache_folder, made_once
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
+from pliant.deployments.vision.accuracy import assumed_accuracies
 from pliant.deployments.vision.device import Executor, ExecutorDevice
-from pliant.deployments.vision.engine import Engine
-from pliant.deployments.vision.own_task import assumed_accuracies
+from pliant.deployments.vision.engine import Engine, Waiting
 from pliant.deployments.vision.tasks import Tasks
 from pliant.deployments.vision.useful_gammas import UsefulGammas
-from pliant.deployments.vision.waiting import Waiting
 from pliant.errors import ModelError
 from pliant.formats.vision_task import USUAL_PROMPTS, TaskError, read_task
 from pliant.models import sources

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.deployments.vision.accuracy import kept, measured
-from pliant.deployments.vision.own_task import is_own
 from pliant.deployments.vision.tasks import key
 from pliant.formats.vision_task import TaskError, TaskInfo, TaskRef, read_task
 from pliant.models.vision_info import VisionInfo
@@ -98,7 +97,7 @@ class ExecutorDevice:
         """Bring `task` into memory: its accuracies by gamma. They are those that were measured here before, or else
         what its folder says and, where it says nothing of merged tokens, what is assumed. Raises TaskError, or whatever
         the executor does."""
-        if is_own(task):
+        if task.is_own:
             return await self._load_own(task)
         try:
             async with asyncio.timeout(_READ_WITHIN_S):
@@ -111,7 +110,7 @@ class ExecutorDevice:
     async def measure(self, task: TaskRef) -> Mapping[int, float] | None:
         """The accuracies of `task`, which is in memory, by gamma, if it has images for that: measured in between
         batches, or before. Raises TaskError, or ValueError when it leaves the memory meanwhile."""
-        if is_own(task):
+        if task.is_own:
             return None
         loop = asyncio.get_running_loop()
 

@@ -1,56 +1,48 @@
 """One vision service as the gateway sees it: read images, send each to a replica, survive failures, read the answer.
 
-Plain asyncio, without Ray: `call` sends a Ticket to a replica.
+Plain asyncio, without Ray.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.http.images import ImageError, ImageReader, Pixels
 from pliant.deployments.http.parameters import VisionParameters
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
-from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError, RequestError
-from pliant.deployments.serving.messages import RegisteredTask
+from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.least_held import Share
+from pliant.deployments.serving.outcome import Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
-from pliant.deployments.vision.messages import Answer, Fate, Query, Refusal, Ticket
-from pliant.deployments.vision.routing_table import VisionRoutingTable
+from pliant.deployments.serving.table import ReplicaTable
+from pliant.deployments.vision.errand import ImageErrand
+from pliant.deployments.vision.messages import Answer, Fate, Query, RegisteredTask
+from pliant.deployments.vision.report import ReplicaReport
+from pliant.deployments.vision.task_follower import TaskFollower
 from pliant.models.vision_info import VisionInfo
-from pliant.policies.cluster.live_tokens import NoReplicaError
 
-_RETRY_S = 0.05
-_MOST_LOST = 3
-"""Replicas that may die or break down under one image before it is suspected of doing that."""
 _MOST_READING = 1024
-_WAY_BACK_S = 0.002
-"""From a replica's answer to the client: replicas have so much less time than there is."""
 MANY_LABELS = 4_096
 """In the answers to a request: as many take milliseconds to write, and are written in a thread."""
 _MOST_LABELS = 65_536
 """In the answers to a request: more would hold up others while they are written."""
-_STATUS = {"shed": 429, "evicted": 503, "expired": 504, "task": 503, "failed": 500}
 
 Image = bytes | NDArray[Any]
 """An encoded image, or pixels [height, width, channels]."""
 
 
-class Recorder(Protocol):
+class VisionRecorder(Recorder, Protocol):
     """Where a service records what happened to an image."""
 
-    def answered(self, task: str, seconds: float, in_time: bool, gamma: int) -> None: ...
-
-    def failed(self, task: str, status: int) -> None: ...
-
-    def retried(self, reason: Literal["left", "failed", "task", "none"]) -> None: ...
+    def answered(self, seconds: float, in_time: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +66,16 @@ class VisionClassifier:
         info: VisionInfo,
         max_megapixels: float,
         tasks: TaskFollower,
-        table: VisionRoutingTable,
-        call: Callable[[Ticket], Awaitable[Answer | Refusal]],
-        recorder: Recorder,
+        table: ReplicaTable[Share, ReplicaReport],
+        caller: Caller[Share, Query, Answer],
+        recorder: VisionRecorder,
     ) -> None:
         self.name = name
         self.reader = ImageReader(info, max_megapixels)
         self._config = config
         self._tasks = tasks
         self._table = table
-        self._call = call
+        self._caller = caller
         self._recorder = recorder
         self._quick = ThreadPoolExecutor(1, thread_name_prefix="images")
         self._slow = ThreadPoolExecutor(1, thread_name_prefix="large-images")
@@ -116,40 +108,32 @@ class VisionClassifier:
         self, image: Image, task: RegisteredTask, parameters: VisionParameters, started: float
     ) -> VisionPrediction:
         slo_s = (parameters.slo_ms or self._config.slo_ms or task.slo_ms) / 1e3
-        timeout_s = max(self._config.timeout_s, slo_s)
         utility = parameters.utility or self._config.utility or task.utility
-        try:
-            async with asyncio.timeout(timeout_s):
-                pixels = await self._read(image, started + slo_s)
-                answer, task = await self._dispatch(pixels.tobytes(), task, started + slo_s, utility)
-        except TimeoutError:
-            self._recorder.failed(task.task.name, 503)
-            raise RequestError(503, f"no replica of {self.name} answered within {timeout_s:g} s", 1) from None
-        except RequestError as error:
-            self._recorder.failed(task.task.name, error.status)
-            raise
-        except Exception:
-            self._recorder.failed(task.task.name, 500)
-            raise
+        deadline = started + slo_s
+        with counted(self._recorder):
+            pixels = await self._read(image, deadline)
+            timeout_s = max(self._config.timeout_s, slo_s)
+            errand = ImageErrand(self.name, pixels.tobytes(), task, self._tasks, deadline, slo_s, utility, timeout_s)
+            answer, _ = await self._caller.answer(errand)
         seconds = time.monotonic() - started
         in_time = answer.fate == "in_time" and seconds <= slo_s
-        self._recorder.answered(task.task.name, seconds, in_time, answer.gamma)
-        return _prediction(answer, task, parameters, "in_time" if in_time else "late")
+        self._recorder.answered(seconds, in_time)
+        return _prediction(answer, errand.task, parameters, "in_time" if in_time else "late")
 
     async def _read(self, image: Image, deadline: float) -> Pixels:
         if isinstance(image, np.ndarray) and self.reader.fits(image):
             return image
         if self._reading >= _MOST_READING:
-            raise RequestError(429, f"{self._reading} images are being read; send fewer at once", 1)
+            raise RequestError(Outcome.SHED, f"{self._reading} images are being read; send fewer at once", 1)
         self._reading += 1
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 return await self._read_in_thread(image)
         except ImageError as error:
-            raise RequestError(error.status, str(error)) from None
+            raise RequestError(Outcome.REJECTED, str(error), fault=error.fault) from None
         except TimeoutError:
             reason = f"{self.name} could not read the image in time: {self._reading} are being read, or it is too large"
-            raise RequestError(504, reason) from None
+            raise RequestError(Outcome.TOO_LATE, reason) from None
         finally:
             self._reading -= 1
 
@@ -161,71 +145,13 @@ class VisionClassifier:
             return quick
         return await loop.run_in_executor(self._slow, self.reader.decode, image)
 
-    async def _dispatch(
-        self, pixels: bytes, task: RegisteredTask, deadline: float, utility: float
-    ) -> tuple[Answer, RegisteredTask]:
-        """Send until answered, as long as there is time for an answer; which task it is of, if that was replaced."""
-        avoid: set[str] = set()
-        failures = 0
-        unable: RequestError | None = None
-        trouble = RequestError(504, f"{self.name} had no time left when the image was read")
-        while (budget_s := deadline - time.monotonic() - _WAY_BACK_S) > 0:
-            try:
-                replica = self._table.choose(avoid)
-            except NoReplicaError:
-                if unable:
-                    raise unable from None
-                if not failures:
-                    trouble = RequestError(503, f"no replica of {self.name} could be reached in time", 1)
-                self._recorder.retried("none")
-                avoid.clear()
-                await asyncio.sleep(min(_RETRY_S, budget_s))
-                continue
-            avoid.add(replica)
-            reply = await self._reply(replica, Query(pixels, task.task, budget_s, utility))
-            if isinstance(reply, Answer):
-                return reply, task
-            if reply is None:
-                continue
-            refused = RequestError(_STATUS[reply.kind], f"{self.name}: {reply.reason}", reply.retry_after_s or None)
-            failures += 1
-            if reply.kind not in ("failed", "task") or failures == _MOST_LOST:
-                raise refused
-            self._recorder.retried("task" if reply.kind == "task" else "failed")
-            trouble = RequestError(503, f"{refused.reason}, and there was no time left to try another replica", 1)
-            if reply.kind == "task":
-                newer = await self._renewed(task, budget_s)
-                unable = refused if newer.task == task.task else None
-                avoid = avoid if unable else set()
-                task = newer
-        raise trouble
-
-    async def _reply(self, replica: str, query: Query) -> Answer | Refusal | None:
-        """None from a replica that was not reached."""
-        try:
-            return await self._call(Ticket(replica, self._table.gateway, query))
-        except (ReplicaLeftError, NotDeployedError):
-            self._recorder.retried("left")
-            return None
-        except ReplicaLostError:
-            return Refusal("failed", "the replica died")
-        finally:
-            self._table.done(replica)
-
-    async def _renewed(self, task: RegisteredTask, within_s: float) -> RegisteredTask:
-        """`task` as it is registered now: when it is replaced, replicas may know that first."""
-        try:
-            async with asyncio.timeout(within_s):
-                return await self._tasks.renewed(task)
-        except TimeoutError:
-            return task
-
 
 def _check_labels(images: int, task: RegisteredTask, parameters: VisionParameters) -> None:
     labels = min(parameters.top_k or len(task.labels), len(task.labels))
     if images * labels > _MOST_LABELS:
         least = f"{images} images with {labels} labels each are more than the {_MOST_LABELS} of an answer"
-        raise RequestError(400, f"parameters.top_k: {least}; send at most {_MOST_LABELS // images}, or fewer images")
+        reason = f"parameters.top_k: {least}; send at most {_MOST_LABELS // images}, or fewer images"
+        raise RequestError(Outcome.REJECTED, reason)
 
 
 def _prediction(answer: Answer, task: RegisteredTask, parameters: VisionParameters, fate: Fate) -> VisionPrediction:

@@ -10,18 +10,19 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.deployments.vision.messages import Answer, Query, Refusal
-from pliant.deployments.vision.pace import Pace
-from pliant.deployments.vision.report import EngineReport
-from pliant.deployments.vision.statistics import Statistics
+from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.parcels import Refusal
+from pliant.deployments.vision.messages import Answer, Query
+from pliant.deployments.vision.report import EngineReport, Statistics
 from pliant.deployments.vision.tasks import Tasks, key
-from pliant.deployments.vision.waiting import Waiting
 from pliant.formats.vision_task import TaskError
+from pliant.policies.vision.pace import Pace
 from pliant.policies.vision.slo_batching import SloBatcher
 from pliant.policies.vision.token_adaptation import Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
@@ -54,6 +55,26 @@ class Device(Protocol):
         """The logits of each image, by its task's labels. `tasks` are keys as of `tasks.key`."""
 
 
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """An image that waits or is computed; times are the loop's."""
+
+    image: bytes
+    task: str
+    """Its key."""
+    arrival: float
+    deadline: float
+    utility: float
+    reply: asyncio.Future[Answer | Refusal] = field(repr=False)
+
+    def settle(self, reply: Answer | Refusal) -> bool:
+        """Whether anybody still waited for the reply, which is given once."""
+        if self.reply.done():
+            return False
+        self.reply.set_result(reply)
+        return True
+
+
 class Engine:
     """Answers each query once. At most `limit` wait; `policy` decides which batch runs next, and with which gamma.
 
@@ -81,7 +102,7 @@ class Engine:
         self._broken = 0
         """Batches in a row that could not be computed."""
         self._statistics = Statistics(profile.gammas)
-        self._pace = Pace(profile, self._statistics, _now())
+        self._pace = Pace(profile, _now())
         self.failure: Exception | None = None
         """Why nothing is computed any more."""
         self._serving = asyncio.create_task(self._serve())
@@ -89,7 +110,7 @@ class Engine:
     def adopt(self, profile: TokenProfile, policy: Policy[Waiting]) -> None:
         """Go by another profile of the same gammas from now on: the device has become faster."""
         self._policy = policy
-        self._pace = Pace(profile, self._statistics, _now())
+        self._pace = Pace(profile, _now())
         self._ahead = None
 
     async def classify(self, query: Query) -> Answer | Refusal:
@@ -105,9 +126,10 @@ class Engine:
                 await self._tasks.acquire(query.task)
         except TimeoutError:
             self._statistics.evicted += 1
-            return Refusal("evicted", f"its time was over before the task {query.task.name} was in memory", _RETRY_S)
+            reason = f"its time was over before the task {query.task.name} was in memory"
+            return Refusal("final", reason, _RETRY_S, Outcome.SHED, Fault.EVICTED)
         except TaskError as error:
-            return Refusal("task", str(error), _RETRY_S)
+            return Refusal("unable", str(error), _RETRY_S)
         finally:
             self._awaiting_tasks -= 1
         try:
@@ -122,7 +144,8 @@ class Engine:
         if now + self._pace.soonest_s > deadline and not self._is_probe(deadline):
             self._statistics.evicted += 1
             left_ms, least_ms = (deadline - now) * 1e3, self._pace.soonest_s * 1e3
-            return Refusal("expired", f"{left_ms:.1f} ms were left for it, and it takes {least_ms:.1f} ms at least")
+            reason = f"{left_ms:.1f} ms were left for it, and it takes {least_ms:.1f} ms at least"
+            return Refusal("final", reason, outcome=Outcome.TOO_LATE)
         reply: asyncio.Future[Answer | Refusal] = asyncio.get_running_loop().create_future()
         waiting = Waiting(query.image, key(query.task), now, deadline, query.utility, reply)
         self._policy.arrived(waiting)
@@ -149,7 +172,7 @@ class Engine:
             shed=statistics.shed,
             failed=statistics.failed,
             utility=round(statistics.utility, 6),
-            slowdown=round(statistics.slowdown, 3),
+            slowdown=round(self._pace.slowdown, 3),
             decision_p99_ms=statistics.decision_p99_ms,
             p50_ms=statistics.latency_ms(0.5),
             p98_ms=statistics.latency_ms(0.98),
@@ -188,7 +211,7 @@ class Engine:
         if self._probe is not None:
             probe, self._probe = self._probe, None
             self._pace.recover()
-            return [probe], self._pace.fastest(probe.task, self._tasks)
+            return [probe], self._pace.fastest(probe.task, self._tasks.accuracy)
         if not len(self._batcher) or (step := self._decided()) is None:
             return None
         assert step.gamma is not None
@@ -203,7 +226,7 @@ class Engine:
             return ahead
         started = _now()
         step = self._planned(started + self._statistics.decision_s) or self._planned(started)
-        if step is None and self._statistics.slowdown > 1 and self._pace.in_doubt(started):
+        if step is None and self._pace.slowdown > 1 and self._pace.in_doubt(started):
             self._pace.recover()
             step = self._planned(started)
         self._statistics.decided(_now() - started)
@@ -260,6 +283,7 @@ class Engine:
     ) -> None:
         now = _now()
         self._pace.computed(gamma, len(queries), now - started, now)
+        self._statistics.computed(gamma, len(queries), now - started)
         for query, row in zip(queries, logits, strict=True):
             in_time = now <= query.deadline
             answer = Answer(row.astype("<f4").tobytes(), gamma, "in_time" if in_time else "late", len(queries))
@@ -295,7 +319,7 @@ class Engine:
             self._statistics.evicted += 1
             waited_ms = (now - query.arrival) * 1e3
             reason = f"after waiting for {waited_ms:.0f} ms it could not be answered before its deadline any more"
-            query.settle(Refusal("evicted", reason, _RETRY_S))
+            query.settle(Refusal("final", reason, _RETRY_S, Outcome.SHED, Fault.EVICTED))
         self._watch()
 
     def _watch(self) -> None:
@@ -310,7 +334,7 @@ class Engine:
     def _shed(self) -> Refusal:
         self._statistics.shed += 1
         reason = f"the queue is full: {self._limit} images wait that came earlier or are worth more"
-        return Refusal("shed", reason, _RETRY_S)
+        return Refusal("busy", reason, _RETRY_S, Outcome.SHED)
 
 
 def _now() -> float:

@@ -1,4 +1,4 @@
-"""What gateways and replicas of a vision service tell each other."""
+"""What gateways, the planner and replicas of a vision service tell each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pliant.formats.vision_task import TaskRef
 
 Fate = Literal["in_time", "late"]
 """Types 1 and 2 of OTAS §V, of which only the client knows which, and type 3. Type 4 is a Refusal."""
-RefusalKind = Literal["shed", "evicted", "expired", "task", "failed"]
 
 
 class Query(NamedTuple):
@@ -24,14 +23,6 @@ class Query(NamedTuple):
     """What a right answer until then is worth, above 0."""
 
 
-class Ticket(NamedTuple):
-    """A query on its way to the replica that the gateway chose for it."""
-
-    replica: str
-    gateway: str
-    query: Query
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     logits: bytes
@@ -43,15 +34,18 @@ class Answer:
     """Images that were computed together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The image was not computed.
+class RegisteredTask(NamedTuple):
+    """A task of a vision service that clients may name."""
 
-    "shed": the queue was full, and others were worth more; "evicted": it waited, but could not be answered in time any
-    more; "expired": there was no time left when it came; "task": its task cannot be had; "failed": the computation
-    broke down, and another replica may do better.
-    """
-
-    kind: RefusalKind
-    reason: str
-    retry_after_s: float = 0.0
+    service: str
+    task: TaskRef
+    labels: tuple[str, ...]
+    """In the order of the outputs."""
+    slo_ms: float
+    """Unless the request says otherwise."""
+    utility: float
+    """The same."""
+    created: int
+    """When it was registered, in Unix seconds."""
+    coming: bool = False
+    """Whether replicas are to load it before clients may name it."""

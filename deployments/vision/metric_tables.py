@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pliant.deployments.serving.metric_table import Described, Table
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from pliant.deployments.serving.metric_table import Described, Table, families, family, replicas_of
 
 REPLICA: Table = {
     "gamma": Described(False, "pliant_vision_gamma", "Tokens added to each layer, or merged, in the last batch."),
@@ -22,3 +27,20 @@ GAMMAS: Table = {
 }
 FATES = ("in_time", "late", "evicted", "shed", "failed")
 FATE = Described(True, "pliant_vision_images", f"Images by fate: {', '.join(FATES)}.")
+
+
+def vision_metrics(views: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    """What "/stats" says of vision services, for Prometheus."""
+    replicas = replicas_of(views)
+    yield from families(REPLICA, replicas)
+    fates = family(FATE, "fate")
+    for labels, report in replicas:
+        for fate in FATES:
+            fates.add_metric((*labels, fate), report[fate])
+    yield fates
+    gammas = [((*labels, str(gamma)), one) for labels, report in replicas for gamma, one in report["gammas"].items()]
+    yield from families(GAMMAS, gammas, "gamma")
+    tasks = GaugeMetricFamily("pliant_vision_tasks_registered", "Tasks that clients may name.", labels=("service",))
+    for service, view in views.items():
+        tasks.add_metric((service,), len(view["tasks"]))
+    yield tasks

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
 from ray import serve
 
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.autoscaling import PLANNER
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.catalog.board import Seen
 from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.messages import RegisteredTask, TaskNews
-from pliant.deployments.serving.metrics import VisionReplicaMetrics
+from pliant.deployments.serving.messages import BoardNews
+from pliant.deployments.serving.parcels import Parcel, Refusal
+from pliant.deployments.serving.replica import Desk
 from pliant.deployments.startup import Startup
 from pliant.deployments.vision.assembly import assemble
-from pliant.deployments.vision.messages import Answer, Refusal, Ticket
+from pliant.deployments.vision.messages import Answer, Query, RegisteredTask
+from pliant.deployments.vision.metrics import VisionReplicaMetrics
 from pliant.deployments.vision.report import ReplicaReport
 from pliant.deployments.vision.tasks import Settler
 from pliant.errors import ModelError
@@ -35,12 +37,11 @@ _FIRST_ATTEMPTS = 10
 
 
 class VisionReplica:
-    """Answers tickets; serves when all tasks that the planner knows then are in memory, but those that cannot be."""
+    """Answers images; serves when all tasks that the planner knows then are in memory, but those that cannot be."""
 
     async def __init__(self, service: str, config: VisionConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         self._service = service
         self._metrics = VisionReplicaMetrics(service)
-        self._outstanding: Counter[str] = Counter()
         async with Startup(service) as startup:
             folder = await asyncio.to_thread(sources.fetch_vision, config.model, progress=startup)
             if config.tasks.folder:
@@ -49,6 +50,7 @@ class VisionReplica:
             async with startup.loading(folder):
                 self._assembled = await assemble(service, config)
             self._engine = self._assembled.engine
+            self._desk = Desk(service, self._engine.classify)
             self._settler = Settler(service, self._assembled.tasks)
             await self._begin(startup)
         self._following = asyncio.create_task(self._follow_for_ever())
@@ -62,17 +64,18 @@ class VisionReplica:
         except Exception:
             logger.exception("%s: answers uncompiled", self._service)
 
-    async def classify(self, ticket: Ticket) -> Answer | Refusal:
-        self._outstanding[ticket.gateway] += 1
-        try:
-            return await self._engine.classify(ticket.query)
-        finally:
-            self._outstanding[ticket.gateway] -= 1
-            if not self._outstanding[ticket.gateway]:
-                del self._outstanding[ticket.gateway]
+    async def answer(self, parcel: Parcel[Query]) -> Answer | Refusal:
+        """See `Desk.one`."""
+        return await self._desk.one(parcel)
+
+    async def answers(self, parcel: Parcel[Query]) -> AsyncGenerator[list[tuple[int, Answer | Refusal]], None]:
+        """See `Desk.several`."""
+        async for part in self._desk.several(parcel):
+            yield part
 
     async def check_health(self) -> None:
         """Serve replaces a replica whose computation hangs or broke down, or that does not follow the planner."""
+        self._desk.check()
         if self._engine.failure is not None:
             raise self._engine.failure
         if (seconds := self._engine.computing_s()) > _HANGS_AFTER_S:
@@ -90,12 +93,15 @@ class VisionReplica:
         return dict(report)
 
     def _report(self) -> ReplicaReport:
-        outstanding, dropped = dict(self._outstanding), dict(self._assembled.useful.dropped())
+        dropped = dict(self._assembled.useful.dropped())
         failed = {task.name: reason for task, reason in self._settler.failed.items()}
+        report = self._engine.report()
         return ReplicaReport(
-            **self._engine.report(),
+            **report,
+            served=report["in_time"] + report["late"],
             compiling=self._assembled.compiling,
-            outstanding=outstanding,
+            version=0,
+            held=self._desk.held.amounts(),
             dropped=dropped,
             failed_tasks=failed,
         )
@@ -105,8 +111,10 @@ class VisionReplica:
         progress("loading tasks", 0.0)
         planner = await asyncio.to_thread(serve.get_deployment_handle, PLANNER)  # it asks Serve's controller
 
-        async def news(me: str, seen: Seen, wait: bool) -> TaskNews:
-            news: TaskNews = await answer(planner.task_news.remote(me, seen, wait, self._settler.failed))
+        async def news(me: str, seen: Seen, wait: bool) -> BoardNews[RegisteredTask]:
+            news: BoardNews[RegisteredTask] = await answer(
+                planner.ask.remote("vision", "news", me, seen, wait, self._settler.failed)
+            )
             return news
 
         self._board: BoardFollower[RegisteredTask] = BoardFollower(news, "tasks")

@@ -1,8 +1,17 @@
-"""What a replica of a vision service tells about itself."""
+"""What a vision engine counts and measures, and what its replica reports of it."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
 from typing import TypedDict
+
+from pliant.deployments.serving.parcels import Report
+
+_RECENT = 512
+_LATELY = 32
+"""Decisions from which the next ones are foreseen."""
 
 
 class GammaReport(TypedDict):
@@ -46,14 +55,65 @@ class EngineReport(TypedDict):
     """Those in memory."""
 
 
-class ReplicaReport(EngineReport):
-    """What it says to gateways about once a second."""
+class ReplicaReport(EngineReport, Report):
+    """What it says to gateways about once a second; it holds images."""
 
     compiling: bool
     """Whether compiled code is to take over."""
-    outstanding: dict[str, int]
-    """By gateway: its images here."""
     dropped: dict[int, int]
     """Gammas that no plan needs with these tasks, and the one that is at least as fast and as accurate."""
     failed_tasks: dict[str, str]
     """Registered tasks that could not be loaded, and why."""
+
+
+class Statistics:
+    """Counts are since the start, times of late. `gammas` are all that may be computed with."""
+
+    def __init__(self, gammas: Iterable[int]) -> None:
+        self.gamma = 0
+        """Of the latest batch."""
+        self.in_time = self.late = self.evicted = self.shed = self.failed = 0
+        self.utility = 0.0
+        self._gammas = {gamma: GammaReport(batches=0, images=0, compute_s=0.0) for gamma in gammas}
+        self._latencies: deque[float] = deque(maxlen=_RECENT)
+        self._decisions: deque[float] = deque(maxlen=_RECENT)
+
+    def computed(self, gamma: int, rows: int, seconds: float) -> None:
+        """A batch took `seconds`."""
+        self.gamma = gamma
+        of_gamma = self._gammas[gamma]
+        of_gamma["batches"] += 1
+        of_gamma["images"] += rows
+        of_gamma["compute_s"] += seconds
+
+    def answered(self, seconds: float, in_time: bool, earned: float) -> None:
+        """An image was answered after `seconds`."""
+        self.in_time += in_time
+        self.late += not in_time
+        self.utility += earned
+        self._latencies.append(seconds)
+
+    def decided(self, seconds: float) -> None:
+        """It took `seconds` to choose what of those that wait runs next."""
+        self._decisions.append(seconds)
+
+    @property
+    def decision_s(self) -> float:
+        """What three of four decisions take of late at most."""
+        return _quantile(islice(reversed(self._decisions), _LATELY), 0.75)
+
+    def gammas(self) -> dict[int, GammaReport]:
+        return {gamma: GammaReport(**report) for gamma, report in self._gammas.items()}
+
+    @property
+    def decision_p99_ms(self) -> float:
+        return round(_quantile(self._decisions, 0.99) * 1e3, 2)
+
+    def latency_ms(self, quantile: float) -> float:
+        return round(_quantile(self._latencies, quantile) * 1e3, 2)
+
+
+def _quantile(values: Iterable[float], quantile: float) -> float:
+    """0 where there are none."""
+    ordered = sorted(values)
+    return ordered[int(len(ordered) * quantile)] if ordered else 0.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from pliant.deployments.vision.tasks import Tasks
-from pliant.policies.vision.dominated_gammas import dominated
+from pliant.policies.vision.token_profile import dominated
 
 logger = logging.getLogger("pliant")
 

@@ -4,14 +4,12 @@ Only the compiling process imports this module: TorchInductor alone takes 2 s an
 """
 
 import json
-import shutil
-import zipfile
 from pathlib import Path
 
 import torch
 from torch._inductor import aoti_compile_and_package
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 
+from pliant.kernels.compiled_forward import unpack
 from pliant.kernels.encoder.eager_classifier import EagerClassifier
 from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec
 
@@ -35,17 +33,3 @@ def compile_into(folder: Path, model: EagerClassifier, spec: RuntimeSpec) -> Non
         )
     unpack(Path(archive))
     (folder / "runtime.json").write_text(json.dumps(model.facts))
-
-
-def unpack(archive: Path) -> None:
-    """Replace `archive` by the folder of its content.
-
-    A packed one would be unpacked to /tmp by every load, and stay there when the process is killed. The compiler's own
-    copy of the library, weights and all, goes too.
-    """
-    with zipfile.ZipFile(archive) as packed:
-        packed.extractall(archive.parent)
-    archive.unlink()
-    for library in archive.with_suffix("").rglob("*.so"):
-        for copy in Path(cache_dir()).glob(f"*/{library.name}"):
-            shutil.rmtree(copy.parent)

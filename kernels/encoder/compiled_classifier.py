@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from pliant.background import run_in_background, work_in_background
 from pliant.cache import cache_folder
 from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
+from pliant.kernels.compiled_forward import find_compiler
 from pliant.kernels.cuda_graph import CudaGraph, Forward
 from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec, package, package_folder
 from pliant.turns import COMPILE, turn
@@ -197,11 +197,6 @@ def _open(folder: Path, spec: RuntimeSpec) -> Runtime:
 def can_compile(spec: RuntimeSpec) -> bool:
     """Whether `load` can give a compiled runtime: it has been compiled before, or a C++ compiler is there."""
     return package_folder(spec).exists() or find_compiler() is not None
-
-
-def find_compiler() -> str | None:
-    """The C++ compiler's command: $CXX, or else the first of g++ and clang++ that is there."""
-    return next(filter(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))), None)
 
 
 def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) -> None:

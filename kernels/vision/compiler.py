@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._inductor import aoti_compile_and_package
 
 from pliant.background import work_in_background
-from pliant.kernels.encoder.classifier_compiler import unpack
+from pliant.kernels.compiled_forward import unpack
 from pliant.kernels.vision.model import ImageFeatures, load_model
 from pliant.kernels.vision.packages import Forward, open_package
 from pliant.kernels.vision.vit import TokenAdaptiveViT

@@ -21,7 +21,8 @@ from math import inf, log, nextafter
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pliant.policies.cascade.calibration import Floats, confidence, softmax
+from pliant.policies.cascade.calibration import Floats
+from pliant.policies.encoder.confidence import confidence, softmax
 
 SLOPE = 10.0
 """k of equation 4: within the range from the cut-off to 1, the probability then falls from 0.993 to 0.007."""

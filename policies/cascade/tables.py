@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.policies.cascade.calibration import Floats, Integers, confidence
+from pliant.policies.cascade.calibration import Floats, Integers
+from pliant.policies.encoder.confidence import confidence
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,6 +51,24 @@ class Plan:
     allocation: Allocation
 
 
+def even_plan(lengths: Sequence[int], replicas: int) -> tuple[int, ...]:
+    """The max_length that each replica, by rank, should hold as long as demand is not known.
+
+    Rank 0 holds the longest, so that every text can be served from the first replica on. Each further round of ranks
+    goes through all lengths once, so their counts differ by at most one; within a round each rank falls into the middle
+    of a gap that the earlier ranks left (van der Corput's order), so a few replicas already span the whole range. More
+    replicas never change what the earlier ranks hold.
+
+    Raises ValueError when there is no length to hold or `replicas` is negative.
+    """
+    if not lengths or replicas < 0:
+        raise ValueError(f"needs at least one length and no negative number of replicas, got {lengths} and {replicas}")
+    falling = sorted(set(lengths), reverse=True)
+    bits = (len(falling) - 1).bit_length()
+    order = sorted(range(len(falling)), key=lambda index: f"{index:0{bits}b}"[::-1])
+    return tuple(falling[order[rank % len(falling)]] for rank in range(replicas))
+
+
 def solve(problem: Problem) -> Allocation:
     """The optimal allocation (Arlo §3.3, equations 1-7)."""
     return allocate(problem.classes, problem.demand, problem.replicas)

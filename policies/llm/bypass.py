@@ -10,40 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Generic, NamedTuple
 
 from pliant.policies.llm.jobs import A, Job, K
-from pliant.policies.llm.queue_order import Lane
-from pliant.policies.llm.shared_memory import SharedMemory
-
-
-@dataclass(eq=False)
-class Running(Generic[K, A]):
-    """A request that has its memory."""
-
-    job: Job[K, A]
-    """As it was when it was queued last."""
-    lane: Lane[K, A]
-    """From which it has borrowed."""
-    borrowed: int
-    since: float
-    passed: list[K]
-    """Blocked requests that it was predicted to end before."""
-    begun: int
-    """Tokens of its answer at its admission."""
-    tokens: int
-    """And now."""
-
-    @property
-    def left(self) -> int:
-        """Iterations until it ends, as predicted; at least 1."""
-        return max(1, self.job.output - self.tokens + self.begun)
-
-    @property
-    def overdue(self) -> bool:
-        """Whether it should have ended."""
-        return self.tokens - self.begun >= self.job.output
+from pliant.policies.llm.request_state import Running, SharedMemory
 
 
 class Prospect(NamedTuple):

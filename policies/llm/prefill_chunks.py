@@ -22,6 +22,7 @@ IDLE_S = 1.0
 _FIRST_TOKENS = 256
 """In the first iteration, of which nobody knows how long it will take."""
 _DECAY = 0.8
+_SPEED_DECAY = 0.95
 _LEAST_SHARE = 0.1
 """Of an iteration's time that is put down to its prompts, when the decode step seems to explain all of it."""
 
@@ -54,6 +55,50 @@ class PrefillBudget:
             return _FIRST_TOKENS
         within = int(min((self._stall_s if live else max(IDLE_S, self._stall_s)) * self.tokens_per_s, MOST_TOKENS))
         return max(CHUNK_MULTIPLE, within - within % CHUNK_MULTIPLE)
+
+
+class Speeds:
+    """How fast an executor is of late, as its iterations tell; nothing is known at first.
+
+    For `stall_s` see `PrefillBudget`.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        self._budget = PrefillBudget(stall_s)
+        self._step_s = RecentRatio(_SPEED_DECAY)
+        self._tokens_per_s = RecentRatio(_SPEED_DECAY)
+        self.tokens = 0
+        """Of answers, in all iterations."""
+
+    def observe(self, prompt_tokens: int, decoding: bool, tokens: int, seconds: float) -> None:
+        """An iteration with so many prompt tokens, which gave so many `tokens`, took `seconds`.
+
+        `decoding` tells whether live requests got tokens, beside those whose prompts ended in it.
+        """
+        if prompt_tokens:
+            self._budget.observe(prompt_tokens, seconds, self.step_s if decoding else 0.0)
+        else:
+            self._step_s.add(seconds, 1)
+        self._tokens_per_s.add(tokens, seconds)
+        self.tokens += tokens
+
+    def prompt_tokens(self, live: bool) -> int:
+        """How many the next iteration may compute at most; `live` tells whether answers wait for it."""
+        return self._budget.tokens(live)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a decode step without prompts; 0 as long as there was none, as in all of these."""
+        return self._step_s.value
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        return self._budget.tokens_per_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of answers."""
+        return self._tokens_per_s.value
 
 
 def chunks(prompts: Iterable[int], budget: int) -> list[int]:

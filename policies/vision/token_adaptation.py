@@ -1,8 +1,8 @@
 """Which gamma each queued batch gets, or whether it runs at all, anew before every run (OTAS §III-D).
 
-`ExactPolicy` is the default, `Algorithm2Policy` the paper's, `FixedPolicy` what a service without adaptation does.
+`ExactPolicy` is the default, `Algorithm2Policy` the paper's.
 Batches are planned in the order of their deadlines, each with those of its queries that could be in time if it were
-next (`runnable_queries`).
+next (`plan_scope`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import numpy as np
 
 from pliant.policies.vision.one_clock_plan import BETA, INITIAL_S, algorithm_2, algorithm_3
 from pliant.policies.vision.pareto_plan import best_plan
-from pliant.policies.vision.plan_horizon import horizon
+from pliant.policies.vision.plan_scope import Queued, horizon, runnable
 from pliant.policies.vision.rate_to_gamma import RateToGamma, RecentRate
-from pliant.policies.vision.runnable_queries import Queued, runnable
 from pliant.policies.vision.slo_batching import Batch, Q
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_profile import Floats, TokenProfile
@@ -53,7 +52,7 @@ class Policy(Protocol[Q]):
 class ExactPolicy(Generic[Q]):
     """The plan of the greatest utility for those that wait, less the price of the time it takes from those to come.
 
-    `pareto_plan` tells what is proven of it, `plan_horizon` which batches of a long queue it is made for, `time_price`
+    `pareto_plan` tells what is proven of it, `plan_scope` which batches of a long queue it is made for, `time_price`
     what a second costs; without a price it is free. If no batch is worth its time, those that take the least are
     planned, and only what they take beyond that is paid for: the device does not wait for better ones.
     """
@@ -112,29 +111,6 @@ class Algorithm2Policy(Generic[Q]):
             choices = algorithm_3(now, latency_s, means, due, usual)
         else:
             choices = algorithm_2(now, latency_s, gain, due)
-        return _steps(self._profile, queued, choices)
-
-
-class FixedPolicy(Generic[Q]):
-    """The same gamma always (PetS: 0, ToMe: below 0, VPT: above 0), for every batch that would be in time."""
-
-    def __init__(self, profile: TokenProfile, gamma: int) -> None:
-        self._profile = profile
-        self._choice = profile.gammas.index(gamma)
-
-    def arrived(self, query: Q) -> None:
-        """The rate does not matter."""
-
-    def plan(self, batches: Sequence[Batch[Q]], now: float) -> list[Step[Q]]:
-        latency_s = np.full_like(self._profile.latency_s, np.inf)
-        latency_s[self._choice] = self._profile.latency_s[self._choice]
-        queued = runnable(self._profile, latency_s, batches, now)
-        choices: list[int | None] = []
-        for entry in queued:
-            seconds = float(latency_s[self._choice, len(entry.queries) - 1])
-            in_time = now + seconds <= entry.due
-            choices.append(self._choice if in_time else None)
-            now += seconds if in_time else 0.0
         return _steps(self._profile, queued, choices)
 
 

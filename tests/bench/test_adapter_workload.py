@@ -10,8 +10,7 @@ import pytest
 
 from pliant.bench.adapters.folders import MODULES as ADAPTED
 from pliant.bench.adapters.folders import folders
-from pliant.bench.adapters.predictors import NoisyOracle, Online
-from pliant.bench.adapters.workload import LONGEST_PROMPT, RANKS, Lengths, Request, conversations, poisson, population
+from pliant.bench.adapters.workload import LONGEST_PROMPT, RANKS, Lengths, conversations, poisson, population
 from pliant.bench.llm import checkpoints
 from pliant.formats.adapter_info import read_adapter
 from pliant.kernels.decoder.executor import load
@@ -56,24 +55,6 @@ def test_lengths_without_data_are_heavy_tailed_as_the_trace_is() -> None:
     quarter = lengths.scaled(0.25)
     assert quarter.prompts.mean() == pytest.approx(lengths.prompts.mean() / 4, rel=0.01)
     assert lengths.scaled(1e-6).outputs.tolist() == [1] * len(lengths.outputs)
-
-
-def test_an_oracle_is_right_as_often_as_it_should_be() -> None:
-    requests = [Request(0.0, 1, output, 0) for output in range(1, 4001)]
-    for accuracy in (1.0, 0.8, 0.0):
-        oracle = NoisyOracle(requests, accuracy, seed=1)
-        right = np.mean([oracle.predict(key) == request.output for key, request in enumerate(requests)])
-        assert right == pytest.approx(accuracy, abs=0.03)
-
-
-def test_our_predictor_is_not_told_what_it_is_asked_for() -> None:
-    requests = [Request(float(index), 50, 7 if index < 100 else 300, 0) for index in range(101)]
-    predictor = Online(requests)
-    for key in range(100):
-        predicted = predictor.predict(key)
-        assert 1 <= predicted <= 300
-        predictor.observe(key)
-    assert predictor.predict(100) < 30
 
 
 def test_adapters_of_random_weights_are_what_a_decoder_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from pliant.bench.start.background import CALM_S, Calm
 from pliant.bench.start.figures import Round, Start, figures
 from pliant.bench.start.questions import Question, questions
 from pliant.bench.start.timeline import Advance, Timeline, watch
-from pliant.config import cluster as config
+from pliant.deployments.kinds import read
 
 ROOT = Path(__file__).parents[2]
 PYTHON = "/home/me/.venv/bin/python3.11"
@@ -150,7 +150,7 @@ def test_a_start_that_makes_no_progress_is_given_up() -> None:
 
 
 def test_every_service_of_the_default_cluster_is_asked() -> None:
-    serving = config.read(ROOT / "cluster.yaml").serving
+    serving = read(ROOT / "cluster.yaml").serving
     asked = questions(serving)
     assert list(asked) == list(serving.services)
     assert {name: question.path for name, question in asked.items()} == {

@@ -14,9 +14,9 @@ from support import virtual_loop
 from pliant.bench.vision import live_plots, profiles, workload
 from pliant.bench.vision.live_run import ALGORITHM_2, OURS, Served, System, fixed, serve, with_images
 from pliant.bench.vision.live_service import Repeated, Service, roles
-from pliant.bench.vision.outcome import Fate
 from pliant.deployments.vision.tasks import Tasks
 from pliant.formats.vision_task import TaskRef
+from pliant.simulation.vision.outcome import Fate
 from pliant.training.vision import Examples
 
 PAPER = profiles.paper()

@@ -9,7 +9,8 @@ import pytest
 
 from pliant.bench.vision import optimum, profiles
 from pliant.bench.vision.systems import OURS
-from pliant.bench.vision.workload import Query, Trace
+from pliant.bench.vision.workload import Trace
+from pliant.simulation.vision.outcome import Query
 
 PAPER = profiles.paper()
 

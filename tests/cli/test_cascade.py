@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from pliant.cli import cascade as cascade_cli
 from pliant.cli import command
-from pliant.config import cluster as config
+from pliant.config.cluster import IMPORT_PATH
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.table import CascadeTable
 from pliant.training import labelled_texts
 
@@ -22,7 +23,7 @@ ENCODER = {"kind": "encoder", "model": "zoo/topics-small", "replicas": 1}
 def cluster(folder: Path, **options: Any) -> Path:
     cascade = {"kind": "cascade", "levels": ["small", "large"], "data": "zoo/topics", "accuracy_loss": 0.02, **options}
     services = {"small": ENCODER, "large": ENCODER, "c": cascade}
-    application = {"import_path": config.IMPORT_PATH, "args": {"services": services}}
+    application = {"import_path": IMPORT_PATH, "args": {"services": services}}
     path = folder / "cluster.yaml"
     path.write_text(yaml.safe_dump({"applications": [application]}))
     return path
@@ -33,7 +34,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which levels were loaded; they are scripted."""
     names: list[str] = []
 
-    async def classifiers(encoders: dict[str, config.EncoderConfig], _progress: object) -> tuple[Any, Any]:
+    async def classifiers(encoders: dict[str, EncoderConfig], _progress: object) -> tuple[Any, Any]:
         names.extend(encoders)
         made = (Model("small", 0.85, 0.001), Model("large", 0.97, 0.01))
         return {model.name: Service(model) for model in made}, {level: ["aoti on a processor"] for level in encoders}
@@ -41,8 +42,8 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cascade_cli, "local_classifiers", classifiers)
     monkeypatch.setattr(cascade_cli, "attention_agreements", lambda profiled, _level, _config: profiled)
-    monkeypatch.setattr(cascade_cli.models, "fetch", lambda _model, progress=None: tmp_path)
-    monkeypatch.setattr(config, "check_models", lambda _serving: None)
+    monkeypatch.setattr(cascade_cli.sources, "fetch", lambda _model, progress=None: tmp_path)
+    monkeypatch.setattr(command, "check_models", lambda _serving: None)
     monkeypatch.setattr(labelled_texts, "read", lambda _data, labels: texts(400) if labels == list(LABELS) else [])
     return names
 

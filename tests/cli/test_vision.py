@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 from support.vision_folders import task_folder, vision_folder
+from support.vision_profile import PROFILE
 from support.waiting import wait_until
-from test_vision_profile import PROFILE
 from typer.testing import CliRunner
 
 from pliant import zoo
 from pliant.cli import command
 from pliant.cli import serve as serve_cli
 from pliant.cli import vision as vision_cli
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
+from pliant.deployments.kinds import read
 from pliant.deployments.vision import assembly
 from pliant.deployments.vision.assembly import Loaded
 from pliant.formats.vision_task import PROFILING, read_task
@@ -286,7 +287,7 @@ def test_a_service_without_tasks_has_the_accuracies_that_it_assumes(
 def test_what_the_zoo_lacks_is_trained_while_ray_starts_the_cheapest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[str] = []
     monkeypatch.setattr(zoo, "ensure", lambda name, _progress: trained.append(name))
-    serve_cli._train_ahead(command.config.read(ROOT / "cluster.yaml").serving)
+    serve_cli._train_ahead(read(ROOT / "cluster.yaml").serving)
     wait_until(lambda: len(trained) == 6)
     assert trained == ["topics-small", "digits-vit", "topics-large", "digits-tasks", "tiny-llama", "adapters"]
 
@@ -305,10 +306,12 @@ def test_the_example_is_a_digit_that_is_decoded() -> None:
     from pliant.zoo import digits
 
     info = sources.check_vision("zoo/digits-vit")
-    pixels = ImageReader(info, 1).decode(base64.b64decode(serve_cli._THREE))
+    serving = read(ROOT / "cluster.yaml").serving
+    path, body = serving.services["digits"].example("digits")
+    pixels = ImageReader(info, 1).decode(base64.b64decode(body["inputs"]))
     held_out = digits.held_out()
     (same,) = np.flatnonzero((held_out.images == pixels).all(axis=(1, 2, 3)))
     assert held_out.labels[same] == 3
-    greeting = serve_cli._examples(command.config.read(ROOT / "cluster.yaml"))["digits"]
-    body = {"inputs": serve_cli._THREE, "parameters": {"task": "digit", "top_k": 2}}
+    greeting = serve_cli._examples(read(ROOT / "cluster.yaml"))["digits"]
+    assert (path, body["parameters"]) == ("models/digits", {"task": "digit", "top_k": 2})
     assert f"/models/digits -d '{json.dumps(body)}'" in greeting

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from transformers import BertConfig
 
-from pliant.config import cluster as config
+from pliant.config.cascade import CascadeConfig
+from pliant.config.cluster import ServingConfig, check_models
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments import kinds
 from pliant.errors import ConfigError
 from pliant.models import sources
 
@@ -17,15 +20,15 @@ SMALL = {"kind": "encoder", "model": "zoo/topics-small", "replicas": 1}
 LARGE = {**SMALL, "model": "zoo/topics-large"}
 
 
-def parse(large: Any = LARGE, **changes: Any) -> config.ServingConfig:
+def parse(large: Any = LARGE, **changes: Any) -> ServingConfig:
     cascade = {key: value for key, value in {**CASCADE, **changes}.items() if value is not None}
-    return config.parse({"services": {"small": SMALL, "large": large, "c": cascade}})
+    return kinds.parse({"services": {"small": SMALL, "large": large, "c": cascade}})
 
 
 def read(check: bool, **changes: Any) -> None:
     parsed = parse(**changes)
     if check:
-        config.check_models(parsed)
+        check_models(parsed)
 
 
 def problem(check: bool = False, **changes: Any) -> str:
@@ -38,10 +41,10 @@ def problem(check: bool = False, **changes: Any) -> str:
 
 def test_the_first_levels_tell_which_words_are_important() -> None:
     parsed = parse()
-    config.check_models(parsed)
-    assert parsed.cascades["c"].levels == ("small", "large")
-    assert [service.importance for service in parsed.encoders.values()] == [True, False]
-    assert not any(service.importance for service in parse(prune=False).encoders.values())
+    check_models(parsed)
+    assert parsed.of(CascadeConfig)["c"].levels == ("small", "large")
+    assert [service.importance for service in parsed.of(EncoderConfig).values()] == [True, False]
+    assert not any(service.importance for service in parse(prune=False).of(EncoderConfig).values())
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,7 @@ def model(folder: Path, labels: list[str], **options: Any) -> dict[str, Any]:
 
 def test_labels_must_be_the_same_in_any_order(tmp_path: Path) -> None:
     labels = sources.check("zoo/topics-small").labels
-    config.check_models(parse(large=model(tmp_path, list(labels)[::-1])))
+    check_models(parse(large=model(tmp_path, list(labels)[::-1])))
 
 
 @pytest.mark.parametrize(
@@ -109,13 +112,13 @@ def test_later_levels_must_take_what_earlier_ones_take() -> None:
 def test_what_one_level_cuts_those_after_it_must_not_refuse() -> None:
     small, cutting = {**SMALL, "truncate": True}, {**LARGE, "truncate": True}
     with pytest.raises(ConfigError) as error:
-        config.parse({"services": {"small": small, "large": LARGE, "c": CASCADE}})
+        kinds.parse({"services": {"small": small, "large": LARGE, "c": CASCADE}})
     assert error.value.problems == [
         "services.c.levels.1: large refuses texts that are too long, and small, which reads them before, cuts them; "
         "set truncate: true for both, or for neither"
     ]
-    config.parse({"services": {"small": small, "large": cutting, "c": CASCADE}})
-    config.parse({"services": {"small": SMALL, "large": cutting, "c": CASCADE}})
+    kinds.parse({"services": {"small": small, "large": cutting, "c": CASCADE}})
+    kinds.parse({"services": {"small": SMALL, "large": cutting, "c": CASCADE}})
 
 
 def test_the_labelled_texts_are_looked_at(tmp_path: Path) -> None:

@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 from support.vision_folders import vision_folder, vision_model
 
-from pliant.config import cluster as config
+from pliant.config.cluster import check_models
+from pliant.config.vision import TasksConfig, VisionConfig
+from pliant.deployments.kinds import parse
 from pliant.errors import ConfigError
 
 SERVICE = {"kind": "vision", "model": "zoo/digits-vit", "tasks": "zoo/digits-tasks"}
 
 
-def parsed(**changes: Any) -> config.VisionConfig:
-    return config.parse({"services": {"digits": {**SERVICE, **changes}}}).visions["digits"]
+def parsed(**changes: Any) -> VisionConfig:
+    return parse({"services": {"digits": {**SERVICE, **changes}}}).of(VisionConfig)["digits"]
 
 
 def test_a_text_means_the_folder_of_tasks() -> None:
-    assert parsed().tasks == config.TasksConfig(folder="zoo/digits-tasks")
+    assert parsed().tasks == TasksConfig(folder="zoo/digits-tasks")
     assert parsed(tasks={"roots": ["/tasks"]}).tasks.roots == ("/tasks",)
 
 
@@ -66,7 +68,7 @@ def test_without_tasks_the_model_needs_a_head_of_its_own(tmp_path: Path) -> None
             vision_folder(folder, vision_model(num_classes=classes))
         service = {"kind": "vision", "model": str(folder), **options}
         try:
-            config.check_models(config.parse({"services": {"digits": service}}))
+            check_models(parse({"services": {"digits": service}}))
         except ConfigError as error:
             return str(error)
         return ""
@@ -88,19 +90,19 @@ def test_each_registry_has_a_file_of_its_own(tmp_path: Path) -> None:
         "three": SERVICE,
     }
     with pytest.raises(ConfigError) as error:
-        config.parse({"services": services})
+        parse({"services": services})
     [line] = error.value.problems
     assert line.startswith(f"services.one.tasks.registry: got {kept}; chat keeps its adapters in that file, so it must")
 
 
 def test_the_model_and_the_tasks_must_exist(tmp_path: Any) -> None:
-    serving = config.parse({"services": {"digits": {**SERVICE, "tasks": str(tmp_path / "x")}}})
+    serving = parse({"services": {"digits": {**SERVICE, "tasks": str(tmp_path / "x")}}})
     with pytest.raises(ConfigError, match=r"services\.digits\.tasks\.folder: .*there is no such folder"):
-        config.check_models(serving)
+        check_models(serving)
     for model in (tmp_path, tmp_path / "none"):
-        other = config.parse({"services": {"digits": {**SERVICE, "model": str(model)}}})
+        other = parse({"services": {"digits": {**SERVICE, "model": str(model)}}})
         with pytest.raises(ConfigError, match=r"choose (a folder|one) that holds config\.json, model\.safetensors$"):
-            config.check_models(other)
-    other = config.parse({"services": {"digits": {**SERVICE, "model": "zoo/cats"}}})
+            check_models(other)
+    other = parse({"services": {"digits": {**SERVICE, "model": "zoo/cats"}}})
     with pytest.raises(ConfigError, match=r"services\.digits\.model: .*the zoo has no such model"):
-        config.check_models(other)
+        check_models(other)

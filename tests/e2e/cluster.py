@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +18,8 @@ import psutil
 import yaml
 from support.waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S, wait_until
 
+from pliant.bench.ray_session import Running, environment, free_port, running, script
+from pliant.bench.start.processes import background_seconds
 from pliant.cache import cache_folder
 
 ROOT = Path(__file__).parents[2]
@@ -35,13 +33,17 @@ class Cluster:
 
     address: str
     path: Path
-    ray_folder: Path
-    process: subprocess.Popen[bytes]
+    started: Running
 
     @property
     def host(self) -> str:
         """host:port, as tritonclient wants it."""
         return self.address.removeprefix("http://")
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """`pliant serve`."""
+        return self.started.process
 
     def get(self, path: str) -> Any:
         """The JSON there."""
@@ -53,12 +55,12 @@ class Cluster:
 
     def ray_metrics(self) -> list[str]:
         """The lines of Ray's own page for Prometheus."""
-        port = next(self.ray_folder.glob("ray/session_latest/metrics_export_port_*")).read_text()
+        port = next(self.started.folder.glob("ray/session_latest/metrics_export_port_*")).read_text()
         return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=HANGS_AFTER_S).text.splitlines()
 
-    def stats(self, service: str = "topics", kind: str = "services") -> dict[str, dict[str, Any]]:
-        """The gateway's view of the service's replicas, by replica id; `kind` is a key of /stats."""
-        replicas: dict[str, dict[str, Any]] = self.get("/stats")[kind][service]["replicas"]
+    def stats(self, service: str = "topics") -> dict[str, dict[str, Any]]:
+        """The gateway's view of the service's replicas, by replica id."""
+        replicas: dict[str, dict[str, Any]] = self.get("/stats")["services"][service]["replicas"]
         return replicas
 
     def plan(self, service: str = "topics") -> dict[str, Any]:
@@ -72,52 +74,48 @@ class Cluster:
             stats = self.get("/stats")
         except httpx.HTTPError as error:
             return {"gateway": repr(error)}
-        found: dict[str, Any] = {name: service["state"] for name, service in stats["states"].items()}
+        found: dict[str, Any] = {}
         for name, service in stats["services"].items():
-            held = {replica: report["max_length"] for replica, report in service["replicas"].items()}
-            found[name] = f"{found[name]}; {held}"
+            held = {replica: report.get("max_length") for replica, report in service["replicas"].items()}
+            found[name] = f"{service['state']}; {held}"
         made = sorted(path.name for path in cache_folder().glob("*/*"))
-        return {**found, "made": made, "background_s": round(_background_s(), -1)}
+        return {**found, "made": made, "background_s": round(background_seconds(psutil.process_iter()), -1)}
 
     def await_gateway(self) -> None:
         """Wait until it answers, whether any service can or not."""
 
         def answers() -> bool:
-            assert self.process.poll() is None, f"it has ended: {self.log()}"
+            assert self.process.poll() is None, f"it has ended: {self.started.tail()}"
             with contextlib.suppress(httpx.TransportError):
                 return httpx.get(f"{self.address}/v2/health/live", timeout=HANGS_AFTER_S).status_code == 200
             return False
 
-        wait_until(answers, _background_s)
+        wait_until(answers, lambda: background_seconds(psutil.process_iter()))
 
     def await_ready(self, *services: str) -> None:
         """Wait until these services can answer; or all, and their adapters are there, too."""
 
         def ready() -> bool:
-            assert self.process.poll() is None, f"it has ended: {self.log()}"
+            assert self.process.poll() is None, f"it has ended: {self.started.tail()}"
             stats = self.get("/stats")
-            states, adapted = stats["states"], stats["adapters"]["registered"]
-            there = bool(services) or adapted.keys() == stats["language_models"].keys()
-            return there and all(states[service]["ready"] for service in services or states)
+            views = stats["services"]
+            there = bool(services) or all(view.get("adapters", 1) for view in views.values())
+            return there and all(views[service]["ready"] for service in services or views)
 
         try:
             wait_until(ready, self.progress)
         except AssertionError as error:
-            raise AssertionError(f"the cluster is not ready: {error}\n{self.log()}") from None
-
-    def log(self) -> str:
-        """The end of it."""
-        return self.path.with_name("log").read_text()[-4000:]
+            raise AssertionError(f"the cluster is not ready: {error}\n{self.started.tail()}") from None
 
     def classify(self, text: str | list[str], **parameters: Any) -> httpx.Response:
         body = {"inputs": text, "parameters": {"slo_ms": PATIENT_MS, **parameters}}
         return httpx.post(f"{self.address}/models/topics", json=body, timeout=HANGS_AFTER_S)
 
-    def ray(self, script: str) -> str:
-        """What `script` prints, run by a driver of its own inside this cluster's Ray."""
+    def ray(self, code: str) -> str:
+        """What `code` prints, run by a driver of its own inside this cluster's Ray."""
         done = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**environment(self.ray_folder), "RAY_ADDRESS": self._ray_address},
+            [sys.executable, "-c", code],
+            env={**environment(self.started.folder), "RAY_ADDRESS": self._ray_address},
             capture_output=True,
             text=True,
             timeout=PROCESS_HANGS_AFTER_S,
@@ -131,8 +129,8 @@ class Cluster:
 
     def serve(self, command: str, *arguments: str) -> str:
         """What `serve COMMAND` prints, asked of this cluster's dashboard."""
-        call = [Path(sys.executable).with_name("serve"), command, "-a", f"http://{self._dashboard}", *arguments]
-        variables = environment(self.ray_folder)
+        call = [script("serve"), command, "-a", f"http://{self._dashboard}", *arguments]
+        variables = environment(self.started.folder)
         done = subprocess.run(call, env=variables, capture_output=True, text=True, timeout=PROCESS_HANGS_AFTER_S)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -143,7 +141,7 @@ class Cluster:
 
     @cached_property
     def _ray_address(self) -> str:
-        port = next(self.ray_folder.glob("ray/session_latest/gcs_server_port_*")).read_text()
+        port = next(self.started.folder.glob("ray/session_latest/gcs_server_port_*")).read_text()
         return f"127.0.0.1:{port}"
 
     def replica_processes(self, deployment: str = "topics") -> list[psutil.Process]:
@@ -160,52 +158,16 @@ class Cluster:
 @contextlib.contextmanager
 def serving(content: dict[str, Any], folder: Path) -> Iterator[Cluster]:
     """A cluster of its own for the cluster.yaml `content`, on a free port; ready, and ended afterwards."""
-    ray_folder = Path(tempfile.mkdtemp(prefix="pliant"))  # short, because Ray puts Unix sockets below it
     port = free_port()
     path = folder / "cluster.yaml"
     path.write_text(yaml.safe_dump({**content, "http_options": {"port": port}}))
-    log = folder / "log"
-    with log.open("w") as opened:
-        process = subprocess.Popen(
-            [Path(sys.executable).with_name("pliant"), "serve", path],
-            env=environment(ray_folder),
-            cwd=folder,
-            stdout=opened,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        cluster = Cluster(f"http://127.0.0.1:{port}", path, ray_folder, process)
+    with (
+        tempfile.TemporaryDirectory(prefix="pliant", ignore_cleanup_errors=True) as ray_folder,
+        running([script("pliant"), "serve", str(path)], Path(ray_folder), {}) as started,
+    ):
+        cluster = Cluster(f"http://127.0.0.1:{port}", path, started)
         cluster.await_gateway()
         yield cluster
-    finally:
-        stop(process)
-        shutil.rmtree(ray_folder, ignore_errors=True)
-
-
-def environment(ray_folder: Path) -> dict[str, str]:
-    """A Ray session of its own, apart from any other on this machine."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    return {**kept, "RAY_TMPDIR": str(ray_folder), "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End `process` and all that it started."""
-    if process.poll() is not None:
-        return
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(30)
-    for child in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
 
 
 def runs(process: psutil.Process) -> bool:
@@ -213,13 +175,3 @@ def runs(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def _background_s() -> float:
-    """What processes that train or compile have computed, in seconds."""
-    spent = 0.0
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if {"pliant.zoo", "pliant.kernels.encoder.compiled_classifier"} & {*process.cmdline()}:
-                spent += sum(process.cpu_times()[:4])
-    return spent

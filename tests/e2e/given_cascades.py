@@ -13,9 +13,12 @@ import numpy as np
 from e2e.cluster import PATIENT_MS
 
 from pliant.cache import cache_folder
-from pliant.config import cluster as config
+from pliant.config.cascade import CascadeConfig
+from pliant.config.cluster import ServingConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.table import CascadeTable, LevelTable, Profiled, folder_of, identity, keep
 from pliant.deployments.encoder.runtimes import device
+from pliant.deployments.kinds import parse
 from pliant.models import sources
 from pliant.policies.cascade.candidates import Candidate
 from pliant.training import labelled_texts
@@ -42,7 +45,7 @@ def added(args: dict[str, Any], folder: Path) -> Iterator[None]:
     given = {**CASCADE, "data": str(data)}
     cascades = {LENIENT: {**given, "degrade": True}, STRICT: given, MADE: services.pop("topics-c")}
     services |= {SECOND: LARGE, **cascades}
-    serving = config.parse(args)
+    serving = parse(args)
     for name in (LENIENT, STRICT):
         for backend in ("aoti", "eager"):
             _keep(serving, name, backend)
@@ -55,8 +58,8 @@ def _clear() -> None:
         shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
 
 
-def _keep(serving: config.ServingConfig, name: str, backend: str) -> None:
-    cascade, encoders = serving.cascades[name], serving.encoders
+def _keep(serving: ServingConfig, name: str, backend: str) -> None:
+    cascade, encoders = serving.of(CascadeConfig)[name], serving.of(EncoderConfig)
     folders = {level: sources.fetch(encoders[level].model) for level in LEVELS}
     texts = labelled_texts.read(cascade.data, corpus.LABELS)
     level = LevelTable(

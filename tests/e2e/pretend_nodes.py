@@ -19,17 +19,19 @@ from typing import Any
 import httpx
 import psutil
 import ray
-from e2e.cluster import PATIENT_MS, free_port
+from e2e.cluster import PATIENT_MS
 from ray import serve
 from ray.cluster_utils import Cluster
 from support.doubles import Sleepers
 from support.waiting import HANGS_AFTER_S, wait_until
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pliant.config.cluster import EncoderConfig, ServingConfig
-from pliant.deployments.app import assemble, encoder
+from pliant.bench.ray_session import free_port
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.app import assemble
 from pliant.deployments.encoder.engine import Runtime
 from pliant.deployments.encoder.replica import EncoderReplica
+from pliant.deployments.kinds import parse
 
 STORE = 80 * 2**20
 LENGTHS = (64, 128, 512)
@@ -196,7 +198,7 @@ def main() -> None:
     port = free_port()
     ray.init(address=cluster.address, log_to_driver=False)
     cluster.wait_for_nodes()
-    config = ServingConfig.model_validate(
+    config = parse(
         {
             "gateway": {"replicas": 2, "cpus": 1.2},
             "services": {
@@ -214,7 +216,7 @@ def main() -> None:
     )
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        serve.run(assemble(config, {"topics": encoder("topics", config.encoders["topics"], PretendReplica)}))
+        serve.run(assemble(config, {"topics": PretendReplica}))
         scenario = Scenario(f"http://127.0.0.1:{port}")
         flag = Path(os.environ[BROKEN])
 

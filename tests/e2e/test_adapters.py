@@ -21,7 +21,7 @@ class World(NamedTuple):
     oracle: Oracle
 
     def replicas(self) -> dict[str, dict[str, Any]]:
-        return self.cluster.stats(NAME, "language_models")
+        return self.cluster.stats(NAME)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return httpx.post(f"{self.cluster.address}/v1/{path}", json=body, timeout=HANGS_AFTER_S)
@@ -33,7 +33,7 @@ class World(NamedTuple):
         return {card["id"] for card in self.cluster.get("/v1/models")["data"]}
 
     def planner_reached(self) -> bool:
-        reached: bool = self.cluster.get("/stats")["adapters"]["planner_reached"]
+        reached: bool = self.cluster.get("/stats")["planner_reached"]
         return reached
 
     async def until(self, reached: Callable[[], bool]) -> None:

@@ -26,7 +26,7 @@ def ask(cluster: Cluster, name: str, text: str, **parameters: Any) -> httpx.Resp
 
 
 def facts(cluster: Cluster, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = cluster.get("/stats")["cascades"][name]
+    found: dict[str, Any] = cluster.get("/stats")["services"][name]
     return found
 
 
@@ -124,3 +124,13 @@ def test_metrics_tell_of_cascades(cluster: Cluster) -> None:
     seen = cluster.metrics()
     assert f'pliant_cascade_ready{{service="{STRICT}"}} 1.0' in seen
     assert f'pliant_cascade_profiled_reroute_share{{level="{FIRST}",service="{STRICT}"}} 0.5' in seen
+
+
+def test_padding_of_compiled_levels_is_counted(cluster: Cluster) -> None:
+    routes(cluster)
+
+    def counted() -> bool:
+        parts = ("pliant_padding_tokens_total{", f'service="{FIRST}"')
+        return any(all(part in line for part in parts) for line in cluster.ray_metrics())
+
+    wait_until(counted, cluster.ray_metrics)

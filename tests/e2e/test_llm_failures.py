@@ -17,7 +17,7 @@ STREAMS = 12
 
 def replicas(cluster: Cluster) -> dict[str, dict[str, Any]]:
     """The gateway's view of the language model's replicas."""
-    return cluster.stats("chat", "language_models")
+    return cluster.stats("chat")
 
 
 def served(cluster: Cluster) -> dict[str, int]:

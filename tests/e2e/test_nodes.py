@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.cluster import ROOT, environment
+from e2e.cluster import ROOT
 from e2e.pretend_nodes import BROKEN, CLIENTS
 from support.waiting import PROCESS_HANGS_AFTER_S
 
 from pliant import ray_settings
+from pliant.bench.ray_session import running
 
 Phases = dict[str, dict[str, Any]]
 
@@ -26,23 +25,20 @@ Phases = dict[str, dict[str, Any]]
 def phases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Phases]:
     """What `pretend_nodes` reports; one run for all tests."""
     folder = tmp_path_factory.mktemp("nodes")
-    ray_folder = Path(tempfile.mkdtemp(prefix="pliant"))
     path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    settings = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": path, BROKEN: str(folder / "broken")}
-    try:
-        with (folder / "log").open("w") as log:
-            done = subprocess.run(
-                [sys.executable, ROOT / "tests" / "e2e" / "pretend_nodes.py", folder / "phases.json"],
-                env={**ray_settings.ENVIRONMENT, **environment(ray_folder), **settings},
-                cwd=folder,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=PROCESS_HANGS_AFTER_S,
-            )
-        assert done.returncode == 0, (folder / "log").read_text()[-4000:]
+    settings = {
+        **ray_settings.ENVIRONMENT,
+        "RAY_AUTH_MODE": "disabled",
+        "PYTHONPATH": path,
+        BROKEN: str(folder / "broken"),
+    }
+    command = [sys.executable, str(ROOT / "tests" / "e2e" / "pretend_nodes.py"), str(folder / "phases.json")]
+    with (
+        tempfile.TemporaryDirectory(prefix="pliant", ignore_cleanup_errors=True) as ray_folder,
+        running(command, Path(ray_folder), settings) as started,
+    ):
+        assert started.process.wait(PROCESS_HANGS_AFTER_S) == 0, started.tail()
         yield json.loads((folder / "phases.json").read_text())
-    finally:
-        shutil.rmtree(ray_folder, ignore_errors=True)
 
 
 def answered(phases: Phases, name: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def test_it_answers_what_it_has_accepted_and_ends_with_all_its_processes(cluster
         return httpx.post(f"{cluster.address}/v1/completions", json=body, timeout=HANGS_AFTER_S).status_code
 
     def answering() -> bool:
-        return any(report["outstanding_tokens"] for report in cluster.stats("chat", "language_models").values())
+        return any(report["outstanding"] for report in cluster.stats("chat").values())
 
     family = psutil.Process(cluster.process.pid).children(recursive=True)
     with ThreadPoolExecutor(REQUESTS) as pool:

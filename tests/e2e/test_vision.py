@@ -40,7 +40,7 @@ def png(pixels: np.ndarray[Any, Any]) -> bytes:
 
 
 def replicas(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    return cluster.stats("digits", "vision")
+    return cluster.stats("digits")
 
 
 def tensor(images: np.ndarray[Any, Any] | Sequence[bytes]) -> triton.InferInput:

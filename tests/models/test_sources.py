@@ -92,8 +92,8 @@ def test_describe_refuses_a_folder_without_a_readable_config(tmp_path: Path) -> 
 )
 def test_a_name_that_leads_nowhere_is_told_in_one_line(resolve: Any, model: str, words: str, tmp_path: Path) -> None:
     code = (
-        "import sys; from pliant import models; from pliant.errors import ModelError\n"
-        f"try: models.{resolve.__name__}({model!r})\n"
+        "import sys; from pliant.models import sources; from pliant.errors import ModelError\n"
+        f"try: sources.{resolve.__name__}({model!r})\n"
         "except ModelError as error: print(error)"
     )
     environment = {"HF_HUB_OFFLINE": "1", "PLIANT_CACHE": str(tmp_path), "HF_HOME": str(tmp_path)}

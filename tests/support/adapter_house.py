@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from support.peft_folders import model_folder
 
-from pliant.config.cluster import ServingConfig, parse
-from pliant.deployments.serving.catalog.adapter_registry import AdapterRegistry
+from pliant.config.cluster import ServingConfig
+from pliant.deployments.kinds import parse
+from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.serving.catalog.registry import RejectedError
+from pliant.deployments.serving.outcome import Fault, Outcome
 
 
 class House:
@@ -41,7 +43,7 @@ def names(registry: AdapterRegistry) -> list[str]:
     return sorted(registry.board.entries)
 
 
-async def refused(call: Any, match: str) -> int:
+async def refused(call: Any, match: str) -> Outcome | Fault:
     with pytest.raises(RejectedError, match=match) as error:
         await call
-    return error.value.rejected.status
+    return error.value.rejected.fault or error.value.rejected.outcome

@@ -10,15 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pliant.deployments.llm.routing_table import LlmRoutingTable
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from pliant.config.cluster import LlmConfig
+from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
 from pliant.deployments.llm.report import AdapterReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
-from pliant.deployments.llm.routing_table import LlmRoutingTable
 from pliant.deployments.serving.errors import ReplicaLeftError, ReplicaLostError
+from pliant.deployments.serving.outcome import Outcome, Retry
 from pliant.sampling import Sampling
 
 MAX_LENGTH = 64
@@ -84,6 +85,7 @@ class Replicas:
     def __init__(self, **replicas: Replica) -> None:
         self.replicas = replicas
         self.recorded: list[Any] = []
+        self.ends: list[Outcome] = []
         self.table = LlmRoutingTable()
         self.table.sync({name: report() for name in replicas})
 
@@ -128,11 +130,11 @@ class Replicas:
         assert 0 < first_s <= seconds
         self.recorded.append(("answered", prompt_tokens, tokens, rank))
 
-    def failed(self, status: int) -> None:
-        self.recorded.append(status)
+    def ended(self, outcome: Outcome) -> None:
+        self.ends.append(outcome)
 
-    def retried(self, reason: str) -> None:
-        self.recorded.append(reason)
+    def retried(self, why: Retry) -> None:
+        self.recorded.append(why)
 
 
 def report(**held: int) -> ReplicaReport:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from pliant.deployments.cascade.readings import Seen, UnreadableError
 from pliant.deployments.encoder.endpoint import Reading
 from pliant.deployments.encoder.engine import Telling
-from pliant.deployments.serving.errors import LateError, RequestError
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.candidates import Candidate
 from pliant.training.labelled_texts import LabelledText
 
@@ -117,14 +117,14 @@ class Service:
                     await asyncio.Event().wait()
             except TimeoutError:
                 self.late += 1
-                raise LateError(503, "no replica answered") from None
+                raise RequestError(Outcome.UNAVAILABLE, "no replica answered", fault=Fault.TIMED_OUT) from None
             except asyncio.CancelledError:
                 self.cancelled += 1
                 raise
         if self.fails:
             raise self.fails
         if len(text.split()) > TOO_LONG:
-            raise RequestError(422, "too long")
+            raise RequestError(Outcome.REJECTED, "too long", fault=Fault.TOO_LONG)
         logits = self.model.logits(text)
         told = self.model.importance(text) if telling and self.model.telling and telling.wants(logits) else None
         seconds = self.model.seconds * len(text.split())
@@ -137,6 +137,7 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[Any] = []
         self.drifts: list[tuple[str, bool]] = []
+        self.ends: list[Outcome] = []
 
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None:
         assert 0 < confidence <= 1
@@ -151,8 +152,11 @@ class Recorder:
     def degraded(self, level: str, reason: str) -> None:
         self.events.append(("degraded", level, reason))
 
-    def failed(self, status: int) -> None:
-        self.events.append(status)
+    def ended(self, outcome: Outcome) -> None:
+        self.ends.append(outcome)
+
+    def retried(self, why: str) -> None:
+        raise AssertionError("levels retry")
 
 
 def candidate(*levels: str, cutoff: float = 1.0, alpha: float = 0.0, **changes: Any) -> Candidate:

@@ -17,9 +17,8 @@ from typing import Any
 
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.courier import Courier
-from pliant.deployments.serving.errand import Retry
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
-from pliant.deployments.serving.outcome import Outcome
+from pliant.deployments.serving.outcome import Outcome, Retry
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal, Report
 from pliant.deployments.serving.table import Choice, NoReplicaError, ReplicaTable
 
@@ -261,18 +260,19 @@ class CountingChooser:
         if not able:
             raise NoReplicaError
         ranks = {replica: rank for rank, replica in enumerate(self.prefers)}
-        replica = min(able, key=lambda each: (ranks.get(each, len(ranks)), self.sent(each), each))
+        replica = min(able, key=lambda each: (ranks.get(each, len(ranks)), self._sent(each), each))
         self.open[replica, want] += 1
         self.chosen.append((replica, want))
-        return Choice(replica, self.predicted_s)
+        return Choice(replica, self.predicted_s, want)
 
-    def done(self, replica: str, want: Any) -> None:
+    def done(self, choice: Choice) -> None:
+        replica, _, want = choice
         assert self.open[replica, want] > 0, f"{want} was not sent to {replica}, or counted off before"
         self.open[replica, want] -= 1
         if not self.open[replica, want]:
             del self.open[replica, want]
 
-    def sent(self, replica: str) -> float:
+    def _sent(self, replica: str) -> float:
         return sum(count for (name, _), count in self.open.items() if name == replica)
 
 

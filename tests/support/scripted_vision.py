@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from pliant.deployments.serving.catalog.task_follower import TaskFollower
+from pliant.deployments.vision.routing_table import VisionRoutingTable
 
 from pliant.config.cluster import VisionConfig
 from pliant.deployments.serving.catalog.board import Board, Seen
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
 from pliant.deployments.serving.messages import RegisteredTask, Rejected, TaskNews
+from pliant.deployments.serving.outcome import Fault, Outcome, Retry
 from pliant.deployments.vision.endpoint import VisionClassifier
 from pliant.deployments.vision.messages import Answer, Refusal, Ticket
-from pliant.deployments.vision.routing_table import VisionRoutingTable
 from pliant.formats.vision_task import TaskRef
 from pliant.models.vision_info import VisionInfo
 
@@ -57,7 +58,7 @@ class TaskPlanner:
     async def load_task(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask | Rejected:
         self._check()
         if not path.startswith("/tasks/"):
-            return Rejected(403, f"path: {path!r} lies outside")
+            return Rejected(Outcome.REJECTED, f"path: {path!r} lies outside", fault=Fault.FORBIDDEN)
         entry = task(name, service=service)
         self.board.put({f"{service}/{name}": entry})
         return entry
@@ -65,7 +66,7 @@ class TaskPlanner:
     async def unload_task(self, service: str, name: str) -> RegisteredTask | Rejected:
         self._check()
         if (entry := self.board.entries.get(f"{service}/{name}")) is None:
-            return Rejected(404, f"task: {service} has no {name!r}")
+            return Rejected(Outcome.REJECTED, f"task: {service} has no {name!r}", fault=Fault.NOT_FOUND)
         self.board.put({f"{service}/{name}": None})
         return entry
 
@@ -77,15 +78,16 @@ class TaskPlanner:
 class Recorder:
     def __init__(self) -> None:
         self.events: list[Any] = []
+        self.ends: list[Outcome] = []
 
     def answered(self, task: str, seconds: float, in_time: bool, gamma: int) -> None:
         self.events.append(("answered", task, in_time, gamma))
 
-    def failed(self, task: str, status: int) -> None:
-        self.events.append((task, status))
+    def ended(self, outcome: Outcome) -> None:
+        self.ends.append(outcome)
 
-    def retried(self, reason: str) -> None:
-        self.events.append(reason)
+    def retried(self, why: Retry) -> None:
+        self.events.append(why)
 
 
 def brightness(ticket: Ticket) -> Answer:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pliant.deployments.serving.catalog.task_registry import TaskRegistry
 from support.vision_folders import task_folder
 
 from pliant.config.cluster import ServingConfig, parse
 from pliant.deployments.serving.catalog.registry import RejectedError
-from pliant.deployments.serving.catalog.task_registry import TaskRegistry
+from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.models.vision_info import read_vision
 
 
@@ -42,7 +43,7 @@ def names(registry: TaskRegistry) -> list[str]:
     return sorted(registry.board.entries)
 
 
-async def refused(call: Any, match: str) -> int:
+async def refused(call: Any, match: str) -> Outcome | Fault:
     with pytest.raises(RejectedError, match=match) as error:
         await call
-    return error.value.rejected.status
+    return error.value.rejected.fault or error.value.rejected.outcome

@@ -12,12 +12,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pliant.deployments.serving.catalog.board import Board
 from pliant.deployments.serving.catalog.confinement import MissingError, OutsideError
 from pliant.deployments.serving.catalog.ledger import FileError
 from pliant.deployments.serving.messages import Entry, Rejected
+from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.errors import PliantError
 
 logger = logging.getLogger("pliant")
@@ -34,16 +35,21 @@ class UnavailableError(PliantError):
     """A service for which nothing can be loaded, through no fault of the client's."""
 
 
-_STATUS = {OutsideError: 403, MissingError: 404, UnavailableError: 503, PliantError: 400}
+_ENDS: dict[type[PliantError], tuple[Outcome, Fault | None]] = {
+    OutsideError: (Outcome.REJECTED, Fault.FORBIDDEN),
+    MissingError: (Outcome.REJECTED, Fault.NOT_FOUND),
+    UnavailableError: (Outcome.UNAVAILABLE, None),
+    PliantError: (Outcome.REJECTED, None),
+}
 """What a client is told of a path; of several answers the last of these counts."""
 
 
 class RejectedError(PliantError):
     """A call that changes nothing, and why."""
 
-    def __init__(self, status: int, reason: str, param: str | None = None) -> None:
+    def __init__(self, outcome: Outcome, reason: str, param: str | None = None, fault: Fault | None = None) -> None:
         super().__init__(reason)
-        self.rejected = Rejected(status, reason, param)
+        self.rejected = Rejected(outcome, reason, param, fault)
 
 
 class Shelf(Protocol[_Stocked]):
@@ -85,6 +91,14 @@ class Registry(ABC, Generic[Entry, S]):
         self._reading = 0
         self._changing = asyncio.Lock()
         self._start = asyncio.create_task(self._stock())
+
+    @abstractmethod
+    async def load(self, *what: Any) -> Entry:
+        """Register an entry for a client. Raises RejectedError."""
+
+    @abstractmethod
+    async def unload(self, *what: Any) -> Entry:
+        """Forget an entry for a client. Raises RejectedError."""
 
     @abstractmethod
     def _key(self, entry: Entry) -> str:
@@ -133,27 +147,28 @@ class Registry(ABC, Generic[Entry, S]):
         if not shelf.runtime:
             forbidden = f"{self.what}.runtime: false, so clients neither load nor unload its {self.what}"
             remedy = f"set it to true, or put them into {self.what}.folder and restart"
-            raise RejectedError(403, f"{shelf.service} has {forbidden}; {remedy}")
+            raise RejectedError(Outcome.REJECTED, f"{shelf.service} has {forbidden}; {remedy}", fault=Fault.FORBIDDEN)
         return shelf
 
     async def _find(self, path: str, shelves: Iterable[S], read: Callable[[S], _T]) -> list[_T | PliantError]:
         """What `read` makes of each of `shelves`, for a client that named `path`. Raises RejectedError."""
         if self._reading >= self.most_reading:
-            raise RejectedError(429, f"{self._reading} {self.what} are being loaded; retry later")
+            raise RejectedError(Outcome.SHED, f"{self._reading} {self.what} are being loaded; retry later")
         self._reading += 1
         try:
             async with asyncio.timeout(_READ_WITHIN_S):
                 return await self._read(lambda: [_attempt(read, shelf) for shelf in shelves])
         except TimeoutError:
             reason = f"{self.path}: {path!r} could not be read within {_READ_WITHIN_S:g} s"
-            raise RejectedError(503, reason, self.path) from None
+            raise RejectedError(Outcome.UNAVAILABLE, reason, self.path) from None
         finally:
             self._reading -= 1
 
     def _misfit(self, errors: Iterable[PliantError]) -> RejectedError:
         """What to tell a client whose path led to these `errors`, of one or several services."""
-        told = max(errors, key=lambda error: list(_STATUS).index(_kind(error)))
-        return RejectedError(_STATUS[_kind(told)], f"{self.path}: {told}", self.path)
+        told = max(errors, key=lambda error: list(_ENDS).index(_kind(error)))
+        outcome, fault = _ENDS[_kind(told)]
+        return RejectedError(outcome, f"{self.path}: {told}", self.path, fault)
 
     async def _change(self, change: Callable[[], Awaitable[Entry]]) -> Entry:
         """Carry out `change` when no other is under way, and tell those who follow the board.
@@ -169,7 +184,7 @@ class Registry(ABC, Generic[Entry, S]):
         except TimeoutError:
             told = f"this may yet come about: see {self.see}" if writing else "nothing was changed: retry later"
             reason = f"a registry file could not be written within {_CHANGE_WITHIN_S:g} s; {told}"
-            raise RejectedError(503, reason) from None
+            raise RejectedError(Outcome.UNAVAILABLE, reason) from None
         await self.board.spread(self.spread_within_s)
         return changed
 
@@ -183,7 +198,7 @@ class Registry(ABC, Generic[Entry, S]):
         try:
             await asyncio.get_running_loop().run_in_executor(self._writer, change)
         except FileError as error:
-            raise RejectedError(503, f"nothing was changed, because {error}") from None
+            raise RejectedError(Outcome.UNAVAILABLE, f"nothing was changed, because {error}") from None
 
     async def _read(self, function: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, function)
@@ -197,4 +212,4 @@ def _attempt(read: Callable[[S], _T], shelf: S) -> _T | PliantError:
 
 
 def _kind(error: PliantError) -> type[PliantError]:
-    return next(kind for kind in _STATUS if isinstance(error, kind))
+    return next(kind for kind in _ENDS if isinstance(error, kind))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
-from pliant.deployments.serving.catalog.board import Seen
 from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.errors import RequestError
-from pliant.deployments.serving.messages import BoardNews, Entry, Rejected
+from pliant.deployments.serving.kind import Ask
+from pliant.deployments.serving.messages import Entry, Rejected
+from pliant.deployments.serving.outcome import Outcome, RequestError
 
 logger = logging.getLogger("pliant")
 
@@ -24,39 +24,26 @@ class RegistryFollower(BoardFollower[Entry]):
     `what` names the entries, `see` tells where they are listed, and a change is waited for `change_within_s`.
     """
 
-    def __init__(
-        self,
-        news: Callable[[str, Seen, bool], Awaitable[BoardNews[Entry]]],
-        what: str,
-        see: str,
-        change_within_s: float,
-    ) -> None:
-        super().__init__(news, what)
+    def __init__(self, ask: Ask, what: str, see: str, change_within_s: float) -> None:
+        super().__init__(partial(ask, "news"), what)
+        self._ask_part = ask
         self._see = see
         self._change_within_s = change_within_s
 
-    def facts(self) -> dict[str, Any]:
-        """For people."""
-        return {"planner_reached": self.reached, "problems": list(self.problems)}
-
-    def _refusal(self, rejected: Rejected) -> Exception:
-        """What tells a client that its change is refused, and would be again."""
-        return RequestError(rejected.status, rejected.reason)
-
-    async def _change(self, change: Coroutine[Any, Any, Entry | Rejected]) -> Entry:
-        """What `change`, a call to the planner, comes to. Raises RequestError, or what `_refusal` makes."""
+    async def _change(self, method: str, *what: Any) -> Entry:
+        """What a change by the planner, `method` of the registry, comes to. Raises RequestError."""
         try:
             async with asyncio.timeout(self._change_within_s):
-                outcome = await change
+                done: Entry | Rejected = await self._ask_part(method, *what)
         except Exception as error:
             logger.warning("%s could not be changed: %r", self._what, error)
             told = (
                 f"the planner, which keeps the {self._what}, does not answer; see {self._see} for what became of this"
             )
-            raise RequestError(503, told, COME_BACK_S) from None
-        if isinstance(outcome, Rejected):
-            if outcome.status in (429, 503):
-                raise RequestError(outcome.status, outcome.reason, COME_BACK_S)
-            raise self._refusal(outcome)
+            raise RequestError(Outcome.UNAVAILABLE, told, COME_BACK_S) from None
+        if isinstance(done, Rejected):
+            if done.outcome is not Outcome.REJECTED:
+                raise RequestError(done.outcome, done.reason, COME_BACK_S)
+            raise RequestError(done.outcome, done.reason, fault=done.fault, param=done.param)
         await self.catch_up()  # or else `run` hears of it
-        return outcome
+        return done

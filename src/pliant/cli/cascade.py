@@ -8,7 +8,9 @@ from pathlib import Path
 from rich.table import Table
 
 from pliant.cli.terminal import console, progress
-from pliant.config.cluster import CascadeConfig, ServingConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.cluster import ServingConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.choice import Choice, choose_for
 from pliant.deployments.cascade.levels import ClassifierReader, levels_of
 from pliant.deployments.cascade.local import attention_agreements, local_classifiers
@@ -27,7 +29,7 @@ def profile_cascade(name: str, serving: ServingConfig, out: Path) -> None:
 
     Raises DataError when nothing keeps what the service promises, or nothing can be told from its labelled texts.
     """
-    config = serving.cascades[name]
+    config = serving.of(CascadeConfig)[name]
     with progress() as update:
         folder, profiled = asyncio.run(_profiled(name, config, serving, update))
     table = profiled.table
@@ -57,7 +59,8 @@ def profile_cascade(name: str, serving: ServingConfig, out: Path) -> None:
 async def _profiled(
     name: str, config: CascadeConfig, serving: ServingConfig, update: sources.Progress
 ) -> tuple[Path, Profiled]:
-    encoders = {level: serving.encoders[level] for level in config.levels}
+    every = serving.of(EncoderConfig)
+    encoders = {level: every[level] for level in config.levels}
     folders = {level: sources.fetch(service.model, progress=update) for level, service in encoders.items()}
     classifiers, run_on = await local_classifiers(encoders, update)
     texts = labelled_texts.read(config.data, classifiers[config.levels[0]].labels)

@@ -14,7 +14,11 @@ from pliant import zoo
 from pliant.cli import vision as vision_cli
 from pliant.cli.serve import serve_cluster
 from pliant.cli.terminal import console, progress
-from pliant.config import cluster as config
+from pliant.config.cascade import CascadeConfig
+from pliant.config.cluster import ClusterConfig, check_models
+from pliant.config.encoder import EncoderConfig
+from pliant.config.vision import VisionConfig
+from pliant.deployments.kinds import read
 from pliant.errors import ConfigError, PliantError
 from pliant.formats.profile import Profile
 from pliant.models import sources
@@ -53,21 +57,23 @@ def profile(
     latency of a cascade's levels and of what they make together, and which of it would serve.
     """
     cluster = _checked(path)
-    if service in cluster.serving.visions:
-        vision_cli.profile_vision(service, cluster.serving.visions[service], out)
+    config = cluster.serving.services.get(service)
+    if isinstance(config, VisionConfig):
+        vision_cli.profile_vision(service, config, out)
         return
-    if service in cluster.serving.cascades:
+    if isinstance(config, CascadeConfig):
         from pliant.cli import cascade as cascade_cli
 
         cascade_cli.profile_cascade(service, cluster.serving, out)
         return
-    if service not in cluster.serving.encoders:
-        able = [name for name, each in cluster.serving.services.items() if each.kind != "llm"]
+    if not isinstance(config, EncoderConfig):
+        profiled = (EncoderConfig, CascadeConfig, VisionConfig)
+        able = [name for name, each in cluster.serving.services.items() if isinstance(each, profiled)]
         raise ConfigError([f"{service}: cannot be profiled; these services can: {', '.join(able) or 'none'}"])
     from pliant.cli.profile_plot import plot
     from pliant.deployments.encoder.lengths import Lengths
 
-    found = _measured(_encoder(cluster, service)[1])
+    found = _measured(config)
     lengths = Lengths(None, found).current
     table = Table("tokens", "dynamic, ms", "static, ms")
     for length in sorted({*lengths, *found.static_at}):
@@ -95,8 +101,8 @@ def simulate(
     out: Annotated[Path, typer.Option(help="Receives simulate-SERVICE.png.")] = Path(),
 ) -> None:
     """Send a trace through a simulated cluster: latency, SLO attainment, and what planner and autoscaling would do."""
-    from pliant.bench.encoder.capacity import Cluster, plan_capacity
     from pliant.deployments.encoder.lengths import Lengths
+    from pliant.simulation.encoder.capacity import Cluster, plan_capacity
 
     cluster = _checked(path)
     name, config_of = _encoder(cluster, service)
@@ -157,10 +163,10 @@ def main() -> None:
         sys.exit(1)
 
 
-def _checked(path: Path) -> config.ClusterConfig:
+def _checked(path: Path) -> ClusterConfig:
     try:
-        cluster = config.read(path)
-        config.check_models(cluster.serving)
+        cluster = read(path)
+        check_models(cluster.serving)
     except ConfigError as error:
         for problem in error.problems:
             console.print(problem, style="red", markup=False)
@@ -168,16 +174,16 @@ def _checked(path: Path) -> config.ClusterConfig:
     return cluster
 
 
-def _encoder(cluster: config.ClusterConfig, name: str | None) -> tuple[str, config.EncoderConfig]:
+def _encoder(cluster: ClusterConfig, name: str | None) -> tuple[str, EncoderConfig]:
     """The encoder service `name`, or the first."""
-    encoders = cluster.serving.encoders
+    encoders = cluster.serving.of(EncoderConfig)
     chosen = name or next(iter(encoders), None)
     if chosen not in encoders:
         raise ConfigError([f"no encoder service {name or 'at all'}; there are: {', '.join(encoders) or 'none'}"])
     return chosen, encoders[chosen]
 
 
-def _measured(service: config.EncoderConfig) -> Profile:
+def _measured(service: EncoderConfig) -> Profile:
     from pliant.deployments.encoder.runtimes import profile
 
     with progress() as update:

@@ -28,19 +28,11 @@ from pliant import ray_settings, zoo
 from pliant.cache import cache_folder
 from pliant.cli.serve_events import Row, Snapshot, Story, rows
 from pliant.cli.terminal import console
-from pliant.config.cluster import CascadeConfig, ClusterConfig, ServingConfig, VisionConfig
+from pliant.config.cluster import ClusterConfig, ServingConfig
 from pliant.errors import ConfigError, PliantError
 
 _EVERY_S = 0.5
 _LOGS_KEPT = 10
-_TEXT = "The yield expression is used when defining a generator function"
-_DETAILED = {"top_k": 2, "details": True}
-_PROMPT = "The for statement is used to"
-_THREE = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAO0lEQVR42gXBARHEMAgAsNwUIAEJSHgpdTYJlYAk5oBPyLuT0NP7g6qzCXIa"
-    "qN0OEGdeD+fmF4jdveUP+DgVT58xJ3MAAAAASUVORK5CYII="
-)
-"""One of scikit-learn's handwritten digits, as PNG in base64."""
 
 
 def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
@@ -68,11 +60,7 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
 
 def _train_ahead(serving: ServingConfig) -> None:
     """Begin to train what the zoo lacks, the cheapest first, while Ray starts; replicas on this machine wait for it."""
-    named = [
-        *(service.model for service in serving.services.values() if not isinstance(service, CascadeConfig)),
-        *(llm.adapters.folder for llm in serving.llms.values() if llm.adapters and llm.adapters.folder),
-        *(vision.tasks.folder for vision in serving.visions.values() if vision.tasks.folder),
-    ]
+    named = [name for service in serving.services.values() for name in service.fetched()]
     wanted = {name.removeprefix("zoo/") for name in named if name.startswith("zoo/")}
 
     def train() -> None:
@@ -273,19 +261,8 @@ def _ended(process: _Process, log: Path, verbose: bool) -> int:
 def _examples(cluster: ClusterConfig) -> dict[str, str]:
     """By service, a line with which to try it."""
     key = " -H 'Authorization: Bearer KEY'" if cluster.serving.gateway.api_keys_env else ""
-    serving = cluster.serving
-    asked: dict[str, tuple[str, dict[str, Any]]] = {
-        **{name: (f"models/{name}", {"inputs": _TEXT, "parameters": {"top_k": 2}}) for name in serving.encoders},
-        **{name: (f"models/{name}", {"inputs": _TEXT, "parameters": _DETAILED}) for name in serving.cascades},
-        **{name: ("v1/completions", {"model": name, "prompt": _PROMPT, "max_tokens": 40}) for name in serving.llms},
-        **{name: (f"models/{name}", _asked_of(service)) for name, service in serving.visions.items()},
-    }
+    examples = {name: service.example(name) for name, service in cluster.serving.services.items()}
     return {
-        name: f"curl -s {cluster.address}/{path}{key} -d '{json.dumps(body)}'" for name, (path, body) in asked.items()
+        name: f"curl -s {cluster.address}/{path}{key} -d '{json.dumps(body)}'"
+        for name, (path, body) in examples.items()
     }
-
-
-def _asked_of(service: VisionConfig) -> dict[str, Any]:
-    """An example of what to send to `service`; which tasks other folders than the zoo's hold, /stats tells."""
-    task = {"task": "digit"} if service.tasks.folder == f"zoo/{zoo.TASKS}" else {}
-    return {"inputs": _THREE, "parameters": {**task, "top_k": 2}}

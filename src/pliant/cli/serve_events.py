@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_SHED = ("429",)
+_SHED = "shed"
 _CALM_S = 10.0
 """Shedding is over when nothing was shed for so long."""
 
@@ -42,7 +42,7 @@ class Row:
 
 def rows(snapshot: Snapshot, kinds: Mapping[str, str]) -> list[Row]:
     """A row for each of the services, whose `kinds` are known by name."""
-    states = snapshot.stats.get("states", {})
+    states = snapshot.stats.get("services", {})
     found = []
     for name, kind in kinds.items():
         state = states.get(name, {})
@@ -76,9 +76,8 @@ class Story:
             found += self._compiled(name, replicas)
         for name, view in snapshot.stats.get("services", {}).items():
             found += self._planned(name, view["plan"])
-        for name, outcomes in snapshot.stats.get("requests", {}).items():
             gateway = (str(snapshot.stats.get("gateway")), name)
-            found += self._refused(name, gateway, sum(outcomes.get(status, 0) for status in _SHED), snapshot.at_s)
+            found += self._refused(name, gateway, view["requests"].get(_SHED, 0), snapshot.at_s)
         return found
 
     def _readiness(self, snapshot: Snapshot, kinds: Mapping[str, str]) -> Iterator[str]:
@@ -133,7 +132,7 @@ class Story:
         self._shed[gateway] = shed
         if more > 0:
             if name not in self._shedding:
-                yield f"{name} refuses requests that it cannot answer in time (429)"
+                yield f"{name} refuses requests that it cannot answer in time"
             self._shedding[name] = now
         elif name in self._shedding and now - self._shedding[name] >= _CALM_S:
             del self._shedding[name]
@@ -142,8 +141,7 @@ class Story:
 
 def _replicas(stats: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The reports of replicas, by service and replica."""
-    groups = ("services", "language_models", "vision")
-    return {name: view["replicas"] for group in groups for name, view in stats.get(group, {}).items()}
+    return {name: view["replicas"] for name, view in stats.get("services", {}).items()}
 
 
 def _failure(deployment: Mapping[str, Any]) -> str | None:

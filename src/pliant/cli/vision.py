@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pliant.cli.terminal import console, progress
 from pliant.cli.vision_profile import VisionProfile
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.errors import ConfigError, PliantError
 from pliant.formats.vision_task import MOST_PROMPTS, USUAL_PROMPTS, TaskError, TaskRef, check_description, read_task
 from pliant.models import sources
@@ -132,7 +132,7 @@ def _measured(name: str, service: VisionConfig, update: sources.Progress) -> Vis
 
     from pliant.deployments.vision.assembly import load
     from pliant.deployments.vision.device import ExecutorDevice
-    from pliant.policies.vision.dominated_gammas import dominated
+    from pliant.policies.vision.token_profile import dominated
 
     loaded = load(service, update)
     accuracies = {} if service.tasks.folder else {"model, assumed": dict(loaded.own)}

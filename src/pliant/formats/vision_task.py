@@ -39,6 +39,7 @@ MOST_PROMPTS = 512
 MOST_PROFILING = 5_000
 """Images that a task may bring to measure accuracies by."""
 """In each layer."""
+_OWN_HEAD = "own head"
 _MOST_LABELS = 100_000
 _LONGEST_LABEL = 200
 _LARGEST = 1_000_000
@@ -66,6 +67,16 @@ class TaskRef(NamedTuple):
     def key(self) -> str:
         """Another one once the tensors are others, even if the name stays."""
         return f"{self.name}@{self.revision}"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the model's own head (`own_task`)."""
+        return self.revision == _OWN_HEAD
+
+
+def own_task(model: str, labels: int) -> TaskRef:
+    """The head of `model`, with so many outputs, as a task: without any other, its own labels are the answers."""
+    return TaskRef("model", model, _OWN_HEAD, labels, ())
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.pruning import Words
 from pliant.deployments.http.parameters import ClassifyParameters
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.calibration import softmax
 from pliant.policies.cascade.candidates import Candidate
 
@@ -67,6 +67,7 @@ async def test_a_sure_answer_comes_early() -> None:
     np.testing.assert_allclose(sum(prediction.scores), 1)
     assert not house.services["large"].calls
     assert house.recorder.events == [("answered", "small", 1.0)]
+    assert house.recorder.ends == [Outcome.OK]
 
 
 async def test_an_unsure_answer_goes_on_and_the_levels_vote() -> None:
@@ -136,9 +137,9 @@ async def test_once_a_replica_failed_late_is_better_than_lost() -> None:
 @pytest.mark.parametrize(
     ("failure", "reason", "because"),
     [
-        (RequestError(429, "busy", 2), "busy", "is overloaded"),
-        (RequestError(503, "gone"), "failed", "failed"),
-        (RequestError(422, "too long"), "failed", "failed"),
+        (RequestError(Outcome.SHED, "busy", 2), "busy", "is overloaded"),
+        (RequestError(Outcome.UNAVAILABLE, "gone"), "failed", "failed"),
+        (RequestError(Outcome.REJECTED, "too long", fault=Fault.TOO_LONG), "failed", "failed"),
         (ValueError("a bug"), "failed", "failed"),
     ],
 )
@@ -151,6 +152,7 @@ async def test_a_later_level_that_fails_is_done_without(failure: Exception, reas
     assert prediction.details.level == "middle"
     assert ("degraded", "large", reason) in house.recorder.events
     assert house.recorder.events[-1][:2] == ("answered", "middle")
+    assert house.recorder.ends == [Outcome.DEGRADED]
 
 
 async def test_a_level_that_is_down_is_not_waited_for() -> None:
@@ -173,11 +175,11 @@ async def test_a_level_that_hangs_is_left_when_the_time_is_up() -> None:
 
 async def test_without_degrade_a_level_that_fails_is_an_error() -> None:
     house = House(candidate("small", "large"))
-    house.services["large"].fails = RequestError(429, "large is too busy", 2)
+    house.services["large"].fails = RequestError(Outcome.SHED, "large is too busy", 2)
     with pytest.raises(RequestError, match="large is too busy; topics-c needs it for this text") as error:
         await house.ask("yes t1")
-    assert (error.value.status, error.value.headers) == (429, {"Retry-After": "2"})
-    assert house.recorder.events[-1] == 429
+    assert (error.value.outcome, error.value.retry_after_s) == (Outcome.SHED, 2)
+    assert house.recorder.ends == [Outcome.SHED]
     house.services["large"].ready = False
     assert not house.cascade.ready
     assert house.cascade.state == "serves small → large; large takes no long texts now"
@@ -187,7 +189,7 @@ async def test_without_degrade_a_level_that_fails_is_an_error() -> None:
 
 async def test_the_first_level_cannot_be_done_without_where_nothing_else_answers() -> None:
     house = House(candidate("small", "large"), degrade=True)
-    house.services["small"].fails = RequestError(503, "small is gone")
+    house.services["small"].fails = RequestError(Outcome.UNAVAILABLE, "small is gone")
     with pytest.raises(RequestError, match=r"small is gone$"):
         await house.ask("yes t1")
     house.services["small"].ready = False
@@ -203,6 +205,7 @@ async def test_a_client_that_leaves_ends_its_texts() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert house.services["large"].cancelled == 5
+    assert house.recorder.ends == [Outcome.CANCELLED] * 5
 
 
 async def test_scores_as_they_are_asked_for() -> None:
@@ -213,7 +216,7 @@ async def test_scores_as_they_are_asked_for() -> None:
     np.testing.assert_allclose(np.exp(logits.scores), plain.scores[:2])
     with pytest.raises(RequestError, match="got 'sigmoid'; topics-c is a cascade") as error:
         await house.ask("yes t1", ClassifyParameters(function_to_apply="sigmoid"))
-    assert error.value.status == 400
+    assert error.value.outcome == Outcome.REJECTED
 
 
 async def test_until_something_is_chosen_clients_are_told_how_far_it_is() -> None:
@@ -223,7 +226,7 @@ async def test_until_something_is_chosen_clients_are_told_how_far_it_is() -> Non
     assert not house.cascade.ready
     with pytest.raises(RequestError, match="topics-c is not ready yet: profiles its levels: 40%") as error:
         await house.ask("yes t1")
-    assert error.value.status == 503
+    assert error.value.outcome == Outcome.UNAVAILABLE
 
 
 async def test_a_new_planner_does_not_undo_what_serves() -> None:
@@ -264,8 +267,8 @@ async def test_other_texts_than_in_the_profile_are_noticed_once(caplog: pytest.L
     assert same.cascade.facts()["reroutes"]["small"]["drift"] is None
 
 
-DOWN = RequestError(503, "gone")
-BUSY = RequestError(429, "busy", 2)
+DOWN = RequestError(Outcome.UNAVAILABLE, "gone")
+BUSY = RequestError(Outcome.SHED, "busy", 2)
 
 
 def one_level(chosen: str, fallback: str, faster: bool = True) -> House:
@@ -319,7 +322,7 @@ async def test_a_first_level_that_hangs_leaves_its_fallback_time() -> None:
 
 async def test_a_slower_level_does_not_take_over_from_a_busy_one() -> None:
     house = one_level("small", "large", faster=False)
-    house.services["small"].fails = RequestError(429, "small is too busy", 2)
+    house.services["small"].fails = RequestError(Outcome.SHED, "small is too busy", 2)
     with pytest.raises(RequestError, match=r"^small is too busy$"):
         await house.ask("yes t1")
     assert not house.services["large"].calls
@@ -329,7 +332,7 @@ async def test_a_slower_level_does_not_take_over_from_a_busy_one() -> None:
 
 async def test_a_text_that_is_wrong_is_told_so_whoever_could_read_it() -> None:
     house = one_level("large", "small")
-    house.services["large"].fails = RequestError(422, "too long")
+    house.services["large"].fails = RequestError(Outcome.REJECTED, "too long", fault=Fault.TOO_LONG)
     with pytest.raises(RequestError, match=r"^too long$"):
         await house.ask("yes t1")
     assert not house.services["small"].calls
@@ -338,11 +341,12 @@ async def test_a_text_that_is_wrong_is_told_so_whoever_could_read_it() -> None:
 async def test_when_the_fallback_fails_both_are_told() -> None:
     house = one_level("large", "small")
     house.services["large"].down = True
-    house.services["small"].fails = RequestError(503, "small is gone", 7)
+    house.services["small"].fails = RequestError(Outcome.UNAVAILABLE, "small is gone", 7)
     with pytest.raises(RequestError, match="small is gone; it is to answer instead of large, which is down") as error:
         await house.ask("yes t1")
-    assert error.value.headers == {"Retry-After": "7"}
-    assert house.recorder.events == [503]
+    assert error.value.retry_after_s == 7
+    assert house.recorder.ends == [Outcome.UNAVAILABLE]
+    assert not house.recorder.events
 
 
 class NoNumbers(Model):
@@ -358,7 +362,11 @@ async def test_what_is_no_number_is_no_answer() -> None:
     strict.services["small"].model = NoNumbers("small", 1.0, 0.001)
     with pytest.raises(RequestError, match="small failed: what it computed") as error:
         await strict.ask("yes t1")
-    assert error.value.status == 500
+    assert error.value.outcome == Outcome.FAILED
+    strict.services["small"].fails = ValueError("a bug")
+    with pytest.raises(ValueError, match="a bug"):
+        await strict.ask("yes t1")
+    assert strict.recorder.ends == [Outcome.FAILED] * 2
 
 
 async def test_two_gateways_route_alike() -> None:
@@ -377,7 +385,7 @@ async def test_a_batch_fails_with_the_text_that_fails_unless_it_degrades(degrade
 
     async def picky(text: str, *given: Any) -> Any:
         if text == bad:
-            raise RequestError(503, "no")
+            raise RequestError(Outcome.UNAVAILABLE, "no")
         return await read(text, *given)
 
     large.read = picky  # type: ignore[method-assign, assignment]

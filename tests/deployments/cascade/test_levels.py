@@ -13,14 +13,15 @@ from support.doubles import Sleeper, Sleepers, report
 from support.scripted_cascade import LABELS, TOO_LONG, Levels, Model, Service, texts
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from pliant.config.cluster import CascadeConfig, EncoderConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade import local
 from pliant.deployments.cascade.levels import ClassifierReader, levels_of, run_on
 from pliant.deployments.cascade.local import attention_agreements, local_classifiers
 from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.readings import Level, UnreadableError
 from pliant.deployments.encoder.engine import Runtime
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.torchvision_mend import mend
 from pliant.training.labelled_texts import split
 
@@ -58,7 +59,7 @@ async def test_what_a_level_cannot_take_and_what_it_cannot_do_now_differ() -> No
     service = Service(Model("small", 1.0, 0.001))
     with pytest.raises(UnreadableError, match="too long"):
         await reader(service).read("small", "no " * TOO_LONG + "t1", False)
-    service.fails = RequestError(503, "gone")
+    service.fails = RequestError(Outcome.UNAVAILABLE, "gone")
     with pytest.raises(RequestError, match="gone"):
         await reader(service, patience_s=0.0).read("small", "no t1", False)
 
@@ -102,7 +103,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     config = BertConfig(vocab_size=len(words), id2label=dict(enumerate(LABELS)), max_position_embeddings=64, **shape)
     BertForSequenceClassification(config).save_pretrained(tmp_path)
-    monkeypatch.setattr(local.models, "fetch", lambda _model: tmp_path)
+    monkeypatch.setattr(local.sources, "fetch", lambda _model: tmp_path)
     return tmp_path
 
 

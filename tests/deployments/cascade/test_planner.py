@@ -15,7 +15,7 @@ from pliant.deployments.cascade import planner as cascades
 from pliant.deployments.cascade import table
 from pliant.deployments.cascade.follower import CascadeFollower
 from pliant.deployments.cascade.planner import CascadeRegistry
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.errors import DataError, ModelError
 from pliant.models import sources
 from pliant.training import labelled_texts
@@ -114,7 +114,7 @@ async def test_it_waits_for_its_levels_and_says_so() -> None:
 async def test_replicas_that_fail_meanwhile_are_asked_again() -> None:
     house = House()
     large = house.services["large"]
-    large.fails = RequestError(503, "gone")
+    large.fails = RequestError(Outcome.UNAVAILABLE, "gone")
     registry = house.start()
     await entry(registry, "large reads the labelled texts")
     await asyncio.sleep(0.02)

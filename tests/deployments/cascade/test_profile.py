@@ -14,7 +14,8 @@ import pytest
 from support.scripted_cascade import LABELS, TOO_LONG, Levels, Model, texts
 from support.waiting import HANGS_AFTER_S
 
-from pliant.config.cluster import CascadeConfig, EncoderConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.choice import choose_for
 from pliant.deployments.cascade.plot import plot
 from pliant.deployments.cascade.profile import profile

@@ -12,13 +12,14 @@ from fastapi.testclient import TestClient
 from huggingface_hub import TextClassificationOutputElement
 from support.scripted_cascade import LABELS, Model, Service
 
-from pliant.config.cluster import CascadeConfig, GatewayConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.cluster import GatewayConfig
 from pliant.deployments.cascade import recorder as cascade_recorder
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.http.application import application
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
 from pliant.deployments.serving.status import exposition
 from pliant.policies.cascade.candidates import Candidate
@@ -52,7 +53,9 @@ class Nobody:
 
     def degraded(self, *_: object) -> None: ...
 
-    def failed(self, *_: object) -> None: ...
+    def ended(self, *_: object) -> None: ...
+
+    def retried(self, *_: object) -> None: ...
 
 
 class House:
@@ -93,7 +96,7 @@ def test_hugging_face_clients_get_what_they_know() -> None:
 
 def test_a_degraded_answer_says_so_unasked() -> None:
     house = House()
-    house.large.fails = RequestError(429, "busy", 1)
+    house.large.fails = RequestError(Outcome.SHED, "busy", 1)
     [answer] = house.classify(top_k=1)
     assert answer[0]["degraded"]
     assert answer[0]["level"] == "small"

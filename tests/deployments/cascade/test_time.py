@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pliant.deployments.encoder.routing_table import RoutingTable
 from support import virtual_loop
 from support.doubles import report
 from support.scripted_cascade import LABELS, TOKENIZER, candidate
 from support.scripted_cascade import Recorder as CascadeRecorder
 
-from pliant.config.cluster import CascadeConfig, EncoderConfig
+from pliant.config.cascade import CascadeConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.encoder.endpoint import Classifier, Prediction
 from pliant.deployments.encoder.engine import Answer, Query
-from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.http.parameters import ClassifyParameters
-from pliant.deployments.serving.errors import CANCELLED, RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.models.sources import ModelInfo
 from pliant.policies.cascade.candidates import Candidate
 
@@ -33,19 +34,18 @@ INFO = ModelInfo(labels=LABELS, max_length=64, pad_token_id=0, architecture="B",
 
 class Recorder:
     def __init__(self) -> None:
-        self.ends: list[int] = []
+        self.ends: list[Outcome] = []
 
     def arrived(self, _tokens: int) -> None: ...
 
-    def answered(self, *_: object) -> None:
-        self.ends.append(200)
+    def answered(self, *_: object) -> None: ...
 
     def shed(self) -> None: ...
 
-    def failed(self, status: int) -> None:
-        self.ends.append(status)
+    def ended(self, outcome: Outcome) -> None:
+        self.ends.append(outcome)
 
-    def retried(self, _reason: str) -> None: ...
+    def retried(self, _why: str) -> None: ...
 
 
 class Level:
@@ -88,12 +88,12 @@ class House:
         [prediction] = await self.cascade.classify([text], ClassifyParameters(slo_ms=slo_ms))
         return prediction
 
-    async def status(self, slo_ms: float, text: str = "yes t1") -> int:
+    async def outcome(self, slo_ms: float, text: str = "yes t1") -> Outcome:
         try:
-            await self.ask(slo_ms, text)
+            answer = await self.ask(slo_ms, text)
         except RequestError as error:
-            return error.status
-        return 200
+            return error.outcome
+        return Outcome.DEGRADED if answer.details and answer.details.degraded else Outcome.OK
 
 
 @pytest.fixture
@@ -122,9 +122,11 @@ def test_more_time_never_turns_an_answer_into_a_refusal(
     found = []
     for slo_ms in range(1, 101):
         house = House(tmp_path, "small", "large", goes_on=goes_on, degrade=degrade)
-        found.append(virtual(house.status(slo_ms))[1])
-    first = found.index(200) + 1
-    assert found == [429] * (first - 1) + [200] * (101 - first)
+        found.append(virtual(house.outcome(slo_ms))[1])
+    answers = [outcome in (Outcome.OK, Outcome.DEGRADED) for outcome in found]
+    first = answers.index(True) + 1
+    assert answers == [False] * (first - 1) + [True] * (101 - first)
+    assert set(found[: first - 1]) <= {Outcome.SHED, Outcome.TOO_LATE}
     assert first == (45 if goes_on and not degrade else 5)
 
 
@@ -133,7 +135,7 @@ def test_time_that_earlier_levels_took_is_not_the_fault_of_the_later_one(tmp_pat
     house.small.takes_s = 0.3
     with pytest.raises(RequestError) as error:
         virtual(house.ask(330))
-    assert error.value.status == 429
+    assert error.value.outcome == Outcome.TOO_LATE
     assert error.value.reason == (
         "small left 30.0 ms of slo_ms 330 for large, which takes 40.0 ms on average; c needs it for this text: retry "
         "later, or raise slo_ms"
@@ -153,7 +155,7 @@ def test_an_answer_without_a_level_that_hangs_is_in_time(tmp_path: Path, virtual
     assert seconds < slo_ms / 1e3
     if slo_ms > 60:
         assert seconds == pytest.approx(0.95 * slo_ms / 1e3)
-        assert house.large.recorder.ends == [503]  # it is not idle
+        assert house.large.recorder.ends == [Outcome.UNAVAILABLE]  # it is not idle
 
 
 def test_what_holds_no_runtime_for_the_text_is_not_waited_for(tmp_path: Path, virtual: Any) -> None:
@@ -163,11 +165,11 @@ def test_what_holds_no_runtime_for_the_text_is_not_waited_for(tmp_path: Path, vi
     seconds, prediction = virtual(house.ask(5000, "w1 w2 yes t1"))
     assert prediction.warning == "degraded: answered without large, which is down"
     assert seconds == pytest.approx(SMALL_S)
-    assert house.large.recorder.ends == [503]
+    assert house.large.recorder.ends == [Outcome.UNAVAILABLE]
     strict = House(tmp_path, "small", "large")
     strict.large.table.sync({"large": report(2, version=2)})
-    seconds, status = virtual(strict.status(5000, "w1 w2 yes t1"))
-    assert status == 503
+    seconds, outcome = virtual(strict.outcome(5000, "w1 w2 yes t1"))
+    assert outcome == Outcome.UNAVAILABLE
     assert seconds == pytest.approx(30 + SMALL_S)
 
 
@@ -186,7 +188,7 @@ def test_one_level_alone_that_is_down_hangs_or_is_busy_has_a_stand_in(tmp_path: 
     seconds, prediction = virtual(hangs.ask())
     assert prediction.warning == "degraded: answered without large, which did not answer in time"
     assert 0.9 < seconds < 1
-    assert hangs.large.recorder.ends == [503]
+    assert hangs.large.recorder.ends == [Outcome.UNAVAILABLE]
 
     async def crowd() -> list[Prediction]:
         return await busy.cascade.classify([f"yes t{number}" for number in range(60)], ClassifyParameters())
@@ -208,4 +210,4 @@ def test_a_level_whose_caller_left_was_not_idle(tmp_path: Path, virtual: Any) ->
             await asyncio.wait_for(house.ask(), 0.2)
 
     virtual(leave())
-    assert house.large.recorder.ends == [CANCELLED]
+    assert house.large.recorder.ends == [Outcome.CANCELLED]

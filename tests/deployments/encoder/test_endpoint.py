@@ -10,22 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pliant.deployments.encoder.routing_table import RoutingTable
 from support.doubles import report
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.engine import Answer, Query, Refusal, Telling
-from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.http.parameters import ClassifyParameters
-from pliant.deployments.serving.errors import (
-    CANCELLED,
-    DownError,
-    LateError,
-    NotDeployedError,
-    ReplicaLostError,
-    RequestError,
-)
+from pliant.deployments.serving.errors import NotDeployedError, ReplicaLostError
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError, Retry
 from pliant.models.sources import ModelInfo
 from pliant.policies.encoder.admission import DeadlineError
 from pliant.policies.encoder.dispatch import NoRuntimeError
@@ -41,6 +35,7 @@ Reply = Answer | Refusal | Exception
 class Recorder:
     def __init__(self) -> None:
         self.events: list[Any] = []
+        self.ends: list[Outcome] = []
 
     def arrived(self, tokens: int) -> None:
         self.events.append(("arrived", tokens))
@@ -51,11 +46,11 @@ class Recorder:
     def shed(self) -> None:
         self.events.append("shed")
 
-    def failed(self, status: int) -> None:
-        self.events.append(status)
+    def ended(self, outcome: Outcome) -> None:
+        self.ends.append(outcome)
 
-    def retried(self, reason: str) -> None:
-        self.events.append(reason)
+    def retried(self, why: Retry) -> None:
+        self.events.append(why)
 
 
 class Replicas:
@@ -108,6 +103,7 @@ async def test_the_likeliest_label_comes_first(build: Build) -> None:
     assert prediction.warning is None
     assert np.frombuffer(replicas.queries[0].ids, "<i4").tolist() == [2, 4, 5, 3]
     assert recorder.events == [("arrived", 4), ("answered", 8, 4, True)]
+    assert recorder.ends == [Outcome.OK]
 
 
 @pytest.mark.parametrize(("function", "scores"), [("none", [2, 1]), ("sigmoid", [0.8808, 0.7311])])
@@ -123,7 +119,8 @@ async def test_a_lost_replica_costs_a_retry_and_no_deadline(build: Build) -> Non
     classifier, recorder, _ = build(replicas)
     await classifier.classify(["a"], ClassifyParameters(slo_ms=10))
     assert [query.budget_s is None for query in replicas.queries] == [False, True, True]
-    assert recorder.events[1:3] == ["lost", "none"]
+    assert recorder.events[1:] == ["lost", ("answered", 8, 3, False)]
+    assert recorder.ends == [Outcome.OK]
 
 
 async def test_a_text_that_kills_replicas_is_given_up(build: Build) -> None:
@@ -131,18 +128,19 @@ async def test_a_text_that_kills_replicas_is_given_up(build: Build) -> None:
     classifier, _, _ = build(replicas)
     with pytest.raises(RequestError, match="3 replicas of topics died") as error:
         await classifier.classify(["a"], ClassifyParameters())
-    assert error.value.status == 503
+    assert error.value.outcome == Outcome.UNAVAILABLE
     assert len(replicas.queries) == 3
 
 
-async def test_no_replica_at_all_ends_in_503_in_time(build: Build) -> None:
+async def test_no_replica_at_all_is_an_end_in_time(build: Build) -> None:
     classifier, recorder, _ = build(Replicas(NoRuntimeError(4, 0)), timeout_s=0.2, slo_ms=100)
     started = time.monotonic()
     with pytest.raises(RequestError, match=r"answered within 0\.2 s") as error:
         await classifier.classify(["a"], ClassifyParameters())
-    assert error.value.status == 503
+    assert error.value.outcome == Outcome.UNAVAILABLE
     assert time.monotonic() - started == pytest.approx(0.2)
-    assert recorder.events[-1] == 503
+    assert recorder.events == [("arrived", 3)]
+    assert recorder.ends == [Outcome.UNAVAILABLE]
 
 
 async def test_a_refusal_teaches_the_table_and_is_tried_again(build: Build) -> None:
@@ -150,35 +148,37 @@ async def test_a_refusal_teaches_the_table_and_is_tried_again(build: Build) -> N
     table.sync({"r": None})
     await classifier.classify(["a"], ClassifyParameters())
     assert table.replicas()["r"]["max_length"] == 4
-    assert recorder.events[1] == "length"
+    assert recorder.events[1] == "moved"
 
 
 @pytest.mark.parametrize(
-    ("reply", "retry_after", "reason"),
+    ("reply", "outcome", "retry_after_s", "reason"),
     [
-        (DeadlineError(2.5, 0.1), "3", "too busy"),
-        (DeadlineError(float("inf"), 0.1), "1", "too busy"),
-        (DeadlineError(float("inf"), 60), "1", "even when idle: this text takes about 60000.0 ms"),
-        (Refusal("busy", "r", REPORT, 0.01), "1", "too busy"),
+        (DeadlineError(2.5, 0.1), Outcome.SHED, 2.5, "too busy"),
+        (DeadlineError(float("inf"), 0.1), Outcome.SHED, 0.1, "too busy"),
+        (DeadlineError(float("inf"), 60), Outcome.TOO_LATE, 1, "even when idle: this text takes about 60000.0 ms"),
+        (Refusal("busy", "r", REPORT, 0.01), Outcome.SHED, 0.01, "too busy"),
     ],
 )
-async def test_overload_is_429_with_a_time_to_come_back(
-    build: Build, reply: Reply, retry_after: str, reason: str
+async def test_what_cannot_be_in_time_is_refused_with_a_time_to_come_back(
+    build: Build, reply: Reply, outcome: Outcome, retry_after_s: float, reason: str
 ) -> None:
     classifier, recorder, _ = build(Replicas(reply))
     with pytest.raises(RequestError, match=reason) as error:
         await classifier.classify(["a", "b"], ClassifyParameters())
-    assert (error.value.status, error.value.headers) == (429, {"Retry-After": retry_after})
-    assert 429 in recorder.events
+    assert (error.value.outcome, error.value.retry_after_s) == (outcome, retry_after_s)
+    assert error.value.fault == (Fault.SHORT_SLO if outcome == Outcome.TOO_LATE else None)
+    assert outcome in recorder.ends
 
 
-async def test_too_long_is_422_with_the_limit(build: Build) -> None:
+async def test_what_is_too_long_is_rejected_with_the_limit(build: Build) -> None:
     classifier, recorder, _ = build(Replicas(ANSWER))
     for text in ("a " * 7, "a" * 10_000):
         with pytest.raises(RequestError, match="takes at most 8") as error:
             await classifier.classify([text], ClassifyParameters())
-        assert error.value.status == 422
-    assert recorder.events == [422, 422]
+        assert error.value.fault == Fault.TOO_LONG
+    assert recorder.ends == [Outcome.REJECTED] * 2
+    assert not recorder.events
 
 
 async def test_too_long_is_cut_with_a_warning_where_the_operator_says_so(build: Build) -> None:
@@ -214,28 +214,38 @@ async def test_leaving_cancels_every_text(build: Build) -> None:
     await asyncio.gather(task, return_exceptions=True)
     await asyncio.sleep(0)
     assert started == 0
-    assert recorder.events == [("arrived", 3)] * 5 + [CANCELLED] * 5
+    assert recorder.events == [("arrived", 3)] * 5
+    assert recorder.ends == [Outcome.CANCELLED] * 5
+
+
+async def test_what_nobody_expects_is_counted_and_raised(build: Build) -> None:
+    classifier, recorder, _ = build(Replicas(ValueError("what")))
+    with pytest.raises(ValueError, match="what"):
+        await classifier.classify(["a"], ClassifyParameters())
+    assert recorder.ends == [Outcome.FAILED]
 
 
 async def test_who_can_do_without_an_answer_waits_neither_for_replicas_nor_too_long(build: Build) -> None:
     for gone in (NoRuntimeError(4, 0), NotDeployedError()):
         classifier, recorder, _ = build(Replicas(gone))
-        with pytest.raises(DownError, match="no replica of topics takes 3 tokens now"):
+        with pytest.raises(RequestError, match="no replica of topics takes 3 tokens now") as error:
             await classifier.read("a", 1.0, within_s=60)
-        assert recorder.events == [("arrived", 3), 503]
+        assert error.value.fault == Fault.DOWN
+        assert recorder.ends == [Outcome.UNAVAILABLE]
 
     async def never(_query: Query) -> Answer:
         await asyncio.Event().wait()
         return ANSWER
 
     classifier, recorder, _ = build(never)
-    with pytest.raises(LateError, match=r"no replica of topics answered within 0\.02 s"):
+    with pytest.raises(RequestError, match=r"no replica of topics answered within 0\.02 s") as error:
         await classifier.read("a", 1.0, within_s=0.02)
-    assert recorder.events == [("arrived", 3), 503]
+    assert error.value.fault == Fault.TIMED_OUT
+    assert recorder.ends == [Outcome.UNAVAILABLE]
     hopeless, _, _ = build(Replicas(DeadlineError(float("inf"), 60)))
-    with pytest.raises(LateError, match="even when idle") as error:
+    with pytest.raises(RequestError, match="even when idle") as error:
         await hopeless.read("a", 1.0)
-    assert error.value.status == 429
+    assert (error.value.outcome, error.value.fault) == (Outcome.TOO_LATE, Fault.SHORT_SLO)
 
 
 async def test_a_reading_tells_what_a_cascade_asks_for(build: Build) -> None:
@@ -270,4 +280,4 @@ async def test_only_cascades_have_details(build: Build) -> None:
     classifier, _, _ = build(Replicas(ANSWER))
     with pytest.raises(RequestError, match=r"parameters\.details: topics is no cascade") as error:
         await classifier.classify(["a"], ClassifyParameters(details=True))
-    assert error.value.status == 400
+    assert error.value.outcome == Outcome.REJECTED

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from support.doubles import Sleeper, Sleepers
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder import runtimes
 from pliant.deployments.encoder.engine import Answer, Engine, LoadError, Query, Refusal, Runtime, Telling
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.errors import ModelError
-from pliant.policies.cascade.calibration import softmax
+from pliant.policies.encoder.confidence import softmax
 
 
 def query(first: int = 1, length: int = 4, budget_s: float | None = None, utility: float = 1.0) -> Query:
@@ -223,7 +223,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, Kernel]:
     """A plain one, and one that should tell, but cannot."""
     plain, telling = Kernel(), Kernel(ModelError("m does not tell how its tokens attend to each other"))
     monkeypatch.setattr(runtimes, "_kernel", lambda tells: telling if tells else plain)
-    monkeypatch.setattr(runtimes.models, "fetch", lambda _model, **_: Path())
+    monkeypatch.setattr(runtimes.sources, "fetch", lambda _model, **_: Path())
     return plain, telling
 
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pliant.deployments.encoder.routing_table import RoutingTable
 from support.doubles import Sleepers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal
-from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.serving.outcome import Outcome
 from pliant.models.sources import ModelInfo
 
 pytestmark = pytest.mark.virtual_time
@@ -30,8 +31,8 @@ class Quiet:
     def arrived(self, tokens: int) -> None: ...
     def answered(self, seconds: float, slo_s: float, tokens: int, answer: Answer) -> None: ...
     def shed(self) -> None: ...
-    def failed(self, status: int) -> None: ...
-    def retried(self, reason: str) -> None: ...
+    def ended(self, outcome: Outcome) -> None: ...
+    def retried(self, why: str) -> None: ...
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """What a gateway believes of replicas, through reports that come late, twice, or from the dead."""
 
 import pytest
+from pliant.deployments.encoder.routing_table import RoutingTable
 from support.doubles import report
 
-from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.policies.encoder.dispatch import NoRuntimeError
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pliant.deployments.http.images import FORMATS, ImageError, ImageReader
+from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.models.vision_info import VisionInfo
 from pliant.torchvision_mend import mend
 
@@ -140,28 +141,29 @@ def test_the_first_picture_of_an_animation_counts(format_: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "status", "reason"),
+    ("content", "fault", "reason"),
     [
-        (b"", 400, "has no bytes"),
-        (b"hello, world", 415, "no image of PNG, JPEG, WEBP, BMP, GIF: its first bytes are 68 65 6c"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 415, "no image of"),
-        (encoded(picture(), "TIFF"), 415, "no image of"),
-        (encoded(picture())[:300], 400, "cannot be decoded"),
-        (encoded(picture(200, 200), "JPEG")[:900], 400, "truncated"),
-        (encoded(picture(), "WEBP")[:100], 400, "cannot be decoded"),
-        (png(1001, 1000), 413, "1001 x 1000 pixels for at most 1 megapixels; send it smaller"),
-        (png(60_000, 60_000), 413, "too large"),
-        (png(2**31 - 1, 2**31 - 1), 413, "too large"),
-        (png(5000, 10), 413, "no side may be 100 times the other"),
-        (png(100, 100), 400, "cannot be decoded"),
-        (png(8, 8)[:20], 400, "cannot be decoded"),
+        (b"", None, "has no bytes"),
+        (b"hello, world", Fault.MEDIA_TYPE, "no image of PNG, JPEG, WEBP, BMP, GIF: its first bytes are 68 65 6c"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", Fault.MEDIA_TYPE, "no image of"),
+        (encoded(picture(), "TIFF"), Fault.MEDIA_TYPE, "no image of"),
+        (encoded(picture())[:300], None, "cannot be decoded"),
+        (encoded(picture(200, 200), "JPEG")[:900], None, "truncated"),
+        (encoded(picture(), "WEBP")[:100], None, "cannot be decoded"),
+        (png(1001, 1000), Fault.TOO_LARGE, "1001 x 1000 pixels for at most 1 megapixels; send it smaller"),
+        (png(60_000, 60_000), Fault.TOO_LARGE, "too large"),
+        (png(2**31 - 1, 2**31 - 1), Fault.TOO_LARGE, "too large"),
+        (png(5000, 10), Fault.TOO_LARGE, "no side may be 100 times the other"),
+        (png(100, 100), None, "cannot be decoded"),
+        (png(8, 8)[:20], None, "cannot be decoded"),
     ],
 )
-def test_what_is_no_image_is_told_why(content: bytes, status: int, reason: str) -> None:
+def test_what_is_no_image_is_told_why(content: bytes, fault: Fault | None, reason: str) -> None:
     with pytest.raises(ImageError) as error:
         reader().decode(content)
     assert reason in str(error.value)
-    assert error.value.status == status
+    assert error.value.outcome == Outcome.REJECTED
+    assert error.value.fault == fault
     assert "\n" not in str(error.value)
 
 
@@ -187,7 +189,7 @@ def test_a_jpeg_of_very_many_scans_is_refused() -> None:
     assert len(bomb) < 200_000
     with pytest.raises(ImageError, match="10000 scans of 1000 x 1000 pixels; save it anew") as error:
         reader().decode(bomb)
-    assert error.value.status == 413
+    assert error.value.fault == Fault.TOO_LARGE
     with pytest.raises(ImageError, match="21 scans"):
         reader().decode(progressive(1000, 1000, 21))
     assert reader().decode(progressive(1000, 1000, 20)).shape == (32, 32, 3)
@@ -221,7 +223,7 @@ def gif_frame() -> bytes:
 def test_sizes_that_other_headers_claim_count(bomb: bytes) -> None:
     with pytest.raises(ImageError, match="too large") as error:
         reader(25).decode(bomb)
-    assert error.value.status == 413
+    assert error.value.fault == Fault.TOO_LARGE
 
 
 @pytest.mark.parametrize("name", [b"zTXt", b"iCCP"])

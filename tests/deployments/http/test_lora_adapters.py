@@ -13,9 +13,10 @@ from fastapi import FastAPI
 from support.peft_folders import adapter_folder, model_folder
 from support.scripted import Replica, Replicas, language_model, report
 
-from pliant.config.cluster import GatewayConfig, parse
+from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
-from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
+from pliant.deployments.kinds import parse
+from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.serving.planner import Planner
 from pliant.deployments.serving.services import Services
 

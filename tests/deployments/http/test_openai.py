@@ -22,10 +22,11 @@ from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.http.chat_template import ChatTemplate
 from pliant.deployments.http.openai_answers import CompletionShape
-from pliant.deployments.http.openai_errors import OpenAIError, speaks_openai
+from pliant.deployments.http.statuses import speaks_openai
 from pliant.deployments.llm.messages import Refusal
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
 from pliant.deployments.llm.token_texts import TokenTexts
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
 from pliant.errors import ModelError
 from pliant.sampling import Sampling
@@ -332,7 +333,7 @@ async def test_an_error_in_the_middle_is_the_last_event(serve: Serve) -> None:
     client, replicas = serve(Replicas(a=Replica(gives=[Piece(ids("a"), "a"), ValueError("secret")])))
     with pytest.raises(openai.APIError, match="internal error; the server's log tells more"):
         await read(await client.completions.create(**GREEDY, stream=True), texts)
-    assert replicas.recorded == [500]
+    assert replicas.ends == [Outcome.FAILED]
 
 
 async def test_one_failure_ends_all_choices(serve: Serve) -> None:
@@ -384,7 +385,7 @@ async def test_a_client_that_leaves_a_stream_ends_it(tmp_path: Path, choices: in
     await asyncio.sleep(0.01)
     assert replicas.replicas["a"].live == 0
     assert len(sent) < 20
-    assert replicas.recorded == [499] * choices
+    assert replicas.ends == [Outcome.CANCELLED] * choices
 
 
 async def test_log_probabilities_of_completions(serve: Serve) -> None:
@@ -457,7 +458,7 @@ def test_chat_templates_see_what_transformers_shows_them() -> None:
 
 @pytest.mark.parametrize("escape", ["{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ 1 / 0 }}"])
 def test_chat_templates_are_kept_in(escape: str) -> None:
-    with pytest.raises(OpenAIError, match="chat template"):
+    with pytest.raises(RequestError, match="chat template"):
         ChatTemplate(escape + "{{ messages.__class__.x }}", {}).render([])
 
 

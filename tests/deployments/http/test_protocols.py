@@ -15,7 +15,7 @@ from pliant.config.cluster import GatewayConfig
 from pliant.deployments.encoder.endpoint import Prediction
 from pliant.deployments.http.application import application
 from pliant.deployments.http.parameters import ClassifyParameters
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
 
 INFER = "/v2/models/topics/infer"
@@ -30,7 +30,7 @@ class Parrot:
 
     async def classify(self, texts: Sequence[str], parameters: ClassifyParameters) -> list[Prediction]:
         if parameters.slo_ms == 1:
-            raise RequestError(429, "busy", 1.2)
+            raise RequestError(Outcome.SHED, "busy", 1.2)
         return [Prediction([text, "no"][: parameters.top_k], [0.75, 0.25][: parameters.top_k], None) for text in texts]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pliant.config.cluster import AdaptersConfig
+from pliant.config.llm import AdaptersConfig
 from pliant.deployments.llm import assembly
 
 

@@ -9,10 +9,9 @@ import pytest
 from support.scripted import MAX_LENGTH, TOKENIZER, Replica, Replicas, ids, language_model, report, said
 from support.waiting import until
 
-from pliant.deployments.http.openai_errors import OpenAIError
 from pliant.deployments.llm.messages import Refusal
 from pliant.deployments.llm.request import Generation, Piece, merged
-from pliant.deployments.serving.errors import RequestError
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.formats.adapter_info import AdapterRef
 from pliant.sampling import Sampling
 
@@ -47,6 +46,7 @@ async def test_a_killed_replica_is_not_noticed(tmp_path: Path, generation: Gener
     assert piece.text == said(generation)
     assert len(piece.tokens) == 20
     assert replicas.recorded == ["lost", ("answered", 5, 20, 0)]
+    assert replicas.ends == [Outcome.OK]
     resumed = replicas.replicas["b"].tickets[0].generation
     assert len(resumed.generated) == dies_after
     assert resumed.first_token_within_s is None, "late is better than never"
@@ -64,17 +64,18 @@ async def test_a_prompt_that_kills_replicas_is_given_up(tmp_path: Path) -> None:
     replicas = Replicas(**{name: Replica(dies_after=index) for index, name in enumerate("abcde")})
     with pytest.raises(RequestError, match="3 replicas of chat died") as error:
         await answer(tmp_path, replicas)
-    assert error.value.status == 503
+    assert error.value.outcome == Outcome.UNAVAILABLE
     assert len(replicas.tickets) == 3
-    assert replicas.recorded == ["lost", "lost", 503]
+    assert replicas.recorded == ["lost", "lost"]
+    assert replicas.ends == [Outcome.UNAVAILABLE]
 
 
 async def test_with_no_other_replica_it_ends_with_an_error_in_time(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(dies_after=3))
     with pytest.raises(RequestError, match=r"went on with this answer within 0\.2 s") as error:
         await answer(tmp_path, replicas, timeout_s=0.2)
-    assert error.value.status == 503
-    assert replicas.recorded[-1] == 503
+    assert error.value.outcome == Outcome.UNAVAILABLE
+    assert replicas.ends == [Outcome.UNAVAILABLE]
 
 
 async def test_a_replica_that_comes_later_goes_on(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ async def test_a_replica_that_was_waited_for_may_answer_late(tmp_path: Path) -> 
 async def test_no_replica_at_all_ends_in_503_in_time(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no replica of chat answered within 0\.1 s") as error:
         await answer(tmp_path, Replicas(), timeout_s=0.1)
-    assert error.value.status == 503
+    assert error.value.outcome == Outcome.UNAVAILABLE
 
 
 async def test_a_replica_that_hangs_is_an_error_in_time(tmp_path: Path) -> None:
@@ -124,22 +125,22 @@ async def test_a_busy_replica_is_passed_over(tmp_path: Path) -> None:
     assert replicas.recorded[0] == "busy"
 
 
-async def test_when_all_are_busy_it_is_429_with_a_time_to_come_back(tmp_path: Path) -> None:
+async def test_when_all_are_busy_clients_hear_when_to_come_back(tmp_path: Path) -> None:
     few = Replicas(a=Replica(gives=[BUSY]), b=Replica(gives=[Refusal("too late", 7)]))
     many = Replicas(**{name: Replica(gives=[BUSY]) for name in "abcde"})
     for replicas, tried in ((few, 2), (many, 3)):
         with pytest.raises(RequestError, match="chat is too busy: 128 requests wait") as error:
             await answer(tmp_path, replicas)
-        assert (error.value.status, error.value.headers) == (429, {"Retry-After": "3"})
+        assert (error.value.outcome, error.value.retry_after_s) == (Outcome.SHED, 2.5)
         assert len(replicas.tickets) == tried
-        assert replicas.recorded[-1] == 429
+        assert replicas.ends[-1] == Outcome.SHED
 
 
 async def test_what_a_replica_never_takes_is_a_bad_request(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(gives=[Refusal("does not fit", None, "too_long")]), b=Replica())
-    with pytest.raises(OpenAIError, match="does not fit") as error:
+    with pytest.raises(RequestError, match="does not fit") as error:
         await answer(tmp_path, replicas)
-    assert error.value.status == 400
+    assert error.value.outcome == Outcome.REJECTED
 
 
 async def test_once_begun_an_answer_waits_for_a_busy_replica(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ async def test_other_errors_are_counted_and_raised(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(gives=[ValueError("a bug")]))
     with pytest.raises(ValueError, match="a bug"):
         await answer(tmp_path, replicas)
-    assert replicas.recorded == [500]
+    assert replicas.ends == [Outcome.FAILED]
 
 
 @pytest.mark.parametrize("leave", ["cancel", "close"])
@@ -172,7 +173,7 @@ async def test_a_client_that_leaves_ends_the_generation_at_once(tmp_path: Path, 
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
     assert replicas.replicas["a"].live == 0
-    assert replicas.recorded == [499]
+    assert replicas.ends == [Outcome.CANCELLED]
     assert replicas.table.replicas()["a"]["outstanding_tokens"] == 0
 
 
@@ -208,20 +209,20 @@ async def test_texts_become_tokens(tmp_path: Path) -> None:
 async def test_what_cannot_be_a_prompt_is_refused(tmp_path: Path) -> None:
     model = language_model(tmp_path, Replicas(a=Replica()))
     for prompt, reason in [("", "no tokens"), ([256, 257], "token 257; chat has tokens 0 to 256")]:
-        with pytest.raises(OpenAIError, match=reason) as error:
+        with pytest.raises(RequestError, match=reason) as error:
             await model.encode(prompt)
-        assert (error.value.status, error.value.param) == (400, "prompt")
-    with pytest.raises(OpenAIError, match="the system speaks first") as error:
+        assert (error.value.outcome, error.value.param) == (Outcome.REJECTED, "prompt")
+    with pytest.raises(RequestError, match="the system speaks first") as error:
         await model.encode_chat([{"role": "user", "content": "y"}, {"role": "system", "content": "x"}])
-    assert (error.value.status, error.value.param) == (400, "messages")
-    with pytest.raises(OpenAIError, match="100000 characters; chat takes at most 64 tokens") as error:
+    assert (error.value.outcome, error.value.param) == (Outcome.REJECTED, "messages")
+    with pytest.raises(RequestError, match="100000 characters; chat takes at most 64 tokens") as error:
         await model.encode("x" * 100_000)
-    assert error.value.code == "context_length_exceeded"
+    assert error.value.fault == Fault.CONTEXT_LENGTH
 
 
 async def test_without_a_chat_template_the_other_endpoint_is_named(tmp_path: Path) -> None:
     model = language_model(tmp_path, Replicas(a=Replica()), template=None)
-    with pytest.raises(OpenAIError, match="no chat template; send a prompt to /v1/completions"):
+    with pytest.raises(RequestError, match="no chat template; send a prompt to /v1/completions"):
         await model.encode_chat([{"role": "user", "content": "y"}])
 
 
@@ -231,9 +232,9 @@ async def test_the_length_of_an_answer(tmp_path: Path) -> None:
     assert model.tokens_for([0] * (MAX_LENGTH - 2), None) == 2
     assert model.tokens_for([0] * 60, 4) == 4
     for prompt, wanted in [(60, 5), (64, None)]:
-        with pytest.raises(OpenAIError, match="at most 64 tokens, prompt and answer together") as error:
+        with pytest.raises(RequestError, match="at most 64 tokens, prompt and answer together") as error:
             model.tokens_for([0] * prompt, wanted)
-        assert error.value.code == "context_length_exceeded"
+        assert error.value.fault == Fault.CONTEXT_LENGTH
 
 
 async def test_replicas_say_how_much_they_take(tmp_path: Path) -> None:
@@ -271,31 +272,31 @@ async def test_another_replica_may_load_what_one_cannot(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2, 5])
 async def test_an_adapter_that_no_replica_can_load_is_unavailable(tmp_path: Path, count: int) -> None:
     replicas = Replicas(**{name: Replica(gives=[NOT_LOADED]) for name in "abcde"[:count]})
-    with pytest.raises(OpenAIError, match="adapter sql cannot be loaded: no such folder") as error:
+    with pytest.raises(RequestError, match="adapter sql cannot be loaded: no such folder") as error:
         await answer(tmp_path, replicas, ADAPTED)
-    assert (error.value.status, error.value.param, error.value.code) == (503, "model", "adapter_not_loadable")
+    assert (error.value.param, error.value.fault) == ("model", Fault.ADAPTER_NOT_LOADABLE)
     assert len(replicas.tickets) == min(count, 3)
-    assert replicas.recorded[-1] == 503
+    assert replicas.ends == [Outcome.UNAVAILABLE]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 async def test_an_adapter_that_fits_no_replica_is_the_client_s_mistake(tmp_path: Path, count: int) -> None:
     replicas = Replicas(**{name: Replica(gives=[TOO_LARGE]) for name in "abcde"[:count]})
-    with pytest.raises(OpenAIError, match="sql takes 9 MiB") as error:
+    with pytest.raises(RequestError, match="sql takes 9 MiB") as error:
         await answer(tmp_path, replicas, ADAPTED)
-    assert (error.value.status, error.value.param, error.value.code) == (400, "model", "adapter_too_large")
+    assert (error.value.param, error.value.fault) == ("model", Fault.ADAPTER_TOO_LARGE)
     assert len(replicas.tickets) == min(count, 3)
     one_has_room = Replicas(a=Replica(gives=[TOO_LARGE]), b=Replica(gives=[NOT_LOADED]))
-    with pytest.raises(OpenAIError) as error:
+    with pytest.raises(RequestError) as error:
         await answer(tmp_path, one_has_room, ADAPTED)
-    assert error.value.status == 503
+    assert error.value.outcome == Outcome.UNAVAILABLE
 
 
 async def test_a_busy_replica_may_load_it_later(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(gives=[NOT_LOADED]), b=Replica(gives=[BUSY]))
     with pytest.raises(RequestError, match=r"sql \(chat\) is too busy: 128 requests wait") as error:
         await answer(tmp_path, replicas, ADAPTED)
-    assert (error.value.status, error.value.headers) == (429, {"Retry-After": "3"})
+    assert (error.value.outcome, error.value.retry_after_s) == (Outcome.SHED, 2.5)
 
 
 async def test_an_answer_goes_on_with_its_adapter(tmp_path: Path) -> None:
@@ -311,6 +312,6 @@ async def test_an_answer_ends_when_its_adapter_cannot_be_loaded_again(tmp_path: 
     home = replicas.table.choose(1, adapter="sql")
     other = next(name for name in "ab" if name != home)
     replicas.replicas = {home: Replica(dies_after=7), other: Replica(gives=[NOT_LOADED])}
-    with pytest.raises(OpenAIError, match="adapter sql cannot be loaded"):
+    with pytest.raises(RequestError, match="adapter sql cannot be loaded"):
         await answer(tmp_path, replicas, ADAPTED)
     assert len(replicas.replicas[other].tickets) == 3

@@ -14,7 +14,7 @@ from support.decoders import save
 from support.lora_adapters import adapt
 from support.scripted_executor import ScriptedExecutor, byte_tokenizer
 
-from pliant.config.cluster import LlmConfig
+from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
 from pliant.deployments.llm.assembly import assemble
 from pliant.deployments.llm.engine import BrokenError, Engine

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pliant.deployments.llm.routing_table import LlmRoutingTable, shared
 from support.scripted import report
 
-from pliant.deployments.llm.routing_table import LlmRoutingTable, shared
 from pliant.policies.cluster.live_tokens import NoReplicaError
 
 

@@ -6,13 +6,13 @@ import asyncio
 from collections import Counter
 
 import pytest
+from pliant.deployments.encoder.routing_table import RoutingTable
 from support.doubles import Sleepers
 
-from pliant.config.cluster import EncoderConfig
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder.conductor import Conductor
 from pliant.deployments.encoder.engine import Answer, Assignment, Engine, Query, Report
 from pliant.deployments.encoder.lengths import Lengths
-from pliant.deployments.encoder.routing_table import RoutingTable
-from pliant.deployments.serving.conductor import Conductor
 from pliant.deployments.serving.messages import News
 
 pytestmark = pytest.mark.virtual_time

@@ -41,7 +41,7 @@ async def test_it_holds_what_each_gateway_sent_until_it_is_answered() -> None:
     held = []
     for _ in range(4):
         await asyncio.sleep(0.9)
-        held.append(served.held)
+        held.append(served.held.amounts())
     assert held == [{"here": 60.0, "there": 25.0}, {"here": 50.0, "there": 25.0}, {"here": 30.0}, {}]
     await asyncio.gather(*asked)
 
@@ -62,7 +62,7 @@ async def test_an_exception_is_a_refusal_and_only_of_its_own_query() -> None:
     assert (found[0], found[3]) == (1.0, 2.0)
     for index, reason in ((1, "ValueError: cannot do -1.0"), (2, "IndexError: pop from empty list")):
         assert found[index] == Refusal("failed", reason)
-    assert served.held == {}
+    assert served.held.amounts() == {}
 
 
 async def test_three_that_break_down_in_a_row_are_too_many() -> None:
@@ -83,12 +83,12 @@ async def test_what_is_cancelled_is_held_no_more_and_nothing_broke_down(queries:
             served.one(Parcel("r", "here", queries)) if len(queries) == 1 else replies(served, *queries)
         )
         await asyncio.sleep(1.0)
-        assert served.held == {"here": 10 * sum(queries)}
+        assert served.held.amounts() == {"here": 10 * sum(queries)}
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.sleep(0)
-        assert served.held == {}
+        assert served.held.amounts() == {}
         served.check()
     assert len(asyncio.all_tasks()) == 1
 
@@ -97,6 +97,6 @@ async def test_a_parcel_that_is_closed_drops_what_is_not_answered() -> None:
     served = desk()
     async with aclosing(served.several(Parcel("r", "here", (1.0, 5.0)))) as parts:
         assert await anext(parts) == [(0, 1.0)]
-        assert served.held == {"here": 50.0}
+        assert served.held.amounts() == {"here": 50.0}
     await asyncio.sleep(0)
-    assert served.held == {}
+    assert served.held.amounts() == {}

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
+from pliant.deployments.encoder.routing_table import RoutingTable
 from support.doubles import report
 
-from pliant.deployments.encoder.routing_table import RoutingTable
 from pliant.deployments.serving import follower
 from pliant.deployments.serving.follower import Follower, Tally
 from pliant.deployments.serving.messages import Guidance, News

@@ -7,6 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from pliant.deployments.encoder.router import LengthRouter
+from pliant.deployments.llm.router import LiveTokenRouter
 from ray import serve
 from ray._common.utils import import_attr
 from ray.serve._private.common import TimeStampedValue
@@ -19,8 +21,6 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from pliant.config.cluster import AUTOSCALING_POLICY
 from pliant.deployments.autoscaling import follow_planner
-from pliant.deployments.encoder.router import LengthRouter
-from pliant.deployments.llm.router import LiveTokenRouter
 from pliant.deployments.serving.router import TicketRouter, WatchingRouter
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from pliant.deployments.http.validation import finder
-from pliant.deployments.serving.errors import RequestError
 from pliant.deployments.serving.messages import STARTING, Step
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Replicas, Service, Services
 from pliant.deployments.serving.starting_replicas import StartingReplicas
 
@@ -29,8 +29,8 @@ class House:
     async def refusal(self, name: str = "topics") -> str:
         with pytest.raises(RequestError) as caught:
             await self.find(name)
-        assert caught.value.status == 503
-        assert int(caught.value.headers["Retry-After"]) >= 1
+        assert caught.value.outcome == Outcome.UNAVAILABLE
+        assert (caught.value.retry_after_s or 0) >= 1
         return caught.value.reason
 
 

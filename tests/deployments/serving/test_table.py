@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from support.scripted_replicas import CountingChooser, report
 
-from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.parcels import Report
-from pliant.deployments.serving.table import Choice, Feed, NoReplicaError, ReplicaTable, feed
+from pliant.deployments.serving.table import Choice, Feed, NoReplicaError, NoTimeError, ReplicaTable, feed
 
 
 class Clock:
@@ -32,7 +31,7 @@ class Scene:
     def usable(self) -> set[str]:
         """Asks for a choice first, as it is then that replicas are let in again."""
         try:
-            self.table.done(self.table.choose("x").replica, "x")
+            self.table.done(self.table.choose("x"))
         except NoReplicaError:
             assert not self.chooser.may
         assert self.table.ready == bool(self.chooser.may)
@@ -209,16 +208,17 @@ def test_a_new_replica_of_the_same_name_is_as_good_as_any() -> None:
 
 def test_choices_are_the_choosers() -> None:
     scene = Scene("a", "b")
-    assert scene.table.choose("x") == Choice("a", scene.chooser.predicted_s)
+    assert scene.table.choose("x") == Choice("a", scene.chooser.predicted_s, "x")
     assert scene.table.choose("y").replica == "b"
-    assert scene.table.choose("z", {"a"}).replica == "b"
-    assert scene.table.replicas()["b"]["sent"] == 2
-    scene.table.done("b", "z")
-    assert scene.table.replicas()["b"]["sent"] == 1
+    third = scene.table.choose("z", {"a"})
+    assert third.replica == "b"
+    assert scene.table.replicas()["b"]["outstanding"] == 2
+    scene.table.done(third)
+    assert scene.table.replicas()["b"]["outstanding"] == 1
     with pytest.raises(NoReplicaError):
         scene.table.choose("x", {"a", "b"})
-    scene.chooser.sheds = RequestError(Outcome.SHED, "full")
-    with pytest.raises(RequestError):
+    scene.chooser.sheds = NoTimeError(1.0, 0.1)
+    with pytest.raises(NoTimeError):
         scene.table.choose("x")
 
 

@@ -12,13 +12,12 @@ import pytest
 import torch
 from support.vision_folders import task_folder, vision_folder, vision_model
 
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.vision import assembly
 from pliant.deployments.vision.messages import Answer, Query
-from pliant.deployments.vision.own_task import own_task
 from pliant.deployments.vision.tasks import key
 from pliant.errors import ModelError
-from pliant.formats.vision_task import read_profiling, read_task
+from pliant.formats.vision_task import own_task, read_profiling, read_task
 from pliant.kernels.vision import packages as vit_packages
 from pliant.kernels.vision import profile as vit_profile
 from pliant.kernels.vision.executor import CpuExecutor

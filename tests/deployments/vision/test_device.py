@@ -17,10 +17,10 @@ from support.vision_folders import task_folder
 from support.waiting import HANGS_AFTER_S
 
 from pliant.deployments.vision import device as device_module
+from pliant.deployments.vision.accuracy import assumed_accuracies
 from pliant.deployments.vision.device import ExecutorDevice
-from pliant.deployments.vision.own_task import assumed_accuracies, own_task
 from pliant.deployments.vision.tasks import key
-from pliant.formats.vision_task import TaskError, TaskInfo, read_profiling, read_task
+from pliant.formats.vision_task import TaskError, TaskInfo, own_task, read_profiling, read_task
 from pliant.models.vision_info import VisionInfo
 
 GAMMAS = (-2, 0, 1, 4)

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pliant.deployments.vision.own_task import own_task
 from support.scripted_vision import INFO, Replicas, Reply, TaskPlanner, brightness, service, task
 from support.waiting import HANGS_AFTER_S
 
 from pliant.deployments.http.parameters import VisionParameters
-from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError, RequestError
+from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.messages import RegisteredTask
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.vision.messages import Answer, Refusal
-from pliant.deployments.vision.own_task import own_task
 
 pytestmark = pytest.mark.virtual_time
 
@@ -70,26 +71,36 @@ async def test_a_late_answer_is_one() -> None:
     [prediction] = await vision.classify([WHITE], VisionParameters())
     assert (prediction.fate, prediction.gamma) == ("late", 2)
     assert recorder.events == [("answered", "parity", False, 2)]
+    assert recorder.ends == [Outcome.OK]
 
 
-@pytest.mark.parametrize(("kind", "status"), [("shed", 429), ("evicted", 503), ("expired", 504)])
-async def test_refusals_are_told_at_once(kind: Any, status: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "outcome", "fault"),
+    [
+        ("shed", Outcome.SHED, None),
+        ("evicted", Outcome.SHED, Fault.EVICTED),
+        ("expired", Outcome.TOO_LATE, None),
+    ],
+)
+async def test_refusals_are_told_at_once(kind: Any, outcome: Outcome, fault: Fault | None) -> None:
     replicas = Replicas(Refusal(kind, "so it is", 0.5))
     vision, recorder, *_ = service(replicas)
     error = await refused(vision.classify([WHITE], VisionParameters()))
-    assert (error.status, error.reason, error.headers) == (status, "digits: so it is", {"Retry-After": "1"})
+    assert (error.outcome, error.fault, error.reason) == (outcome, fault, "digits: so it is")
+    assert error.retry_after_s == 0.5
     assert len(replicas.tickets) == 1
-    assert recorder.events == [("parity", status)]
+    assert recorder.ends == [outcome]
+    assert not recorder.events
 
 
 @pytest.mark.parametrize(
     ("trouble", "event"),
     [
-        (FAILED, "failed"),
-        (UNLOADED, "task"),
-        (ReplicaLostError(), "failed"),
-        (ReplicaLeftError(), "left"),
-        (NotDeployedError(), "left"),
+        (FAILED, "lost"),
+        (UNLOADED, "moved"),
+        (ReplicaLostError(), "lost"),
+        (ReplicaLeftError(), "moved"),
+        (NotDeployedError(), "moved"),
     ],
 )
 async def test_another_replica_is_asked_when_one_fails(trouble: Reply, event: str) -> None:
@@ -105,7 +116,7 @@ async def test_an_image_that_breaks_every_replica_is_given_up() -> None:
     replicas = Replicas(FAILED)
     vision, _, table, _ = service(replicas)
     error = await refused(vision.classify([WHITE], VisionParameters(slo_ms=60_000.0)))
-    assert (error.status, error.reason) == (500, "digits: the computation broke down: OSError")
+    assert (error.outcome, error.reason) == (Outcome.FAILED, "digits: the computation broke down: OSError")
     assert len(replicas.tickets) == 3
     assert {table.choose() for _ in range(3)} == {"a", "b", "c"}, "all are free again"
 
@@ -115,9 +126,13 @@ async def test_a_task_that_no_replica_can_load_is_given_up(replicas: int) -> Non
     asked = Replicas(UNLOADED)
     vision, recorder, *_ = service(asked, names=tuple(map(str, range(replicas))))
     error = await refused(vision.classify([WHITE], VisionParameters(slo_ms=60_000.0)))
-    assert (error.status, error.reason, error.headers) == (503, "digits: task parity: is broken", {"Retry-After": "1"})
+    assert (error.outcome, error.reason, error.retry_after_s) == (
+        Outcome.UNAVAILABLE,
+        "digits: task parity: is broken",
+        0.1,
+    )
     assert len(asked.tickets) == min(replicas, 3)
-    assert recorder.events[-1] == ("parity", 503)
+    assert recorder.ends == [Outcome.UNAVAILABLE]
 
 
 async def test_a_task_that_was_replaced_is_asked_for_anew() -> None:
@@ -135,7 +150,7 @@ async def test_a_task_that_was_replaced_is_asked_for_anew() -> None:
     assert (prediction.labels[0], asked.tickets[-1].query.task) == ("odd", newer.task)
     planner.board.put({"digits/parity": None})
     asked.replies = [UNLOADED]
-    assert (await refused(vision.classify([WHITE], VisionParameters(slo_ms=60_000.0)))).status == 404
+    assert (await refused(vision.classify([WHITE], VisionParameters(slo_ms=60_000.0)))).fault == Fault.NOT_FOUND
 
 
 async def test_a_task_that_replicas_only_try_cannot_be_named() -> None:
@@ -143,20 +158,20 @@ async def test_a_task_that_replicas_only_try_cannot_be_named() -> None:
     vision, *_ = service(planner=planner)
     await vision.classify([WHITE], VisionParameters())
     assert [entry.task.name for entry in vision.tasks()] == ["parity"]
-    assert (await refused(vision.classify([WHITE], VisionParameters(task="large")))).status == 404
+    assert (await refused(vision.classify([WHITE], VisionParameters(task="large")))).fault == Fault.NOT_FOUND
 
 
 async def test_what_nobody_expects_is_recorded() -> None:
     vision, recorder, *_ = service(Replicas(ValueError("what")))
     with pytest.raises(ValueError, match="what"):
         await vision.classify([WHITE], VisionParameters())
-    assert recorder.events == [("parity", 500)]
+    assert recorder.ends == [Outcome.FAILED]
 
 
 async def test_answers_have_so_many_labels_only() -> None:
     vision, *_ = service(planner=TaskPlanner(task(labels=tuple(map(str, range(30_000))))))
     error = await refused(vision.classify([WHITE] * 4, VisionParameters()))
-    assert error.status == 400
+    assert error.outcome == Outcome.REJECTED
     assert error.reason.endswith("; send at most 16384, or fewer images")
     assert len(await vision.classify([WHITE] * 4, VisionParameters(top_k=5))) == 4
 
@@ -172,8 +187,8 @@ async def test_without_replicas_requests_wait_until_their_deadline() -> None:
     vision, _, table, _ = service(names=())
     assert not vision.ready
     error = await refused(vision.classify([WHITE], VisionParameters(slo_ms=80.0)))
-    assert (error.status, error.reason) == (503, "no replica of digits could be reached in time")
-    assert error.headers == {"Retry-After": "1"}
+    assert (error.outcome, error.reason) == (Outcome.UNAVAILABLE, "no replica of digits could be reached in time")
+    assert error.retry_after_s == 1
     waiting = asyncio.create_task(vision.classify([WHITE], VisionParameters(slo_ms=60_000.0)))
     await asyncio.sleep(0.01)
     table.sync({"a": None})
@@ -184,8 +199,8 @@ async def test_without_replicas_requests_wait_until_their_deadline() -> None:
 async def test_one_bad_image_fails_the_request_and_frees_the_replicas() -> None:
     vision, recorder, *_ = service()
     error = await refused(vision.classify([WHITE, b"no image"], VisionParameters()))
-    assert error.status == 415
-    assert ("parity", 415) in recorder.events
+    assert error.fault == Fault.MEDIA_TYPE
+    assert Outcome.REJECTED in recorder.ends
 
 
 @pytest.mark.real_time
@@ -198,7 +213,7 @@ async def test_an_image_that_cannot_be_read_in_time_is_refused_then(monkeypatch:
         assert await vision.classify([WHITE], VisionParameters(slo_ms=60_000.0)), "this needs no thread"
     finally:
         reading.set()
-    assert (error.status, error.reason[:45]) == (504, "digits could not read the image in time: 1 ar")
+    assert (error.outcome, error.reason[:45]) == (Outcome.TOO_LATE, "digits could not read the image in time: 1 ar")
 
 
 @pytest.mark.real_time
@@ -234,7 +249,7 @@ async def test_a_service_that_hangs_ends_in_time() -> None:
 
     vision, *_ = service(Never(), timeout_s=0.05)
     error = await refused(vision.classify([WHITE], VisionParameters(slo_ms=1000.0)))
-    assert (error.status, error.reason) == (503, "no replica of digits answered within 1 s")
+    assert (error.outcome, error.reason) == (Outcome.UNAVAILABLE, "no replica of digits answered within 1 s")
 
 
 async def test_without_a_name_the_model_s_own_head_is_meant() -> None:
@@ -255,16 +270,19 @@ async def test_which_task_is_meant() -> None:
     planner.board.put({"digits/large": task("large")})
     await vision.classify([WHITE], VisionParameters(task="large"))
     error = await refused(vision.classify([WHITE], VisionParameters()))
-    assert (error.status, error.reason) == (400, "parameters.task: must be given; there are: large, parity")
+    assert (error.outcome, error.reason) == (
+        Outcome.REJECTED,
+        "parameters.task: must be given; there are: large, parity",
+    )
     error = await refused(vision.classify([WHITE], VisionParameters(task="x")))
-    assert (error.status, error.reason) == (404, "digits has no task 'x'; there are: large, parity")
+    assert (error.fault, error.reason) == (Fault.NOT_FOUND, "digits has no task 'x'; there are: large, parity")
     planner.dead = True
     await vision.classify([WHITE], VisionParameters(task="large"))
-    assert (await refused(vision.classify([WHITE], VisionParameters(task="y")))).status == 503
+    assert (await refused(vision.classify([WHITE], VisionParameters(task="y")))).outcome == Outcome.UNAVAILABLE
     assert not follower.facts()["planner_reached"]
 
 
 async def test_without_any_task() -> None:
     vision, *_ = service(planner=TaskPlanner())
     error = await refused(vision.classify([WHITE], VisionParameters()))
-    assert (error.status, error.reason) == (404, "digits has no task at all; load one")
+    assert (error.fault, error.reason) == (Fault.NOT_FOUND, "digits has no task at all; load one")

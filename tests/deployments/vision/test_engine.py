@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import virtual_loop
 
-from pliant.deployments.vision.engine import Engine
+from pliant.deployments.vision.engine import Engine, Waiting
 from pliant.deployments.vision.messages import Answer, Query, Refusal
 from pliant.deployments.vision.tasks import Settler, Tasks, key
-from pliant.deployments.vision.waiting import Waiting
 from pliant.formats.vision_task import TaskError, TaskRef
 from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy
 from pliant.policies.vision.token_profile import TokenProfile

@@ -6,6 +6,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from pliant.deployments.vision.router import LeastBusyRouter
+from pliant.deployments.vision.routing_table import VisionRoutingTable
 from ray.serve.config import RequestRouterConfig
 
 from pliant.deployments.serving.errors import ReplicaLeftError
@@ -13,8 +15,6 @@ from pliant.deployments.serving.router import TicketRouter
 from pliant.deployments.vision import routing_table
 from pliant.deployments.vision.messages import Answer, Query, Ticket
 from pliant.deployments.vision.replica import VisionReplica
-from pliant.deployments.vision.router import LeastBusyRouter
-from pliant.deployments.vision.routing_table import VisionRoutingTable
 from pliant.formats.vision_task import TaskRef
 from pliant.policies.cluster.live_tokens import NoReplicaError
 

@@ -131,7 +131,7 @@ def test_a_cached_runtime_needs_neither_compiler_nor_transformers(runtimes, clas
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from pliant.kernels.compiled_classifier import load
+from pliant.kernels.encoder.compiled_classifier import load
 runtime = load(Path(sys.argv[1]), 17)
 print(runtime.backend, "transformers" in sys.modules, "torch._inductor" in sys.modules)
 """

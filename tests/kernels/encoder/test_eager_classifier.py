@@ -43,7 +43,7 @@ def test_no_heavy_package_is_imported_for_ours(classifier, tmp_path) -> None:
     code = """
 import sys
 from pathlib import Path
-from pliant.kernels.compiled_classifier import load
+from pliant.kernels.encoder.compiled_classifier import load
 for folder in sys.argv[1:]:
     for importance in (False, True):
         runtime = load(Path(folder), 100, importance=importance)

@@ -17,11 +17,10 @@ from pliant.policies.cascade.calibration import (
     Floats,
     Integers,
     TooFewSamplesError,
-    confidence,
     expected_calibration_error,
     fit_temperature,
-    softmax,
 )
+from pliant.policies.encoder.confidence import confidence, softmax
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from pliant.policies.cascade.calibration import Floats, Integers, softmax
+from pliant.policies.cascade.calibration import Floats, Integers
 from pliant.policies.cascade.candidates import (
     ALPHAS,
     CUTOFFS,
@@ -23,6 +23,7 @@ from pliant.policies.cascade.candidates import (
 from pliant.policies.cascade.cascade import draws
 from pliant.policies.cascade.choice import choose
 from pliant.policies.cascade.tables import LevelProfile, Reading
+from pliant.policies.encoder.confidence import softmax
 
 seeds = st.integers(0, 2**32 - 1)
 SKILLS = {"tiny": 1.5, "small": 2.5, "large": 4.0}

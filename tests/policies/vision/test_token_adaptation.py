@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from pliant.bench.vision.systems import FixedPolicy
 from pliant.policies.vision import token_adaptation
 from pliant.policies.vision.pareto_plan import best_plan
-from pliant.policies.vision.plan_horizon import HORIZON
+from pliant.policies.vision.plan_scope import HORIZON
 from pliant.policies.vision.slo_batching import Batch, SloBatcher
 from pliant.policies.vision.time_price import TimePrice
-from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, FixedPolicy, Policy, Step
+from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
 
 PER_S = {-20: 1300, -15: 1000, -10: 800, -5: 680, 0: 580, 2: 540, 4: 500, 8: 440}

@@ -8,14 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
 from support.waiting import until
 
-from pliant.deployments.http.openai_errors import OpenAIError
 from pliant.deployments.serving.catalog import adapter_follower, board_follower
-from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
 from pliant.deployments.serving.catalog.board import Board, Seen
-from pliant.deployments.serving.errors import RequestError
 from pliant.deployments.serving.messages import AdapterNews, Registered, Rejected
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.formats.adapter_info import AdapterRef
 
 pytestmark = pytest.mark.virtual_time
@@ -48,7 +47,7 @@ class Registry:
     async def load_adapter(self, name: str, path: str, service: str | None, in_place: bool) -> Registered | Rejected:
         await self._reach()
         if path == "wrong":
-            return Rejected(403, "outside", "lora_path")
+            return Rejected(Outcome.REJECTED, "outside", "lora_path", Fault.FORBIDDEN)
         self.board.put({name: entry(name, path)})
         return entry(name, path)
 
@@ -105,9 +104,9 @@ async def test_what_was_loaded_is_known_at_once_everywhere() -> None:
 
 
 async def test_errors_of_the_registry_reach_the_client() -> None:
-    with pytest.raises(OpenAIError, match="outside") as error:
+    with pytest.raises(RequestError, match="outside") as error:
         await AdapterFollower(Registry()).load("a", "wrong", None, False)
-    assert (error.value.status, error.value.param) == (403, "lora_path")
+    assert (error.value.fault, error.value.param) == (Fault.FORBIDDEN, "lora_path")
 
 
 async def test_unknown_names_however_many_are_asked_about_together() -> None:
@@ -148,8 +147,8 @@ async def test_without_the_planner_what_is_known_goes_on() -> None:
         for call in calls:
             with pytest.raises(RequestError, match="planner") as error:
                 await call
-            assert error.value.status == 503
-            assert error.value.headers["Retry-After"]
+            assert error.value.outcome == Outcome.UNAVAILABLE
+            assert error.value.retry_after_s
         registry.board.put({"a": None, "c": entry("c")})
         registry.restart()
         await until(lambda: set(follower.known) == {"c"})
@@ -165,7 +164,7 @@ async def test_a_planner_that_hangs_is_an_error_in_time(monkeypatch: pytest.Monk
     for call in (follower.find("a"), follower.load("a", "1", None, False)):
         with pytest.raises(RequestError) as error:
             await call
-        assert error.value.status == 503
+        assert error.value.outcome == Outcome.UNAVAILABLE
 
 
 async def test_old_news_never_undo_newer_ones() -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pliant.deployments.serving.catalog.adapter_registry import AdapterRegistry
 from support.adapter_house import House, names, refused
 from support.peft_folders import SLOT_TOKEN_BYTES, adapter_folder, model_folder
 from support.waiting import until
 
 from pliant.deployments.serving.catalog import adapter_registry, ledger
-from pliant.deployments.serving.catalog.adapter_registry import AdapterRegistry
 from pliant.deployments.serving.catalog.board import Board
 from pliant.deployments.serving.messages import Registered
+from pliant.deployments.serving.outcome import Fault, Outcome
 
 pytestmark = pytest.mark.virtual_time
 
@@ -107,7 +108,7 @@ async def test_loading_again_is_an_error_unless_in_place(house: House) -> None:
     first = await registry.load("sql", "sql")
     assert (
         await refused(registry.load("sql", "sql"), "is loaded already, from .*; unload it first, or send load_in")
-        == 400
+        == Outcome.REJECTED
     )
     assert (await registry.load("sql", "sql", in_place=True)).adapter == first.adapter
     adapter_folder(folder, rank=8)
@@ -122,10 +123,13 @@ async def test_paths_are_confined(house: House) -> None:
     (house.more / "alias").symlink_to(inside)
     registry = await house.open()
     for path in (str(outside), "../outside", "link", "/etc", "/nowhere", f"{house.adapters}/../outside"):
-        assert await refused(registry.load("x", path), "lies outside of the folders from which chat loads") == 403
+        assert (
+            await refused(registry.load("x", path), "lies outside of the folders from which chat loads")
+            == Fault.FORBIDDEN
+        )
     for path in ("nothing", str(house.more / "nothing"), "~", "loop"):
-        assert await refused(registry.load("x", path), "no folder|no path") == 404
-    assert await refused(registry.load("x", "a\0b"), "no path") == 404
+        assert await refused(registry.load("x", path), "no folder|no path") == Fault.NOT_FOUND
+    assert await refused(registry.load("x", "a\0b"), "no path") == Fault.NOT_FOUND
     assert (await registry.load("x", "alias")).adapter.folder == str(inside)
     assert await registry.load("y", "deep/../deep/sql")
 
@@ -135,9 +139,9 @@ async def test_what_cannot_be_an_adapter_is_told(house: House) -> None:
     (house.more / "empty").mkdir()
     adapter_folder(house.more / "high", rank=16)
     registry = await house.open(max_rank=8)
-    assert await refused(registry.load("x", "wide"), "wide") == 400
-    assert await refused(registry.load("x", "empty"), r"adapter_config\.json") == 400
-    assert await refused(registry.load("x", "high"), "16") == 400
+    assert await refused(registry.load("x", "wide"), "wide") == Outcome.REJECTED
+    assert await refused(registry.load("x", "empty"), r"adapter_config\.json") == Outcome.REJECTED
+    assert await refused(registry.load("x", "high"), "16") == Outcome.REJECTED
     assert names(registry) == []
     assert not house.kept.exists()
 
@@ -146,20 +150,22 @@ async def test_what_cannot_be_an_adapter_is_told(house: House) -> None:
 async def test_names(house: House, name: str) -> None:
     adapter_folder(house.more / "sql")
     registry = await house.open()
-    assert await refused(registry.load(name, "sql"), "lora_name: (got|'chat' is the name|'topics' is)") == 400
+    assert (
+        await refused(registry.load(name, "sql"), "lora_name: (got|'chat' is the name|'topics' is)") == Outcome.REJECTED
+    )
 
 
 async def test_unloading_what_is_not_there(house: House) -> None:
     registry = await house.open()
     for name in ("chat", "nothing", "x" * 10_000):
-        assert await refused(registry.unload(name), "there is no adapter") == 404
+        assert await refused(registry.unload(name), "there is no adapter") == Fault.NOT_FOUND
 
 
 async def test_pinned_adapters_stay(house: House) -> None:
     adapter_folder(house.adapters / "sql")
     registry = await house.open(pinned=["sql"])
-    assert await refused(registry.unload("sql"), "is pinned by the configuration of chat") == 400
-    assert await refused(registry.load("sql", "sql", in_place=True), "pinned") == 400
+    assert await refused(registry.unload("sql"), "is pinned by the configuration of chat") == Outcome.REJECTED
+    assert await refused(registry.load("sql", "sql", in_place=True), "pinned") == Outcome.REJECTED
     assert names(registry) == ["sql"]
 
 
@@ -173,7 +179,7 @@ async def test_what_can_never_lie_beside_a_request_is_refused_with_the_arithmeti
     registry = await house.open(services)
     assert (await registry.load("small", "small")).service == "big"
     reason = r"rank 64 takes 1\.0 MB, keys and values of one request of 64 tokens 0\.1 MB: 1\.1 MB.*memory_mb: 1;"
-    assert await refused(registry.load("huge", "huge", "big"), reason) == 400
+    assert await refused(registry.load("huge", "huge", "big"), reason) == Outcome.REJECTED
     assert SLOT_TOKEN_BYTES * 64 == 2**14
 
 
@@ -194,15 +200,18 @@ async def test_which_of_several_services(house: House) -> None:
     assert (await registry.load("b", "for-twin")).service == "twin"
     assert (
         await refused(registry.load("c", "unclear"), "must be given, because 'unclear' fits several.*: chat, twin")
-        == 400
+        == Outcome.REJECTED
     )
     assert (await registry.load("c", "unclear", "chat")).service == "chat"
-    assert await refused(registry.load("d", "unclear", "topics"), "'topics'; with adapters there are: chat, ") == 400
-    assert await refused(registry.load("d", "misfit"), "misfit") == 400
-    assert await refused(registry.load("d", "/etc"), "lies outside") == 403
+    assert (
+        await refused(registry.load("d", "unclear", "topics"), "'topics'; with adapters there are: chat, ")
+        == Outcome.REJECTED
+    )
+    assert await refused(registry.load("d", "misfit"), "misfit") == Outcome.REJECTED
+    assert await refused(registry.load("d", "/etc"), "lies outside") == Fault.FORBIDDEN
     assert (
         await refused(registry.load("c", "for-wide", in_place=True), "an adapter of chat, and this one is of wide")
-        == 400
+        == Outcome.REJECTED
     )
     assert {name: entry.service for name, entry in (await house.open(services)).board.entries.items()} == {
         "a": "wide",
@@ -222,9 +231,12 @@ async def test_many_at_once_and_one_name_twice(house: House, monkeypatch: pytest
     assert all("loaded already" in str(outcome) for outcome in outcomes if not isinstance(outcome, Registered))
     assert len((await house.open()).board.entries) == 21
     monkeypatch.setattr(adapter_registry, "MOST_ADAPTERS", 21)
-    assert await refused(registry.load("more", "a0"), "21 adapters are loaded, as many as there may be") == 400
+    assert (
+        await refused(registry.load("more", "a0"), "21 adapters are loaded, as many as there may be")
+        == Outcome.REJECTED
+    )
     monkeypatch.setattr(AdapterRegistry, "most_reading", 0)
-    assert await refused(registry.load("a0", "a0", in_place=True), "retry later") == 429
+    assert await refused(registry.load("a0", "a0", in_place=True), "retry later") == Outcome.SHED
 
 
 async def test_a_file_that_cannot_be_written_changes_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,8 +248,11 @@ async def test_a_file_that_cannot_be_written_changes_nothing(house: House, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ledger, "_replace", full)
-    assert await refused(registry.load("two", "sql"), "nothing was changed.*No space left on device") == 503
-    assert await refused(registry.unload("sql"), "nothing was changed") == 503
+    assert (
+        await refused(registry.load("two", "sql"), "nothing was changed.*No space left on device")
+        == Outcome.UNAVAILABLE
+    )
+    assert await refused(registry.unload("sql"), "nothing was changed") == Outcome.UNAVAILABLE
     assert names(registry) == ["sql"]
     monkeypatch.undo()
     await registry.load("three", "sql")
@@ -283,7 +298,10 @@ async def test_a_file_that_cannot_be_read_is_not_overwritten(house: House) -> No
     assert names(registry) == ["sql"]
     [problem] = registry.board.problems
     assert "cannot be read, so nothing is written there either" in problem
-    assert await refused(registry.unload("sql"), "nothing was changed, because .*kept.json cannot be read") == 503
+    assert (
+        await refused(registry.unload("sql"), "nothing was changed, because .*kept.json cannot be read")
+        == Outcome.UNAVAILABLE
+    )
 
 
 async def test_what_was_kept_is_checked_again(house: House) -> None:

@@ -17,6 +17,7 @@ from support.waiting import HANGS_AFTER_S, until
 
 from pliant.deployments.serving.catalog import adapter_folders, ledger
 from pliant.deployments.serving.catalog import registry as core
+from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.planner import Planner
 from pliant.errors import ModelError
 from pliant.models import sources
@@ -53,7 +54,7 @@ async def test_reads_that_hang_block_no_change(
     monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
     monkeypatch.setattr(adapter_folders, "read_adapter", lambda *_: answering.wait())
     loads = [refused(registry.load(f"x{index}", "sql"), "could not be read within") for index in range(6)]
-    assert await asyncio.gather(*loads) == [503] * 6
+    assert await asyncio.gather(*loads) == [Outcome.UNAVAILABLE] * 6
     await registry.unload("sql")
     assert names(registry) == []
 
@@ -73,8 +74,10 @@ async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
         replace(file, content)
 
     monkeypatch.setattr(ledger, "_replace", slow)
-    assert await refused(registry.unload("sql"), "within 0.05 s; this may yet come about") == 503
-    assert await refused(registry.unload("law"), "within 0.05 s; nothing was changed: retry later") == 503
+    assert await refused(registry.unload("sql"), "within 0.05 s; this may yet come about") == Outcome.UNAVAILABLE
+    assert (
+        await refused(registry.unload("law"), "within 0.05 s; nothing was changed: retry later") == Outcome.UNAVAILABLE
+    )
     assert names(registry) == ["law", "sql"]
     answering.set()
     await until(lambda: names(registry) == ["law"])
@@ -93,7 +96,10 @@ async def test_another_service_s_file_is_left_alone(house: House) -> None:
     registry = await house.open(registry=str(house.folder / "others.json"))
     [problem] = registry.board.problems
     assert "keeps the adapters of the service other, so it is neither used nor written; choose another" in problem
-    assert await refused(registry.load("mine", "mine"), "nothing was changed, because .* of the service other") == 503
+    assert (
+        await refused(registry.load("mine", "mine"), "nothing was changed, because .* of the service other")
+        == Outcome.UNAVAILABLE
+    )
     assert (house.folder / "others.json").read_text() == kept
 
 
@@ -134,7 +140,7 @@ async def test_a_model_that_cannot_be_read_keeps_no_planner_from_planning(
     assert (dict(news.changes), len(news.problems)) == ({}, 1)
     assert str(error) in news.problems[0]
     planner._adapters.check()
-    assert await refused(planner._adapters.load("more", "sql"), "its model could not be read") == 503
+    assert await refused(planner._adapters.load("more", "sql"), "its model could not be read") == Outcome.UNAVAILABLE
     assert house.kept.read_text() == kept
     for task in planner._tasks:
         task.cancel()
@@ -147,15 +153,15 @@ async def test_run_time_changes_can_be_switched_off(house: House) -> None:
     (house.folder / "others").mkdir()
     registry = await house.open(runtime=False)
     remedy = "chat has adapters.runtime: false, .*; set it to true, or put them into adapters.folder"
-    assert await refused(registry.load("x", "sql"), remedy) == 403
-    assert await refused(registry.load("x", "sql", "chat"), remedy) == 403
-    assert await refused(registry.unload("sql"), remedy) == 403
-    assert await refused(registry.unload("nothing"), "there is no adapter") == 404
+    assert await refused(registry.load("x", "sql"), remedy) == Fault.FORBIDDEN
+    assert await refused(registry.load("x", "sql", "chat"), remedy) == Fault.FORBIDDEN
+    assert await refused(registry.unload("sql"), remedy) == Fault.FORBIDDEN
+    assert await refused(registry.unload("nothing"), "there is no adapter") == Fault.NOT_FOUND
     assert names(registry) == ["sql"]
     registry = await house.open(other(house), runtime=False)
     adapter_folder(house.folder / "others" / "law")
     assert (await registry.load("law", "law")).service == "other"
-    assert await refused(registry.load("x", "law", "chat"), remedy) == 403
+    assert await refused(registry.load("x", "law", "chat"), remedy) == Fault.FORBIDDEN
 
 
 async def test_links_lead_out_of_no_folder(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +181,7 @@ async def test_links_lead_out_of_no_folder(house: House, monkeypatch: pytest.Mon
         return read(folder, *limits)
 
     monkeypatch.setattr(adapter_folders, "read_adapter", swapped)
-    assert await refused(registry.load("x", "sql"), "lies outside") == 403
+    assert await refused(registry.load("x", "sql"), "lies outside") == Fault.FORBIDDEN
 
 
 async def test_what_does_not_fit_another_model_is_there_again_with_the_first(house: House) -> None:
@@ -210,7 +216,7 @@ async def test_what_is_away_can_be_unloaded_or_replaced_and_the_folder_s_stands_
     registry = await house.open()
     assert {name: entry.adapter.rank for name, entry in registry.board.entries.items()} == {"sql": 8}
     await registry.unload("law")
-    assert await refused(registry.unload("law"), "there is no adapter") == 404
+    assert await refused(registry.unload("law"), "there is no adapter") == Fault.NOT_FOUND
     await registry.load("tax", "sql")
     (house.folder / "away").rename(house.more)
     registry = await house.open()
@@ -256,7 +262,7 @@ async def test_pinned_adapters_count_as_always_in_memory(house: House) -> None:
     [problem] = registry.board.problems
     expected = r"rank 32 takes 0.5 MB, .* tokens 0.1 MB, and pinned adapters 0.5 MB: 1.1 MB, but big has memory_mb: 1"
     assert re.search(expected, problem)
-    assert await refused(registry.load("third", "second", "big"), "and pinned adapters 0.5 MB") == 400
+    assert await refused(registry.load("third", "second", "big"), "and pinned adapters 0.5 MB") == Outcome.REJECTED
 
 
 async def test_a_pinned_name_is_the_folder_s(house: House) -> None:
@@ -274,7 +280,7 @@ async def test_a_pinned_name_is_the_folder_s(house: House) -> None:
         *(f"chat: adapters.pinned: {name} is pinned, so it is the one of the folder" for name in ("sql", "tax")),
         "chat: adapters.pinned: got tax",
     ]
-    assert await refused(registry.load("tax", "better"), "is pinned") == 400
+    assert await refused(registry.load("tax", "better"), "is pinned") == Outcome.REJECTED
     registry = await house.open()
     assert {name: entry.adapter.rank for name, entry in registry.board.entries.items()} == {"sql": 16, "tax": 16}
 

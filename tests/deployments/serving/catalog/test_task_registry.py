@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pliant.deployments.serving.catalog.task_follower import TaskFollower
 from support.task_house import House, names, refused
 from support.vision_folders import change_tensors, vision_folder
 
@@ -17,9 +18,8 @@ from pliant.config.cluster import parse
 from pliant.deployments.serving.catalog import task_registry
 from pliant.deployments.serving.catalog.board import Seen
 from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
-from pliant.deployments.serving.errors import RequestError
 from pliant.deployments.serving.messages import TaskNews
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.planner import Planner
 from pliant.deployments.vision.tasks import Settler, Tasks
 from pliant.formats.vision_task import WEIGHTS
@@ -109,7 +109,7 @@ async def test_a_task_takes_the_place_of_another_only_when_asked_to(house: House
     first = await registry.load("digits", "parity", "a")
     assert (
         await refused(registry.load("digits", "parity", "b"), "digits has 'parity' already, from .*replace: true")
-        == 409
+        == Fault.CONFLICT
     )
     second = await registry.load("digits", "parity", "b", replace=True)
     assert first.task.key != second.task.key
@@ -124,16 +124,20 @@ async def test_refusals(house: House, tmp_path: Path) -> None:
     registry = await house.open()
     load = registry.load
     assert (
-        await refused(load("digits", "x", str(tmp_path / "outside")), "outside of the folders from which digits") == 403
+        await refused(load("digits", "x", str(tmp_path / "outside")), "outside of the folders from which digits")
+        == Fault.FORBIDDEN
     )
-    assert await refused(load("digits", "x", "link"), "lies outside") == 403
-    assert await refused(load("digits", "x", "../outside"), "lies outside") == 403
-    assert await refused(load("digits", "x", "nothing"), "there is no folder 'nothing'") == 404
-    assert await refused(load("digits", "x", "a\0b"), "is no path") == 404
-    assert await refused(load("digits", "x", "broken"), "head.bias") == 400
-    assert await refused(load("digits", "a/b", "fine"), "must be up to 64 letters") == 400
-    assert await refused(load("topics", "x", "fine"), "'topics' is no vision service; there are: digits") == 404
-    assert await refused(registry.unload("digits", "x"), "digits has no 'x'") == 404
+    assert await refused(load("digits", "x", "link"), "lies outside") == Fault.FORBIDDEN
+    assert await refused(load("digits", "x", "../outside"), "lies outside") == Fault.FORBIDDEN
+    assert await refused(load("digits", "x", "nothing"), "there is no folder 'nothing'") == Fault.NOT_FOUND
+    assert await refused(load("digits", "x", "a\0b"), "is no path") == Fault.NOT_FOUND
+    assert await refused(load("digits", "x", "broken"), "head.bias") == Outcome.REJECTED
+    assert await refused(load("digits", "a/b", "fine"), "must be up to 64 letters") == Outcome.REJECTED
+    assert (
+        await refused(load("topics", "x", "fine"), "'topics' is no vision service; there are: digits")
+        == Fault.NOT_FOUND
+    )
+    assert await refused(registry.unload("digits", "x"), "digits has no 'x'") == Fault.NOT_FOUND
     assert names(registry) == []
     assert not house.kept.exists()
 
@@ -143,13 +147,13 @@ async def test_there_are_not_too_many(house: House, monkeypatch: pytest.MonkeyPa
     house.task(house.more / "fine")
     registry = await house.open()
     await registry.load("digits", "a", "fine")
-    assert await refused(registry.load("digits", "b", "fine"), "as many as there may be") == 400
+    assert await refused(registry.load("digits", "b", "fine"), "as many as there may be") == Outcome.REJECTED
 
 
 async def test_what_cannot_be_written_is_not_changed(house: House) -> None:
     house.task(house.more / "fine")
     registry = await house.open(registry=str(house.more / "fine" / "task.json" / "kept.json"))
-    assert await refused(registry.load("digits", "a", "fine"), "nothing was changed") == 503
+    assert await refused(registry.load("digits", "a", "fine"), "nothing was changed") == Outcome.UNAVAILABLE
     assert names(registry) == []
 
 
@@ -239,7 +243,7 @@ async def test_a_load_is_refused_when_a_replica_cannot_load_it(
         with pytest.raises(RequestError) as error:
             await gateway.load("digits", name, "heavy", replace)
         told = f"path: a replica cannot load it: task {name}: cannot be loaded: MemoryError: too heavy"
-        assert (error.value.status, error.value.reason) == (400, told)
+        assert (error.value.outcome, error.value.reason) == (Outcome.REJECTED, told)
     assert await gateway.find("digits", "new") == before
     assert sorted(planner._vision_tasks.board.entries) == ["digits/found", "digits/new"]
     assert sorted(loader.held) == ["found", "new"]

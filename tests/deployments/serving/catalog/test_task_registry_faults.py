@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pliant.deployments.serving.catalog.task_registry import TaskRegistry
 from support.task_house import House, names, refused
 from support.vision_folders import vision_folder, vision_model
 from support.waiting import HANGS_AFTER_S, until
 
 from pliant.deployments.serving.catalog import ledger, task_shelf
 from pliant.deployments.serving.catalog import registry as core
-from pliant.deployments.serving.catalog.task_registry import TaskRegistry
+from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.planner import Planner
 from pliant.errors import ModelError
 from pliant.models import sources
@@ -61,11 +62,11 @@ async def test_reads_that_hang_block_no_change(
     monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
     monkeypatch.setattr(task_shelf, "read_task", lambda *_: answering.wait())
     loads = [refused(registry.load("digits", f"x{index}", "found"), "could not be read within") for index in range(6)]
-    assert await asyncio.gather(*loads) == [503] * 6
+    assert await asyncio.gather(*loads) == [Outcome.UNAVAILABLE] * 6
     await registry.unload("digits", "found")
     assert names(registry) == []
     monkeypatch.setattr(TaskRegistry, "most_reading", 0)
-    assert await refused(registry.load("digits", "x", "found"), "0 tasks are being loaded; retry later") == 429
+    assert await refused(registry.load("digits", "x", "found"), "0 tasks are being loaded; retry later") == Outcome.SHED
 
 
 @pytest.mark.real_time
@@ -84,8 +85,11 @@ async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
 
     monkeypatch.setattr(ledger, "_replace", slow)
     told = "within 0.05 s; this may yet come about: see the list of tasks"
-    assert await refused(registry.unload("digits", "one"), told) == 503
-    assert await refused(registry.unload("digits", "two"), "within 0.05 s; nothing was changed: retry later") == 503
+    assert await refused(registry.unload("digits", "one"), told) == Outcome.UNAVAILABLE
+    assert (
+        await refused(registry.unload("digits", "two"), "within 0.05 s; nothing was changed: retry later")
+        == Outcome.UNAVAILABLE
+    )
     assert names(registry) == ["digits/one", "digits/two"]
     answering.set()
     await until(lambda: names(registry) == ["digits/two"])
@@ -137,7 +141,7 @@ async def test_another_service_s_file_is_left_alone(house: House) -> None:
     [problem] = registry.board.problems
     assert "keeps the tasks of the service other, so it is neither used nor written; choose another" in problem
     reason = "nothing was changed, because .* of the service other"
-    assert await refused(registry.load("digits", "mine", "mine"), reason) == 503
+    assert await refused(registry.load("digits", "mine", "mine"), reason) == Outcome.UNAVAILABLE
     assert (house.folder / "others.json").read_text() == kept
 
 
@@ -149,7 +153,7 @@ async def test_a_file_that_cannot_be_read_is_not_overwritten(house: House) -> No
     [problem] = registry.board.problems
     assert "cannot be read, so nothing is written there either" in problem
     reason = "nothing was changed, because .*kept.json cannot be read"
-    assert await refused(registry.unload("digits", "found"), reason) == 503
+    assert await refused(registry.unload("digits", "found"), reason) == Outcome.UNAVAILABLE
 
 
 async def test_a_folder_that_cannot_be_read_is_told_and_the_rest_goes_on(
@@ -195,7 +199,7 @@ async def test_a_model_that_cannot_be_read_keeps_no_planner_from_planning(
     assert str(error) in news.problems[0]
     planner._vision_tasks.check()
     reason = "its model could not be read when the planner began"
-    assert await refused(planner._vision_tasks.load("digits", "x", "fine"), reason) == 503
+    assert await refused(planner._vision_tasks.load("digits", "x", "fine"), reason) == Outcome.UNAVAILABLE
     assert house.kept.read_text() == kept
     for task in planner._tasks:
         task.cancel()
@@ -207,9 +211,9 @@ async def test_run_time_changes_can_be_switched_off(house: House) -> None:
     house.task(house.tasks / "found")
     registry = await house.open(other(house), runtime=False)
     remedy = "digits has tasks.runtime: false, .*; set it to true, or put them into tasks.folder"
-    assert await refused(registry.load("digits", "x", "found"), remedy) == 403
-    assert await refused(registry.unload("digits", "found"), remedy) == 403
-    assert await refused(registry.unload("digits", "nothing"), "digits has no 'nothing'") == 404
+    assert await refused(registry.load("digits", "x", "found"), remedy) == Fault.FORBIDDEN
+    assert await refused(registry.unload("digits", "found"), remedy) == Fault.FORBIDDEN
+    assert await refused(registry.unload("digits", "nothing"), "digits has no 'nothing'") == Fault.NOT_FOUND
     house.task(house.folder / "others" / "theirs")
     assert (await registry.load("other", "x", "theirs")).service == "other"
 
@@ -231,7 +235,7 @@ async def test_links_lead_out_of_no_folder(house: House, monkeypatch: pytest.Mon
         return read(folder, *backbone)
 
     monkeypatch.setattr(task_shelf, "read_task", swapped)
-    assert await refused(registry.load("digits", "x", "fine"), "lies outside") == 403
+    assert await refused(registry.load("digits", "x", "fine"), "lies outside") == Fault.FORBIDDEN
 
 
 async def test_what_is_away_can_be_unloaded_or_replaced_and_the_folder_s_stands_in(house: House) -> None:
@@ -247,7 +251,7 @@ async def test_what_is_away_can_be_unloaded_or_replaced_and_the_folder_s_stands_
     assert len(registry.board.problems) == 3
     gone = await registry.unload("digits", "two")
     assert (gone.task.name, gone.task.folder) == ("two", str(house.more / "two"))
-    assert await refused(registry.unload("digits", "two"), "digits has no 'two'") == 404
+    assert await refused(registry.unload("digits", "two"), "digits has no 'two'") == Fault.NOT_FOUND
     await registry.load("digits", "three", "one")
     (house.folder / "away").rename(house.more)
     registry = await house.open()
@@ -280,15 +284,15 @@ async def test_the_model_s_own_head_is_a_task_where_no_folder_is_given(house: Ho
     assert entry.labels == tuple(f"LABEL_{index}" for index in range(5))
     assert (entry.task.labels, entry.task.prompts) == (5, ())
     stays = "'model' is the model's own head, which stays; choose another name"
-    assert await refused(registry.load("digits", "model", "fine", replace=True), stays) == 400
-    assert await refused(registry.unload("digits", "model"), stays) == 400
+    assert await refused(registry.load("digits", "model", "fine", replace=True), stays) == Outcome.REJECTED
+    assert await refused(registry.unload("digits", "model"), stays) == Outcome.REJECTED
     await registry.load("digits", "more", "fine")
     assert names(await house.open(folder=None)) == ["digits/model", "digits/more"]
     await registry.unload("digits", "more")
     registry = await house.open(folder=None, roots=())
     assert names(registry) == ["digits/model"]
     reason = "outside of the folders from which digits loads tasks: there are none"
-    assert await refused(registry.load("digits", "x", "fine"), reason) == 403
+    assert await refused(registry.load("digits", "x", "fine"), reason) == Fault.FORBIDDEN
 
 
 async def test_a_service_without_any_task_is_told(house: House) -> None:
@@ -316,6 +320,8 @@ async def test_tasks_that_are_too_large_are_refused(house: House, monkeypatch: p
     house.task(house.more / "fine", images=3)
     registry = await house.open()
     monkeypatch.setattr(task_shelf, "MOST_PROFILING", 2)
-    assert await refused(registry.load("digits", "x", "fine"), "has 3 images in its .*, for at most 2") == 400
+    assert (
+        await refused(registry.load("digits", "x", "fine"), "has 3 images in its .*, for at most 2") == Outcome.REJECTED
+    )
     monkeypatch.setattr(task_shelf, "_MOST_BYTES", 100)
-    assert await refused(registry.load("digits", "x", "fine"), "has [0-9,]+ bytes, for at most 100") == 400
+    assert await refused(registry.load("digits", "x", "fine"), "has [0-9,]+ bytes, for at most 100") == Outcome.REJECTED

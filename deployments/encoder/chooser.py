@@ -1,0 +1,48 @@
+"""Arlo's dispatcher as the call path's chooser."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pliant.deployments.encoder.errand import TextWant
+from pliant.deployments.encoder.messages import Report
+from pliant.deployments.serving.table import Choice, NoReplicaError, NoTimeError
+from pliant.policies.encoder.admission import DeadlineError
+from pliant.policies.encoder.dispatch import AllAvoidedError, Dispatcher, NoRuntimeError
+from pliant.policies.encoder.service_curve import ServiceCurve
+
+
+class EncoderChooser:
+    """A `Chooser` that counts in seconds of work."""
+
+    def __init__(self, slo_s: float) -> None:
+        self._dispatcher: Dispatcher[str] = Dispatcher(slo_s)
+
+    def serves(self, length: int) -> bool:
+        """Whether some replica may be sent texts of `length` tokens now."""
+        return self._dispatcher.longest >= length
+
+    def update(self, replica: str, report: Report, others: float) -> None:
+        """One that switches holds nothing, and is not chosen."""
+        if report["curve"]:
+            self._dispatcher.assign(replica, report["max_length"], ServiceCurve(report["curve"]))
+        else:
+            self._dispatcher.suspend(replica)
+        self._dispatcher.report(replica, others)
+
+    def suspend(self, replica: str) -> None:
+        self._dispatcher.suspend(replica)
+
+    def remove(self, replica: str) -> None:
+        self._dispatcher.remove(replica)
+
+    def choose(self, want: TextWant, avoid: Collection[str]) -> Choice:
+        try:
+            return Choice(*self._dispatcher.dispatch(want.length, want.budget_s, want.utility, avoid))
+        except (NoRuntimeError, AllAvoidedError) as error:
+            raise NoReplicaError(str(error)) from None
+        except DeadlineError as error:
+            raise NoTimeError(error.retry_after_s, error.service_s) from None
+
+    def done(self, choice: Choice) -> None:
+        self._dispatcher.complete(choice.replica, choice.work)

@@ -1,0 +1,277 @@
+"""Keeps one service's replicas on the lengths that arrive: gather demand, plan, move replicas to the plan (Arlo §4).
+
+Plain asyncio, without Ray. Nothing here is needed to answer requests, and nothing is remembered that the replicas do
+not report: a conductor that starts anew goes on from what they hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
+from statistics import median
+from typing import Any, NamedTuple, Protocol
+
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder.lengths import Lengths
+from pliant.deployments.encoder.messages import Assignment, Report
+from pliant.deployments.serving.messages import Guidance, News
+from pliant.deployments.serving.table import ReplicaTable
+from pliant.policies.cluster.autoscaling import TargetTracking
+from pliant.policies.encoder.planning import Planner, Reason, solve
+from pliant.policies.encoder.replacement import batches
+from pliant.policies.encoder.service_times import service_times
+
+logger = logging.getLogger("pliant")
+
+_MAY_COME_BACK_S = 5.0
+_LOAD_WITHIN_S = 60.0
+"""On top of the SLO, within which a replica drains."""
+_QUARANTINE_S = (60.0, 3600.0)
+"""After a first failure to load a length, and at most; each further failure doubles it."""
+_ENOUGH_FAILURES = (2, 0.1)
+"""Replicas, or the share of them, that failed to load a length which none holds, before plans do without it."""
+_REMEMBERED_S = 600.0
+"""How long the service time of a length that no replica holds is believed."""
+_NEWS_FOR_S = 5.0
+_SETTLED_S = 60.0
+"""Until then a new conductor does not ask for fewer replicas: more may be about to report."""
+
+
+class ReplicaCalls(Protocol):
+    """Calls to the replica that an assignment names. They may raise anything: the replica may be gone."""
+
+    async def hold(self, assignment: Assignment) -> Report: ...
+
+
+class _Failures(NamedTuple):
+    """How often a replica failed to load a length, and when it last did."""
+
+    times: int
+    last: float
+
+    def over(self, now: float) -> bool:
+        """Whether the replica may be asked again."""
+        first, most = _QUARANTINE_S
+        return now - self.last >= min(first * 2.0 ** (self.times - 1), most)
+
+
+class Conductor:
+    """`step` plans when it is time and carries out one batch of moves; it is to be called again and again.
+
+    `changed()` is called whenever `guidance` has something new. Times are those of `clock`, in seconds.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        config: EncoderConfig,
+        lengths: Lengths,
+        table: ReplicaTable[Any, Report],
+        replicas: ReplicaCalls,
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._service = service
+        self._lengths = lengths
+        self._table = table
+        self._replicas = replicas
+        self._changed = changed
+        self._clock = clock
+        self._slo_s = config.slo_ms / 1e3
+        self._planner = Planner(lengths.longest, self._slo_s, config.period_s, config.demand_quantile)
+        self._tracking = TargetTracking(config.replicas.min, config.replicas.max)
+        self._started = clock()
+        self._seconds: dict[int, tuple[float, float]] = {}
+        """Length -> when a replica last held it, and the seconds that a request took."""
+        self._moving: frozenset[str] = frozenset()
+        self._moved: dict[str, tuple[float, Report]] = {}
+        self._failures: dict[Assignment, _Failures] = {}
+        self._missing_since: float | None = None
+        self._planned_at = 0.0
+        self._solve_s = 0.0
+        self._moves = self._failed_moves = 0
+        self._last_move_s = 0.0
+
+    def hear(self, news: News) -> None:
+        """Take in what a gateway saw."""
+        now = self._clock()
+        self._planner.observe(now, news.arrived)
+        self._tracking.observe(now, news.answered, news.near_slo, news.above_half, news.shed)
+
+    def guidance(self) -> Guidance:
+        """What gateways should know now."""
+        now = self._clock()
+        self._moved = {replica: moved for replica, moved in self._moved.items() if now - moved[0] < _NEWS_FOR_S}
+        reports = {replica: report for replica, (_, report) in self._moved.items()}
+        return Guidance(moving=self._moving, reports=reports, plan=self._facts())
+
+    def wanted(self) -> int | None:
+        """How many replicas the service should have now; None while that cannot be said."""
+        running = len(self._table.reports())
+        if not running:
+            return None
+        now = self._clock()
+        wanted = self._tracking.desired(now, running)
+        return None if wanted <= running and now - self._started < _SETTLED_S else wanted
+
+    async def step(self) -> None:
+        """Plan if it is time to, and move one batch of replicas towards the plan."""
+        reports = self._table.reports()
+        if not reports:
+            return
+        now = self._clock()
+        self._learn_service_times(now, reports)
+        barred = self._barred(now, reports)
+        usable = _usable(self._lengths.current, reports, barred)
+        if not usable:
+            return
+        reason = self._due(now, reports, usable)
+        if reason in ("start", "shift", "period") and self._lengths.choose(self._planner.histogram(now)):
+            usable = _usable(self._lengths.current, reports, barred)
+        if reason:
+            await self._plan(reason, len(reports), usable)
+        plan = self._planner.plan
+        if plan and sum(plan.counts.values()) == len(reports):
+            await self._move(reports, plan.counts, barred)
+
+    def _learn_service_times(self, now: float, reports: Mapping[str, Report]) -> None:
+        self._seconds = {length: seen for length, seen in self._seconds.items() if now - seen[0] < _REMEMBERED_S}
+        for length in {report["max_length"] for report in reports.values()} - {0}:
+            held = [report["service_s"] for report in reports.values() if report["max_length"] == length]
+            self._seconds[length] = now, median(held)
+
+    def _barred(self, now: float, reports: Mapping[str, Report]) -> dict[str, set[int]]:
+        """The lengths that each replica should not be asked for now, because it failed to load them."""
+        self._failures = {failed: known for failed, known in self._failures.items() if failed.replica in reports}
+        for replica, report in reports.items():
+            for length in report["failed"]:
+                self._failures.setdefault(Assignment(replica, length), _Failures(1, now))
+        barred: dict[str, set[int]] = {replica: set() for replica in reports}
+        for (replica, length), known in self._failures.items():
+            if not known.over(now):
+                barred[replica].add(length)
+        return barred
+
+    def _due(self, now: float, reports: Mapping[str, Report], usable: tuple[int, ...]) -> Reason | None:
+        """Why to plan now. A replica that is missing is waited for a little: it may start, or Serve another for it."""
+        covered = any(report["max_length"] >= usable[-1] for report in reports.values())
+        reason = self._planner.due(now, len(reports), usable)
+        plan = self._planner.plan
+        if plan:
+            waits = reason == "replicas" and covered and len(reports) < sum(plan.counts.values())
+        else:
+            waits = reason is None and not covered
+            reason = "replicas" if waits else reason
+        if not waits:
+            self._missing_since = None
+            return reason
+        if self._missing_since is None:
+            self._missing_since = now
+        return None if now - self._missing_since < _MAY_COME_BACK_S else reason
+
+    async def _plan(self, reason: Reason, replicas: int, lengths: tuple[int, ...]) -> None:
+        self._missing_since = None
+        if not self._seconds:
+            return
+        now = self._clock()
+        observed = {length: seconds for length, (_, seconds) in self._seconds.items()}
+        seconds = service_times(lengths, observed, self._lengths.service_s)
+        problem = self._planner.problem(now, replicas, seconds)
+        started = time.perf_counter()
+        allocation = await asyncio.to_thread(solve, problem)
+        self._solve_s = time.perf_counter() - started
+        plan = self._planner.adopt(now, problem, allocation, reason)
+        self._planned_at = now
+        logger.info("%s plan %d (%s): %s", self._service, plan.version, reason, plan.counts)
+        if plan.excess:
+            logger.warning(
+                "%s: %d replicas cannot answer %.1f requests/s of the demand in time; add replicas",
+                self._service,
+                replicas,
+                plan.excess,
+            )
+        self._changed()
+
+    async def _move(
+        self, reports: Mapping[str, Report], counts: Mapping[int, int], barred: Mapping[str, Collection[int]]
+    ) -> None:
+        """The first batch of what still differs from `counts`: stop routing, drain and load, publish."""
+        holds = {replica: report["max_length"] for replica, report in reports.items()}
+        busy = {replica: report["waiting"] for replica, report in reports.items()}
+        if planned := batches(holds, counts, busy, barred):
+            await self._hold(planned[0])
+
+    async def _hold(self, batch: Mapping[str, int]) -> None:
+        self._moving = frozenset(batch)
+        self._changed()
+        started = time.perf_counter()
+        try:
+            moved = await asyncio.gather(*(self._hold_one(Assignment(*item)) for item in batch.items()))
+        finally:
+            self._moving = frozenset()
+            self._changed()
+        self._moves += sum(moved)
+        self._last_move_s = time.perf_counter() - started
+
+    async def _hold_one(self, assignment: Assignment) -> bool:
+        """Whether the replica holds now what it should."""
+        try:
+            async with asyncio.timeout(self._slo_s + _LOAD_WITHIN_S):
+                report = await self._replicas.hold(assignment)
+        except Exception as failure:
+            self._failed(assignment, failure)
+            return False
+        self._failures.pop(assignment, None)
+        self._table.observe(assignment.replica, report)
+        self._moved[assignment.replica] = self._clock(), report
+        return True
+
+    def _failed(self, assignment: Assignment, failure: Exception) -> None:
+        """Do not ask the replica for this length again for some time."""
+        self._failed_moves += 1
+        times = self._failures[assignment].times if assignment in self._failures else 0
+        self._failures[assignment] = _Failures(times + 1, self._clock())
+        reason = " ".join(str(failure).split()) or type(failure).__name__
+        logger.warning(
+            "%s: replica %s cannot hold %d: %s", self._service, assignment.replica, assignment.max_length, reason[-300:]
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "moves": self._moves,
+            "failed_moves": self._failed_moves,
+            "last_move_s": round(self._last_move_s, 3),
+            "lengths": list(self._lengths.current),
+        }
+        if (wanted := self.wanted()) is not None:
+            facts["wanted_replicas"] = wanted
+        plan = self._planner.plan
+        if plan:
+            facts |= {
+                "version": plan.version,
+                "reason": plan.reason,
+                "age_s": round(self._clock() - self._planned_at, 1),
+                "solve_s": round(self._solve_s, 4),
+                "replicas": {str(length): count for length, count in plan.counts.items()},
+                "demand_per_s": {str(length): round(rate, 2) for length, rate in plan.demand.items()},
+                "predicted_latency_s": round(plan.allocation.latency_s, 4),
+                "excess_per_s": round(plan.excess, 2),
+            }
+        return facts
+
+
+def _usable(
+    lengths: Collection[int], reports: Mapping[str, Report], barred: Mapping[str, Collection[int]]
+) -> tuple[int, ...]:
+    """The lengths that plans may use: those that some replica holds, or that few enough failed to load lately."""
+    number, share = _ENOUGH_FAILURES
+    enough = min(max(number, math.ceil(share * len(reports))), len(reports))
+    held = {report["max_length"] for report in reports.values()}
+    return tuple(
+        length
+        for length in sorted(lengths)
+        if length in held or sum(length in barred[replica] for replica in reports) < enough
+    )

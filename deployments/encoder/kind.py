@@ -1,0 +1,52 @@
+"""Text classifiers on runtimes compiled per input length (Arlo)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from prometheus_client.core import Metric
+
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder.chooser import EncoderChooser
+from pliant.deployments.encoder.endpoint import Classifier
+from pliant.deployments.encoder.metric_tables import encoder_metrics
+from pliant.deployments.encoder.metrics import TextMetrics
+from pliant.deployments.encoder.planner import EncoderPart
+from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.courier import Courier
+from pliant.deployments.serving.kind import Kind, Opening, Planning
+from pliant.deployments.serving.services import Answers
+from pliant.models import sources
+
+
+class EncoderKind(Kind[EncoderConfig]):
+    config = EncoderConfig
+    answers: ClassVar[Answers] = "texts"
+
+    def replica(self) -> type:
+        from pliant.deployments.encoder.replica import EncoderReplica
+
+        return EncoderReplica
+
+    def chooser(self, config: EncoderConfig) -> EncoderChooser:
+        return EncoderChooser(config.slo_ms / 1e3)
+
+    async def open(self, opening: Opening[EncoderConfig]) -> Classifier:
+        folder = await opening.fetch(sources.fetch)
+        recorder = TextMetrics(opening.name, self.name, opening.outcomes, opening.tally)
+        assert opening.transport
+        assert isinstance(opening.chooser, EncoderChooser)
+        courier = Courier(opening.table.gateway, opening.transport)
+        caller = Caller(opening.table, recorder, courier)
+        info = sources.describe(folder)
+        return Classifier(opening.name, opening.config, folder, info, opening.chooser, caller, recorder)
+
+    def part(self, planning: Planning) -> EncoderPart:
+        return EncoderPart(planning)
+
+    def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+        return encoder_metrics(services)
+
+
+KIND = EncoderKind()

@@ -1,0 +1,86 @@
+"""What gateways, the planner and replicas of a classifier service tell each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pliant.deployments.serving import parcels
+from pliant.policies.encoder.confidence import confidence, softmax
+
+
+class Assignment(NamedTuple):
+    """What one replica, and no other, is told: to hold the runtime of `max_length`."""
+
+    replica: str
+    max_length: int
+
+
+class Telling(NamedTuple):
+    """Which answers are to come with the importance of tokens: those that a cascade is not sure of."""
+
+    temperature: float
+    """That logits are calibrated with."""
+    below: float
+    """The calibrated confidence from which on importance is not wanted."""
+
+    def wants(self, logits: np.ndarray) -> bool:
+        return bool(confidence(softmax(logits, self.temperature)) < self.below)
+
+
+class Query(NamedTuple):
+    """One tokenized text on its way to a replica."""
+
+    ids: bytes
+    """Token ids, little-endian int32."""
+    length: int
+    """How many there are."""
+    budget_s: float | None
+    """Seconds left until the SLO; None once the request must be answered however late (its first replica failed)."""
+    utility: float
+    """Share of its slack that it may spend waiting, 0 to 1."""
+    telling: Telling | None = None
+    """For which answers to tell the attention that each token received, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    logits: bytes
+    """float32, one per label."""
+    max_length: int
+    """Of the runtime that computed them."""
+    computed: int
+    """Tokens that it computed, padding included."""
+    importance: bytes = b""
+    """float32, one per token of the query; empty unless the query wants it, and the runtime tells."""
+    telling_s: float = 0.0
+    """Seconds that importance took beyond the logits."""
+    compute_s: float = 0.0
+    """Seconds that the logits took."""
+
+
+class Report(parcels.Report):
+    """What a replica tells gateways and people about itself; it holds seconds of work."""
+
+    max_length: int
+    """0 while it switches."""
+    service_s: float
+    """Seconds that a text of max_length takes."""
+    curve: tuple[tuple[int, float, float], ...]
+    """Points of the `ServiceCurve` of what it holds; none while it switches."""
+    backend: str
+    device: str
+    compiling: list[int]
+    """Lengths that are not compiled yet: what it computes on may change."""
+    uncompiled: str
+    """Why the model stays uncompiled; empty unless it does."""
+    failed: dict[int, str]
+    """Lengths that it could not load, and why; it is not asked for them again for some time."""
+    waiting: int
+    computed_tokens: int
+    """Of the texts that it has answered, padding included."""
+    p50_ms: float
+    p98_ms: float
+    """Of the recent requests, in this replica: queue and computation."""

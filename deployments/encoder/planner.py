@@ -1,0 +1,101 @@
+"""The encoders' part of the planner: a conductor for each service, once its replicas can say what they may hold."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder.conductor import Conductor
+from pliant.deployments.encoder.lengths import Lengths
+from pliant.deployments.encoder.messages import Assignment, Report
+from pliant.deployments.serving.kind import Part, Planning
+from pliant.deployments.serving.messages import Guidance, News
+from pliant.deployments.serving.table import ReplicaTable
+from pliant.formats.profile import Profile
+
+logger = logging.getLogger("pliant")
+
+_STEP_S = 0.2
+_RETRY_S = 1.0
+_CALL_WITHIN_S = 60.0
+
+
+class EncoderPart(Part):
+    """Of all classifiers."""
+
+    def __init__(self, planning: Planning) -> None:
+        self._planning = planning
+        self._conductors: dict[str, Conductor] = {}
+        self._tasks = [
+            asyncio.create_task(self._conduct(name, service))
+            for name, service in planning.config.of(EncoderConfig).items()
+        ]
+
+    def hear(self, service: str, news: News) -> None:
+        if conductor := self._conductors.get(service):
+            conductor.hear(news)
+
+    def guidance(self) -> Mapping[str, Guidance]:
+        return {name: conductor.guidance() for name, conductor in self._conductors.items()}
+
+    def wanted(self) -> Mapping[str, int]:
+        wanted = {name: conductor.wanted() for name, conductor in self._conductors.items()}
+        return {name: replicas for name, replicas in wanted.items() if replicas is not None}
+
+    def check(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                raise RuntimeError(f"a conductor has ended: {task}")
+
+    async def _conduct(self, name: str, config: EncoderConfig) -> None:
+        handle, table = self._planning.handles[name], self._planning.tables[name]
+        conductor = None
+        while True:
+            try:
+                if conductor is not None:
+                    await conductor.step()
+                elif lengths := await _lengths(name, config, table, handle):
+                    conductor = Conductor(name, config, lengths, table, _Calls(handle), self._planning.changed)
+                    self._conductors[name] = conductor
+                await asyncio.sleep(_STEP_S if conductor else _RETRY_S)
+            except Exception:
+                logger.exception("%s: planning failed; trying again", name)
+                await asyncio.sleep(_RETRY_S)
+
+
+async def _lengths(
+    service: str, config: EncoderConfig, table: ReplicaTable[Any, Report], handle: Any
+) -> Lengths | None:
+    """What the service's replicas may hold; for `lengths: auto` it follows from what most replicas have profiled.
+
+    None while no replica can say.
+    """
+    if config.lengths:
+        return Lengths(config.lengths, None)
+    async with asyncio.timeout(_CALL_WITHIN_S):
+        answers = await asyncio.gather(
+            *(handle.profile.remote(Assignment(replica, 0)) for replica in table.reports()), return_exceptions=True
+        )
+    profiles = sorted((answer for answer in answers if isinstance(answer, Profile)), key=lambda profile: profile.device)
+    if not profiles:
+        return None
+    devices = Counter(profile.device for profile in profiles)
+    device = devices.most_common(1)[0][0]
+    if len(devices) > 1:
+        logger.warning("%s: replicas run on %s; lengths are chosen for %s", service, ", ".join(devices), device)
+    return Lengths(None, next(profile for profile in profiles if profile.device == device))
+
+
+class _Calls:
+    """Calls to the replica that an assignment names."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def hold(self, assignment: Assignment) -> Report:
+        report: Report = await self._handle.hold.remote(assignment)
+        return report

@@ -1,0 +1,55 @@
+"""One answer of a language model on its way through the call path: what is left of it, and what is said if it fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from pliant.deployments.llm.request import Generation, Piece
+from pliant.deployments.serving.errand import Errand
+from pliant.deployments.serving.least_held import Share
+from pliant.deployments.serving.outcome import Fault, RequestError
+from pliant.deployments.serving.parcels import Refusal
+
+
+class AnswerErrand(Errand[Share, Generation, Piece]):
+    """`generation`, answered by `subject`; its first token is wanted within `slo_s` seconds from now.
+
+    A request weighs what it may come to hold: the tokens of its prompt and of the longest answer it asks for.
+    """
+
+    def __init__(self, generation: Generation, subject: str, slo_s: float, timeout_s: float) -> None:
+        self.subject = subject
+        self.timeout_s = timeout_s
+        self._generation = generation
+        self._deadline = time.monotonic() + slo_s
+        self._slo_s = slo_s
+        self._received: list[int] = []
+        size = len(generation.prompt) + generation.max_tokens
+        self._share = Share(size, generation.adapter and generation.adapter.name)
+
+    def want(self, late: bool) -> Share:
+        return self._share
+
+    def query(self, late: bool) -> Generation:
+        within_s = None
+        if not (late or self._received):
+            within_s = max(0.0, self._deadline - time.monotonic())
+        return self._generation._replace(generated=tuple(self._received), first_token_within_s=within_s)
+
+    def take(self, item: Piece) -> bool:
+        self._received += item.tokens
+        return item.finish is not None
+
+    def waited(self) -> None:
+        self._deadline = time.monotonic() + self._slo_s
+
+    def unanswered(self) -> RequestError:
+        error = super().unanswered()
+        if self._received:
+            error.reason = f"no replica of {self.subject} went on with this answer within {self.timeout_s:g} s"
+        return error
+
+    def refused(self, refusals: Sequence[Refusal]) -> RequestError:
+        able = [refusal for refusal in refusals if refusal.fault is not Fault.ADAPTER_TOO_LARGE]
+        return super().refused(able or refusals)

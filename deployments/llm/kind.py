@@ -1,0 +1,83 @@
+"""Language models on one fused decode loop (Flover), with many adapters (Chameleon)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+from fastapi import APIRouter
+from prometheus_client.core import Metric
+
+from pliant.config.cluster import GatewayConfig
+from pliant.config.llm import LlmConfig
+from pliant.deployments.http import openai
+from pliant.deployments.llm import adapter_routes
+from pliant.deployments.llm.adapter_follower import AdapterFollower
+from pliant.deployments.llm.adapter_registry import AdapterRegistry
+from pliant.deployments.llm.endpoint import LanguageModel
+from pliant.deployments.llm.messages import Registered
+from pliant.deployments.llm.metric_tables import llm_metrics
+from pliant.deployments.llm.metrics import AnswerMetrics
+from pliant.deployments.llm.request import Generation, Piece
+from pliant.deployments.llm.served_models import ServedModels
+from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.catalog.board_follower import BoardFollower
+from pliant.deployments.serving.catalog.part import CatalogPart
+from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
+from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
+from pliant.deployments.serving.router import told
+from pliant.deployments.serving.services import Answers, Service, Services
+from pliant.models import sources
+
+
+class LlmKind(Kind[LlmConfig]):
+    config = LlmConfig
+    answers: ClassVar[Answers] = "prompts"
+
+    def replica(self) -> type:
+        from pliant.deployments.llm.replica import LlmReplica
+
+        return LlmReplica
+
+    async def open(self, opening: Opening[LlmConfig]) -> LanguageModel:
+        folder = await opening.fetch(sources.fetch)
+        recorder = AnswerMetrics(opening.name, self.name, opening.outcomes)
+        generate = opening.handle.options(stream=True).generate
+
+        async def pieces(parcel: Parcel[Generation]) -> AsyncGenerator[Piece | Refusal | Alive, None]:
+            response = generate.remote(parcel)
+            try:
+                with told():
+                    async for item in response:
+                        yield item
+            finally:
+                response.cancel()
+
+        caller = Caller(opening.table, recorder, streams=pieces)
+        info = sources.describe_decoder(folder)
+        return LanguageModel(opening.name, opening.config, folder, info, opening.table, caller, recorder)
+
+    def follower(self, ask: Ask) -> AdapterFollower:
+        return AdapterFollower(ask)
+
+    def part(self, planning: Planning) -> CatalogPart[Registered]:
+        return CatalogPart(AdapterRegistry(planning.config))
+
+    def routers(
+        self, services: Services, follower: BoardFollower[Any] | None, gateway: GatewayConfig
+    ) -> Sequence[APIRouter]:
+        adapters = cast(AdapterFollower, follower)
+        most = round(gateway.max_body_mb * 2**20)
+        return openai.router(ServedModels(services, adapters), most), adapter_routes.router(adapters, most)
+
+    def facts(self, service: Service, follower: BoardFollower[Any] | None) -> Mapping[str, Any]:
+        adapters = cast(AdapterFollower, follower)
+        registered = Counter(entry.service for entry in adapters.known.values())
+        return {"adapters": registered[service.name], "problems": list(adapters.problems)}
+
+    def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+        return llm_metrics(services)
+
+
+KIND = LlmKind()

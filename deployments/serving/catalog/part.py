@@ -1,0 +1,50 @@
+"""A registry as a kind's part of the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Generic
+
+from pliant.deployments.serving.catalog.board import Seen
+from pliant.deployments.serving.catalog.registry import Registry, RejectedError
+from pliant.deployments.serving.kind import Part
+from pliant.deployments.serving.messages import BoardNews, Entry, Rejected
+
+_NEWS_WITHIN_S = 5.0
+
+
+class CatalogPart(Part, Generic[Entry]):
+    """Tells followers of `registry` what is in it, and changes it for clients."""
+
+    def __init__(self, registry: Registry[Entry, Any]) -> None:
+        self._registry = registry
+
+    async def started(self) -> None:
+        await self._registry.started()
+
+    def check(self) -> None:
+        self._registry.check()
+
+    async def news(
+        self, follower: str, seen: Seen, wait: bool, failed: Mapping[Any, str] = MappingProxyType({})
+    ) -> BoardNews[Entry]:
+        """What became of entries since `seen`: now, or else as soon as there is something, or after some seconds.
+
+        A replica that follows has seen an entry when it has it in memory, or says why it `failed`.
+        """
+        return await self._registry.board.follow(follower, seen, _NEWS_WITHIN_S if wait else 0, failed)
+
+    async def load(self, *what: Any) -> Entry | Rejected:
+        """See the registry's own."""
+        try:
+            return await self._registry.load(*what)
+        except RejectedError as error:
+            return error.rejected
+
+    async def unload(self, *what: Any) -> Entry | Rejected:
+        """See the registry's own."""
+        try:
+            return await self._registry.unload(*what)
+        except RejectedError as error:
+            return error.rejected

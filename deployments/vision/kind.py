@@ -1,0 +1,79 @@
+"""Vision transformers that trade tokens for time (OTAS)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+from fastapi import APIRouter
+from prometheus_client.core import Metric
+
+from pliant.config.cluster import GatewayConfig
+from pliant.config.vision import VisionConfig
+from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.catalog.board_follower import BoardFollower
+from pliant.deployments.serving.catalog.part import CatalogPart
+from pliant.deployments.serving.courier import Courier
+from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
+from pliant.deployments.serving.services import Answers, Service, Services
+from pliant.deployments.vision import task_routes
+from pliant.deployments.vision.endpoint import VisionClassifier
+from pliant.deployments.vision.messages import RegisteredTask
+from pliant.deployments.vision.metric_tables import vision_metrics
+from pliant.deployments.vision.metrics import ImageMetrics
+from pliant.deployments.vision.task_follower import TaskFollower
+from pliant.deployments.vision.task_registry import TaskRegistry
+from pliant.models import sources
+from pliant.models.vision_info import read_vision
+
+
+class VisionKind(Kind[VisionConfig]):
+    config = VisionConfig
+    answers: ClassVar[Answers] = "images"
+
+    def replica(self) -> type:
+        from pliant.deployments.vision.replica import VisionReplica
+
+        return VisionReplica
+
+    def most_ongoing(self, config: VisionConfig) -> int:
+        return max(super().most_ongoing(config), 3 * config.queue)
+
+    async def open(self, opening: Opening[VisionConfig]) -> VisionClassifier:
+        folder = await opening.fetch(sources.fetch_vision)
+        recorder = ImageMetrics(opening.name, self.name, opening.outcomes)
+        assert opening.transport
+        courier = Courier(opening.table.gateway, opening.transport)
+        caller = Caller(opening.table, recorder, courier)
+        tasks = cast(TaskFollower, opening.follower)
+        return VisionClassifier(
+            opening.name,
+            opening.config,
+            read_vision(folder),
+            opening.gateway.max_megapixels,
+            tasks,
+            opening.table,
+            caller,
+            recorder,
+        )
+
+    def follower(self, ask: Ask) -> TaskFollower:
+        return TaskFollower(ask)
+
+    def part(self, planning: Planning) -> CatalogPart[RegisteredTask]:
+        return CatalogPart(TaskRegistry(planning.config))
+
+    def routers(
+        self, services: Services, follower: BoardFollower[Any] | None, gateway: GatewayConfig
+    ) -> Sequence[APIRouter]:
+        return [task_routes.router(services, cast(TaskFollower, follower), round(gateway.max_body_mb * 2**20))]
+
+    def facts(self, service: Service, follower: BoardFollower[Any] | None) -> Mapping[str, Any]:
+        tasks = cast(TaskFollower, follower)
+        return {"tasks": [entry.task.name for entry in tasks.of(service.name)], "problems": list(tasks.problems)}
+
+    def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+        return vision_metrics(services)
+
+
+KIND = VisionKind()

@@ -1,0 +1,141 @@
+"""Which tasks there are: found in folders at the start, loaded and unloaded by clients later (OTAS §III-A).
+
+Here a task is its description: replicas, which follow the board as gateways do, read its tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+
+from pliant.config.cluster import ServingConfig
+from pliant.config.vision import VisionConfig
+from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
+from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.vision.messages import RegisteredTask
+from pliant.deployments.vision.task_shelf import TaskShelf
+from pliant.errors import PliantError
+from pliant.formats.vision_task import NAME
+
+MOST_TASKS = 1_000
+"""Of one service."""
+
+
+class TaskRegistry(Registry[RegisteredTask, TaskShelf]):
+    """The tasks of all vision services of `config`; `board` has them by service/name.
+
+    A replica has heard of a task when it has loaded it, or cannot.
+    """
+
+    what = "tasks"
+    path = "path"
+    see = "the list of tasks"
+    most_reading = 16
+    spread_within_s = 30.0
+    gone_s = 45.0
+
+    def __init__(self, config: ServingConfig, clock: Callable[[], float] = time.time) -> None:
+        super().__init__({name: TaskShelf(name, service) for name, service in config.of(VisionConfig).items()}, clock)
+        self._trials = count()
+
+    async def load(self, service: str, name: str, path: str, replace: bool = False) -> RegisteredTask:
+        """Register the task in the folder `path` as `name` of `service`; `replace`: maybe instead of one of that name.
+
+        Replicas load it before clients may name it. When this returns it is on disk, and gateways and replicas have it,
+        unless one takes half a minute. Raises RejectedError, also when a replica cannot load it. Then nothing is
+        changed, unless its reason says that the file may yet be written.
+        """
+        await self.started()
+        shelf = self._open(self._shelf(service))
+        self._check_name(name)
+        self._check_free(service, name, replace)
+        [entry] = await self._find(path, [shelf], lambda shelf: shelf.read(name, path, int(self._clock())))
+        if isinstance(entry, PliantError):
+            raise self._misfit([entry])
+        async with self._tried(entry):
+            await self._change(lambda: self._put(shelf, entry, replace))
+        logger.info("%s: loaded task %s with %d labels", service, name, len(entry.labels))
+        return entry
+
+    async def unload(self, service: str, name: str) -> RegisteredTask:
+        """Forget the task `name` of `service`. When this returns that is on disk, and gateways and replicas know it,
+        unless one takes half a minute. Raises RejectedError as `load` does.
+        """
+        await self.started()
+        known = await self._change(lambda: self._remove(self._shelf(service), name))
+        logger.info("%s: unloaded task %s", service, name)
+        return known
+
+    def _key(self, entry: RegisteredTask) -> str:
+        return f"{entry.service}/{entry.task.name}"
+
+    def _check(self, entry: RegisteredTask) -> None:
+        self._check_name(entry.task.name)
+        self._check_free(entry.service, entry.task.name, replace=False)
+
+    def _shelf(self, service: str) -> TaskShelf:
+        if service not in self._shelves:
+            there = ", ".join(self._shelves) or "none"
+            raise RejectedError(
+                Outcome.REJECTED, f"{service[:60]!r} is no vision service; there are: {there}", fault=Fault.NOT_FOUND
+            )
+        return self._shelves[service]
+
+    def _check_name(self, name: str) -> None:
+        if not NAME.fullmatch(name):
+            wanted = "must be up to 64 letters, digits and ._-, beginning with a letter or digit"
+            raise _rejected(f"got {name[:60]!r}; {wanted}")
+
+    def _check_free(self, service: str, name: str, replace: bool) -> None:
+        known = self.board.entries.get(f"{service}/{name}")
+        if known is not None:
+            _check_movable(known)
+            if not replace:
+                told = f"{service} has {name!r} already, from {known.task.folder}"
+                raise _rejected(f"{told}; unload it first, or send replace: true", Fault.CONFLICT)
+        elif sum(each.service == service and not each.coming for each in self.board.entries.values()) >= MOST_TASKS:
+            raise _rejected(f"{service} has {MOST_TASKS} tasks, as many as there may be; unload some")
+
+    @asynccontextmanager
+    async def _tried(self, entry: RegisteredTask) -> AsyncIterator[None]:
+        """Meanwhile replicas have `entry`, which clients may not name yet. Raises RejectedError if one cannot."""
+        trial = f"{self._key(entry)} {next(self._trials)}"
+        self.board.put({trial: entry._replace(coming=True)})
+        try:
+            await self.board.spread(self.spread_within_s)
+            if failure := self.board.failure(entry.task):
+                raise RejectedError(Outcome.REJECTED, f"path: a replica cannot load it: {failure}", self.path)
+            yield
+        finally:
+            self.board.put({trial: None})
+
+    async def _put(self, shelf: TaskShelf, entry: RegisteredTask, replace: bool) -> RegisteredTask:
+        self._check_free(shelf.service, entry.task.name, replace)  # meanwhile somebody else may have taken the name
+        known = self.board.entries.get(self._key(entry))
+        await self._write(lambda: shelf.keep(entry, known))
+        self.board.put({self._key(entry): entry})
+        return entry
+
+    async def _remove(self, shelf: TaskShelf, name: str) -> RegisteredTask:
+        key = f"{shelf.service}/{name}"
+        known = self.board.entries.get(key)
+        entry = known or shelf.kept(name)
+        if entry is None:
+            raise _rejected(f"{shelf.service} has no {name[:100]!r}", Fault.NOT_FOUND)
+        _check_movable(entry)
+        self._open(shelf)
+        await self._write(lambda: shelf.forget(entry))
+        if known:
+            self.board.put({key: None})
+        return entry
+
+
+def _check_movable(entry: RegisteredTask) -> None:
+    if entry.task.is_own:
+        raise _rejected(f"{entry.task.name!r} is the model's own head, which stays; choose another name")
+
+
+def _rejected(reason: str, fault: Fault | None = None) -> RejectedError:
+    return RejectedError(Outcome.REJECTED, f"task: {reason}", "task", fault)

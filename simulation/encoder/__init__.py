@@ -1,0 +1,1 @@
+"""A pool of text classifiers, planner and autoscaling included, as discrete events."""

@@ -1,0 +1,190 @@
+"""A serving cluster as discrete events: the live system's policy objects, driven by profiled service times (Arlo §5.2).
+
+Replicas compute one request at a time, first come first served, so the finish of a request is known when it is
+dispatched. What remains to be ordered in time are arrivals, completions, replicas that change over, and a tick each
+second for those who watch and steer.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from pliant.policies.cluster.autoscaling import HIGH, LOW
+from pliant.policies.encoder.admission import DeadlineError
+from pliant.simulation.arrivals import Arrivals, Floats
+from pliant.simulation.encoder.fleet import Fleet
+from pliant.simulation.encoder.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class Second:
+    """What those who steer see of one second: requests that arrived, and what was answered in it."""
+
+    lengths: dict[int, int]
+    """Length in tokens -> requests."""
+    answered: int
+    near_slo: int
+    """Answered after at least 95% of the SLO."""
+    above_half: int
+    """Answered after at least half of the SLO."""
+    shed: int
+    work_s: float
+    """Service time of the requests that were dispatched."""
+
+
+class Controller(Protocol):
+    """Steers a fleet: called at the end of each second."""
+
+    def tick(self, now: float, fleet: Fleet, second: Second) -> None: ...
+
+
+@dataclass(frozen=True)
+class Service:
+    """What holds for every request."""
+
+    slo_s: float
+    admission: bool = False
+    """Refuse a request that no replica is predicted to answer within the SLO, as the live system does."""
+    overhead_s: float = 0.0
+    """Added to each latency; no replica is busy meanwhile."""
+    variation: Sequence[float] = ()
+    """Measured service times over their mean, to draw each request's from; empty: exactly the profile."""
+    seed: int = 0
+
+
+class Simulation:
+    """Runs streams of requests through a fleet."""
+
+    def __init__(self, fleet: Fleet, service: Service, controllers: Sequence[Controller] = ()) -> None:
+        self._fleet = fleet
+        self._service = service
+        self._controllers = controllers
+        self._pending: list[tuple[float, int]] = [(math.inf, -1)]
+        """Finish and replica of the requests that were dispatched and have not been completed, as a heap."""
+        self._ahead: dict[int, np.ndarray] = {}
+        """Second -> answered, near the SLO, and above half of it, among the requests that finish in it."""
+        self._rng = np.random.default_rng(service.seed)
+
+    def run(self, stream: Iterable[Arrivals], warmup: int = 0) -> Outcome:
+        """Serve a stream: one item for each second of it, in order; the outcome leaves out the first `warmup` items."""
+        outcome = Outcome()
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            for number, arrivals in enumerate(stream):
+                if number == warmup:
+                    outcome = Outcome()
+                self._second(number, arrivals, outcome)
+        finally:
+            if collecting:
+                gc.enable()
+        return outcome
+
+    def _second(self, number: int, arrivals: Arrivals, outcome: Outcome) -> None:
+        fleet, slo_s = self._fleet, self._service.slo_s
+        times, tokens = arrivals.seconds.tolist(), arrivals.tokens.tolist()
+        factors = self._factors(len(times))
+        latencies: list[float] = []
+        work_s = 0.0
+        begin, end_of_second = 0, number + 1.0
+        since = float(number)
+        while (change := fleet.next_change) < end_of_second:
+            end = bisect_right(times, change, begin)
+            work_s += self._serve(times[begin:end], tokens[begin:end], factors[begin:end], latencies)
+            self._complete(change)
+            outcome.gpu_s += fleet.running * max(0.0, change - since)
+            since = max(since, change)
+            fleet.settle(change)
+            begin = end
+        work_s += self._serve(times[begin:], tokens[begin:], factors[begin:], latencies)
+        self._complete(end_of_second)
+        outcome.gpu_s += fleet.running * (end_of_second - since)
+
+        seconds = np.array(latencies)
+        taken = ~np.isnan(seconds)
+        seconds = seconds[taken] + self._service.overhead_s
+        shed = len(latencies) - len(seconds)
+        self._foresee(arrivals.seconds[taken] + seconds, seconds)
+        outcome.latencies.add(seconds)
+        in_time = int((seconds <= slo_s).sum())
+        outcome.requests += len(latencies)
+        outcome.shed += shed
+        outcome.within_slo += in_time
+        outcome.arrived.append(len(latencies))
+        outcome.missed.append(len(latencies) - in_time)
+        outcome.busy_s += work_s
+        outcome.seconds += 1
+        if self._controllers:
+            numbers = np.bincount(arrivals.tokens)
+            lengths = np.flatnonzero(numbers)
+            answered, near, above = self._ahead.pop(number, np.zeros(3, dtype=np.int64)).tolist()
+            by_length = dict(zip(lengths.tolist(), numbers[lengths].tolist(), strict=True))
+            second = Second(by_length, answered, near, above, shed, work_s)
+            for controller in self._controllers:
+                controller.tick(end_of_second, fleet, second)
+        outcome.counts.append(fleet.counts())
+        outcome.running.append(fleet.running)
+
+    def _serve(
+        self, times: Sequence[float], tokens: Sequence[int], factors: Sequence[float], latencies: list[float]
+    ) -> float:
+        """Dispatch requests in order of arrival; append their latencies, NaN when refused; return their service time.
+
+        Nearly all of a simulation's time is spent here: hence the local names.
+        """
+        fleet = self._fleet
+        dispatch, complete, record = fleet.dispatcher.dispatch, fleet.dispatcher.complete, latencies.append
+        free_at, tables = fleet.free_at, fleet.tables
+        pending, push, pop = self._pending, heapq.heappush, heapq.heappop
+        budget_s = self._service.slo_s if self._service.admission else None
+        next_finish = pending[0][0]
+        work_s = 0.0
+        for time, length, factor in zip(times, tokens, factors, strict=True):
+            while next_finish <= time:
+                complete(pop(pending)[1])
+                next_finish = pending[0][0]
+            try:
+                replica = dispatch(length, budget_s)
+            except DeadlineError:
+                record(math.nan)
+                continue
+            seconds = tables[replica][length] * factor
+            work_s += seconds
+            free = free_at[replica]
+            finish = (free if free > time else time) + seconds
+            free_at[replica] = finish
+            push(pending, (finish, replica))
+            if finish < next_finish:
+                next_finish = finish
+            record(finish - time)
+        return work_s
+
+    def _complete(self, now: float) -> None:
+        """Tell the dispatcher of all that finished by `now`."""
+        pending, complete = self._pending, self._fleet.dispatcher.complete
+        while pending[0][0] <= now:
+            complete(heapq.heappop(pending)[1])
+
+    def _factors(self, count: int) -> list[float]:
+        variation = self._service.variation
+        return self._rng.choice(variation, count).tolist() if variation else [1.0] * count
+
+    def _foresee(self, finishes: Floats, latencies: Floats) -> None:
+        """Note in which second each request will be seen as answered, so that nobody steers by what is yet to come."""
+        if not self._controllers or not len(finishes):
+            return
+        slo_s = self._service.slo_s
+        seconds = finishes.astype(np.int64)
+        first = int(seconds.min())
+        for column, chosen in enumerate((latencies >= 0, latencies >= HIGH * slo_s, latencies >= LOW * slo_s)):
+            for offset, count in enumerate(np.bincount(seconds[chosen] - first).tolist()):
+                if count:
+                    self._ahead.setdefault(first + offset, np.zeros(3, dtype=np.int64))[column] += count

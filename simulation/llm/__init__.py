@@ -1,0 +1,1 @@
+"""A replica of a language model with many adapters, an iteration at a time."""

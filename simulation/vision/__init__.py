@@ -1,0 +1,1 @@
+"""A replica of a vision service, a batch at a time."""

@@ -1,0 +1,173 @@
+"""What services of all kinds have in cluster.yaml, and what the rest of pliant asks of one without knowing its kind.
+
+A kind's config is a subclass of ServiceConfig, or of ModelServiceConfig if its replicas run a model. Its fields are its
+keys in cluster.yaml; it overrides those methods of ServiceConfig whose default is not right for it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pliant.cache import cache_folder
+
+ServiceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
+Seconds = Annotated[float, Field(gt=0)]
+ReplicaCount = Annotated[int, Field(ge=1)]
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+class Strict(BaseModel):
+    """Frozen; knows all of its keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+
+class ReplicaRange(Strict):
+    """How many replicas a service has; a plain number in cluster.yaml means min = max."""
+
+    min: ReplicaCount
+    max: ReplicaCount
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, value: object) -> object:
+        if isinstance(value, dict | ReplicaRange):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError("must be a number of at least 1, or {min: 1, max: 4}")
+        return {"min": value, "max": value}
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ReplicaRange:
+        if self.max < self.min:
+            raise ValueError(f"max must be at least min, {self.min}")
+        return self
+
+    @property
+    def fixed(self) -> bool:
+        return self.min == self.max
+
+
+class CatalogConfig(Strict):
+    """What clients may add to a service while it runs; a plain text in cluster.yaml means its `folder`."""
+
+    registries: ClassVar[str]
+    """Where in the user's cache folder the files of `registry` are by default."""
+
+    folder: str | None = None
+    """Holds those that are there from the start, a folder each."""
+    roots: tuple[str, ...] = ()
+    """Folders from which others may be loaded at run time; `folder` is one in any case."""
+    runtime: bool = True
+    """Whether clients may load and unload them while the cluster runs; whoever may call, may."""
+    registry: str | None = None
+    """A file that keeps what was loaded at run time; by default in the user's cache folder, one for each service."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        return {"folder": value} if isinstance(value, str) else value
+
+    def registry_file(self, service: str) -> Path:
+        """The file that keeps the catalog of `service`; it need not exist."""
+        if self.registry:
+            return Path(self.registry).expanduser()
+        return cache_folder() / self.registries / f"{service}.json"
+
+
+class Example(NamedTuple):
+    """A request that a user may try."""
+
+    path: str
+    """Below the address of the cluster."""
+    body: Mapping[str, Any]
+
+
+class ServiceConfig(Strict):
+    """A service of any kind."""
+
+    kind: str
+    """What cluster.yaml calls the kind; each kind declares it as a Literal."""
+
+    @abstractmethod
+    def example(self, name: str) -> Example:
+        """A request with which to try this service, whose name is `name`."""
+
+    def replica_range(self) -> ReplicaRange | None:
+        """How many replicas it has; None if it has none of its own."""
+        return None
+
+    def resources(self) -> dict[str, float]:
+        """What each replica reserves in Ray."""
+        return {}
+
+    def parts(self) -> tuple[str, ...]:
+        """Names of the services that it is made of."""
+        return ()
+
+    def settings_of_parts(self) -> Mapping[str, Mapping[str, Any]]:
+        """By part, the keys that are set there because this service needs it, and their values."""
+        return {}
+
+    def catalogs(self) -> Mapping[str, CatalogConfig]:
+        """By key in cluster.yaml, what clients may add to it while it runs."""
+        return {}
+
+    def fetched(self) -> tuple[str, ...]:
+        """What is downloaded or trained before it can answer: models and folders, as cluster.yaml names them."""
+        return ()
+
+    def conflicts(self, services: Mapping[str, ServiceConfig]) -> Iterator[str]:
+        """What is wrong with it beside the other `services`, a line each, which begins with the key below its own."""
+        yield from ()
+
+    def misfit(self, services: Mapping[str, ServiceConfig]) -> str | None:
+        """What its model cannot do of what it asks, in a line that begins with the key; None if nothing.
+
+        Looks at the model's description, and downloads or trains nothing. `services` are all; nothing is wrong with its
+        parts among them. Raises ModelError when there is no such model.
+        """
+        return None
+
+
+class ModelServiceConfig(ServiceConfig):
+    """A service whose replicas run a model."""
+
+    model: str
+    """A Hugging Face id, a local folder, or zoo/NAME."""
+    replicas: ReplicaRange | ReplicaCount = 1
+    cpus: Annotated[float, Field(ge=0)] = 1
+    """CPUs that each replica reserves in Ray; it computes on that many threads, at least one."""
+    gpus: Annotated[float, Field(ge=0)] = 0
+    """GPUs that each replica reserves in Ray; with any it computes on CUDA."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        return "cuda" if self.gpus else "cpu"
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of one number."""
+        return _BYTES[self.dtype]
+
+    @property
+    def threads(self) -> int:
+        """CPU threads that one replica computes on."""
+        return max(1, round(self.cpus))
+
+    def resources(self) -> dict[str, float]:
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus}
+
+    def replica_range(self) -> ReplicaRange:
+        return ReplicaRange.model_validate(self.replicas)
+
+    def fetched(self) -> tuple[str, ...]:
+        return (self.model, *(catalog.folder for catalog in self.catalogs().values() if catalog.folder))

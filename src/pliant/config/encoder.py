@@ -1,0 +1,65 @@
+"""The config of text classifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from pliant.config.base import Example, Milliseconds, ModelServiceConfig, ReplicaRange, Seconds, ServiceConfig
+from pliant.models import sources
+
+EXAMPLE_TEXT = "The yield expression is used when defining a generator function"
+
+
+def _rising(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    if list(lengths) != sorted(set(lengths)):
+        raise ValueError("lengths must rise, each once")
+    return lengths
+
+
+def _auto(lengths: object) -> object:
+    if not isinstance(lengths, list | tuple) and lengths not in ("auto", None):
+        raise ValueError("must be auto, or a list of lengths such as [64, 128, 512]")
+    return None if lengths == "auto" else lengths
+
+
+class EncoderConfig(ModelServiceConfig):
+    """A text classifier on runtimes compiled per input length (Arlo)."""
+
+    kind: Literal["encoder"]
+    lengths: Annotated[
+        Annotated[tuple[Annotated[int, Field(ge=4)], ...], Field(min_length=1), AfterValidator(_rising)] | None,
+        BeforeValidator(_auto),
+    ] = None
+    """Input lengths in tokens for which a runtime is compiled; the last is the longest text that is served.
+
+    "auto", kept as None: chosen from the device's latency profile and the lengths that arrive, up to what the model
+    takes.
+    """
+    replicas: ReplicaRange
+    slo_ms: Milliseconds = 500
+    """Latency objective, measured in the gateway: a request that would miss it is refused at once, with 429."""
+    timeout_s: Seconds = 30
+    """How long a request may be kept alive while replicas fail or restart, before it gets 503."""
+    truncate: bool = False
+    """Cut texts that are too long, with a warning in the answer, instead of refusing them."""
+    period_s: Annotated[float, Field(ge=10, le=3600)] = 120
+    """How often the planner allocates lengths to replicas anew; it does so at once when demand shifts."""
+    demand_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Plan for this quantile of the demand, second by second, instead of its mean."""
+    importance: bool = False
+    """Tell which tokens of a text are important, for a cascade that prunes; on wherever one needs it."""
+
+    def longest(self, model_takes: int) -> int:
+        """The longest text that is served, in tokens, for a model that takes `model_takes`."""
+        return self.lengths[-1] if self.lengths else model_takes
+
+    def misfit(self, services: Mapping[str, ServiceConfig]) -> str | None:
+        takes = sources.check(self.model).max_length
+        longest = self.longest(takes)
+        return f"lengths: got {longest}; {self.model} takes at most {takes} tokens" if longest > takes else None
+
+    def example(self, name: str) -> Example:
+        return Example(f"models/{name}", {"inputs": EXAMPLE_TEXT, "parameters": {"top_k": 2}})

@@ -1,0 +1,120 @@
+"""The config of language models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from pliant.config.base import (
+    CatalogConfig,
+    Example,
+    Milliseconds,
+    ModelServiceConfig,
+    ReplicaCount,
+    Seconds,
+    ServiceConfig,
+)
+from pliant.errors import ModelError
+from pliant.models import sources
+
+_SHORTEST_SLOT = 128
+"""Tokens that a slot must have where nobody says how many."""
+_PROMPT = "The for statement is used to"
+
+
+class AdaptersConfig(CatalogConfig):
+    """The LoRA adapters of a language model (Chameleon).
+
+    Its folder holds a PEFT folder for each adapter; zoo/adapters is one.
+    """
+
+    registries: ClassVar[str] = "registries"
+
+    cache: Literal["compound", "fair_share", "lru", "lfu", "none"] = "compound"
+    """Which adapters that nobody uses leave the memory first; "none": all, and at once."""
+    prefetch: Literal["queued", "predicted", "none"] = "queued"
+    """Load adapters of requests that wait, and, "predicted", of requests that are likely to come."""
+    pinned: tuple[str, ...] = ()
+    """Adapters of `folder` that never leave the memory."""
+    max_rank: Annotated[int, Field(ge=1, le=256)] = 256
+
+    @model_validator(mode="after")
+    def _reachable(self) -> AdaptersConfig:
+        if self.folder is None and not self.roots:
+            raise ValueError("needs a folder of adapters, or roots from which they may be loaded")
+        if self.pinned and self.folder is None:
+            raise ValueError("pinned: only adapters of a folder can be pinned; give one")
+        return self
+
+
+class LlmConfig(ModelServiceConfig):
+    """A language model of the Llama family, all of whose requests share one decode loop (Flover)."""
+
+    kind: Literal["llm"]
+    replicas: ReplicaCount = 1
+    slots: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Requests that one replica decodes at a time; each has a slot of `max_length` tokens for its keys and values."""
+    max_length: Annotated[int, Field(ge=16)] | None = None
+    """Tokens of a prompt and its answer together; by default what the model takes, or else what `memory_mb` holds."""
+    memory_mb: Annotated[int, Field(ge=1)] | None = None
+    """What keys, values and adapters may take together.
+
+    By default keys and values have half of the machine's free memory, or nine tenths of the GPU's, and adapters what
+    these leave idle.
+    """
+    adapters: AdaptersConfig | None = None
+    """LoRA adapters that share the model; each is a model of its own to clients."""
+    scheduler: Literal["multi_queue", "fifo", "sjf"] = "multi_queue"
+    """Which waiting request is next: of queues by size, the first, or the one with the shortest predicted answer."""
+    queue: Annotated[int, Field(ge=0)] = 128
+    """Requests that may wait for a slot in each replica; more are refused, with 429."""
+    slo_ms: Milliseconds = 10_000
+    """Objective for the time to the first token: a request that would miss it is refused early, with 429."""
+    timeout_s: Seconds = 60
+    """How long an answer may stand still while replicas fail or restart, before it ends with an error."""
+    stall_ms: Annotated[float, Field(gt=0)] = 50
+    """By how much the prompts of new requests may delay the next token of the others; 16 tokens always may."""
+    max_tokens: Annotated[int, Field(ge=1)] = 256
+    """Length of an answer whose request does not give one."""
+    debug: bool = False
+    """Check after every step that slots, lengths and requests agree; replaces the replica if they do not. Slow."""
+
+    def least_slot(self, model_takes: int) -> int:
+        """Tokens that a slot has at least, for a model that takes `model_takes`."""
+        return self.max_length or min(_SHORTEST_SLOT, model_takes)
+
+    @model_validator(mode="after")
+    def _patient(self) -> LlmConfig:
+        if self.slo_ms > self.timeout_s * 1e3:
+            raise ValueError(f"slo_ms must be at most timeout_s ({self.timeout_s:g} s); lower it, or raise timeout_s")
+        return self
+
+    def catalogs(self) -> Mapping[str, CatalogConfig]:
+        return {"adapters": self.adapters} if self.adapters else {}
+
+    def misfit(self, services: Mapping[str, ServiceConfig]) -> str | None:
+        shape = sources.check_decoder(self.model)
+        if self.adapters and self.adapters.folder:
+            try:
+                sources.check_adapters(self.adapters.folder)
+            except ModelError as error:
+                return f"adapters.folder: {error}"
+        if self.max_length and self.max_length > shape.max_length:
+            return f"max_length: got {self.max_length}; {self.model} takes at most {shape.max_length} tokens"
+        token = shape.kv_bytes(1, self.dtype_bytes)
+        length = self.least_slot(shape.max_length)
+        needed_mb = math.ceil(self.slots * length * token / 2**20)
+        if self.memory_mb and needed_mb > self.memory_mb:
+            fitting = int(self.memory_mb * 2**20 / (length * token))
+            return (
+                f"memory_mb: got {self.memory_mb}; {self.slots} slots x {length} tokens x {token / 1024:g} KiB = "
+                f"{needed_mb} MB of keys and values; allow that much, or at most {fitting} slots, or a smaller "
+                "max_length"
+            )
+        return None
+
+    def example(self, name: str) -> Example:
+        return Example("v1/completions", {"model": name, "prompt": _PROMPT, "max_tokens": 40})

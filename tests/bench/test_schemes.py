@@ -1,0 +1,100 @@
+"""The schemes that are compared, on one simulated fleet: dispatchers, allocations, and who is faster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.bench.encoder.baseline_dispatch import BaselineDispatcher, LeastBusy, Packing
+from pliant.bench.encoder.profiles import BASE, LARGE
+from pliant.bench.encoder.schemes import Setting, arrived, proportional, simulation
+from pliant.bench.workloads import twitter
+from pliant.simulation.encoder.outcome import Outcome
+
+SCHEMES = ("arlo", "st", "dt", "infaas", "ilb", "ig", "even")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_request_is_counted_once_and_the_seed_decides_all(scheme: str) -> None:
+    setting = Setting(BASE, 10, most=16 if scheme in ("arlo", "dt") else 0, spare=0.3)
+    outcomes = []
+    for seed in (1, 1, 2):
+        stream = twitter(None, 1500, 30, seed, bursty=True)
+        outcomes.append(simulation(scheme, setting).run(stream))
+        assert outcomes[-1].requests == sum(len(second.seconds) for second in stream) == sum(outcomes[-1].arrived)
+        assert outcomes[-1].latencies.count == outcomes[-1].requests
+        assert outcomes[-1].shed == 0
+        assert sum(outcomes[-1].missed) == outcomes[-1].requests - outcomes[-1].within_slo
+    once, again, other = outcomes
+    assert summary(once) == summary(again) != summary(other)
+
+
+def summary(outcome: Outcome) -> tuple[float, ...]:
+    return outcome.latencies.mean, outcome.latencies.quantile(0.98), outcome.busy_s, outcome.gpu_s
+
+
+def sent(dispatcher: BaselineDispatcher, lengths: Sequence[int]) -> list[int]:
+    return [dispatcher.dispatch(length) for length in lengths]
+
+
+def test_packing_fills_a_replica_before_it_uses_the_next() -> None:
+    dispatcher = Packing(room_s=0.3)
+    for replica, (max_length, service_s) in enumerate([(64, 0.1), (64, 0.1), (512, 0.2)]):
+        dispatcher.assign(replica, max_length, service_s)
+    assert sent(dispatcher, [9] * 6) == [0, 0, 0, 1, 1, 1]
+    assert sent(dispatcher, [9] * 2) == [2, 2]
+    assert sent(dispatcher, [9]) == [0], "none has room: where it waits least, the shortest first"
+    dispatcher.complete(1)
+    assert sent(dispatcher, [9]) == [1]
+    dispatcher.suspend(1)
+    dispatcher.complete(2)
+    assert sent(dispatcher, [9, 100]) == [2, 2]
+
+
+def test_least_busy_goes_where_a_request_waits_least() -> None:
+    dispatcher = LeastBusy()
+    for replica, (max_length, service_s) in enumerate([(64, 0.1), (512, 0.15)]):
+        dispatcher.assign(replica, max_length, service_s)
+    assert sent(dispatcher, [9, 9, 9, 9, 100]) == [0, 1, 0, 1, 1]
+
+
+@given(
+    loads=st.lists(st.floats(0, 100), min_size=1, max_size=8).filter(any),
+    replicas=st.integers(1, 50),
+)
+def test_proportional_shares_out_all_replicas_and_covers_the_longest(loads: list[float], replicas: int) -> None:
+    lengths = range(64, 64 * len(loads) + 1, 64)
+    counts = proportional(lengths, loads, replicas)
+    assert sum(counts.values()) == replicas
+    assert counts[lengths[-1]] >= 1
+    for length, load in zip(lengths, loads, strict=True):
+        assert counts[length] <= np.ceil(replicas * load / sum(loads)) + (length == lengths[-1])
+
+
+def test_arlo_beats_what_pads_and_what_is_dynamic() -> None:
+    """A coarse check of direction, at a load that all of them can carry."""
+    stream = twitter(None, 1200, 40, seed=3, bursty=False)
+    means = {name: simulation(name, Setting(BASE, 10)).run(stream, 20).latencies.mean for name in ("arlo", "st", "dt")}
+    assert means["arlo"] < 0.7 * min(means["st"], means["dt"])
+
+
+def test_knowing_the_whole_trace_helps_an_allocation_that_never_changes() -> None:
+    setting = Setting(LARGE, 8, overhead_s=0.0)
+    stream = twitter(None, 900, 40, seed=5, bursty=False)
+    known = replace(setting, demand=arrived(setting.lengths, stream))
+    assert sum(known.demand) == pytest.approx(900, rel=0.05)
+    even, informed = (simulation(name, known).run(stream).latencies.mean for name in ("even", "global"))
+    assert informed < even
+
+
+def test_allocation_is_recorded_for_each_second() -> None:
+    outcome = simulation("arlo", Setting(BASE, 10)).run(twitter(None, 1000, 20, seed=1, bursty=False))
+    assert len(outcome.counts) == len(outcome.running) == 20
+    assert {sum(counts.values()) for counts in outcome.counts} == {10}
+    assert Counter(outcome.counts[-1]) != Counter(outcome.counts[0])

@@ -1,0 +1,80 @@
+"""What cluster.yaml may say of a text classifier, and the line for each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.config.cluster import check_models
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.kinds import parse
+from pliant.errors import ConfigError
+
+SERVICE = {"kind": "encoder", "model": "zoo/topics-small", "lengths": [32, 64], "replicas": 2}
+
+
+def parsed(**changes: Any) -> EncoderConfig:
+    return parse({"services": {"topics": {**SERVICE, **changes}}}).of(EncoderConfig)["topics"]
+
+
+def problems(**changes: Any) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        parsed(**changes)
+    return error.value.problems
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"slo_ms": "fast"}, "services.topics.slo_ms: got 'fast'; input should be a valid number"),
+        ({"slo_ms": 0}, "services.topics.slo_ms: got 0; input should be greater than 0"),
+        ({"lenghts": [1]}, "services.topics.lenghts: unknown key; did you mean lengths? allowed: cpus, demand"),
+        ({"lengths": []}, "services.topics.lengths: got []"),
+        ({"lengths": [64, 32]}, "services.topics.lengths: got [64, 32]; lengths must rise, each once"),
+        ({"lengths": "some"}, "services.topics.lengths: got 'some'; must be auto, or a list of lengths"),
+        ({"replicas": 0}, "services.topics.replicas: got 0; must be a number of at least 1, or {min: 1, max: 4}"),
+        (
+            {"replicas": {"min": 3, "max": 2}},
+            "services.topics.replicas: got {'min': 3, 'max': 2}; max must be at least",
+        ),
+        ({"replicas": {"min": 3, "mx": 4, "max": 5}}, "services.topics.replicas.mx: unknown key; did you mean max?"),
+        ({"demand_quantile": 1}, "services.topics.demand_quantile: got 1; input should be less than 1"),
+        ({"dtype": "int8"}, "services.topics.dtype: got 'int8'; input should be 'float32' or 'bfloat16'"),
+    ],
+)
+def test_each_mistake_is_one_line(changes: dict[str, Any], line: str) -> None:
+    [problem] = problems(**changes)
+    assert problem.startswith(line)
+    assert "\n" not in problem
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    assert len(problems(dtype="int8", slo_ms=-1, extra=1)) == 3
+
+
+def test_lengths_may_be_left_to_the_profile() -> None:
+    for lengths in (None, "auto"):
+        topics = parsed(lengths=lengths)
+        assert topics.lengths is None
+        assert topics.longest(model_takes=512) == 512
+    assert EncoderConfig(kind="encoder", model="zoo/topics-small", replicas=1).lengths is None
+
+
+def test_replicas_are_a_number_or_a_range() -> None:
+    fixed, scaled = (parsed(replicas=replicas).replicas for replicas in (3, {"min": 1, "max": 4}))
+    assert (fixed.min, fixed.max, fixed.fixed) == (3, 3, True)
+    assert (scaled.min, scaled.max, scaled.fixed) == (1, 4, False)
+
+
+def test_models_are_checked(tmp_path: Path) -> None:
+    for changes, line in (
+        ({"model": "zoo/nothing"}, "services.topics.model:"),
+        ({"model": str(tmp_path / "nothing")}, "services.topics.model:"),
+        ({"lengths": [64, 1024]}, "services.topics.lengths: got 1024; zoo/topics-small takes at most 512 tokens"),
+    ):
+        serving = parse({"services": {"topics": {**SERVICE, **changes}}})
+        with pytest.raises(ConfigError) as error:
+            check_models(serving)
+        assert error.value.problems[0].startswith(line)

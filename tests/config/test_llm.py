@@ -1,0 +1,81 @@
+"""What cluster.yaml may say of a language model, and the line for each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.cache import cache_folder
+from pliant.config.cluster import ServingConfig, check_models
+from pliant.config.llm import AdaptersConfig, LlmConfig
+from pliant.deployments.kinds import parse
+from pliant.errors import ConfigError
+
+SERVICE = {"kind": "llm", "model": "zoo/tiny-llama"}
+
+
+def serving(**changes: Any) -> ServingConfig:
+    return parse({"services": {"chat": {**SERVICE, **changes}}})
+
+
+def test_a_text_means_the_folder_of_adapters() -> None:
+    assert serving(adapters="zoo/adapters").of(LlmConfig)["chat"].adapters == AdaptersConfig(folder="zoo/adapters")
+    assert serving(adapters=None).of(LlmConfig)["chat"].adapters is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"replicas": 0}, "services.chat.replicas: got 0; input should be greater than or equal to 1"),
+        ({"adapters": 5}, "services.chat.adapters: got 5; input should be a valid dictionary"),
+        ({"adapters": {"fodler": "x"}}, "services.chat.adapters.fodler: unknown key; did you mean folder? allowed: ca"),
+        (
+            {"adapters": {"cache": "lru"}},
+            "services.chat.adapters: got {'cache': 'lru'}; needs a folder of adapters, or",
+        ),
+        ({"slo_ms": 9000, "timeout_s": 5}, "services.chat: got {"),
+    ],
+)
+def test_each_mistake_is_one_line(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        serving(**changes)
+    [problem] = error.value.problems
+    assert problem.startswith(line)
+
+
+@pytest.mark.parametrize("folder", ["zoo/others", "/nowhere"])
+def test_adapters_that_cannot_be_are_named(folder: str) -> None:
+    with pytest.raises(ConfigError, match=f"services.chat.adapters.folder: {folder}: "):
+        check_models(serving(adapters=folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"max_length": 4096}, "services.chat.max_length: got 4096; zoo/tiny-llama takes at most "),
+        ({"memory_mb": 1, "slots": 1024}, "services.chat.memory_mb: got 1; 1024 slots x 128 tokens x "),
+    ],
+)
+def test_the_model_is_checked(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_models(serving(**changes))
+    [problem] = error.value.problems
+    assert problem.startswith(line)
+
+
+def test_each_registry_has_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+
+    def services(*registries: str | None) -> dict[str, Any]:
+        adapters = [{"folder": "zoo/adapters", "registry": registry} for registry in registries]
+        return {"services": {f"chat-{index}": {**SERVICE, "adapters": one} for index, one in enumerate(adapters)}}
+
+    assert parse(services(None, None, str(tmp_path / "a"), str(tmp_path / "b")))
+    default = str(cache_folder() / "registries" / "chat-0.json")
+    for first, second in ((str(tmp_path / "a"), str(tmp_path / "link" / "a")), (None, default)):
+        with pytest.raises(ConfigError) as error:
+            parse(services(first, second))
+        line = f"services.chat-1.adapters.registry: got {second}; chat-0 keeps its adapters in that file"
+        assert [problem.startswith(line) for problem in error.value.problems] == [True]
