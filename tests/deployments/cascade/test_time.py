@@ -1,87 +1,67 @@
-"""A cascade over real classifiers and routing tables: what is answered in which time, in a time that never varies."""
+"""A cascade over real classifiers and tables of replicas: what is answered in which time, which never varies."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pytest
-from pliant.deployments.encoder.routing_table import RoutingTable
 from support import virtual_loop
 from support.doubles import report
-from support.scripted_cascade import LABELS, TOKENIZER, candidate
-from support.scripted_cascade import Recorder as CascadeRecorder
+from support.scripted_cascade import LABELS, TOKENIZER, Recorder, candidate
+from support.scripted_replicas import Act, slow
+from support.text_service import TextService
 
 from pliant.config.cascade import CascadeConfig
-from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.messages import CascadeEntry
-from pliant.deployments.encoder.endpoint import Classifier, Prediction
-from pliant.deployments.encoder.engine import Answer, Query
+from pliant.deployments.encoder.endpoint import Prediction
+from pliant.deployments.encoder.messages import Answer
 from pliant.deployments.http.parameters import ClassifyParameters
-from pliant.deployments.serving.outcome import Outcome, RequestError
-from pliant.models.sources import ModelInfo
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.candidates import Candidate
 
+pytestmark = pytest.mark.virtual_time
+
 SMALL_S, LARGE_S = 0.005, 0.040
-INFO = ModelInfo(labels=LABELS, max_length=64, pad_token_id=0, architecture="B", multi_label=False)
+HANGS = Act(stops=True)
+SURE = Answer(np.array([9, 0, 0], np.float32).tobytes(), 64, 64)
+
+T = TypeVar("T")
 
 
-class Recorder:
-    def __init__(self) -> None:
-        self.ends: list[Outcome] = []
-
-    def arrived(self, _tokens: int) -> None: ...
-
-    def answered(self, *_: object) -> None: ...
-
-    def shed(self) -> None: ...
-
-    def ended(self, outcome: Outcome) -> None:
-        self.ends.append(outcome)
-
-    def retried(self, _why: str) -> None: ...
-
-
-class Level:
-    """A service on one replica, which says that it takes `service_s` a text, and takes `takes_s`."""
-
-    def __init__(self, folder: Path, name: str, service_s: float) -> None:
-        self.takes_s = service_s
-        self.table = RoutingTable(1.0)
-        self.table.sync({name: report(64, service_s=service_s)})
-        self.recorder = Recorder()
-        config = EncoderConfig(kind="encoder", model="m", lengths=(64,), replicas={"min": 1, "max": 1})
-        self.classifier = Classifier(name, config, folder, INFO, self.table, self._call, self.recorder)
-
-    async def _call(self, query: Query) -> Answer:
-        replica = self.table.choose(query.length, query.budget_s, query.utility)
-        try:
-            await asyncio.sleep(self.takes_s)
-        finally:
-            self.table.done(replica)
-        return Answer(np.array([9, 0, 0], np.float32).tobytes(), 64, 64)
+def level(folder: Path, name: str, service_s: float, act: Act | None) -> TextService:
+    """A service on one replica, which says that it takes `service_s` a text, and does, unless it is to `act` so."""
+    script = [act or slow(service_s)]
+    return TextService(folder, {name: script}, name, lambda _query: SURE, LABELS, held=64, service_s=service_s)
 
 
 class House:
+    """Two classifiers, and a cascade of those of them that are `levels`."""
+
     def __init__(
-        self, folder: Path, *levels: str, goes_on: bool = True, fallback: Candidate | None = None, **options: Any
+        self,
+        folder: Path,
+        *levels: str,
+        goes_on: bool = True,
+        fallback: Candidate | None = None,
+        small: Act | None = None,
+        large: Act | None = None,
+        **options: bool,
     ) -> None:
         TOKENIZER.save(str(folder / "tokenizer.json"))
-        seconds = {"small": SMALL_S, "large": LARGE_S}
-        self.levels = {name: Level(folder, name, service_s) for name, service_s in seconds.items()}
-        self.small, self.large = self.levels.values()
+        self.small, self.large = level(folder, "small", SMALL_S, small), level(folder, "large", LARGE_S, large)
         chosen = candidate(*levels, cutoff=1.0 if goes_on else 0.0, slope=10.0 if goes_on else 1e6)
-        latency_s = tuple(seconds[level] for level in levels)
+        latency_s = tuple({"small": SMALL_S, "large": LARGE_S}[level] for level in levels)
         entry = CascadeEntry("c", f"serves {chosen}", Choice(chosen, None, latency_s, 1000, fallback))
         config = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, **options)
-        self.recorder = CascadeRecorder()
-        classifiers = {name: level.classifier for name, level in self.levels.items()}
+        self.recorder = Recorder()
+        classifiers = {"small": self.small.classifier, "large": self.large.classifier}
         self.cascade = CascadeClassifier("c", config, classifiers, lambda: entry, self.recorder)
 
     async def ask(self, slo_ms: float = 1000, text: str = "yes t1") -> Prediction:
@@ -89,40 +69,32 @@ class House:
         return prediction
 
     async def outcome(self, slo_ms: float, text: str = "yes t1") -> Outcome:
+        """How it ended for the client, which is how it was counted."""
         try:
             answer = await self.ask(slo_ms, text)
         except RequestError as error:
-            return error.outcome
-        return Outcome.DEGRADED if answer.details and answer.details.degraded else Outcome.OK
+            outcome = error.outcome
+        else:
+            outcome = Outcome.DEGRADED if answer.details and answer.details.degraded else Outcome.OK
+        assert self.recorder.ends == [outcome]
+        return outcome
 
 
-@pytest.fixture
-def virtual(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs a coroutine in virtual time; the seconds that it took, and what it returned."""
-
-    def run(coroutine: Coroutine[Any, Any, Any]) -> tuple[float, Any]:
-        async def timed() -> tuple[float, Any]:
-            loop = asyncio.get_running_loop()
-            with monkeypatch.context() as patch:
-                patch.setattr(time, "monotonic", loop.time)
-                return loop.time(), await coroutine
-
-        with asyncio.Runner(loop_factory=virtual_loop.VirtualLoop) as runner:
-            started, found = runner.run(timed())
-            return runner.get_loop().time() - started, found
-
-    return run
+async def timed(answer: Awaitable[T]) -> tuple[float, T]:
+    """The seconds that it took, and what it is."""
+    started = time.monotonic()
+    found = await answer
+    return time.monotonic() - started, found
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("degrade", [False, True])
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_more_time_never_turns_an_answer_into_a_refusal(
-    tmp_path: Path, virtual: Any, goes_on: bool, degrade: bool
-) -> None:
-    found = []
-    for slo_ms in range(1, 101):
-        house = House(tmp_path, "small", "large", goes_on=goes_on, degrade=degrade)
-        found.append(virtual(house.outcome(slo_ms))[1])
+def test_more_time_never_turns_an_answer_into_a_refusal(tmp_path: Path, goes_on: bool, degrade: bool) -> None:
+    async def outcome(slo_ms: float) -> Outcome:
+        return await House(tmp_path, "small", "large", goes_on=goes_on, degrade=degrade).outcome(slo_ms)
+
+    found = [virtual_loop.run(outcome(slo_ms)) for slo_ms in range(1, 101)]
     answers = [outcome in (Outcome.OK, Outcome.DEGRADED) for outcome in found]
     first = answers.index(True) + 1
     assert answers == [False] * (first - 1) + [True] * (101 - first)
@@ -130,27 +102,47 @@ def test_more_time_never_turns_an_answer_into_a_refusal(
     assert first == (45 if goes_on and not degrade else 5)
 
 
-def test_time_that_earlier_levels_took_is_not_the_fault_of_the_later_one(tmp_path: Path, virtual: Any) -> None:
-    house = House(tmp_path, "small", "large")
-    house.small.takes_s = 0.3
+async def test_time_that_earlier_levels_took_is_not_the_fault_of_the_later_one(tmp_path: Path) -> None:
+    house = House(tmp_path, "small", "large", small=slow(0.2))
     with pytest.raises(RequestError) as error:
-        virtual(house.ask(330))
-    assert error.value.outcome == Outcome.TOO_LATE
+        await house.ask(230)
+    assert (error.value.outcome, error.value.fault) == (Outcome.TOO_LATE, Fault.SHORT_SLO)
     assert error.value.reason == (
-        "small left 30.0 ms of slo_ms 330 for large, which takes 40.0 ms on average; c needs it for this text: retry "
+        "small left 30.0 ms of slo_ms 230 for large, which takes 40.0 ms on average; c needs it for this text: retry "
         "later, or raise slo_ms"
     )
-    lenient = House(tmp_path, "small", "large", degrade=True)
-    lenient.small.takes_s = 0.3
-    assert virtual(lenient.ask(330))[1].warning == "degraded: answered without large, which did not answer in time"
+    lenient = House(tmp_path, "small", "large", degrade=True, small=slow(0.2))
+    assert (await lenient.ask(230)).warning == "degraded: answered without large, which did not answer in time"
     assert ("degraded", "large", "late") in lenient.recorder.events
+    assert lenient.recorder.ends == [Outcome.DEGRADED]
+
+
+async def test_once_a_replica_stalls_late_is_better_than_lost(tmp_path: Path) -> None:
+    house = House(tmp_path, "small", "large", small=slow(0.3))
+    assert await house.outcome(330) == Outcome.OK
+    assert [query.budget_s is None for query in house.large.queries] == [True]
+
+
+@pytest.mark.parametrize("degrade", [False, True])
+async def test_a_text_that_waits_for_a_replica_on_the_move_has_its_time_once_more(
+    tmp_path: Path, degrade: bool
+) -> None:
+    house = House(tmp_path, "small", "large", degrade=degrade)
+    house.small.table.stop_routing({"small"})
+    answer = asyncio.create_task(house.outcome(1000))
+    await asyncio.sleep(5)
+    house.small.table.stop_routing(())
+    assert await answer == Outcome.OK
+    [query] = house.large.queries
+    assert query.budget_s is not None
+    assert 0.9 < query.budget_s < 1
 
 
 @pytest.mark.parametrize("slo_ms", [12, 60, 1000])
-def test_an_answer_without_a_level_that_hangs_is_in_time(tmp_path: Path, virtual: Any, slo_ms: float) -> None:
-    house = House(tmp_path, "small", "large", degrade=True)
-    house.large.takes_s = 1e6
-    seconds, prediction = virtual(house.ask(slo_ms))
+async def test_an_answer_without_a_level_that_hangs_is_in_time(tmp_path: Path, slo_ms: float) -> None:
+    house = House(tmp_path, "small", "large", degrade=True, large=HANGS)
+    seconds, prediction = await timed(house.ask(slo_ms))
+    assert prediction.details
     assert prediction.details.degraded
     assert seconds < slo_ms / 1e3
     if slo_ms > 60:
@@ -158,56 +150,52 @@ def test_an_answer_without_a_level_that_hangs_is_in_time(tmp_path: Path, virtual
         assert house.large.recorder.ends == [Outcome.UNAVAILABLE]  # it is not idle
 
 
-def test_what_holds_no_runtime_for_the_text_is_not_waited_for(tmp_path: Path, virtual: Any) -> None:
+async def test_what_holds_no_runtime_for_the_text_is_not_waited_for(tmp_path: Path) -> None:
     house = House(tmp_path, "small", "large", degrade=True)
     house.large.table.sync({"large": report(2, version=2)})
     assert not house.large.classifier.down
-    seconds, prediction = virtual(house.ask(5000, "w1 w2 yes t1"))
+    seconds, prediction = await timed(house.ask(5000, "w1 w2 yes t1"))
     assert prediction.warning == "degraded: answered without large, which is down"
     assert seconds == pytest.approx(SMALL_S)
     assert house.large.recorder.ends == [Outcome.UNAVAILABLE]
     strict = House(tmp_path, "small", "large")
     strict.large.table.sync({"large": report(2, version=2)})
-    seconds, outcome = virtual(strict.outcome(5000, "w1 w2 yes t1"))
+    seconds, outcome = await timed(strict.outcome(5000, "w1 w2 yes t1"))
     assert outcome == Outcome.UNAVAILABLE
     assert seconds == pytest.approx(30 + SMALL_S)
 
 
-def test_one_level_alone_that_is_down_hangs_or_is_busy_has_a_stand_in(tmp_path: Path, virtual: Any) -> None:
-    def house() -> House:
+async def test_one_level_alone_that_is_down_hangs_or_is_busy_has_a_stand_in(tmp_path: Path) -> None:
+    def house(large: Act | None = None) -> House:
         fallback = candidate("small", mean_latency_s=SMALL_S)
-        return House(tmp_path, "large", degrade=True, fallback=fallback)
+        return House(tmp_path, "large", degrade=True, fallback=fallback, large=large)
 
-    down, hangs, busy = house(), house(), house()
+    down, hangs, busy = house(), house(HANGS), house()
     down.large.table.sync({})
-    seconds, prediction = virtual(down.ask())
+    seconds, prediction = await timed(down.ask())
+    assert prediction.details
     assert prediction.details.level == "small"
     assert down.cascade.ready
     assert seconds == pytest.approx(SMALL_S)
-    hangs.large.takes_s = 1e6
-    seconds, prediction = virtual(hangs.ask())
+    seconds, prediction = await timed(hangs.ask())
     assert prediction.warning == "degraded: answered without large, which did not answer in time"
     assert 0.9 < seconds < 1
     assert hangs.large.recorder.ends == [Outcome.UNAVAILABLE]
 
-    async def crowd() -> list[Prediction]:
-        return await busy.cascade.classify([f"yes t{number}" for number in range(60)], ClassifyParameters())
-
-    seconds, predictions = virtual(crowd())
+    crowd = [f"yes t{number}" for number in range(60)]
+    seconds, predictions = await timed(busy.cascade.classify(crowd, ClassifyParameters()))
     by_level = [prediction.details.level for prediction in predictions if prediction.details]
     assert 20 < by_level.count("large") < 30
     assert by_level.count("large") + by_level.count("small") == 60
     assert seconds <= 1
     assert {event[2] for event in busy.recorder.events if event[0] == "degraded"} == {"busy"}
+    assert busy.recorder.ends.count(Outcome.DEGRADED) == by_level.count("small")
+    assert busy.recorder.ends.count(Outcome.OK) == by_level.count("large")
 
 
-def test_a_level_whose_caller_left_was_not_idle(tmp_path: Path, virtual: Any) -> None:
-    house = House(tmp_path, "small", "large")
-    house.large.takes_s = 1e6
-
-    async def leave() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(house.ask(), 0.2)
-
-    virtual(leave())
+async def test_a_level_whose_caller_left_was_not_idle(tmp_path: Path) -> None:
+    house = House(tmp_path, "small", "large", large=HANGS)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(house.ask(), 0.2)
     assert house.large.recorder.ends == [Outcome.CANCELLED]
+    assert house.recorder.ends == [Outcome.CANCELLED]
