@@ -14,7 +14,7 @@ def test_metrics_reach_rays_endpoint(cluster: Cluster) -> None:
     wanted = [
         ("pliant_requests_total{", 'service="topics"', 'outcome="ok"'),
         ("pliant_requests_total{", 'service="topics"', 'outcome="rejected"'),
-        ("pliant_request_latency_seconds_bucket{", 'service="topics"', 'runtime="'),
+        ("pliant_request_latency_seconds_bucket{", 'service="topics"', 'kind="encoder"'),
         ("pliant_requests_waiting{", 'service="topics"', 'runtime="512"'),
     ]
 
