@@ -6,23 +6,26 @@ from typing import Any
 
 from support.scripted import report
 
+from pliant.deployments.llm.kind import KIND
 from pliant.deployments.llm.report import ClassReport
 from pliant.deployments.serving.status import exposition
 
 
-def stats(**adapters: Any) -> dict[str, Any]:
-    given: Any = report()
-    given |= {"live_tokens": 70, "served": 9, "squashed": 2}
+def exposed(adapters: int) -> list[str]:
+    """The page's lines, when so many adapters are registered."""
+    given: Any = report(one=30, other=40)
+    given |= {"served": 9, "squashed": 2}
     given["classes"] = [
         ClassReport(cut_off=0.5, quota=100, waiting=3, admitted=8, waited_s=1.5),
         ClassReport(cut_off=1.0, quota=200, waiting=1, admitted=1, waited_s=9.0),
     ]
     given["adapters"] |= {"resident": ["sql", "law"], "bytes": 4096, "hits": 5, "evictions": {"memory": 6}}
-    return {"services": {}, "language_models": {"chat": {"replicas": {"r": given}}}, "adapters": adapters}
+    stats = {"services": {"chat": {"kind": "llm", "replicas": {"r": given}, "adapters": adapters}}}
+    return exposition(stats, {"llm": KIND}).decode().splitlines()
 
 
 def test_replicas_queues_and_adapters_are_told() -> None:
-    lines = exposition(stats(registered={"chat": 12})).decode().splitlines()
+    lines = exposed(adapters=12)
     for line in (
         'pliant_llm_live_tokens{replica="r",service="chat"} 70.0',
         'pliant_llm_answers_total{replica="r",service="chat"} 9.0',
@@ -39,4 +42,4 @@ def test_replicas_queues_and_adapters_are_told() -> None:
 
 
 def test_without_adapters() -> None:
-    assert b"pliant_adapters_registered{" not in exposition(stats())
+    assert 'pliant_adapters_registered{service="chat"} 0.0' in exposed(adapters=0)
