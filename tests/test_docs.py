@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
@@ -18,6 +19,8 @@ from pliant.config.encoder import EncoderConfig
 from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.config.vision import VisionConfig
 from pliant.deployments.http.application import application
+from pliant.deployments.http.statuses import OPENAI, STATUSES
+from pliant.deployments.serving.outcome import Outcome, Retry
 from pliant.deployments.serving.services import Services
 
 ROOT = Path(__file__).parents[1]
@@ -115,17 +118,29 @@ def test_routes() -> None:
         assert f"`{route.split()[1]}`" in page
 
 
-def statuses(module: Path) -> Iterator[str]:
+def statuses(module: Path) -> Iterator[int]:
     """Those of errors: given to a function, or in a table of them."""
     for node in ast.walk(ast.parse(module.read_text())):
         given = node.args if isinstance(node, ast.Call) else node.values if isinstance(node, ast.Dict) else ()
         for value in given:
             if isinstance(value, ast.Constant) and value.value in range(400, 600):
-                yield str(value.value)
+                yield value.value
 
 
 def test_statuses() -> None:
-    found = {status for module in (ROOT / "deployments").rglob("*.py") for status in statuses(module)}
+    found = {*STATUSES.values(), *(row.status for row in OPENAI.values())}
     _, _, table = (DOCS / "clients.md").read_text().partition("| status | when |")
     told = set(re.findall(r"\b[45]\d\d\b", " ".join(re.findall(r"^\|([^|]*)\|", table, re.M))))
-    assert told == found | {"405"}  # of routes, by FastAPI
+    assert told == set(map(str, found))
+
+
+def test_only_the_tables_of_protocols_know_statuses() -> None:
+    for module in (ROOT / "deployments").rglob("*.py"):
+        assert module.name == "statuses.py" or not set(statuses(module)), module
+
+
+def test_outcomes() -> None:
+    assert first_cells(DOCS / "metrics.md", "outcome") == set(Outcome)
+    retries = re.search(r"^\| `pliant_retries_total` .*$", (DOCS / "metrics.md").read_text(), re.M)
+    assert retries
+    assert set(re.findall(r"`([a-z]+)`", retries[0])) == set(get_args(Retry))

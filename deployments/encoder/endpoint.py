@@ -150,7 +150,7 @@ class Classifier:
 
         With `telling` also of its tokens, for the answers that this wants it of. A caller that can do without an answer
         waits for it no longer than `within_s`, and not at all for replicas that are not there. Raises RequestError; its
-        outcome is TOO_LATE when the time was too short, and its fault DOWN when no replica is there.
+        fault is TIMED_OUT when the time was too short, and DOWN when no replica is there.
         """
         started = time.monotonic()
         timeout_s = max(self._config.timeout_s, slo_s or 0.0) if within_s is None else within_s

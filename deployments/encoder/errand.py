@@ -73,10 +73,6 @@ class TextErrand(Errand[TextWant, Query, Answer]):
     def refused(self, refusals: Sequence[Refusal]) -> RequestError:
         return self._busy(min(refusal.retry_after_s or 0.0 for refusal in refusals))
 
-    def unanswered(self) -> RequestError:
-        error = super().unanswered()
-        return error if self.waits else RequestError(Outcome.TOO_LATE, error.reason, error.retry_after_s)
-
     def unserved(self) -> RequestError:
         reason = f"no replica of {self.subject} takes {self._length} tokens now"
         return RequestError(Outcome.UNAVAILABLE, reason, 1.0, Fault.DOWN)

@@ -40,7 +40,7 @@ class TextMetrics(Requests):
 
     def ended(self, outcome: Outcome) -> None:
         super().ended(outcome)
-        if outcome in (Outcome.UNAVAILABLE, Outcome.CANCELLED):
+        if outcome in (Outcome.UNAVAILABLE, Outcome.FAILED, Outcome.CANCELLED):
             self._tally.lost()
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -33,27 +33,34 @@ _PATIENCE = 2.5
 """Times the predicted time, after which another replica is asked."""
 _LEAST_PATIENCE_S = 0.25
 """However soon an answer is predicted: a busy machine stops processes for as long."""
+_UNPREDICTED_PATIENCE = 0.25
+"""The same where nobody can predict, as a share of the time that a request may stand still: it must leave in time."""
 _SILENCE_S = 10.0
 """Without a piece or a sign of life, after which a replica is left that answers piece by piece."""
 _HEDGED_SHARE = 0.1
 """Requests that may ask a second replica, as a share of all: when everything is slow, asking twice makes it slower."""
 _HEDGES_SAVED = 10.0
+_STALLS = 3
+"""Times its patience, after which a request leaves a replica that nobody would choose now, however many do."""
 
 Want = TypeVar("Want")
 Query = TypeVar("Query")
 Item = TypeVar("Item")
 
 
-class Attempt(NamedTuple):
+class Attempt(NamedTuple, Generic[Query]):
     """A replica that was chosen for an errand, where it counts until it is over."""
 
     choice: Choice
-    stalls_at: float
-    """By the clock: when it has taken so much longer than predicted that another one had better be asked."""
+    query: Query
+    patience_s: float
+    """After so long without a reply another one had better be asked."""
 
 
 Streams = Callable[[Parcel[Query]], AsyncGenerator[Item | Refusal | Alive, None]]
-"""Has a replica answer the only query of a parcel piece by piece. To close it ends the answer there."""
+"""Has a replica answer the only query of a parcel piece by piece; raises what a `Transport` does.
+
+To close it ends the answer there."""
 
 
 class Caller(Generic[Want, Query, Item]):
@@ -65,13 +72,11 @@ class Caller(Generic[Want, Query, Item]):
         recorder: Recorder,
         courier: Courier[Query, Item] | None = None,
         streams: Streams[Query, Item] | None = None,
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table = table
         self._recorder = recorder
         self._courier = courier
         self._streams = streams
-        self._now = now
         self._hedges = 1.0
         """That may be made now."""
 
@@ -79,13 +84,13 @@ class Caller(Generic[Want, Query, Item]):
         """The reply to `errand`, and whether its deadline was given up for it. Raises RequestError."""
         assert self._courier
         self._hedges = min(_HEDGES_SAVED, self._hedges + _HEDGED_SHARE)
-        course = _Course(errand, self._table, self._recorder, self._now)
+        course = _Course(errand, self._table, self._recorder)
         asked = _Asked(self._table, self._courier)
         try:
             while True:
                 if not asked.replies:
-                    asked.ask(await course.choose(), errand.query(course.late))
-                done = await asked.done(min(course.until, asked.stalls_at) - self._now())
+                    asked.ask(await course.choose())
+                done = await asked.done(min(course.until, asked.stalls_at) - time.monotonic())
                 if not done:
                     self._hurry(course, asked)
                 for attempt, reply in done:
@@ -106,39 +111,40 @@ class Caller(Generic[Want, Query, Item]):
 
         Raises RequestError when it is time to give up.
         """
-        if self._now() >= course.until:
+        if time.monotonic() >= course.until:
             raise course.errand.unanswered()
-        for replica in asked.suspected():
-            self._table.failed(replica)
-        course.late = True
-        if self._hedges >= 1 and len(asked.replies) == 1 and (attempt := course.choose_now()):
-            self._hedges -= 1
-            self._recorder.retried("stalled")
-            asked.ask(attempt, course.errand.query(course.late))
+        replicas = asked.stall()
+        course.stalled(replicas)
+        hedges = self._hedges >= 1 and len(replicas) == 1
+        leaves = asked.stalls >= _STALLS and not any(map(self._table.usable, replicas))
+        if (hedges or leaves) and (attempt := course.another(replicas)):
+            self._hedges -= hedges
+            asked.ask(attempt)
 
     async def stream(self, errand: Errand[Want, Query, Item]) -> AsyncGenerator[Item, None]:
         """The pieces of the answer to `errand`. Raises RequestError, perhaps after some of them.
 
         To close it ends the answer in the replica.
         """
-        course = _Course(errand, self._table, self._recorder, self._now)
-        attempt: Attempt | None = None
-        while True:
-            attempt = attempt or await course.choose()
-            async with aclosing(self._pieces(course, attempt)) as pieces:
-                async for item in pieces:
-                    last = errand.take(item)
-                    yield item
-                    if last:
-                        self._table.answered(attempt.choice.replica)
-                        return
-                    course.got_on()  # only now: a client that reads slowly is no standstill
-            attempt = course.next
+        course = _Course(errand, self._table, self._recorder)
+        try:
+            while True:
+                attempt = await course.choose()
+                async with aclosing(self._pieces(course, attempt)) as pieces:
+                    async for item in pieces:
+                        last = errand.take(item)
+                        yield item
+                        if last:
+                            self._table.answered(attempt.choice.replica)
+                            return
+                        course.got_on()  # only now: a client that reads slowly is no standstill
+        finally:
+            course.leave()
 
-    async def _pieces(self, course: _Course[Want, Query, Item], attempt: Attempt) -> AsyncGenerator[Item, None]:
+    async def _pieces(self, course: _Course[Want, Query, Item], attempt: Attempt[Query]) -> AsyncGenerator[Item, None]:
         """What one replica says to the errand, up to where another one is to go on; raises RequestError if none is."""
         assert self._streams
-        parcel = Parcel(attempt.choice.replica, self._table.gateway, (course.errand.query(course.late),))
+        parcel = Parcel(attempt.choice.replica, self._table.gateway, (attempt.query,))
         try:
             async with aclosing(self._streams(parcel)) as items:
                 while (item := await self._next(items, course, attempt.choice.replica)) is not None:
@@ -163,16 +169,14 @@ class Caller(Generic[Want, Query, Item]):
         """The next item of `items`; None once another replica is to go on. Raises RequestError at the end."""
         coming = asyncio.ensure_future(anext(items))
         try:
-            while not (await asyncio.wait((coming,), timeout=min(_SILENCE_S, course.until - self._now())))[0]:
-                if self._now() >= course.until:
+            while not (await asyncio.wait((coming,), timeout=min(_SILENCE_S, course.until - time.monotonic())))[0]:
+                if time.monotonic() >= course.until:
                     raise course.errand.unanswered()
                 if course.moves_on(replica):
                     return None
             return coming.result()
         finally:
-            if not coming.done():
-                coming.cancel()
-                await asyncio.wait((coming,))
+            await _end(coming)
 
 
 class _Course(Generic[Want, Query, Item]):
@@ -183,24 +187,27 @@ class _Course(Generic[Want, Query, Item]):
         errand: Errand[Want, Query, Item],
         table: ReplicaTable[Want, Any],
         recorder: Recorder,
-        now: Callable[[], float],
     ) -> None:
         self.errand = errand
         self.late = False
         """Whether a replica failed it, so that its deadline no longer counts."""
-        self.next: Attempt | None = None
-        """With whom to go on, if that is known."""
         self._table = table
         self._recorder = recorder
-        self._now = now
-        self._moved = now()
+        self._moved = time.monotonic()
         """When it last got on."""
         self._begun = False
         """Whether the client has a part of the answer."""
+        self._why: Retry | None = None
+        """Why another replica is to be asked, if so: it is counted once one is."""
+        self._next: Attempt[Query] | None = None
+        """With whom to go on, if that is known."""
         self._failed = 0
         """Replicas that failed it since it last got on."""
+        self._reason = ""
+        """Why the last one did."""
         self._avoid: set[str] = set()
-        self._refusals: list[Refusal] = []
+        self._refusals: dict[str, Refusal] = {}
+        """By replica; those that refused are not asked again."""
 
     @property
     def until(self) -> float:
@@ -209,66 +216,74 @@ class _Course(Generic[Want, Query, Item]):
 
     def got_on(self) -> None:
         """The client has one more piece."""
-        self._moved = self._now()
+        self._moved = time.monotonic()
         self._begun = True
         self._failed = 0
         self._refusals.clear()
 
-    async def choose(self) -> Attempt:
+    async def choose(self) -> Attempt[Query]:
         """A replica that has neither failed nor refused it lately; waits for one if that makes sense."""
-        waiting = False
-        while True:
-            if attempt := self.choose_now():
-                return attempt
+        attempt, self._next = self._next, None
+        while not (attempt := attempt or self._choose_now()):
+            if self._failed >= _MOST_FAILED:
+                told = f"{self._failed} replicas of {self.errand.subject} failed over this request"
+                raise RequestError(Outcome.UNAVAILABLE, f"{told}; the last: {self._reason}")
             if self._refusals and not self._begun:
-                raise self.errand.refused(self._refusals)
+                raise self.errand.refused(list(self._refusals.values()))
             if not self.errand.waits:
                 raise self.errand.unserved()
-            if self._now() >= self.until:
+            if time.monotonic() >= self.until:
                 raise self.errand.unanswered()
+            await asyncio.sleep(_RETRY_S)
+            self.errand.waited()
             self._avoid.clear()
             self._refusals.clear()
-            if waiting:
-                await asyncio.sleep(_RETRY_S)
-                self.errand.waited()
-            waiting = True
+        if self._why:
+            self._recorder.retried(self._why)
+            self._why = None
+        return attempt
 
-    def choose_now(self) -> Attempt | None:
-        """The same, if there is one now."""
+    def another(self, replicas: Collection[str]) -> Attempt[Query] | None:
+        """One more than `replicas`, which were asked and stall, if there is one; it may have failed before."""
+        self._avoid.update(replicas)
         try:
-            choice = self._table.choose(self.errand.want(self.late), self._avoid)
-        except NoReplicaError:
+            if not (attempt := self._choose_now()):
+                self._avoid = {*replicas, *self._refusals}
+                attempt = self._choose_now()
+        except RequestError:  # it had better not be answered, but it may still be
             return None
-        except NoTimeError as error:
-            raise self.errand.no_time(error) from None
-        self._avoid.add(choice.replica)
-        patience_s = math.inf
-        if choice.predicted_s is not None:
-            patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.predicted_s)
-        return Attempt(choice, self._now() + patience_s)
+        if attempt:
+            self._recorder.retried("stalled")
+        return attempt
 
     def unsent(self) -> None:
         """A replica had left when it was to be asked."""
-        self._recorder.retried("moved")
+        self._why = "moved"
 
     def failed(self, replica: str, why: Retry, reason: str) -> None:
-        """`replica` failed it; raises RequestError if too many did."""
+        """`replica` failed it."""
         self._table.failed(replica)
         self.late = True
         self._failed += 1
-        if self._failed == _MOST_FAILED:
-            told = f"{self._failed} replicas of {self.errand.subject} failed over this request; the last: {reason}"
-            raise RequestError(Outcome.UNAVAILABLE, told)
-        self._recorder.retried(why)
+        self._reason = reason
+        self._why = why
+
+    def stalled(self, replicas: Collection[str]) -> None:
+        """`replicas` have let it wait for too long, again perhaps."""
+        for replica in replicas:
+            self._table.failed(replica)
+        self.late = True
 
     def moves_on(self, replica: str) -> bool:
         """Whether another one than `replica`, which is silent, can go on."""
-        self._table.failed(replica)
-        self.late = True
-        self.next = self.choose_now()
-        if self.next:
-            self._recorder.retried("stalled")
-        return self.next is not None
+        self.stalled((replica,))
+        self._next = self.another((replica,))
+        return self._next is not None
+
+    def leave(self) -> None:
+        """Nobody waits for an answer any more."""
+        if self._next:
+            self._table.done(self._next.choice)
 
     async def heed(self, replica: str, refusal: Refusal) -> None:
         """Another replica is to be asked; raises RequestError if none needs to be."""
@@ -276,45 +291,72 @@ class _Course(Generic[Want, Query, Item]):
             self._table.observe(replica, refusal.report)
         if refusal.cause == "failed":
             self.failed(replica, "lost", refusal.reason)
-        elif refusal.cause == "moved":
-            self._recorder.retried("moved")
         elif refusal.cause == "final":
             raise self.errand.explained(refusal)
-        elif refusal.cause == "unable" and await self.errand.renew(refusal):
+        elif refusal.cause == "moved":
+            self._why = "moved"
+        elif refusal.cause == "unable" and await self._renewed(refusal):
             self._avoid.clear()
             self._refusals.clear()
-            self._recorder.retried("moved")
+            self._why = "moved"
         else:
-            self._refusals.append(refusal)
-            if len(self._refusals) == _MOST_REFUSED and not self._begun:
-                raise self.errand.refused(self._refusals)
-            self._recorder.retried("busy" if refusal.cause == "busy" else "moved")
+            self._refusals[replica] = refusal
+            self._why = "busy" if refusal.cause == "busy" else "moved"
+
+    async def _renewed(self, refusal: Refusal) -> bool:
+        try:
+            async with asyncio.timeout(self.until - time.monotonic()):
+                return await self.errand.renew(refusal)
+        except TimeoutError:
+            raise self.errand.unanswered() from None
+
+    def _choose_now(self) -> Attempt[Query] | None:
+        """None also when enough have failed it, or refused it."""
+        if self._failed >= _MOST_FAILED or (len(self._refusals) >= _MOST_REFUSED and not self._begun):
+            return None
+        want, query = self.errand.want(self.late), self.errand.query(self.late)
+        try:
+            choice = self._table.choose(want, self._avoid)
+        except NoReplicaError:
+            return None
+        except NoTimeError as error:
+            raise self.errand.no_time(error) from None
+        self._avoid.add(choice.replica)
+        if choice.predicted_s is None:
+            return Attempt(choice, query, _UNPREDICTED_PATIENCE * self.errand.timeout_s)
+        return Attempt(choice, query, max(_LEAST_PATIENCE_S, _PATIENCE * choice.predicted_s))
 
 
 class _Asked(Generic[Want, Query, Item]):
     """The replicas that one errand was sent to and that have not replied yet."""
 
     def __init__(self, table: ReplicaTable[Want, Any], courier: Courier[Query, Item]) -> None:
-        self.replies: dict[asyncio.Future[Item | Refusal], Attempt] = {}
+        self.replies: dict[asyncio.Future[Item | Refusal], Attempt[Query]] = {}
         self.stalls_at = math.inf
-        """When the one that was asked last stalls."""
+        """By the clock."""
+        self.stalls = 0
+        """Since the last one was asked."""
+        self._patience_s = math.inf
         self._table = table
         self._courier = courier
 
-    def ask(self, attempt: Attempt, query: Query) -> None:
-        """Send `query`."""
-        self.replies[self._courier.send(attempt.choice.replica, query)] = attempt
-        self.stalls_at = attempt.stalls_at
+    def ask(self, attempt: Attempt[Query]) -> None:
+        """Send its query."""
+        self.replies[self._courier.send(attempt.choice.replica, attempt.query)] = attempt
+        self._patience_s = attempt.patience_s
+        self.stalls_at = time.monotonic() + self._patience_s
+        self.stalls = 0
 
-    async def done(self, within_s: float) -> list[tuple[Attempt, Item | Refusal | Exception]]:
-        """What has been replied, after some was; nothing if none was `within_s` seconds."""
-        timeout = None if within_s == math.inf else within_s
-        done, _ = await asyncio.wait(self.replies, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        return [(self._over(reply), _found(reply)) for reply in done]
+    async def done(self, within_s: float) -> list[tuple[Attempt[Query], Item | Refusal | Exception]]:
+        """What has been replied, answers first, after some was; nothing if none was `within_s` seconds."""
+        done, _ = await asyncio.wait(self.replies, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        found = [(self._over(reply), _found(reply)) for reply in done]
+        return sorted(found, key=lambda pair: isinstance(pair[1], (Refusal, Exception)))
 
-    def suspected(self) -> list[str]:
-        """The replicas that stall; they are not told of again."""
-        self.stalls_at = math.inf
+    def stall(self) -> list[str]:
+        """The replicas that stall; they have one patience more."""
+        self.stalls_at = time.monotonic() + self._patience_s
+        self.stalls += 1
         return [attempt.choice.replica for attempt in self.replies.values()]
 
     def leave(self) -> None:
@@ -323,7 +365,7 @@ class _Asked(Generic[Want, Query, Item]):
             self._over(reply)
             reply.cancel()
 
-    def _over(self, reply: asyncio.Future[Item | Refusal]) -> Attempt:
+    def _over(self, reply: asyncio.Future[Item | Refusal]) -> Attempt[Query]:
         attempt = self.replies.pop(reply)
         self._table.done(attempt.choice)
         return attempt
@@ -337,3 +379,18 @@ def _found(reply: asyncio.Future[Any]) -> Any:
     if isinstance(error, Exception):
         return error
     raise error
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Cancel `task` and wait for its end, however often the caller is cancelled meanwhile: anyio does so every turn."""
+    task.cancel()
+    left: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            left = error
+    if not task.cancelled():
+        task.exception()  # asyncio complains of those that nobody looked at
+    if left:
+        raise left

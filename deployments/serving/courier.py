@@ -92,13 +92,15 @@ def _settle(reply: asyncio.Future[Answer | Refusal], found: Answer | Refusal) ->
 
 
 def _cancel_with_all(task: asyncio.Task[None], replies: Sequence[asyncio.Future[Answer | Refusal]]) -> None:
-    """Cancel `task` once nobody waits for any of `replies` any more."""
+    """Cancel `task` once nobody waits for any of `replies` any more, unless all have come."""
     wanted = len(replies)
+    left = False
 
     def ended(reply: asyncio.Future[Answer | Refusal]) -> None:
-        nonlocal wanted
+        nonlocal wanted, left
         wanted -= 1
-        if not wanted and reply.cancelled():
+        left |= reply.cancelled()
+        if not wanted and left:
             task.cancel()
 
     for reply in replies:

@@ -89,14 +89,14 @@ class Desk(Generic[Query, Answer]):
                 task.cancel()
 
     async def _answer(self, gateway: str, query: Query) -> Answer | Refusal:
-        with self.held.of(gateway, self._weight(query)):
-            try:
+        try:
+            with self.held.of(gateway, self._weight(query)):
                 reply = await self._engine(query)
-            except Exception as error:
-                self._broken += 1
-                self._last = f"{type(error).__name__}: {error}"
-                logger.exception("%s: a query broke down", self._service)
-                return Refusal("failed", self._last)
+        except Exception as error:
+            self._broken += 1
+            self._last = f"{type(error).__name__}: {error}"
+            logger.exception("%s: a query broke down", self._service)
+            return Refusal("failed", self._last)
         if not isinstance(reply, Refusal):
             self._broken = 0
         return reply

@@ -79,8 +79,8 @@ class _Health:
     """In a row."""
     ejections: int = 0
     """Since it last answered."""
-    until: float | None = None
-    """When it may be chosen again; None if it may be now."""
+    until: float = 0.0
+    """When it may be chosen again, if it is ejected."""
 
 
 class ReplicaTable(Generic[Want, R]):
@@ -90,7 +90,7 @@ class ReplicaTable(Generic[Want, R]):
     one that may be chosen, as a bad one is better than none.
     """
 
-    def __init__(self, chooser: Chooser[Want, R], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, chooser: Chooser[Want, R], now: Callable[[], float] = lambda: time.monotonic()) -> None:
         self.gateway = uuid.uuid4().hex
         """Names this process to the replicas, which report by gateway what they hold."""
         self._chooser = chooser
@@ -150,8 +150,7 @@ class ReplicaTable(Generic[Want, R]):
 
     def choose(self, want: Want, avoid: Collection[str] = ()) -> Choice:
         """As `Chooser.choose`."""
-        if self._ejected:
-            self._readmit()
+        self._readmit()
         choice = self._chooser.choose(want, avoid)
         self._outstanding[choice.replica] += 1
         return choice
@@ -180,9 +179,14 @@ class ReplicaTable(Generic[Want, R]):
             self._ejected.add(replica)
             self._route(replica)
 
+    def usable(self, replica: str) -> bool:
+        """Whether `replica` may be chosen now."""
+        return replica in self._usable
+
     @property
     def ready(self) -> bool:
         """Whether some replica may be chosen now."""
+        self._readmit()
         return bool(self._usable)
 
     @property
@@ -195,22 +199,29 @@ class ReplicaTable(Generic[Want, R]):
         return dict(self._reports)
 
     def replicas(self) -> dict[str, dict[str, Any]]:
-        """For people: each replica's latest report, the calls of this process that it has, and whether it is ejected."""
+        """For people: each replica's latest report, the calls of this process there, and whether it is ejected."""
         return {
             replica: {**report, "outstanding": self._outstanding[replica], "ejected": replica in self._ejected}
             for replica, report in self._reports.items()
         }
 
     def _readmit(self) -> None:
-        """Let those be chosen again whose time has come; one more failure ejects them again."""
+        """Let those be chosen again whose time has come; one more failure ejects them again.
+
+        All of them when there is no other: the last of those that did not fail may have left meanwhile.
+        """
+        if not self._ejected:
+            return
         now = self._now()
-        for replica in [each for each in self._ejected if (self._health[each].until or 0.0) <= now]:
+        for replica in [each for each in self._ejected if not self._usable or self._health[each].until <= now]:
             self._health[replica].failures = _FAILURES - 1
             self._ejected.discard(replica)
             self._route(replica)
 
     def _route(self, replica: str) -> None:
         """Let `replica` be chosen as it last reported, or not at all while it should get nothing."""
+        if replica not in self._live:
+            return
         report = self._reports.get(replica)
         if not report or replica in self._moving or replica in self._suspects or replica in self._ejected:
             self._usable.discard(replica)

@@ -19,7 +19,7 @@ Beyond the paper:
   own, and prefers those to others on which it has as much (see `shares`).
 
 Replicas of a level that are about equally fast form a *pool*, which is a bucket queue: one ring of replicas for each
-amount of queued work, in steps of half the shortest text. A dispatch or completion moves one replica to another ring,
+amount of queued work, in steps of the shortest text. A dispatch or completion moves one replica to another ring,
 in O(1); where all texts take the same time the order is exact. Within a ring the one that waited longest leads.
 """
 
@@ -42,8 +42,6 @@ THRESHOLD = 0.02
 _OTHERS_WEIGHT = 16
 """What others have counts for so many times less in congestion. As many dispatchers at least keep the balance."""
 _EQUALLY_FAST = math.log(1.1)
-_FINEST = 32
-"""Rings by which the longest text moves a replica, at most; to find the next head may take as many steps."""
 _MOST_RINGS = 4096
 """The last one holds all that have more work."""
 _MOST_OTHERS_S = 1000.0
@@ -51,7 +49,7 @@ _MOST_OTHERS_S = 1000.0
 _MICROSECONDS = 1e6
 _SECONDS = 1e-6
 _ROUNDING = 1e-3
-"""Microseconds by which a budget may be off."""
+"""Microseconds."""
 
 
 class NoRuntimeError(LookupError):
@@ -73,16 +71,24 @@ class AllAvoidedError(LookupError):
 
 
 class _Replica:
-    """A replica and its neighbours in a ring; a nameless one anchors the ring of its `place`."""
+    """A replica and its neighbours in a ring; a nameless one anchors a ring."""
 
-    __slots__ = tuple(
-        ["away", "congestion", "extra", "idle", "name", "next", "others", "place", "pool", "prev", "table", "tables"]
+    __slots__ = (
+        "away",
+        "congestion",
+        "extra",
+        "idle",
+        "name",
+        "next",
+        "others",
+        "pool",
+        "prev",
+        "table",
+        "tables",
     )
 
-    def __init__(self, name: Any = None, place: int = 0) -> None:
+    def __init__(self, name: Any = None) -> None:
         self.name = name
-        self.place = place
-        """Of an anchor."""
         self.congestion = 0
         """Microseconds of work that were sent here and not completed, and what little else counts."""
         self.extra = 0
@@ -107,17 +113,20 @@ class _Replica:
 
 
 class _Level:
-    """The replicas of one max_length: `front` is that of the least congested of its pools."""
+    """The replicas of one max_length; `front` anchors the ring of the least congested of them."""
 
-    __slots__ = ("front", "pools")
+    __slots__ = ("front", "pools", "several")
 
     def __init__(self) -> None:
         self.pools: list[_Pool] = []
+        self.several = False
         self.front = _Replica()
 
     def elect(self) -> None:
-        """Find the front, after that of some pool has changed."""
-        self.front = min(self.pools, key=_congestion).front
+        """Find the front, after some pool or its front has changed."""
+        self.several = len(self.pools) > 1
+        pool = min(self.pools, key=_congestion)
+        self.front = pool.rings[pool.lowest]
 
     def __iter__(self) -> Iterator[_Replica]:
         """Pool by pool, the least congested first."""
@@ -126,9 +135,9 @@ class _Level:
 
 
 class _Pool:
-    """About equally fast replicas of one level, in rings by congestion; `front` anchors the first that is not empty."""
+    """About equally fast replicas of one level, in rings by congestion; `lowest` is the first ring not empty."""
 
-    __slots__ = ("front", "level", "rings", "size", "speed", "tick")
+    __slots__ = ("level", "lowest", "rings", "size", "speed", "tick")
 
     def __init__(self, level: _Level, speed: int, tick: int) -> None:
         self.level = level
@@ -137,23 +146,23 @@ class _Pool:
         self.tick = tick
         """Microseconds from ring to ring."""
         self.rings = [_Replica()]
-        self.front = self.rings[0]
+        self.lowest = 0
         self.size = 0
 
     def __iter__(self) -> Iterator[_Replica]:
         """The least congested first, up to a tick."""
-        for anchor in self.rings[self.front.place :]:
+        for anchor in self.rings[self.lowest :]:
             replica = anchor.next
             while replica is not anchor:
                 yield replica
                 replica = replica.next
 
-    def ring(self, congestion: int) -> _Replica:
-        """The anchor of the ring for `congestion`."""
-        place = min(-(-congestion // self.tick), _MOST_RINGS - 1)
+    def place(self, congestion: int) -> int:
+        """The ring for `congestion`, which is there then."""
+        place = min(congestion // self.tick, _MOST_RINGS - 1)
         while place >= len(self.rings):
-            self.rings.append(_Replica(place=len(self.rings)))
-        return self.rings[place]
+            self.rings.append(_Replica())
+        return place
 
     def counted(self, replica: _Replica) -> int:
         """Microseconds that count in the congestion of `replica` beside what it was sent."""
@@ -163,32 +172,28 @@ class _Pool:
         work = replica.work
         replica.extra = replica.others - self.counted(replica)
         replica.congestion = work - replica.extra
-        anchor = self.ring(replica.congestion)
+        place = self.place(replica.congestion)
+        anchor = self.rings[place]
         replica.pool = self
         replica.prev, replica.next = anchor.prev, anchor
         anchor.prev.next = anchor.prev = replica
-        if not self.size or anchor.place < self.front.place:
-            self.front = anchor
+        self.lowest = min(self.lowest, place) if self.size else place
         self.size += 1
 
     def detach(self, replica: _Replica) -> None:
         replica.prev.next, replica.next.prev = replica.next, replica.prev
         replica.pool = None
         self.size -= 1
-        if self.size:
-            self.advance()
+        while self.size and self.rings[self.lowest].next is self.rings[self.lowest]:
+            self.lowest += 1
 
-    def advance(self) -> None:
-        """Find the front, if the last replica has left it."""
-        front, rings = self.front, self.rings
-        while front.next is front:
-            front = rings[front.place + 1]
-        self.front = front
+
+_Candidates = tuple[tuple[_Level, int], ...]
 
 
 def _congestion(pool: _Pool) -> tuple[int, int]:
     """What the pools of a level are compared by: the congestion of the front, then the faster first."""
-    return pool.front.place * pool.tick, pool.speed
+    return pool.lowest * pool.tick, pool.speed
 
 
 class Dispatcher(Generic[R]):
@@ -206,15 +211,13 @@ class Dispatcher(Generic[R]):
                 "slo_s must be positive, threshold and decay in (0, 1], peek at least 1; "
                 f"got {slo_s}, {threshold}, {decay}, {peek}"
             )
-        self._limits = [slo_s * _MICROSECONDS * threshold * decay**rank for rank in range(peek)]
+        self._limits = [math.ceil(slo_s * _MICROSECONDS * threshold * decay**rank - _ROUNDING) for rank in range(peek)]
         """By the level's place among the candidates: microseconds of queued work from which on it is congested."""
         self._replicas: dict[R, _Replica] = {}
         self._levels: dict[int, _Level] = {}
-        self._candidates: list[tuple[tuple[_Level, float], ...]] = []
+        self._candidates: list[_Candidates] = []
         """By length: the levels that may serve it, in rising max_length, at most `peek`; each with its limit."""
         self._own: frozenset[R] | None = None
-        self._reported = 0
-        """Replicas that have work of other dispatchers."""
 
     @property
     def longest(self) -> int:
@@ -222,7 +225,7 @@ class Dispatcher(Generic[R]):
         return max(self._levels, default=0)
 
     def assign(self, replica: R, max_length: int, curve: ServiceCurve) -> None:
-        """From now on `replica` takes requests of at most `max_length` tokens and needs the seconds of `curve` for each.
+        """From now on `replica` takes texts of at most `max_length` tokens, and needs the seconds of `curve` for them.
 
         A replica that is known already changes over, and what it has to do still counts, as it was predicted.
         """
@@ -262,7 +265,6 @@ class Dispatcher(Generic[R]):
 
     def remove(self, replica: R) -> None:
         """Forget `replica`, which died or left; completions that still come in for it are ignored."""
-        self.report(replica, 0.0)
         self.suspend(replica)
         self._replicas.pop(replica, None)
 
@@ -274,7 +276,6 @@ class Dispatcher(Generic[R]):
         others = round(min(others_s, _MOST_OTHERS_S) * _MICROSECONDS)
         if others == record.others:
             return
-        self._reported += bool(others) - bool(record.others)
         record.extra += others - record.others
         record.others = others
         pool = record.pool
@@ -316,32 +317,34 @@ class Dispatcher(Generic[R]):
         except IndexError:
             raise NoRuntimeError(length, self.longest) from None
         # Replicas are found and relinked in place, here and in `complete`: calls are what costs.
-        replica = None
+        cheapest = None
         for level, limit in levels:
-            head = level.front.next
-            if avoid and head.name in avoid:
-                head = next((other for other in level if other.name not in avoid), None)
-                if head is None:
+            replica = level.front.next
+            if avoid and replica.name in avoid:
+                replica = next((other for other in level if other.name not in avoid), None)
+                if replica is None:
                     continue
-            congestion = head.congestion
+            congestion = replica.congestion
             if congestion < limit:
-                replica = head
                 break
             # Until it would be answered, and once more the time for which it would hold up others.
-            cost = congestion + head.extra + 2 * head.table[length]
-            if replica is None or cost < least:
-                replica = head
-                least = cost
-        if replica is None:
-            raise AllAvoidedError
+            cost = congestion + replica.extra + 2 * replica.table[length]
+            if cheapest is None or cost < least:
+                cheapest, least = replica, cost
+        else:
+            if cheapest is None:
+                raise AllAvoidedError
+            replica = cheapest
         took = replica.table[length]
-        wait = replica.congestion + replica.extra
-        if budget_s is not None:
-            slack = budget_s * _MICROSECONDS - took + _ROUNDING
-            if wait > utility * slack or slack < 0:
-                replica = self._first_in_time(levels, length, budget_s, utility, avoid)
-                took = replica.table[length]
-                wait = replica.congestion + replica.extra
+        predicted_s = (replica.congestion + replica.extra + took) * _SECONDS
+        if (
+            budget_s is not None
+            and (predicted_s > budget_s or utility < 1.0)
+            and _retry_after(replica, length, budget_s, utility)
+        ):
+            replica = _first_in_time(levels, length, budget_s, utility, avoid)
+            took = replica.table[length]
+            predicted_s = (replica.congestion + replica.extra + took) * _SECONDS
         pool = replica.pool
         replica.congestion = congestion = replica.congestion + took
         before = replica.prev
@@ -350,33 +353,33 @@ class Dispatcher(Generic[R]):
         after.prev = before
         rings = pool.rings
         try:
-            anchor = rings[-(-congestion // pool.tick)]
+            anchor = rings[congestion // pool.tick]
         except IndexError:
-            anchor = pool.ring(congestion)
+            anchor = rings[pool.place(congestion)]
         last = anchor.prev
         last.next = anchor.prev = replica
         replica.prev = last
         replica.next = anchor
-        if before is after is pool.front:
-            # The ring that this replica was moved to ends the search.
-            place = before.place + 1
-            while (front := rings[place]).next is front:
-                place += 1
-            pool.front = front
+        if before is after:
+            lowest = pool.lowest
+            while (front := rings[lowest]).next is front:
+                lowest += 1
+            pool.lowest = lowest
             level = pool.level
-            if len(level.pools) == 1:
-                level.front = front
-            else:
+            if level.several:
                 level.elect()
-        return replica.name, (wait + took) * _SECONDS, took
+            else:
+                level.front = front
+        return replica.name, predicted_s, took
 
     def complete(self, replica: R, work: int) -> None:
         """A request of `replica` ended, well or not; `work` is what `dispatch` gave. Ignored for an unknown replica.
 
         Raises ValueError when less than `work` is left of what was sent.
         """
-        record = self._replicas.get(replica)
-        if record is None:
+        try:
+            record = self._replicas[replica]
+        except KeyError:
             return
         congestion = record.congestion - work
         if congestion < 0:
@@ -389,21 +392,22 @@ class Dispatcher(Generic[R]):
         after = record.next
         before.next = after
         after.prev = before
+        place = congestion // pool.tick
         try:
-            anchor = pool.rings[-(-congestion // pool.tick)]
+            anchor = pool.rings[place]
         except IndexError:
-            anchor = pool.ring(congestion)
+            anchor = pool.rings[pool.place(congestion)]
         last = anchor.prev
         last.next = anchor.prev = record
         record.prev = last
         record.next = anchor
-        if anchor.place < pool.front.place:
-            pool.front = anchor
+        if place < pool.lowest:
+            pool.lowest = place
             level = pool.level
-            if len(level.pools) == 1:
-                level.front = anchor
-            else:
+            if level.several:
                 level.elect()
+            else:
+                level.front = anchor
 
     def sent_s(self, replica: R) -> float:
         """Seconds of work that were sent to `replica` and not completed, suspended or not; 0 when it is not known."""
@@ -423,16 +427,16 @@ class Dispatcher(Generic[R]):
         listed = [record for level in self._levels.values() for pool in level.pools for record in pool]
         assert len(listed) == len(routable), "a replica is in two rings or none"
         assert all(routable[record.name] is record for record in listed), "a ring holds a replica that has left"
-        assert self._reported == sum(record.others > 0 for record in self._replicas.values()), "others are miscounted"
         assert all(record.work >= record.others >= 0 for record in self._replicas.values()), "work is negative"
         for level in self._levels.values():
-            assert level.front is min(level.pools, key=_congestion).front, "the least congested does not lead"
+            pool = min(level.pools, key=_congestion)
+            assert level.front is pool.rings[pool.lowest], "the least congested does not lead"
             for pool in level.pools:
                 assert pool.level is level, "a pool is in a level that is not its own"
                 assert sum(1 for _ in pool) == pool.size > 0, "a pool's size is wrong"
-                assert pool.front.next is not pool.front, "a pool's front is empty"
-                for place, anchor in enumerate(pool.rings):
-                    assert anchor.place == place, "a ring is in the wrong place"
+                taken = [place for place, anchor in enumerate(pool.rings) if anchor.next is not anchor]
+                assert pool.lowest == taken[0], "the lowest ring is empty, or is not the lowest"
+                for anchor in pool.rings:
                     assert anchor.next.prev is anchor.prev.next is anchor, "a ring is broken"
                 for record in pool:
                     assert record.pool is pool, "a replica is in a pool that is not its own"
@@ -440,7 +444,7 @@ class Dispatcher(Generic[R]):
                     anchor = record.next
                     while anchor.name is not None:
                         anchor = anchor.next
-                    assert anchor is pool.ring(record.congestion), "a replica is in the wrong ring"
+                    assert anchor is pool.rings[pool.place(record.congestion)], "a replica is in the wrong ring"
         for length, candidates in enumerate(self._candidates):
             lengths = sorted(held for held in self._levels if held >= length)[: len(self._limits)]
             levels = [self._levels[held] for held in lengths]
@@ -453,8 +457,8 @@ class Dispatcher(Generic[R]):
         speed = round(math.log(replica.table[-1]) / _EQUALLY_FAST)
         pool = next((pool for pool in level.pools if pool.speed == speed), None)
         if pool is None:
-            tick = max(replica.table[0], replica.table[-1] // _FINEST)
-            pool = _Pool(level, speed, tick if self._own is None else -(-tick // 2))
+            shortest = replica.table[0]
+            pool = _Pool(level, speed, shortest if self._own is None else max(1, shortest // 2))
             level.pools.append(pool)
         pool.attach(replica)
         level.elect()
@@ -466,27 +470,27 @@ class Dispatcher(Generic[R]):
             levels = [self._levels[held] for held in lengths[index:]]
             self._candidates += [tuple(zip(levels, self._limits, strict=False))] * (length + 1 - len(self._candidates))
 
-    def _first_in_time(
-        self,
-        levels: tuple[tuple[_Level, float], ...],
-        length: int,
-        budget_s: float,
-        utility: float,
-        avoid: Collection[R],
-    ) -> _Replica:
-        """The first replica, in rising length, that can meet the deadline; raises DeadlineError when there is none."""
-        soonest_s = fastest_s = math.inf
-        for level, _ in levels:
-            for replica in level:
-                if replica.name in avoid:
-                    continue
-                service_s, idle_s = replica.table[length] * _SECONDS, replica.idle[length] * _SECONDS
-                wait_s = retry_after(replica.work * _SECONDS, service_s, idle_s, budget_s, utility)
-                if not wait_s:
-                    return replica
-                soonest_s = min(soonest_s, wait_s)
-                fastest_s = min(fastest_s, idle_s)
-        raise DeadlineError(soonest_s, fastest_s)
+
+def _retry_after(replica: _Replica, length: int, budget_s: float, utility: float) -> float:
+    service_s, idle_s = replica.table[length] * _SECONDS, replica.idle[length] * _SECONDS
+    return retry_after(replica.work * _SECONDS, service_s, idle_s, budget_s, utility)
+
+
+def _first_in_time(
+    levels: _Candidates, length: int, budget_s: float, utility: float, avoid: Collection[Any]
+) -> _Replica:
+    """The first replica, in rising length, that can meet the deadline; raises DeadlineError when there is none."""
+    soonest_s = fastest_s = math.inf
+    for level, _ in levels:
+        for replica in level:
+            if replica.name in avoid:
+                continue
+            wait_s = _retry_after(replica, length, budget_s, utility)
+            if not wait_s:
+                return replica
+            soonest_s = min(soonest_s, wait_s)
+            fastest_s = min(fastest_s, replica.idle[length] * _SECONDS)
+    raise DeadlineError(soonest_s, fastest_s)
 
 
 def shares(replicas: Iterable[R], dispatchers: Iterable[str]) -> dict[R, str]:

@@ -24,7 +24,7 @@ def snapshot(at_s: float = 1.0, **changes: Any) -> Snapshot:
         "states": states,
         "services": {"topics": {"plan": {}, "replicas": {"a": replica(), "b": replica()}}},
         "language_models": {"chat": {"replicas": {}}},
-        "requests": {"topics": {"200": 5}},
+        "requests": {"topics": {"ok": 5}},
     }
     deployments = changes.pop("deployments", {})
     return Snapshot(at_s, "starting Ray", {**stats, **changes}, deployments)
@@ -91,19 +91,17 @@ def test_a_missing_compiler_is_told_once_for_all() -> None:
 def test_shedding_begins_and_ends() -> None:
     told = story()
     told.events(snapshot(), KINDS)
-    shed = {"topics": {"200": 5, "429": 3}}
-    assert told.events(snapshot(2.0, requests=shed), KINDS) == [
-        "topics refuses requests that it cannot answer in time (429)"
-    ]
+    shed = {"topics": {"ok": 5, "shed": 3}}
+    assert told.events(snapshot(2.0, requests=shed), KINDS) == ["topics refuses requests that it cannot answer in time"]
     assert told.events(snapshot(9.0, requests=shed), KINDS) == []
     assert told.events(snapshot(13.0, requests=shed), KINDS) == ["topics refuses no more"]
 
 
 def test_gateways_count_for_themselves() -> None:
     told = story()
-    told.events(snapshot(requests={"topics": {"429": 3}}), KINDS)
+    told.events(snapshot(requests={"topics": {"shed": 3}}), KINDS)
     assert told.events(snapshot(requests={"topics": {}}, gateway="h"), KINDS) == []
-    assert told.events(snapshot(requests={"topics": {"429": 3}}), KINDS) == []
+    assert told.events(snapshot(requests={"topics": {"shed": 3}}), KINDS) == []
 
 
 def test_what_serve_gave_up_says_why_in_one_line() -> None:

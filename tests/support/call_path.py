@@ -5,7 +5,6 @@ Without Ray, and by the event loop's clock.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -21,11 +20,6 @@ Item = TypeVar("Item")
 R = TypeVar("R", bound=Report)
 
 
-def now() -> float:
-    """`time.monotonic` as it is when this is called: tests replace it."""
-    return time.monotonic()
-
-
 class CallPath(Generic[Query, Item, R]):
     """Its kind plays the replicas, in `one` or in `pieces`, and records answers. `report` is what idle ones report."""
 
@@ -33,9 +27,9 @@ class CallPath(Generic[Query, Item, R]):
         self.recorded: list[Any] = []
         """Why others were asked, and what the kind records."""
         self.ends: list[Outcome] = []
-        self.table: ReplicaTable[Share, R] = ReplicaTable(LeastHeld(), now)
+        self.table: ReplicaTable[Share, R] = ReplicaTable(LeastHeld())
         courier: Courier[Query, Item] = Courier(self.table.gateway, self)
-        self.caller: Caller[Share, Query, Item] = Caller(self.table, self, courier, self.pieces, now)
+        self.caller: Caller[Share, Query, Item] = Caller(self.table, self, courier, self.pieces)
         self._report = report
         self.run(*names)
 

@@ -6,6 +6,7 @@ Tests run in it that are marked `virtual_time`.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -45,8 +46,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._working -= 1
 
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled and not self._working:  # type: ignore[attr-defined]
-            self._now = max(self._now + _TICK_S, self._scheduled[0]._when)  # type: ignore[attr-defined]
+        timers = self._scheduled  # type: ignore[attr-defined]
+        while timers and timers[0]._cancelled:  # nothing happens then
+            heapq.heappop(timers)._scheduled = False
+            self._timer_cancelled_count -= 1  # type: ignore[attr-defined]
+        if not self._ready and timers and not self._working:  # type: ignore[attr-defined]
+            self._now = max(self._now + _TICK_S, timers[0]._when)
         super()._run_once()  # type: ignore[misc]
 
 

@@ -132,7 +132,7 @@ class Story:
         self._shed[gateway] = shed
         if more > 0:
             if name not in self._shedding:
-                yield f"{name} refuses requests that it cannot answer in time (429)"
+                yield f"{name} refuses requests that it cannot answer in time"
             self._shedding[name] = now
         elif name in self._shedding and now - self._shedding[name] >= _CALM_S:
             del self._shedding[name]

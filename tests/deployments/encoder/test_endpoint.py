@@ -119,7 +119,7 @@ async def test_a_lost_replica_costs_a_retry_and_no_deadline(build: Build) -> Non
     classifier, recorder, _ = build(replicas)
     await classifier.classify(["a"], ClassifyParameters(slo_ms=10))
     assert [query.budget_s is None for query in replicas.queries] == [False, True, True]
-    assert recorder.events[1:] == ["lost", ("answered", 8, 3, True)]
+    assert recorder.events[1:] == ["lost", ("answered", 8, 3, False)]
     assert recorder.ends == [Outcome.OK]
 
 

@@ -385,7 +385,7 @@ async def test_a_client_that_leaves_a_stream_ends_it(tmp_path: Path, choices: in
     await asyncio.sleep(0.01)
     assert replicas.replicas["a"].live == 0
     assert len(sent) < 20
-    assert replicas.recorded == [499] * choices
+    assert replicas.ends == [Outcome.CANCELLED] * choices
 
 
 async def test_log_probabilities_of_completions(serve: Serve) -> None:

@@ -168,7 +168,7 @@ async def test_a_busy_replica_is_passed_over(tmp_path: Path) -> None:
     assert replicas.recorded[0] == "busy"
 
 
-async def test_when_all_are_busy_it_is_shed_with_a_time_to_come_back(tmp_path: Path) -> None:
+async def test_when_all_are_busy_clients_hear_when_to_come_back(tmp_path: Path) -> None:
     few = Replicas(a=Replica(gives=[BUSY]), b=Replica(gives=[Refusal("busy", "too late", 7)]))
     many = Replicas(**{name: Replica(gives=[BUSY]) for name in "abcde"})
     for replicas, tried in ((few, 2), (many, 3)):

@@ -54,7 +54,7 @@ async def test_reads_that_hang_block_no_change(
     monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
     monkeypatch.setattr(adapter_folders, "read_adapter", lambda *_: answering.wait())
     loads = [refused(registry.load(f"x{index}", "sql"), "could not be read within") for index in range(6)]
-    assert await asyncio.gather(*loads) == [503] * 6
+    assert await asyncio.gather(*loads) == [Outcome.UNAVAILABLE] * 6
     await registry.unload("sql")
     assert names(registry) == []
 

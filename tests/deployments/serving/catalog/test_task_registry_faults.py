@@ -62,7 +62,7 @@ async def test_reads_that_hang_block_no_change(
     monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
     monkeypatch.setattr(task_shelf, "read_task", lambda *_: answering.wait())
     loads = [refused(registry.load("digits", f"x{index}", "found"), "could not be read within") for index in range(6)]
-    assert await asyncio.gather(*loads) == [503] * 6
+    assert await asyncio.gather(*loads) == [Outcome.UNAVAILABLE] * 6
     await registry.unload("digits", "found")
     assert names(registry) == []
     monkeypatch.setattr(TaskRegistry, "most_reading", 0)
