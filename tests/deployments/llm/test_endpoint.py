@@ -95,9 +95,10 @@ async def test_with_no_other_replica_it_ends_with_an_error_in_time(tmp_path: Pat
 async def test_a_replica_that_comes_later_goes_on(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(dies_after=3))
     waiting = asyncio.create_task(answer(tmp_path, replicas))
-    await until(lambda: "lost" in replicas.recorded)
+    await until(lambda: replicas.replicas["a"].dead)
     replicas.start("b", Replica())
     assert (await waiting).text == said(GREEDY)
+    assert replicas.recorded == ["lost", ("answered", 5, 20, 0)]
 
 
 async def test_a_replica_that_was_waited_for_may_answer_late(tmp_path: Path) -> None:
