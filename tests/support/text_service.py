@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.doubles import report
+from support.scripted_replicas import Act, ScriptedReplicas
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from pliant.config.encoder import EncoderConfig
@@ -19,8 +21,6 @@ from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.outcome import Outcome, Retry
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.models.sources import ModelInfo
-from support.doubles import report
-from support.scripted_replicas import Act, ScriptedReplicas
 
 LOGITS = np.array([0.0, 2.0, 1.0], dtype=np.float32)
 ANSWER = Answer(LOGITS.tobytes(), 8, 8)

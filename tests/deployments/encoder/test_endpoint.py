@@ -273,7 +273,9 @@ async def test_texts_that_wait_for_a_replica_on_the_move_have_their_time_once_mo
     assert all(query.budget_s is not None and query.budget_s > 0.9 for query in service.queries)
 
 
-@pytest.mark.parametrize("scripts", [{}, {"r": [Act(error=NotDeployedError())]}, {"r": [Act(error=ReplicaLeftError())]}])
+@pytest.mark.parametrize(
+    "scripts", [{}, {"r": [Act(error=NotDeployedError())]}, {"r": [Act(error=ReplicaLeftError())]}]
+)
 async def test_who_can_do_without_an_answer_does_not_wait_for_replicas(
     build: Build, scripts: dict[str, Sequence[Act]]
 ) -> None:
