@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from pliant.deployments import kinds
+
 TRAINING = {"transformers", "peft", "sklearn", "scipy", "matplotlib", "ortools"}
 VISION = {"timm", "torchvision"}
 COMPILER = {"torch._dynamo", "torch._inductor", "sympy"}
@@ -18,11 +20,11 @@ ENCODER = (
     "pliant.kernels.encoder.telling_classifier",
     "pliant.kernels.encoder.eager_classifier",
 )
-KINDS = tuple(f"{SERVE}.{kind}.kind" for kind in ("encoder", "cascade", "llm", "vision"))
+KINDS = tuple(module for _, module in kinds.KINDS)
 PROCESSES: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "command line": (("pliant.cli.command",), HEAVY),
     "builder of the application": ((f"{SERVE}.app", f"{SERVE}.run"), HEAVY),
-    "gateway": ((f"{SERVE}.serving.gateway", *KINDS), HEAVY),
+    "gateway": ((f"{SERVE}.serving.gateway", f"{SERVE}.serving.router", *KINDS), HEAVY),
     "planner": ((f"{SERVE}.serving.planner", f"{SERVE}.autoscaling", *KINDS), HEAVY),
     "replica of a classifier": (ENCODER, HEAVY - {"torch"}),
     "replica of a language model": ((f"{SERVE}.llm.replica", f"{SERVE}.llm.assembly"), HEAVY - {"torch"}),
