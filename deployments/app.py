@@ -52,9 +52,15 @@ def assemble(
     listed: Iterable[kinds.Listed] = kinds.KINDS,
 ) -> Application:
     """A gateway in front of the services of `config`, which are of the `listed` kinds, a planner, and their replicas:
-    those of the kind, unless there are others of a service in `replicas`."""
+    those of the kind, unless there are others of a service in `replicas`.
+
+    Serve hears from a planner how many replicas there should be only if it scales itself, which costs each process that
+    calls it, and Serve's controller, a little all the time.
+    """
     gateway = config.gateway
     known = kinds.loaded(listed)
+    ranges = [service.replica_range() for service in config.services.values()]
+    scales = any(sizes and not sizes.fixed for sizes in ranges)
     services = {
         name: replicas_of(name, service, known[service.kind], target)
         for name, service in config.services.items()
@@ -65,7 +71,7 @@ def assemble(
         name=PLANNER,
         ray_actor_options={"num_cpus": _PLANNER_CPUS},
         max_ongoing_requests=_MOST_GATEWAYS,
-        autoscaling_config=_between(ReplicaRange(min=1, max=1)),
+        **({"autoscaling_config": _between(ReplicaRange(min=1, max=1))} if scales else {}),
     ).bind(config, known, services)
     return _deployment(
         Gateway,

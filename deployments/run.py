@@ -2,8 +2,8 @@
 
 `python -m pliant.deployments.run cluster.yaml`. On an interrupt `serve run` ends the HTTP proxies at once, with the
 requests that they carry. Deleting the applications first lets the replicas finish; requests that come meanwhile are
-refused. To the file descriptor that $PLIANT_STATUS_FD names goes a line of JSON a second with what Serve says of the
-deployments.
+refused. To the file descriptor that $PLIANT_STATUS_FD names goes a line of JSON with what Serve says of the
+deployments, every second, or every three where all is well.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from ray.serve.scripts import cli
 
 STATUS_FD = "PLIANT_STATUS_FD"
 _EVERY_S = 1.0
+_HEALTHY_EVERY_S = 3.0
+"""Where all is well: each status makes Serve pickle every deployment's router."""
 
 
 def main() -> None:
@@ -42,11 +44,15 @@ def _drain(_number: int, _frame: FrameType | None) -> None:
 
 def _tell(descriptor: int) -> None:
     with os.fdopen(descriptor, "w", buffering=1) as out:
+        every_s = _EVERY_S
         while True:
-            time.sleep(_EVERY_S)
+            time.sleep(every_s)
             if ray.is_initialized():
                 try:
-                    print(json.dumps(_status()), file=out)
+                    status = _status()
+                    print(json.dumps(status), file=out)
+                    healthy = all(each["status"] == "HEALTHY" for each in status["deployments"].values())
+                    every_s = _HEALTHY_EVERY_S if healthy else _EVERY_S
                 except BrokenPipeError:
                     return
                 except Exception as error:  # Serve starts, or stops

@@ -20,6 +20,7 @@ from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.config.vision import VisionConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.http.statuses import OPENAI, STATUSES
+from pliant.deployments.kinds import loaded
 from pliant.deployments.serving.outcome import Outcome, Retry
 from pliant.deployments.serving.services import Services
 
@@ -105,7 +106,9 @@ def test_commands_and_flags() -> None:
 
 def test_routes() -> None:
     placeholders = {"model": "NAME", "task": "TASK", "version": "1"}
-    paths = application(GatewayConfig(), Services([]), dict, bytes).openapi()["paths"]
+    config, services = GatewayConfig(), Services([])
+    routers = [router for kind in loaded().values() for router in kind.routers(services, None, config)]
+    paths = application(config, services, dict, bytes, routers).openapi()["paths"]
     there = {
         f"{method.upper()} {re.sub(r'{(.*?)}', lambda part: placeholders[part[1]], path)}"
         for path, methods in paths.items()

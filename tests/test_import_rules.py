@@ -45,11 +45,10 @@ MAY_IMPORT_RAY = {
     "deployments.run",
     "deployments.startup",
     *(f"deployments.serving.{shell}" for shell in ("gateway", "metrics", "planner", "router")),
-    *(f"deployments.{kind}.{shell}" for kind in ("encoder", "llm", "vision") for shell in ("replica", "router")),
+    *(f"deployments.{kind}.replica" for kind in ("encoder", "llm", "vision")),
 }
 
 WAITS: dict[str, set[str]] = {
-    "deployments.http.application": {"deployments.llm.served_models"},
     "deployments.http.hugging_face": {
         "deployments.cascade.endpoint",
         "deployments.encoder.endpoint",
@@ -60,53 +59,7 @@ WAITS: dict[str, set[str]] = {
     "deployments.http.openai": {"deployments.llm.request", "deployments.llm.served_models"},
     "deployments.http.openai_answers": {"deployments.llm.request", "deployments.llm.token_texts"},
     "deployments.http.openai_stream": {"deployments.llm.request"},
-    "deployments.serving.catalog.adapter_follower": {"deployments.http.openai_errors"},
-    "deployments.serving.conductor": {
-        "deployments.encoder.engine",
-        "deployments.encoder.lengths",
-        "deployments.encoder.routing_table",
-        "policies.encoder.planning",
-        "policies.encoder.replacement",
-        "policies.encoder.service_times",
-    },
-    "deployments.serving.follower": {"deployments.encoder.routing_table"},
-    "deployments.serving.gateway": {
-        "deployments.cascade.endpoint",
-        "deployments.cascade.follower",
-        "deployments.cascade.messages",
-        "deployments.cascade.recorder",
-        "deployments.encoder.endpoint",
-        "deployments.encoder.engine",
-        "deployments.encoder.routing_table",
-        "deployments.http.application",
-        "deployments.llm.endpoint",
-        "deployments.llm.router",
-        "deployments.llm.routing_table",
-        "deployments.vision.endpoint",
-        "deployments.vision.router",
-        "deployments.vision.routing_table",
-    },
-    "deployments.serving.messages": {"deployments.encoder.engine"},
-    "deployments.serving.metrics": {
-        "deployments.llm.messages",
-        "deployments.llm.metric_tables",
-        "deployments.vision.metric_tables",
-        "deployments.vision.report",
-    },
-    "deployments.serving.planner": {
-        "deployments.cascade.levels",
-        "deployments.cascade.messages",
-        "deployments.cascade.planner",
-        "deployments.encoder.endpoint",
-        "deployments.encoder.engine",
-        "deployments.encoder.lengths",
-        "deployments.encoder.routing_table",
-    },
-    "deployments.serving.status": {
-        "deployments.cascade.status",
-        "deployments.llm.metric_tables",
-        "deployments.vision.metric_tables",
-    },
+    "deployments.serving.gateway": {"deployments.http.application"},
 }
 """Modules -> modules that they import although they should not; shorter with every change."""
 

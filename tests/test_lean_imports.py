@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from pliant.deployments import kinds
+
 TRAINING = {"transformers", "peft", "sklearn", "scipy", "matplotlib", "ortools"}
 VISION = {"timm", "torchvision"}
 COMPILER = {"torch._dynamo", "torch._inductor", "sympy"}
@@ -18,15 +20,19 @@ ENCODER = (
     "pliant.kernels.encoder.telling_classifier",
     "pliant.kernels.encoder.eager_classifier",
 )
-ROUTERS = tuple(f"{SERVE}.{kind}.router" for kind in ("encoder", "llm", "vision"))
+KINDS = tuple(module for _, module in kinds.KINDS)
 PROCESSES: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "command line": (("pliant.cli.command",), HEAVY),
     "builder of the application": ((f"{SERVE}.app", f"{SERVE}.run"), HEAVY),
-    "gateway": ((f"{SERVE}.serving.gateway", *ROUTERS), HEAVY),
-    "planner": ((f"{SERVE}.serving.planner", f"{SERVE}.autoscaling"), HEAVY),
+    "gateway": ((f"{SERVE}.serving.gateway", f"{SERVE}.serving.router", *KINDS), HEAVY),
+    "planner": ((f"{SERVE}.serving.planner", f"{SERVE}.autoscaling", *KINDS), HEAVY),
     "replica of a classifier": (ENCODER, HEAVY - {"torch"}),
     "replica of a language model": ((f"{SERVE}.llm.replica", f"{SERVE}.llm.assembly"), HEAVY - {"torch"}),
-    "replica of a vision transformer": ((f"{SERVE}.vision.replica", "pliant.kernels.vision.executor"), TRAINING),
+    "replica of a vision transformer": (
+        (f"{SERVE}.vision.replica", "pliant.kernels.vision.executor"),
+        HEAVY - {"torch"},
+    ),
+    "training of a vision transformer": (("pliant.zoo.digits_vit",), {"transformers", "peft", "ortools"}),
 }
 """By process: what it imports, and what must not come with it. timm brings all that is for vision and compiling."""
 
@@ -54,4 +60,4 @@ def test_what_a_process_has_no_use_for_is_not_imported(imported: dict[str, set[s
 
 def test_heavy_packages_are_seen_where_they_are_used(imported: dict[str, set[str]]) -> None:
     assert imported["replica of a classifier"] == {"torch"}
-    assert {"torch", "timm"} <= imported["replica of a vision transformer"]
+    assert {"torch", "timm"} <= imported["training of a vision transformer"]

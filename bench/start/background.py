@@ -32,7 +32,7 @@ class Calm:
 
 def backends(stats: Mapping[str, Any]) -> dict[str, str]:
     """What each replica computes on, of all that /stats says so of, by service and replica."""
-    return {replica: report["backend"] for replica, report in _reports(stats)}
+    return {replica: report["backend"] for replica, report in _reports(stats) if "backend" in report}
 
 
 def compiles(stats: Mapping[str, Any]) -> bool:

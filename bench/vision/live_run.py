@@ -11,8 +11,9 @@ import numpy as np
 
 from pliant.bench.vision.live_service import Service
 from pliant.bench.vision.systems import FixedPolicy
+from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.vision.engine import Engine, Waiting
-from pliant.deployments.vision.messages import Answer, Query, Refusal
+from pliant.deployments.vision.messages import Answer, Query
 from pliant.deployments.vision.tasks import key
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy
@@ -104,7 +105,7 @@ async def serve(service: Service, system: System, asked: Sequence[Asked]) -> Ser
         if isinstance(reply, Answer):
             served.outcome.ran([each.query], reply.gamma, [_accuracy(service, each, reply)], at_s)
             served.gammas.append((at_s, reply.gamma))
-        elif reply.kind == "failed":
+        elif reply.cause == "failed":
             raise RuntimeError(f"{system.name}: {reply.reason}")
     return served
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 from prometheus_client.core import Metric
 
 from pliant.config.cascade import CascadeConfig
+from pliant.config.cluster import ServingConfig
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.follower import CascadeFollower
 from pliant.deployments.cascade.metrics import CascadeMetrics
@@ -31,7 +32,7 @@ class CascadeKind(Kind[CascadeConfig]):
         known = partial(cast(CascadeFollower, opening.follower).known_as, opening.name)
         return CascadeClassifier(opening.name, opening.config, endpoints, known, recorder)
 
-    def follower(self, ask: Ask) -> CascadeFollower:
+    def follower(self, ask: Ask, config: ServingConfig) -> CascadeFollower:
         return CascadeFollower(ask)
 
     def part(self, planning: Planning) -> CascadePart:

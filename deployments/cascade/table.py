@@ -174,8 +174,7 @@ def _read(folder: Path) -> Profiled:
 
 
 def keep(folder: Path, profiled: Profiled) -> None:
-    """Write table.json, readings.npz and the picture plot.png into `folder`, unless they are there already."""
-    from pliant.deployments.cascade.plot import plot  # pyplot takes long to import, and only this needs it
+    """Write table.json and readings.npz into `folder`, unless they are there already."""
 
     def write(into: Path) -> None:
         (into / "table.json").write_text(profiled.table.model_dump_json(indent=1))
@@ -190,6 +189,5 @@ def keep(folder: Path, profiled: Profiled) -> None:
             arrays[f"importance.{level}"] = np.concatenate([words.importance for words in read])
             arrays[f"words.{level}"] = np.array([len(words.spans) for words in read])
         np.savez_compressed(into / "readings.npz", allow_pickle=False, **arrays)
-        plot(profiled.table, into / "plot.png")
 
     made_once(folder, write)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from statistics import median
 from typing import Any, NamedTuple, Protocol
@@ -22,19 +23,19 @@ from pliant.deployments.serving.table import ReplicaTable
 from pliant.policies.cluster.autoscaling import TargetTracking
 from pliant.policies.encoder.planning import Planner, Reason, solve
 from pliant.policies.encoder.replacement import batches
-from pliant.policies.encoder.service_times import service_times
+from pliant.policies.encoder.service_times import LengthTimes, service_times
 
 logger = logging.getLogger("pliant")
 
 _MAY_COME_BACK_S = 5.0
+_MOVES_WITHIN_S = 10.0
+"""A replica that moves for longer is planned without, as if it were missing, until it is there again."""
 _LOAD_WITHIN_S = 60.0
 """On top of the SLO, within which a replica drains."""
 _QUARANTINE_S = (60.0, 3600.0)
 """After a first failure to load a length, and at most; each further failure doubles it."""
 _ENOUGH_FAILURES = (2, 0.1)
 """Replicas, or the share of them, that failed to load a length which none holds, before plans do without it."""
-_REMEMBERED_S = 600.0
-"""How long the service time of a length that no replica holds is believed."""
 _NEWS_FOR_S = 5.0
 _SETTLED_S = 60.0
 """Until then a new conductor does not ask for fewer replicas: more may be about to report."""
@@ -58,8 +59,15 @@ class _Failures(NamedTuple):
         return now - self.last >= min(first * 2.0 ** (self.times - 1), most)
 
 
+class _Move(NamedTuple):
+    """A replica on its way to another length."""
+
+    since: float
+    task: asyncio.Task[None]
+
+
 class Conductor:
-    """`step` plans when it is time and carries out one batch of moves; it is to be called again and again.
+    """`step` plans when it is time and begins one batch of moves; it is to be called again and again.
 
     `changed()` is called whenever `guidance` has something new. Times are those of `clock`, in seconds.
     """
@@ -84,9 +92,9 @@ class Conductor:
         self._planner = Planner(lengths.longest, self._slo_s, config.period_s, config.demand_quantile)
         self._tracking = TargetTracking(config.replicas.min, config.replicas.max)
         self._started = clock()
-        self._seconds: dict[int, tuple[float, float]] = {}
-        """Length -> when a replica last held it, and the seconds that a request took."""
-        self._moving: frozenset[str] = frozenset()
+        self._seconds: defaultdict[str, LengthTimes] = defaultdict(LengthTimes)
+        """By device."""
+        self._moving: dict[str, _Move] = {}
         self._moved: dict[str, tuple[float, Report]] = {}
         self._failures: dict[Assignment, _Failures] = {}
         self._missing_since: float | None = None
@@ -106,7 +114,7 @@ class Conductor:
         now = self._clock()
         self._moved = {replica: moved for replica, moved in self._moved.items() if now - moved[0] < _NEWS_FOR_S}
         reports = {replica: report for replica, (_, report) in self._moved.items()}
-        return Guidance(moving=self._moving, reports=reports, plan=self._facts())
+        return Guidance(moving=frozenset(self._moving), reports=reports, plan=self._facts())
 
     def wanted(self) -> int | None:
         """How many replicas the service should have now; None while that cannot be said."""
@@ -118,12 +126,12 @@ class Conductor:
         return None if wanted <= running and now - self._started < _SETTLED_S else wanted
 
     async def step(self) -> None:
-        """Plan if it is time to, and move one batch of replicas towards the plan."""
-        reports = self._table.reports()
+        """Plan if it is time to, and begin to move replicas towards the plan unless some move; wait for none."""
+        now = self._clock()
+        reports = self._present(now)
         if not reports:
             return
-        now = self._clock()
-        self._learn_service_times(now, reports)
+        self._learn_service_times(reports)
         barred = self._barred(now, reports)
         usable = _usable(self._lengths.current, reports, barred)
         if not usable:
@@ -132,16 +140,35 @@ class Conductor:
         if reason in ("start", "shift", "period") and self._lengths.choose(self._planner.histogram(now)):
             usable = _usable(self._lengths.current, reports, barred)
         if reason:
-            await self._plan(reason, len(reports), usable)
+            await self._plan(reason, reports, usable)
+            reports = self._present(now)
         plan = self._planner.plan
-        if plan and sum(plan.counts.values()) == len(reports):
-            await self._move(reports, plan.counts, barred)
+        if plan and sum(plan.counts.values()) == len(reports) and not reports.keys() & self._moving.keys():
+            self._move(reports, plan.counts, barred)
 
-    def _learn_service_times(self, now: float, reports: Mapping[str, Report]) -> None:
-        self._seconds = {length: seen for length, seen in self._seconds.items() if now - seen[0] < _REMEMBERED_S}
-        for length in {report["max_length"] for report in reports.values()} - {0}:
-            held = [report["service_s"] for report in reports.values() if report["max_length"] == length]
-            self._seconds[length] = now, median(held)
+    def _present(self, now: float) -> dict[str, Report]:
+        """What replicas report, but for those that have been moving for too long."""
+        return {
+            replica: report
+            for replica, report in self._table.reports().items()
+            if replica not in self._moving or now - self._moving[replica].since < _MOVES_WITHIN_S
+        }
+
+    def _learn_service_times(self, reports: Mapping[str, Report]) -> None:
+        held: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for report in reports.values():
+            if report["max_length"]:
+                held[report["device"]][report["max_length"]].append(report["service_s"])
+        for device, seconds in held.items():
+            self._seconds[device].learn({length: median(each) for length, each in seconds.items()})
+
+    def _service_times(self, reports: Mapping[str, Report]) -> dict[int, float]:
+        """What is known of the devices that there are, whichever of them hold the length now."""
+        known = defaultdict(list)
+        for report in reports.values():
+            for length, seconds in self._seconds[report["device"]].known.items():
+                known[length].append(seconds)
+        return {length: median(seconds) for length, seconds in known.items()}
 
     def _barred(self, now: float, reports: Mapping[str, Report]) -> dict[str, set[int]]:
         """The lengths that each replica should not be asked for now, because it failed to load them."""
@@ -172,14 +199,14 @@ class Conductor:
             self._missing_since = now
         return None if now - self._missing_since < _MAY_COME_BACK_S else reason
 
-    async def _plan(self, reason: Reason, replicas: int, lengths: tuple[int, ...]) -> None:
+    async def _plan(self, reason: Reason, reports: Mapping[str, Report], lengths: tuple[int, ...]) -> None:
         self._missing_since = None
-        if not self._seconds:
+        observed = self._service_times(reports)
+        if not observed:
             return
         now = self._clock()
-        observed = {length: seconds for length, (_, seconds) in self._seconds.items()}
         seconds = service_times(lengths, observed, self._lengths.service_s)
-        problem = self._planner.problem(now, replicas, seconds)
+        problem = self._planner.problem(now, len(reports), seconds)
         started = time.perf_counter()
         allocation = await asyncio.to_thread(solve, problem)
         self._solve_s = time.perf_counter() - started
@@ -190,44 +217,39 @@ class Conductor:
             logger.warning(
                 "%s: %d replicas cannot answer %.1f requests/s of the demand in time; add replicas",
                 self._service,
-                replicas,
+                len(reports),
                 plan.excess,
             )
         self._changed()
 
-    async def _move(
+    def _move(
         self, reports: Mapping[str, Report], counts: Mapping[int, int], barred: Mapping[str, Collection[int]]
     ) -> None:
         """The first batch of what still differs from `counts`: stop routing, drain and load, publish."""
         holds = {replica: report["max_length"] for replica, report in reports.items()}
         busy = {replica: report["waiting"] for replica, report in reports.items()}
-        if planned := batches(holds, counts, busy, barred):
-            await self._hold(planned[0])
-
-    async def _hold(self, batch: Mapping[str, int]) -> None:
-        self._moving = frozenset(batch)
-        self._changed()
-        started = time.perf_counter()
-        try:
-            moved = await asyncio.gather(*(self._hold_one(Assignment(*item)) for item in batch.items()))
-        finally:
-            self._moving = frozenset()
+        for batch in batches(holds, counts, busy, barred)[:1]:
+            now = self._clock()
+            for assignment in map(Assignment._make, batch.items()):
+                self._moving[assignment.replica] = _Move(now, asyncio.create_task(self._hold(assignment)))
             self._changed()
-        self._moves += sum(moved)
-        self._last_move_s = time.perf_counter() - started
 
-    async def _hold_one(self, assignment: Assignment) -> bool:
-        """Whether the replica holds now what it should."""
+    async def _hold(self, assignment: Assignment) -> None:
+        started = time.perf_counter()
         try:
             async with asyncio.timeout(self._slo_s + _LOAD_WITHIN_S):
                 report = await self._replicas.hold(assignment)
         except Exception as failure:
             self._failed(assignment, failure)
-            return False
-        self._failures.pop(assignment, None)
-        self._table.observe(assignment.replica, report)
-        self._moved[assignment.replica] = self._clock(), report
-        return True
+        else:
+            self._moves += 1
+            self._failures.pop(assignment, None)
+            self._table.observe(assignment.replica, report)
+            self._moved[assignment.replica] = self._clock(), report
+        finally:
+            del self._moving[assignment.replica]
+            self._last_move_s = time.perf_counter() - started
+            self._changed()
 
     def _failed(self, assignment: Assignment, failure: Exception) -> None:
         """Do not ask the replica for this length again for some time."""

@@ -109,7 +109,7 @@ class Classifier:
         self._chooser = chooser
         self._caller = caller
         self._recorder = recorder
-        self._default_function = "sigmoid" if info.multi_label else "softmax"
+        self._default_function = "softmax" if info.chooses else "sigmoid"
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()

@@ -21,7 +21,7 @@ logger = logging.getLogger("pliant")
 
 _STEP_S = 0.2
 _RETRY_S = 1.0
-_CALL_WITHIN_S = 60.0
+_CALL_WITHIN_S = 5.0
 
 
 class EncoderPart(Part):
@@ -76,10 +76,7 @@ async def _lengths(
     """
     if config.lengths:
         return Lengths(config.lengths, None)
-    async with asyncio.timeout(_CALL_WITHIN_S):
-        answers = await asyncio.gather(
-            *(handle.profile.remote(Assignment(replica, 0)) for replica in table.reports()), return_exceptions=True
-        )
+    answers = await asyncio.gather(*(_profile(replica, handle) for replica in table.reports()), return_exceptions=True)
     profiles = sorted((answer for answer in answers if isinstance(answer, Profile)), key=lambda profile: profile.device)
     if not profiles:
         return None
@@ -88,6 +85,12 @@ async def _lengths(
     if len(devices) > 1:
         logger.warning("%s: replicas run on %s; lengths are chosen for %s", service, ", ".join(devices), device)
     return Lengths(None, next(profile for profile in profiles if profile.device == device))
+
+
+async def _profile(replica: str, handle: Any) -> Profile | None:
+    async with asyncio.timeout(_CALL_WITHIN_S):
+        profile: Profile | None = await handle.profile.remote(Assignment(replica, 0))
+        return profile
 
 
 class _Calls:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 from fastapi import APIRouter
 from prometheus_client.core import Metric
 
-from pliant.config.cluster import GatewayConfig
+from pliant.config.cluster import GatewayConfig, ServingConfig
 from pliant.config.llm import LlmConfig
 from pliant.deployments.http import openai
 from pliant.deployments.llm import adapter_routes
@@ -58,26 +58,31 @@ class LlmKind(Kind[LlmConfig]):
         info = sources.describe_decoder(folder)
         return LanguageModel(opening.name, opening.config, folder, info, opening.table, caller, recorder)
 
-    def follower(self, ask: Ask) -> AdapterFollower:
-        return AdapterFollower(ask)
+    def follower(self, ask: Ask, config: ServingConfig) -> AdapterFollower | None:
+        return AdapterFollower(ask) if _takes_adapters(config) else None
 
-    def part(self, planning: Planning) -> CatalogPart[Registered]:
-        return CatalogPart(AdapterRegistry(planning.config))
+    def part(self, planning: Planning) -> CatalogPart[Registered] | None:
+        return CatalogPart(AdapterRegistry(planning.config)) if _takes_adapters(planning.config) else None
 
     def routers(
         self, services: Services, follower: BoardFollower[Any] | None, gateway: GatewayConfig
     ) -> Sequence[APIRouter]:
-        adapters = cast(AdapterFollower, follower)
+        adapters = cast("AdapterFollower | None", follower)
         most = round(gateway.max_body_mb * 2**20)
         return openai.router(ServedModels(services, adapters), most), adapter_routes.router(adapters, most)
 
     def facts(self, service: Service, follower: BoardFollower[Any] | None) -> Mapping[str, Any]:
-        adapters = cast(AdapterFollower, follower)
+        if not (adapters := cast("AdapterFollower | None", follower)):
+            return {}
         registered = Counter(entry.service for entry in adapters.known.values())
         return {"adapters": registered[service.name], "problems": list(adapters.problems)}
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         return llm_metrics(services)
+
+
+def _takes_adapters(config: ServingConfig) -> bool:
+    return any(service.adapters for service in config.of(LlmConfig).values())
 
 
 KIND = LlmKind()

@@ -70,5 +70,6 @@ def llm_metrics(services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     yield from families(CLASSES, classes, "class")
     registered = GaugeMetricFamily("pliant_adapters_registered", "Adapters that clients may name.", labels=("service",))
     for service, view in services.items():
-        registered.add_metric((service,), view["adapters"])
+        if "adapters" in view:
+            registered.add_metric((service,), view["adapters"])
     yield registered

@@ -56,6 +56,10 @@ class Attempt(NamedTuple, Generic[Query]):
     patience_s: float
     """After so long without a reply another one had better be asked."""
 
+    @property
+    def replica(self) -> str:
+        return self.choice.replica
+
 
 Streams = Callable[[Parcel[Query]], AsyncGenerator[Item | Refusal | Alive, None]]
 """Has a replica answer the only query of a parcel piece by piece; raises what a `Transport` does.
@@ -97,11 +101,11 @@ class Caller(Generic[Want, Query, Item]):
                     if isinstance(reply, (ReplicaLeftError, NotDeployedError)):
                         course.unsent()
                     elif isinstance(reply, Exception):
-                        course.failed(attempt.choice.replica, "lost", str(reply) or "it died")
+                        course.failed(attempt.replica, "lost", str(reply) or "it died")
                     elif isinstance(reply, Refusal):
-                        await course.heed(attempt.choice.replica, reply)
+                        await course.heed(attempt.replica, reply)
                     else:
-                        self._table.answered(attempt.choice.replica)
+                        self._table.answered(attempt.replica)
                         return reply, course.late
         finally:
             asked.leave()
@@ -135,7 +139,7 @@ class Caller(Generic[Want, Query, Item]):
                         last = errand.take(item)
                         yield item
                         if last:
-                            self._table.answered(attempt.choice.replica)
+                            self._table.answered(attempt.replica)
                             return
                         course.got_on()  # only now: a client that reads slowly is no standstill
         finally:
@@ -144,19 +148,19 @@ class Caller(Generic[Want, Query, Item]):
     async def _pieces(self, course: _Course[Want, Query, Item], attempt: Attempt[Query]) -> AsyncGenerator[Item, None]:
         """What one replica says to the errand, up to where another one is to go on; raises RequestError if none is."""
         assert self._streams
-        parcel = Parcel(attempt.choice.replica, self._table.gateway, (attempt.query,))
+        parcel = Parcel(attempt.replica, self._table.gateway, (attempt.query,))
         try:
             async with aclosing(self._streams(parcel)) as items:
-                while (item := await self._next(items, course, attempt.choice.replica)) is not None:
+                while (item := await self._next(items, course, attempt.replica)) is not None:
                     if isinstance(item, Refusal):
-                        await course.heed(attempt.choice.replica, item)
+                        await course.heed(attempt.replica, item)
                         return
                     if not isinstance(item, Alive):
                         yield item
         except (ReplicaLeftError, NotDeployedError):
             course.unsent()
         except (ReplicaLostError, StopAsyncIteration) as error:
-            course.failed(attempt.choice.replica, "lost", str(error) or "it died")
+            course.failed(attempt.replica, "lost", str(error) or "it died")
         finally:
             self._table.done(attempt.choice)
 
@@ -351,7 +355,7 @@ class _Asked(Generic[Want, Query, Item]):
 
     def ask(self, attempt: Attempt[Query]) -> None:
         """Send its query."""
-        self.replies[self._courier.send(attempt.choice.replica, attempt.query)] = attempt
+        self.replies[self._courier.send(attempt.replica, attempt.query)] = attempt
         self._patience_s = attempt.patience_s
         self.stalls_at = time.monotonic() + self._patience_s
         self.stalls = 0
@@ -366,7 +370,7 @@ class _Asked(Generic[Want, Query, Item]):
         """The replicas that stall; they have one patience more."""
         self.stalls_at = time.monotonic() + self._patience_s
         self.stalls += 1
-        return [attempt.choice.replica for attempt in self.replies.values()]
+        return [attempt.replica for attempt in self.replies.values()]
 
     def leave(self) -> None:
         """Nobody waits for any of them any more."""

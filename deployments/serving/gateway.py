@@ -50,6 +50,7 @@ class Gateway:
         planner: Handle,
     ) -> None:
         self._config = config
+        self._known = kinds
         self._kinds = {name: kinds[service.kind] for name, service in config.services.items()}
         self._handles = handles
         self._name = uuid.uuid4().hex[:8]
@@ -62,7 +63,8 @@ class Gateway:
         self._tallies = {name: Tally() for name in config.services}
         calls = _Planner(planner)
         self._follower = Follower(calls.exchange, self._tables, self._tallies)
-        self._boards = {kind.name: kind.follower(partial(calls.ask, kind.name)) for kind in self._kinds.values()}
+        used = {kind.name: kind for kind in self._kinds.values()}
+        self._boards = {name: kind.follower(partial(calls.ask, name), config) for name, kind in used.items()}
         self._services = Services(list(self._described()))
         runs = [self._follower.run(), *(board.run() for board in self._boards.values() if board)]
         self._following = [asyncio.create_task(each) for each in runs]
@@ -136,17 +138,16 @@ class Gateway:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         gateway = self._config.gateway
-        kinds = {kind.name: kind for kind in self._kinds.values()}
         routers = [
             router
-            for name, kind in kinds.items()
-            for router in kind.routers(self._services, self._boards[name], gateway)
+            for name, kind in self._known.items()
+            for router in kind.routers(self._services, self._boards.get(name), gateway)
         ]
         return application(
             gateway,
             self._services,
             self._stats,
-            lambda: exposition(self._stats(), kinds),
+            lambda: exposition(self._stats(), self._known),
             routers,
             _api_keys(gateway.api_keys_env),
         )

@@ -128,8 +128,8 @@ class Kind(ABC, Generic[C]):
         """By which a gateway chooses replicas of one service."""
         return LeastHeld()
 
-    def follower(self, ask: Ask) -> BoardFollower[Any] | None:
-        """What a gateway follows in the planner, for all services of the kind."""
+    def follower(self, ask: Ask, config: ServingConfig) -> BoardFollower[Any] | None:
+        """What a gateway follows in the planner, for all services of the kind; None: there is nothing to follow."""
         return None
 
     def part(self, planning: Planning) -> Part | None:
@@ -139,7 +139,7 @@ class Kind(ABC, Generic[C]):
     def routers(
         self, services: Services, follower: BoardFollower[Any] | None, gateway: GatewayConfig
     ) -> Sequence[APIRouter]:
-        """HTTP routes that only this kind has."""
+        """HTTP routes that only this kind has, whether there are services of it or not."""
         return ()
 
     def facts(self, service: Service, follower: BoardFollower[Any] | None) -> Mapping[str, Any]:

@@ -80,8 +80,8 @@ class RayTransport(Generic[Query, Answer]):
 
     async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
         """The reply to the only query of `parcel`."""
-        response = self._one.remote(parcel)
         with told():
+            response = self._one.remote(parcel)
             try:
                 return cast("Answer | Refusal", await response)
             except asyncio.CancelledError:

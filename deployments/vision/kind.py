@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from fastapi import APIRouter
 from prometheus_client.core import Metric
 
-from pliant.config.cluster import GatewayConfig
+from pliant.config.cluster import GatewayConfig, ServingConfig
 from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.catalog.board_follower import BoardFollower
@@ -57,7 +57,7 @@ class VisionKind(Kind[VisionConfig]):
             recorder,
         )
 
-    def follower(self, ask: Ask) -> TaskFollower:
+    def follower(self, ask: Ask, config: ServingConfig) -> TaskFollower:
         return TaskFollower(ask)
 
     def part(self, planning: Planning) -> CatalogPart[RegisteredTask]:

@@ -2,33 +2,47 @@
 
 import copy
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from pliant.errors import ModelError
+from pliant.kernels.vision import plain_vit
+from pliant.kernels.vision.plain_vit import PlainViT
+from pliant.kernels.vision.vit import TokenAdaptiveViT, check
 from pliant.models.vision_info import WEIGHTS, VisionInfo, read_vision
 from pliant.torchvision_mend import mend
 
-mend()
-import timm  # noqa: E402
-from timm.models import VisionTransformer  # noqa: E402
-
-from pliant.kernels.vision.vit import TokenAdaptiveViT, check  # noqa: E402
+if TYPE_CHECKING:
+    from timm.models import VisionTransformer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_model(folder: Path, dtype: str, device: str) -> tuple[VisionInfo, VisionTransformer]:
+def load_model(folder: Path, dtype: str, device: str) -> "tuple[VisionInfo, PlainViT | VisionTransformer]":
     """The vision transformer in a folder of timm's format, ready to compute; only safetensors are read.
 
-    Its head stays float32, as features alone are computed in `dtype`. Raises `ModelError`, in one line, if there is no
-    model or it cannot trade tokens for time (see `vit.check`).
+    timm is imported only where `plain_vit` does not know the model. Its head stays float32, as features alone are
+    computed in `dtype`. Raises `ModelError`, in one line, if there is no model or it cannot trade tokens for time (see
+    `vit.check`).
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown: choose {' or '.join(DTYPES)}")
     info = read_vision(folder)
+    model = plain_vit.load(folder, info) or _timms(folder)
+    model = model.eval().requires_grad_(False).to(device)
+    head = copy.deepcopy(model.head)
+    model.to(DTYPES[dtype]).head = head
+    return info, model
+
+
+def _timms(folder: Path) -> "VisionTransformer":
+    mend()
+    import timm
+    from timm.models import VisionTransformer
+
     try:
         model = timm.create_model(f"local-dir:{folder}")
         check(model)
@@ -39,10 +53,7 @@ def load_model(folder: Path, dtype: str, device: str) -> tuple[VisionInfo, Visio
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ModelError(f"{folder} cannot be read as a vision transformer of timm's: {reason}") from None
     assert isinstance(model, VisionTransformer)
-    model = model.eval().requires_grad_(False).to(device)
-    head = copy.deepcopy(model.head)
-    model.to(DTYPES[dtype]).head = head
-    return info, model
+    return model
 
 
 class ImageFeatures(torch.nn.Module):

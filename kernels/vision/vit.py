@@ -5,20 +5,24 @@ before the layer's norm and replaced by the next layer's own. Below 0, as many t
 between attention and MLP. At 0 it is the model itself. The weights are timm's in all three cases.
 """
 
+from __future__ import annotations
+
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pliant.errors import ModelError
+from pliant.kernels.vision import plain_vit
+from pliant.kernels.vision.plain_vit import PlainViT
 from pliant.kernels.vision.token_merging import log_sizes, match, merge, merges
 from pliant.torchvision_mend import mend
 
-mend()
-from timm.layers.attention import Attention  # noqa: E402
-from timm.models.vision_transformer import Block, VisionTransformer  # noqa: E402
+if TYPE_CHECKING:
+    from timm.layers.attention import Attention
+    from timm.models.vision_transformer import VisionTransformer
 
 _VECTOR = 16
 _POOLS = ("token", "avg", "avgmax", "max", "map")
@@ -30,7 +34,7 @@ class TokenAdaptiveViT(torch.nn.Module):
     `model` is used as it is, in its mode, dtype and device, and is not changed.
     """
 
-    def __init__(self, model: VisionTransformer) -> None:
+    def __init__(self, model: PlainViT | VisionTransformer) -> None:
         super().__init__()
         check(model)
         self.model = model
@@ -121,7 +125,7 @@ class TokenAdaptiveViT(torch.nn.Module):
         return mean if model.global_pool == "avg" else 0.5 * (x.amax(1) + mean)
 
 
-def attend(attention: Attention, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def attend(attention: plain_vit.Attention | Attention, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """timm's attention over `x` [n, tokens, hidden] with `bias` added to its scores, and its keys summed over heads."""
     samples, tokens, _ = x.shape
     qkv = attention.qkv(x).view(samples, tokens, 3, attention.num_heads, attention.head_dim)
@@ -149,6 +153,12 @@ def check(model: torch.nn.Module) -> None:
 
 
 def _refusal(model: torch.nn.Module) -> str | None:
+    if isinstance(model, PlainViT):
+        return None
+    mend()
+    from timm.layers.attention import Attention
+    from timm.models.vision_transformer import Block, VisionTransformer
+
     if type(model) is not VisionTransformer:
         return f"it is a {type(model).__name__}; choose a plain VisionTransformer of timm's"
     if model.global_pool not in _POOLS:

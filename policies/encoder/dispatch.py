@@ -13,20 +13,20 @@ Beyond the paper:
 - With a deadline, the head that Algorithm 1 chooses must also be predicted to meet it (see `admission`); else the first
   replica that can, among the same levels in rising length, gets the request. If none can, it is refused with a time
   after which to come back.
-- Several dispatchers may send to the same replicas. What the others have there is known from reports that are a second
-  or two old, and counts in full in predictions. To choose by it would make them all run to the same replica, and away
-  from it, in ever greater numbers: so it counts little in congestion. Instead each has a share of the replicas for its
-  own, and prefers those to others on which it has as much (see `shares`).
+- Several dispatchers may send to the same replicas. What others have there is known from reports that are a second or
+  two old. It counts in full in predictions, but little in congestion: dispatchers that choose by it all run to the
+  same replica, and then away from it, in ever greater numbers. Instead each has a share of the replicas for its own
+  (see `shares`), and on another's a text more counts as queued than it has sent there.
 
 Replicas of a level that are about equally fast form a *pool*, which is a bucket queue: one ring of replicas for each
-amount of queued work, in steps of the shortest text. A dispatch or completion moves one replica to another ring,
-in O(1); where all texts take the same time the order is exact. Within a ring the one that waited longest leads.
+amount of congestion, in steps of the shortest text. A dispatch or completion moves one replica to another ring, in
+O(1); where all texts take the same time the order is exact. Within a ring the one that waited longest leads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -188,9 +188,6 @@ class _Pool:
             self.lowest += 1
 
 
-_Candidates = tuple[tuple[_Level, int], ...]
-
-
 def _congestion(pool: _Pool) -> tuple[int, int]:
     """What the pools of a level are compared by: the congestion of the front, then the faster first."""
     return pool.lowest * pool.tick, pool.speed
@@ -212,11 +209,12 @@ class Dispatcher(Generic[R]):
                 f"got {slo_s}, {threshold}, {decay}, {peek}"
             )
         self._limits = [math.ceil(slo_s * _MICROSECONDS * threshold * decay**rank - _ROUNDING) for rank in range(peek)]
-        """By the level's place among the candidates: microseconds of queued work from which on it is congested."""
+        """By the level's place among the candidates: microseconds from which on its head is congested."""
+        self._limit = self._limits[0]
         self._replicas: dict[R, _Replica] = {}
         self._levels: dict[int, _Level] = {}
-        self._candidates: list[_Candidates] = []
-        """By length: the levels that may serve it, in rising max_length, at most `peek`; each with its limit."""
+        self._candidates: list[tuple[_Level, ...]] = []
+        """By length: the levels that may serve it, in rising max_length, at most `peek`."""
         self._own: frozenset[R] | None = None
 
     @property
@@ -245,7 +243,13 @@ class Dispatcher(Generic[R]):
         if level is None:
             level = self._levels[max_length] = _Level()
             self._list_candidates()
-        self._attach(record, level)
+        speed = round(math.log(record.table[-1]) / _EQUALLY_FAST)
+        pool = next((pool for pool in level.pools if pool.speed == speed), None)
+        if pool is None:
+            pool = _Pool(level, speed, record.table[0])
+            level.pools.append(pool)
+        pool.attach(record)
+        level.elect()
 
     def suspend(self, replica: R) -> None:
         """Send nothing more to `replica` until it is assigned again; what it has to do still counts."""
@@ -278,26 +282,15 @@ class Dispatcher(Generic[R]):
             return
         record.extra += others - record.others
         record.others = others
-        pool = record.pool
-        if pool:
-            pool.detach(record)
-            pool.attach(record)
-            pool.level.elect()
+        _reattach(record)
 
     def prefer(self, own: Collection[R] | None) -> None:
         """Prefer the replicas of `own` to others that have as much (see `shares`); None: all are equal."""
-        if own is not None:
-            own = frozenset(own)
-        if own == self._own:
-            return
-        self._own = own
+        self._own = None if own is None else frozenset(own)
         for name, record in self._replicas.items():
-            record.away = self._is_away(name)
-        for level in self._levels.values():
-            members = [record for pool in level.pools for record in pool]
-            level.pools.clear()
-            for record in members:
-                self._attach(record, level)
+            if record.away != self._is_away(name):
+                record.away = not record.away
+                _reattach(record)
 
     def dispatch(
         self, length: int, budget_s: float | None = None, utility: float = 1.0, avoid: Collection[R] = ()
@@ -316,27 +309,13 @@ class Dispatcher(Generic[R]):
             levels = self._candidates[length]
         except IndexError:
             raise NoRuntimeError(length, self.longest) from None
-        # Replicas are found and relinked in place, here and in `complete`: calls are what costs.
-        cheapest = None
-        for level, limit in levels:
-            replica = level.front.next
-            if avoid and replica.name in avoid:
-                replica = next((other for other in level if other.name not in avoid), None)
-                if replica is None:
-                    continue
-            congestion = replica.congestion
-            if congestion < limit:
-                break
-            # Until it would be answered, and once more the time for which it would hold up others.
-            cost = congestion + replica.extra + 2 * replica.table[length]
-            if cheapest is None or cost < least:
-                cheapest, least = replica, cost
-        else:
-            if cheapest is None:
-                raise AllAvoidedError
-            replica = cheapest
+        # The usual case first, and replicas are relinked in place, here and in `complete`: calls are what costs.
+        replica = levels[0].front.next
+        if avoid or replica.congestion >= self._limit:
+            replica = self._search(levels, length, avoid)
         took = replica.table[length]
-        predicted_s = (replica.congestion + replica.extra + took) * _SECONDS
+        congestion = replica.congestion + took
+        predicted_s = (congestion + replica.extra) * _SECONDS
         if (
             budget_s is not None
             and (predicted_s > budget_s or utility < 1.0)
@@ -344,9 +323,10 @@ class Dispatcher(Generic[R]):
         ):
             replica = _first_in_time(levels, length, budget_s, utility, avoid)
             took = replica.table[length]
-            predicted_s = (replica.congestion + replica.extra + took) * _SECONDS
+            congestion = replica.congestion + took
+            predicted_s = (congestion + replica.extra) * _SECONDS
+        replica.congestion = congestion
         pool = replica.pool
-        replica.congestion = congestion = replica.congestion + took
         before = replica.prev
         after = replica.next
         before.next = after
@@ -448,27 +428,48 @@ class Dispatcher(Generic[R]):
         for length, candidates in enumerate(self._candidates):
             lengths = sorted(held for held in self._levels if held >= length)[: len(self._limits)]
             levels = [self._levels[held] for held in lengths]
-            assert [level for level, _ in candidates] == levels, "the candidates of a length are wrong"
+            assert list(candidates) == levels, "the candidates of a length are wrong"
 
     def _is_away(self, replica: R) -> bool:
         return self._own is not None and replica not in self._own
-
-    def _attach(self, replica: _Replica, level: _Level) -> None:
-        speed = round(math.log(replica.table[-1]) / _EQUALLY_FAST)
-        pool = next((pool for pool in level.pools if pool.speed == speed), None)
-        if pool is None:
-            shortest = replica.table[0]
-            pool = _Pool(level, speed, shortest if self._own is None else max(1, shortest // 2))
-            level.pools.append(pool)
-        pool.attach(replica)
-        level.elect()
 
     def _list_candidates(self) -> None:
         lengths = sorted(self._levels)
         self._candidates = []
         for index, length in enumerate(lengths):
-            levels = [self._levels[held] for held in lengths[index:]]
-            self._candidates += [tuple(zip(levels, self._limits, strict=False))] * (length + 1 - len(self._candidates))
+            levels = tuple(self._levels[held] for held in lengths[index : index + len(self._limits)])
+            self._candidates += [levels] * (length + 1 - len(self._candidates))
+
+    def _search(self, levels: tuple[_Level, ...], length: int, avoid: Collection[R]) -> _Replica:
+        """The replica that Algorithm 1 chooses; if all heads are congested, the one that the request costs least at."""
+        cheapest = None
+        least = math.inf
+        for level, limit in zip(levels, self._limits, strict=False):
+            head = level.front.next
+            if avoid and head.name in avoid:
+                allowed = [replica for replica in level if replica.name not in avoid]
+                if not allowed:
+                    continue
+                head = allowed[0]
+            congestion = head.congestion
+            if congestion < limit:
+                return head
+            # Until it would be answered, and once more the time for which it would hold up others.
+            cost = congestion + 2 * head.table[length]
+            if cost < least:
+                cheapest, least = head, cost
+        if cheapest is None:
+            raise AllAvoidedError
+        return cheapest
+
+
+def _reattach(replica: _Replica) -> None:
+    """Put `replica`, if it is routable, where it belongs by what else counts now."""
+    pool = replica.pool
+    if pool is not None:
+        pool.detach(replica)
+        pool.attach(replica)
+        pool.level.elect()
 
 
 def _retry_after(replica: _Replica, length: int, budget_s: float, utility: float) -> float:
@@ -477,11 +478,11 @@ def _retry_after(replica: _Replica, length: int, budget_s: float, utility: float
 
 
 def _first_in_time(
-    levels: _Candidates, length: int, budget_s: float, utility: float, avoid: Collection[Any]
+    levels: tuple[_Level, ...], length: int, budget_s: float, utility: float, avoid: Collection[Any]
 ) -> _Replica:
     """The first replica, in rising length, that can meet the deadline; raises DeadlineError when there is none."""
     soonest_s = fastest_s = math.inf
-    for level, _ in levels:
+    for level in levels:
         for replica in level:
             if replica.name in avoid:
                 continue
@@ -493,13 +494,15 @@ def _first_in_time(
     raise DeadlineError(soonest_s, fastest_s)
 
 
-def shares(replicas: Iterable[R], dispatchers: Iterable[str]) -> dict[R, str]:
-    """Which of `dispatchers` has which of `replicas` for its own: all who ask alike find the same.
+def shares(held: Mapping[R, int], dispatchers: Collection[str]) -> dict[str, list[R]]:
+    """By dispatcher: the replicas that it has for its own; `held` is the max_length of each.
 
-    Apply it to each level by itself, so that each has its share of all lengths.
+    All dispatchers that know of the same replicas and of each other find the same shares, equal in each level up to one
+    replica.
     """
-    named = sorted(set(dispatchers))
-    return {replica: named[rank % len(named)] for rank, replica in enumerate(sorted(replicas, key=str))}
+    replicas = sorted(held, key=lambda replica: (held[replica], str(replica)))
+    named = sorted(dispatchers)
+    return {name: replicas[rank :: len(named)] for rank, name in enumerate(named)}
 
 
 @lru_cache(maxsize=1024)

@@ -3,8 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import numpy as np
+
+
+class LengthTimes:
+    """What a request takes on one kind of device, by max_length: as measured now, or when somebody last held it.
+
+    What was measured is believed until something newer is, changed as much as what is held now has changed since. Were
+    it forgotten, the hope for a shorter runtime would make a planner try it again and again.
+    """
+
+    def __init__(self) -> None:
+        self.known: Mapping[int, float] = {}
+        """In seconds."""
+        self._then: dict[int, Mapping[int, float]] = {}
+        """By length: what was `known` when it was last held."""
+
+    def learn(self, held: Mapping[int, float]) -> None:
+        """The lengths that are held now, at least one, take so many seconds."""
+        believed = {length: then[length] * _change(then, held) for length, then in self._then.items()}
+        self.known = {**believed, **held}
+        self._then.update(dict.fromkeys(held, self.known))
+
+
+def _change(then: Mapping[int, float], now: Mapping[int, float]) -> float:
+    """By which factor times have changed, as far as the same lengths tell."""
+    return median([now[length] / then[length] for length in now.keys() & then.keys()] or [1.0])
 
 
 def service_times(

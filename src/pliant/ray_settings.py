@@ -1,7 +1,8 @@
-"""Ray's own switches for a shorter way of a request, as environment variables of the whole cluster.
+"""Ray's own switches for a shorter way of a request and a quieter idle cluster, as its environment variables.
 
 They take effect in processes that start with them, so `pliant serve` sets them, and under a plain `serve run` they have
-to be exported before Ray is started. Measured: a quarter less latency and a third more requests per second.
+to be exported before Ray is started. Measured: a quarter less latency, a third more requests per second, and a quarter
+less of a processor where nothing is asked.
 """
 
 ENVIRONMENT = {
@@ -9,6 +10,8 @@ ENVIRONMENT = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # 100, in every replica; whoever reads metrics does so in seconds
+    "RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR": "0.5",  # of two seconds; the planner decides, not these
     "RAY_preload_python_modules": "pliant.lean_worker",
     "RAY_worker_niceness": "0",  # 15, where Ray is not told otherwise: behind whatever else runs on the machine
 }

@@ -132,9 +132,12 @@ def test_a_cluster_is_calm_once_nothing_has_changed_or_compiled_for_some_time() 
 def test_what_replicas_compute_on_and_compile_is_what_stats_tells(compiling: dict[str, Any], expected: bool) -> None:
     topics = {"1": {"backend": "eager", **compiling}, "2": {"backend": "aoti"}}
     stats = {
-        "services": {"topics": {"plan": {}, "replicas": topics}},
-        "vision": {"digits": {"replicas": {"1": {"backend": "eager"}}, "tasks": []}},
-        "language_models": {"chat": {"replicas": {"1": {"live": 0}}}},
+        "services": {
+            "topics": {"plan": {}, "replicas": topics},
+            "digits": {"replicas": {"1": {"backend": "eager"}}, "tasks": []},
+            "chat": {"replicas": {"1": {"live": 0}}},
+            "topics-c": {"replicas": {}},
+        }
     }
     assert background.backends(stats) == {"topics 1": "eager", "topics 2": "aoti", "digits 1": "eager"}
     assert background.compiles(stats) == expected

@@ -13,25 +13,28 @@ def replica(**changes: Any) -> dict[str, Any]:
     return {"compiling": [], "uncompiled": "", **changes}
 
 
-def snapshot(at_s: float = 1.0, **changes: Any) -> Snapshot:
-    """Topics is ready with two replicas, chat loads."""
-    states = {
-        "topics": {"ready": True, "state": "ready, 2 of 2 replicas", "done": None},
-        "chat": {"ready": False, "state": "training, 40%", "done": 0.4},
+def snapshot(at_s: float = 1.0, gateway: str = "g", deployments: Any = None, **changes: Any) -> Snapshot:
+    """Topics is ready with two replicas, chat loads; `changes` are those of topics."""
+    topics = {
+        "kind": "encoder",
+        "ready": True,
+        "state": "ready, 2 of 2 replicas",
+        "done": None,
+        "requests": {"ok": 5},
+        "plan": {},
+        "replicas": {"a": replica(), "b": replica()},
     }
-    stats = {
-        "gateway": "g",
-        "states": states,
-        "services": {"topics": {"plan": {}, "replicas": {"a": replica(), "b": replica()}}},
-        "language_models": {"chat": {"replicas": {}}},
-        "requests": {"topics": {"ok": 5}},
+    chat = {
+        "kind": "llm",
+        "ready": False,
+        "state": "training, 40%",
+        "done": 0.4,
+        "requests": {},
+        "plan": {},
+        "replicas": {},
     }
-    deployments = changes.pop("deployments", {})
-    return Snapshot(at_s, "starting Ray", {**stats, **changes}, deployments)
-
-
-def topics(plan: Any = None, **replicas: Any) -> dict[str, Any]:
-    return {"topics": {"plan": plan or {}, "replicas": replicas}}
+    stats = {"gateway": gateway, "services": {"topics": {**topics, **changes}, "chat": chat}}
+    return Snapshot(at_s, "starting Ray", stats, deployments or {})
 
 
 def story() -> Story:
@@ -56,13 +59,13 @@ def test_a_service_that_gets_ready_says_how_to_try_it() -> None:
 def test_one_that_is_ready_no_more_and_again() -> None:
     told = story()
     told.events(snapshot(), KINDS)
-    gone = {"topics": {"ready": False, "state": "starting, 0 of 2 replicas", "done": None}}
-    assert told.events(snapshot(states=gone, services=topics()), KINDS) == [
+    gone = snapshot(ready=False, state="starting, 0 of 2 replicas", replicas={})
+    assert told.events(gone, KINDS) == [
         "topics cannot answer now: starting, 0 of 2 replicas",
         "topics: replica a has left; 0 run",
         "topics: replica b has left; 0 run",
     ]
-    assert told.events(snapshot(services=topics(c=replica())), KINDS) == [
+    assert told.events(snapshot(replicas={"c": replica()}), KINDS) == [
         "topics is ready again",
         "topics: replica c has come; 1 run",
     ]
@@ -70,20 +73,20 @@ def test_one_that_is_ready_no_more_and_again() -> None:
 
 def test_plans_and_compiled_lengths() -> None:
     told = story()
-    told.events(snapshot(services=topics(a=replica(compiling=[64, 512]))), KINDS)
+    told.events(snapshot(replicas={"a": replica(compiling=[64, 512])}), KINDS)
     plan = {"version": 3, "reason": "shift", "replicas": {"64": 2, "512": 0}}
-    assert told.events(snapshot(services=topics(plan, a=replica(compiling=[512]))), KINDS) == [
+    assert told.events(snapshot(plan=plan, replicas={"a": replica(compiling=[512])}), KINDS) == [
         "topics: compiled for 64 tokens",
         "topics: plan 3 (shift): 2 for 64 tokens",
     ]
-    assert told.events(snapshot(services=topics(plan, a=replica(compiling=[512]))), KINDS) == []
+    assert told.events(snapshot(plan=plan, replicas={"a": replica(compiling=[512])}), KINDS) == []
 
 
 def test_a_missing_compiler_is_told_once_for_all() -> None:
     told = story()
-    told.events(snapshot(services=topics(a=replica(compiling=[64]), b=replica(compiling=[64]))), KINDS)
+    told.events(snapshot(replicas={"a": replica(compiling=[64]), "b": replica(compiling=[64])}), KINDS)
     uncompiled = replica(uncompiled="No C++ compiler was found")
-    now = snapshot(services=topics(a=uncompiled, b=uncompiled))
+    now = snapshot(replicas={"a": uncompiled, "b": uncompiled})
     assert told.events(now, KINDS) == ["topics: No C++ compiler was found"]
     assert told.events(now, KINDS) == []
 
@@ -91,7 +94,7 @@ def test_a_missing_compiler_is_told_once_for_all() -> None:
 def test_shedding_begins_and_ends() -> None:
     told = story()
     told.events(snapshot(), KINDS)
-    shed = {"topics": {"ok": 5, "shed": 3}}
+    shed = {"ok": 5, "shed": 3}
     assert told.events(snapshot(2.0, requests=shed), KINDS) == ["topics refuses requests that it cannot answer in time"]
     assert told.events(snapshot(9.0, requests=shed), KINDS) == []
     assert told.events(snapshot(13.0, requests=shed), KINDS) == ["topics refuses no more"]
@@ -99,9 +102,9 @@ def test_shedding_begins_and_ends() -> None:
 
 def test_gateways_count_for_themselves() -> None:
     told = story()
-    told.events(snapshot(requests={"topics": {"shed": 3}}), KINDS)
-    assert told.events(snapshot(requests={"topics": {}}, gateway="h"), KINDS) == []
-    assert told.events(snapshot(requests={"topics": {"shed": 3}}), KINDS) == []
+    told.events(snapshot(requests={"shed": 3}), KINDS)
+    assert told.events(snapshot(requests={}, gateway="h"), KINDS) == []
+    assert told.events(snapshot(requests={"shed": 3}), KINDS) == []
 
 
 def test_what_serve_gave_up_says_why_in_one_line() -> None:

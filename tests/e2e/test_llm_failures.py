@@ -27,7 +27,7 @@ def served(cluster: Cluster) -> dict[str, int]:
 
 async def until_idle(cluster: Cluster) -> None:
     def idle() -> bool:
-        return not any(each["live"] or each["live_tokens"] for each in replicas(cluster).values())
+        return not any(each["live"] or each["held"] for each in replicas(cluster).values())
 
     await asyncio.to_thread(wait_until, idle, cluster.progress)
 

@@ -60,6 +60,21 @@ def test_roberta_loses_the_positions_up_to_its_padding(tmp_path: Path, padding: 
 
 
 @pytest.mark.parametrize(
+    ("changes", "chooses"),
+    [
+        ({}, True),
+        ({"problem_type": "multi_label_classification"}, False),
+        ({"id2label": {"0": "relevant"}}, False),
+        ({"id2label": None, "num_labels": 1}, False),
+    ],
+)
+def test_a_model_chooses_among_labels_that_exclude_each_other(
+    tmp_path: Path, changes: dict[str, Any], chooses: bool
+) -> None:
+    assert sources.describe(model_folder(tmp_path, {**BERT, **changes})).chooses == chooses
+
+
+@pytest.mark.parametrize(
     ("config", "words"),
     [
         ({**BERT, "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pliant.deployments.encoder.engine import Report, Runtime
+from pliant.deployments.encoder.engine import Runtime
+from pliant.deployments.encoder.messages import Report
 from pliant.errors import CannotCompileError
 from pliant.formats.profile import Profile
 
@@ -18,7 +19,9 @@ def report(max_length: int, version: int = 1, service_s: float = 0.01, failed: d
     return Report(
         version=version,
         max_length=max_length,
+        held={},
         service_s=service_s,
+        curve=((max_length, service_s, service_s),) if max_length else (),
         backend="aoti",
         device="a processor",
         compiling=[],
@@ -43,8 +46,12 @@ class Sleeper:
         self.dynamic = dynamic
         self._service_s = service_s
         self.seen: list[int] = []
+        self.fails: Exception | None = None
+        """Raised instead of an answer."""
 
     def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+        if self.fails:
+            raise self.fails
         time.sleep(self._service_s)
         self.seen.append(int(ids[0]))
         return np.array([len(ids), ids[0]], dtype=np.float32)

@@ -260,19 +260,19 @@ class CountingChooser:
         if not able:
             raise NoReplicaError
         ranks = {replica: rank for rank, replica in enumerate(self.prefers)}
-        replica = min(able, key=lambda each: (ranks.get(each, len(ranks)), self._sent(each), each))
+        replica = min(able, key=lambda each: (ranks.get(each, len(ranks)), self.sent(each), each))
         self.open[replica, want] += 1
         self.chosen.append((replica, want))
         return Choice(replica, self.predicted_s, want)
 
     def done(self, choice: Choice) -> None:
-        replica, _, want = choice
+        replica, want = choice.replica, choice.work
         assert self.open[replica, want] > 0, f"{want} was not sent to {replica}, or counted off before"
         self.open[replica, want] -= 1
         if not self.open[replica, want]:
             del self.open[replica, want]
 
-    def _sent(self, replica: str) -> float:
+    def sent(self, replica: str) -> float:
         return sum(count for (name, _), count in self.open.items() if name == replica)
 
 

@@ -54,5 +54,5 @@ def _attend(attention: Any, x: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v = attention.qkv(x).view(len(x), 3, attention.num_heads, attention.head_dim).permute(1, 2, 0, 3)
     q, k = attention.q_norm(q), attention.k_norm(k)
     every_k, every_v = k.repeat_interleave(sizes, dim=1), v.repeat_interleave(sizes, dim=1)
-    mixed = functional.softmax(q @ every_k.mT * attention.scale, -1) @ every_v
+    mixed = functional.softmax(q @ every_k.mT * attention.head_dim**-0.5, -1) @ every_v
     return attention.proj(attention.norm(mixed.transpose(0, 1).flatten(1))), k.mean(0)

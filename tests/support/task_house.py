@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pliant.deployments.serving.catalog.task_registry import TaskRegistry
 from support.vision_folders import task_folder
 
-from pliant.config.cluster import ServingConfig, parse
+from pliant.config.cluster import ServingConfig
+from pliant.deployments.kinds import parse
 from pliant.deployments.serving.catalog.registry import RejectedError
 from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.vision.task_registry import TaskRegistry
 from pliant.models.vision_info import read_vision
 
 

@@ -32,6 +32,8 @@ from pliant.config.cluster import ClusterConfig, ServingConfig
 from pliant.errors import ConfigError, PliantError
 
 _EVERY_S = 0.5
+_READY_EVERY_S = 2.0
+"""Between looks at a cluster in which all are ready, so that an idle one stays so."""
 _LOGS_KEPT = 10
 
 
@@ -45,12 +47,15 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
     process = _Process(path, None if verbose else log)
     kinds = {name: service.kind for name, service in cluster.serving.services.items()}
     story, watch = Story(_examples(cluster)), _Watch(cluster, process, started)
+    due = 0.0
     with _Screen() as screen:
         while process.runs and not process.stopping:
-            snapshot = watch.look()
-            for event in story.events(snapshot, kinds):
-                screen.tell(event, snapshot.at_s)
-            screen.show(rows(snapshot, kinds), snapshot)
+            if time.monotonic() >= due:
+                snapshot = watch.look()
+                for event in story.events(snapshot, kinds):
+                    screen.tell(event, snapshot.at_s)
+                screen.show(now := rows(snapshot, kinds), snapshot)
+                due = time.monotonic() + (_READY_EVERY_S if all(row.ready for row in now) else 0.0)
             time.sleep(_EVERY_S)
     while process.runs:
         _tell_stopping(process)

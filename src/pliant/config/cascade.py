@@ -90,7 +90,7 @@ class CascadeConfig(ServiceConfig):
         first, labels = self.levels[0], set(infos[self.levels[0]].labels)
         shortest: float = math.inf
         for index, (level, info) in enumerate(infos.items()):
-            if info.multi_label or len(info.labels) < 2:
+            if not info.chooses:
                 return f"levels.{index}: {level} does not choose one of several labels; a cascade needs models that do"
             if len(set(info.labels)) != len(info.labels):
                 return f"levels.{index}: {level} has labels of the same name, {list(info.labels)}; give each its own"

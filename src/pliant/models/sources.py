@@ -38,6 +38,11 @@ class ModelInfo:
     architecture: str
     multi_label: bool
 
+    @property
+    def chooses(self) -> bool:
+        """Whether it chooses one of several labels, so that their scores compete."""
+        return not self.multi_label and len(self.labels) > 1
+
 
 def fetch(model: str, *, progress: Progress | None = None) -> Path:
     """A folder with the model's config.json, tokenizer.json and weights, in one safetensors file or in several.

@@ -260,7 +260,6 @@ async def test_a_profile_is_kept_whole(tmp_path: Path) -> None:
     with np.load(tmp_path / "kept" / "readings.npz") as arrays:
         assert len(arrays["importance.small"]) == arrays["words.small"].sum()
         assert arrays["confidence"].shape == arrays["latency_s"].shape
-    assert (tmp_path / "kept" / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert load(tmp_path / "nothing") is None
     assert folder_of("c", "x").name == "c-x"
 
@@ -268,7 +267,7 @@ async def test_a_profile_is_kept_whole(tmp_path: Path) -> None:
 async def test_the_picture_shows_what_is_chosen(tmp_path: Path) -> None:
     table = (await measured(levels(), prune=False)).table
     plot(table, tmp_path / "plot.png", table.candidates[-1])
-    assert (tmp_path / "plot.png").stat().st_size > 1000
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_another_model_seed_text_or_machine_is_another_profile(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The encoder engine: order, admission, switching and cancellation, with a runtime that only sleeps."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from support.doubles import Sleeper, Sleepers
+from support.waiting import until
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder import runtimes
-from pliant.deployments.encoder.engine import Answer, Engine, LoadError, Query, Refusal, Runtime, Telling
+from pliant.deployments.encoder.engine import Engine, LoadError, Runtime
+from pliant.deployments.encoder.messages import Answer, Query, Telling
 from pliant.deployments.encoder.runtimes import ModelRuntimes
+from pliant.deployments.serving.outcome import Outcome
+from pliant.deployments.serving.parcels import Parcel, Refusal
+from pliant.deployments.serving.replica import Desk
 from pliant.errors import ModelError
 from pliant.policies.encoder.confidence import softmax
 
@@ -34,7 +40,7 @@ def sleepers() -> Sleepers:
 
 @pytest.fixture
 async def engine(sleepers: Sleepers) -> Engine:
-    engine = Engine("replica-1", sleepers)
+    engine = Engine(sleepers)
     await engine.hold(8)
     return engine
 
@@ -49,7 +55,8 @@ async def test_answers_in_order_of_arrival(engine: Engine) -> None:
 async def test_a_text_that_is_too_long_is_refused_with_the_truth(engine: Engine) -> None:
     refusal = await engine.infer(query(length=9))
     assert isinstance(refusal, Refusal)
-    assert (refusal.reason, refusal.replica, refusal.report["max_length"]) == ("length", "replica-1", 8)
+    assert refusal.report
+    assert (refusal.cause, refusal.report["max_length"]) == ("moved", 8)
 
 
 async def test_the_queue_is_bounded_by_the_budget(engine: Engine) -> None:
@@ -58,7 +65,11 @@ async def test_the_queue_is_bounded_by_the_budget(engine: Engine) -> None:
     answered = [reply for reply in replies if isinstance(reply, Answer)]
     refused = [reply for reply in replies if isinstance(reply, Refusal)]
     assert 3 <= len(answered) <= 5
-    assert all(reply.reason == "busy" and 0 < reply.retry_after_s < 1 for reply in refused)
+    assert len(refused) == 20 - len(answered)
+    for refusal in refused:
+        assert (refusal.cause, refusal.outcome) == ("busy", Outcome.SHED)
+        assert refusal.retry_after_s
+        assert 0 < refusal.retry_after_s < 1
 
 
 async def test_low_utility_does_not_wait(engine: Engine) -> None:
@@ -71,10 +82,12 @@ async def test_switching_finishes_what_was_accepted_and_refuses_meanwhile(engine
     accepted = [asyncio.create_task(engine.infer(query())) for _ in range(3)]
     await asyncio.sleep(0)
     switch = asyncio.create_task(engine.hold(16))
-    await asyncio.sleep(0)
+    await until(lambda: not engine.held)
     meanwhile = await engine.infer(query())
     assert isinstance(meanwhile, Refusal)
-    assert meanwhile.report["max_length"] == 0
+    assert meanwhile.cause == "moved"
+    assert meanwhile.report
+    assert (meanwhile.report["max_length"], meanwhile.report["curve"]) == (0, ())
     assert all(isinstance(answer, Answer) and answer.max_length == 8 for answer in await asyncio.gather(*accepted))
     report = await switch
     assert report["max_length"] == 16
@@ -104,7 +117,7 @@ async def test_a_runtime_that_does_not_load_leaves_the_old_one(engine: Engine, s
 
 async def test_without_any_runtime_all_is_refused(sleepers: Sleepers) -> None:
     sleepers.broken = {8, 16}
-    engine = Engine("replica-1", sleepers)
+    engine = Engine(sleepers)
     with pytest.raises(LoadError):
         await engine.hold(8)
     assert isinstance(await engine.infer(query()), Refusal)
@@ -122,6 +135,19 @@ async def test_the_old_runtime_may_be_broken_by_now_too(engine: Engine, sleepers
     assert engine.report()["max_length"] == 0
 
 
+async def test_a_switch_goes_on_when_whoever_wanted_it_is_gone(engine: Engine) -> None:
+    accepted = asyncio.create_task(engine.infer(query()))
+    await asyncio.sleep(0)
+    switch = asyncio.create_task(engine.hold(16))
+    await until(lambda: not engine.held)
+    switch.cancel()
+    await asyncio.gather(switch, return_exceptions=True)
+    assert switch.cancelled()
+    assert (await engine.hold(16))["max_length"] == 16
+    assert isinstance(await accepted, Answer)
+    assert isinstance(await engine.infer(query(length=16)), Answer)
+
+
 async def test_renewing_interrupts_nothing_and_is_reported(engine: Engine, sleepers: Sleepers) -> None:
     before = engine.report()
     answers = [asyncio.create_task(engine.infer(query())) for _ in range(3)]
@@ -134,7 +160,7 @@ async def test_renewing_interrupts_nothing_and_is_reported(engine: Engine, sleep
 
 
 async def test_nothing_is_renewed_where_nothing_is_held(sleepers: Sleepers) -> None:
-    engine = Engine("replica-1", sleepers)
+    engine = Engine(sleepers)
     await engine.renew()
     assert not sleepers.loaded
 
@@ -147,11 +173,109 @@ async def test_computed_tokens_include_padding(engine: Engine) -> None:
 
 
 async def test_a_dynamic_runtime_pads_nothing() -> None:
-    engine = Engine("replica-1", Sleepers(dynamic=True))
+    engine = Engine(Sleepers(dynamic=True))
     await engine.hold(8)
     answer = await engine.infer(query(length=5))
     assert isinstance(answer, Answer)
     assert (answer.max_length, answer.computed) == (8, 5)
+
+
+class Reader(Sleeper):
+    """Takes so many seconds for each token, which `tell` takes once more."""
+
+    per_token_s = 5e-4
+
+    def __init__(self, max_length: int) -> None:
+        super().__init__(max_length, dynamic=True)
+        self.slower = 1.0
+
+    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+        time.sleep(self.slower * self.per_token_s * len(ids))
+        return np.zeros(2, np.float32)
+
+    def tell(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> SimpleNamespace:
+        logits = self(ids)
+        time.sleep(4 * self.per_token_s * len(ids))
+        importance = np.zeros(len(ids), np.float32)
+        return SimpleNamespace(logits=logits, importance=importance, telling_s=4 * self.per_token_s * len(ids))
+
+
+class Readers(Sleepers):
+    def load(self, max_length: int) -> Runtime:
+        self.reader = Reader(max_length)
+        return self.reader
+
+
+@pytest.fixture
+async def reading() -> Engine:
+    engine = Engine(Readers())
+    await engine.hold(256)
+    return engine
+
+
+async def test_a_short_text_has_time_where_the_longest_has_none(reading: Engine) -> None:
+    assert reading.report()["service_s"] >= 0.125
+    assert isinstance(await reading.infer(query(length=10, budget_s=0.1)), Answer)
+    refusal = await reading.infer(query(length=256, budget_s=0.1))
+    assert isinstance(refusal, Refusal)
+    assert refusal.cause == "busy"
+
+
+async def test_short_texts_tell_nothing_of_long_ones(reading: Engine) -> None:
+    for _ in range(20):
+        await reading.infer(query(length=16))
+    replies = await asyncio.gather(*(reading.infer(query(length=256, budget_s=0.3)) for _ in range(12)))
+    assert 1 <= sum(isinstance(reply, Answer) for reply in replies) <= 2
+
+
+async def test_a_runtime_that_has_become_slower_is_expected_to_be(reading: Engine) -> None:
+    before = reading.report()["curve"]
+    reader = reading.held
+    assert isinstance(reader, Reader)
+    reader.slower = 3.0
+    for _ in range(10):
+        await reading.infer(query(length=16))
+    after = reading.report()["curve"]
+    assert after[0][1] > 2 * before[0][1]
+    assert [point[2] for point in after] == [point[2] for point in before], "what was measured stays"
+
+
+async def test_to_tell_of_tokens_is_no_part_of_what_a_text_takes(reading: Engine) -> None:
+    before_s = reading.report()["service_s"]
+    for _ in range(10):
+        answer = await reading.infer(query(length=32)._replace(telling=Telling(1.0, 2.0)))
+        assert isinstance(answer, Answer)
+        assert answer.importance
+        assert answer.telling_s > 3 * answer.compute_s
+    assert reading.report()["service_s"] < 2 * before_s
+
+
+async def test_three_computations_in_a_row_that_raise_make_a_replica_unhealthy(engine: Engine) -> None:
+    desk: Desk[Query, Answer] = Desk("topics", engine.infer, engine.seconds)
+    runtime: Any = engine.held
+    for refused in (1, 2, 3):
+        desk.check()
+        runtime.fails = RuntimeError("CUDA error: an illegal memory access")
+        reply = await desk.one(Parcel("a", "g", (query(),)))
+        assert isinstance(reply, Refusal)
+        assert reply.cause == "failed", refused
+    with pytest.raises(RuntimeError, match="3 queries in a row broke down, the last with RuntimeError: CUDA error"):
+        desk.check()
+    runtime.fails = None
+    assert isinstance(await desk.one(Parcel("a", "g", (query(),))), Answer)
+    desk.check()
+    assert engine.report()["waiting"] == 0
+    assert desk.held.amounts() == {}
+
+
+async def test_a_replica_says_what_it_holds_of_whom_in_seconds_of_work(engine: Engine) -> None:
+    desk: Desk[Query, Answer] = Desk("topics", engine.infer, engine.seconds)
+    asked = [asyncio.create_task(desk.one(Parcel("a", gateway, (query(),)))) for gateway in "ggh"]
+    await asyncio.sleep(0)
+    service_s = engine.report()["service_s"]
+    assert desk.held.amounts() == pytest.approx({"g": 2 * service_s, "h": service_s})
+    await asyncio.gather(*asked)
+    assert desk.held.amounts() == {}
 
 
 async def test_cancelled_requests_are_not_computed(engine: Engine, sleepers: Sleepers) -> None:
@@ -181,7 +305,7 @@ class Tellers(Sleepers):
 
 
 async def test_importance_is_told_of_answers_that_are_not_sure() -> None:
-    engine, plain = Engine("a", Tellers()), Engine("b", Sleepers())
+    engine, plain = Engine(Tellers()), Engine(Sleepers())
     await asyncio.gather(engine.hold(16), plain.hold(16))
     unasked = query(length=5)
     sure = float(softmax(logits(await engine.infer(unasked)), 2.0).max())
@@ -236,7 +360,7 @@ async def test_a_model_that_cannot_tell_answers_all_the_same(
 ) -> None:
     plain, telling = kernels
     found = ModelRuntimes(encoder(importance=True))
-    engine = Engine("a", found)
+    engine = Engine(found)
     await engine.hold(8)
     found.compile(16, lambda: 0.0)
     await engine.hold(16)
@@ -254,7 +378,7 @@ async def test_a_model_that_cannot_be_loaded_at_all_is_an_error_without_such_a_w
 ) -> None:
     kernels[0].failure = ModelError("no such file")
     with pytest.raises(LoadError, match="no such file"):
-        await Engine("a", ModelRuntimes(encoder(importance=True))).hold(8)
+        await Engine(ModelRuntimes(encoder(importance=True))).hold(8)
     assert not caplog.records
 
 
@@ -270,5 +394,5 @@ def test_what_is_not_compiled_yet_is_missing(kernels: tuple[Kernel, Kernel]) -> 
 
 def test_reports_name_the_device(kernels: tuple[Kernel, Kernel]) -> None:
     made = ModelRuntimes(encoder())
-    assert Engine("a", made).report()["device"] == made.device == runtimes.device(encoder())
+    assert Engine(made).report()["device"] == made.device == runtimes.device(encoder())
     assert ", torch " in made.device

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support.doubles import Sleepers
 
-from pliant.deployments.encoder.engine import Answer, Engine, Query
+from pliant.deployments.encoder.engine import Engine
+from pliant.deployments.encoder.messages import Answer, Query
 from pliant.deployments.encoder.upgrades import Upgrades
 from pliant.errors import CannotCompileError
 
@@ -33,7 +34,7 @@ async def settled(engine: Engine) -> None:
 
 
 async def test_what_is_held_comes_first_and_is_swapped_under_load(sleepers: Sleepers) -> None:
-    engine = Engine("a", sleepers)
+    engine = Engine(sleepers)
     await engine.hold(8)
     assert engine.report()["backend"] == "eager"
     upgrades = Upgrades("topics", engine, sleepers)
@@ -50,7 +51,7 @@ async def test_what_is_held_comes_first_and_is_swapped_under_load(sleepers: Slee
 
 
 async def test_what_is_used_most_comes_before_what_is_not(sleepers: Sleepers) -> None:
-    engine = Engine("a", sleepers)
+    engine = Engine(sleepers)
     for length, answers in ((16, 5), (4, 2), (8, 0)):
         await engine.hold(length)
         for _ in range(answers):
@@ -65,7 +66,7 @@ async def test_others_are_told_how_urgent_it_is_now(sleepers: Sleepers) -> None:
     told: list[Callable[[], float]] = []
     compile_one = sleepers.compile
     sleepers.compile = lambda length, urgency: (told.append(urgency), compile_one(length, urgency))[1]  # type: ignore[method-assign]
-    engine = Engine("a", sleepers)
+    engine = Engine(sleepers)
     await engine.hold(16)
     running = asyncio.create_task(Upgrades("topics", engine, sleepers).run())
     await settled(engine)
@@ -82,7 +83,7 @@ async def test_without_a_compiler_it_stays_uncompiled_and_says_so_once(
         raise CannotCompileError("no compiler")
 
     sleepers.compile = no_compiler  # type: ignore[method-assign]
-    engine = Engine("a", sleepers)
+    engine = Engine(sleepers)
     await engine.hold(8)
     upgrades = Upgrades("topics", engine, sleepers)
     running = asyncio.create_task(upgrades.run())
@@ -97,7 +98,7 @@ async def test_without_a_compiler_it_stays_uncompiled_and_says_so_once(
 
 async def test_a_length_that_is_held_later_is_compiled_too(sleepers: Sleepers) -> None:
     sleepers.uncompiled = {4}
-    engine = Engine("a", sleepers)
+    engine = Engine(sleepers)
     await engine.hold(4)
     upgrades = Upgrades("topics", engine, sleepers)
     running = asyncio.create_task(upgrades.run())
@@ -113,7 +114,7 @@ async def test_a_length_that_is_held_later_is_compiled_too(sleepers: Sleepers) -
 
 async def test_one_that_fails_does_not_hold_up_the_others(sleepers: Sleepers) -> None:
     sleepers.uncompilable = {8}
-    engine = Engine("a", sleepers)
+    engine = Engine(sleepers)
     await engine.hold(8)
     running = asyncio.create_task(Upgrades("topics", engine, sleepers).run())
     await settled(engine)

@@ -23,10 +23,11 @@ from pliant.deployments.http.application import application
 from pliant.deployments.http.chat_template import ChatTemplate
 from pliant.deployments.http.openai_answers import CompletionShape
 from pliant.deployments.http.statuses import speaks_openai
-from pliant.deployments.llm.messages import Refusal
+from pliant.deployments.llm.kind import LlmKind
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
 from pliant.deployments.llm.token_texts import TokenTexts
 from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.services import Services
 from pliant.errors import ModelError
 from pliant.sampling import Sampling
@@ -37,7 +38,7 @@ GREEDY: dict[str, Any] = {"model": "chat", "prompt": "hello", "max_tokens": 12, 
 MESSAGES: Any = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
 TALK: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "max_completion_tokens": 12, "temperature": 0}
 CHAT_PROMPT = "s:x</s>u:y</s>a:"
-BUSY = Refusal("too late", 7)
+BUSY = Refusal("busy", "too late", 7)
 
 Served = tuple[openai.AsyncOpenAI, Replicas]
 
@@ -48,7 +49,8 @@ def greedy(prompt: str, max_tokens: int = 12) -> str:
 
 def gateway(folder: Path, replicas: Replicas, keys: Collection[str] = (), **options: Any) -> FastAPI:
     models = {"chat": language_model(folder, replicas, **options)}
-    return application(GatewayConfig(max_body_mb=0.02), Services.of("llm", models), dict, bytes, keys)
+    config, services = GatewayConfig(max_body_mb=0.02), Services.of("prompts", models)
+    return application(config, services, dict, bytes, LlmKind().routers(services, None, config), keys)
 
 
 @pytest.fixture
@@ -144,7 +146,7 @@ async def test_several_prompts_and_choices(serve: Serve) -> None:
     async for chunk in await client.completions.create(**{**GREEDY, "prompt": ["one", "two"], "n": 2}, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == [choice.text for choice in answer.choices]
-    assert len({ticket.generation.id for ticket in replicas.tickets}) == 8
+    assert len({generation.id for generation in replicas.asked}) == 8
 
 
 async def test_prompts_may_be_tokens(serve: Serve) -> None:
@@ -177,7 +179,7 @@ async def test_seeds(serve: Serve) -> None:
     await texts(seed=-(2**63))
     await texts(n=2)
     await texts()
-    drawn = [ticket.generation.sampling.seed for ticket in replicas.tickets][-3:]
+    drawn = [generation.sampling.seed for generation in replicas.asked][-3:]
     assert drawn[1] - drawn[0] == 1
     assert drawn[2] not in drawn[:2], "every request without a seed draws one"
 
@@ -187,7 +189,7 @@ async def test_what_reaches_the_replica(serve: Serve) -> None:
     extra = {"top_k": -1, "ignore_eos": True}
     await client.completions.create(**GREEDY, stop="a", top_p=0.5, logprobs=3, extra_body=extra)
     await client.chat.completions.create(model="chat", messages=MESSAGES, stop=["a", "b"], extra_body={"top_k": 7})
-    first, second = [ticket.generation for ticket in replicas.tickets]
+    first, second = replicas.asked
     assert first.sampling == Sampling(temperature=0, top_p=0.5, seed=first.sampling.seed, logprobs=3)
     assert (first.stop, first.ignore_eos, first.max_tokens) == (("a",), True, 12)
     assert second.sampling == Sampling(top_k=7, seed=second.sampling.seed), (
@@ -339,7 +341,7 @@ async def test_an_error_in_the_middle_is_the_last_event(serve: Serve) -> None:
 async def test_one_failure_ends_all_choices(serve: Serve) -> None:
     client, replicas = serve(Replicas(a=Replica(hangs_after=2), b=Replica(gives=[BUSY])), timeout_s=5)
     for stream in (False, True):
-        replicas.replicas["b"].tickets.clear()
+        replicas.replicas["b"].asked.clear()
         replicas.replicas["a"].gives = [BUSY]
         with pytest.raises(openai.RateLimitError):
             await client.completions.create(**GREEDY, n=4, stream=stream)

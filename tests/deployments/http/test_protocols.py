@@ -37,8 +37,8 @@ class Parrot:
 def client(**options: Any) -> TestClient:
     keys = options.pop("api_keys", ())
     config = GatewayConfig(max_body_mb=0.01, max_texts=3)
-    services = Services.of("encoder", {"topics": options.pop("classifier", Parrot())})
-    return TestClient(application(config, services, lambda: {"services": {}}, lambda: b"# nothing\n", keys))
+    services = Services.of("texts", {"topics": options.pop("classifier", Parrot())})
+    return TestClient(application(config, services, lambda: {"services": {}}, lambda: b"# nothing\n", api_keys=keys))
 
 
 def infer(*texts: str, **extra: Any) -> dict[str, Any]:

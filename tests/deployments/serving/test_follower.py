@@ -7,14 +7,28 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
-from pliant.deployments.encoder.routing_table import RoutingTable
-from support.doubles import report
 
 from pliant.deployments.serving import follower
 from pliant.deployments.serving.follower import Follower, Tally
+from pliant.deployments.serving.least_held import LeastHeld, Share
 from pliant.deployments.serving.messages import Guidance, News
+from pliant.deployments.serving.parcels import Report
+from pliant.deployments.serving.table import ReplicaTable
 
 pytestmark = pytest.mark.virtual_time
+
+
+Table = ReplicaTable[Share, Report]
+
+
+def report(version: int = 1, held: float = 0.0, served: int = 0) -> Report:
+    return Report(version=version, held={"another gateway": held}, served=served)
+
+
+def chosen(table: Table) -> str:
+    choice = table.choose(Share())
+    table.done(choice)
+    return choice.replica
 
 
 class Planner:
@@ -44,13 +58,14 @@ class Planner:
 
 
 @pytest.fixture
-def table() -> RoutingTable:
-    table = RoutingTable(1.0)
-    table.sync({"short": report(64), "long": report(512)})
+def table() -> Table:
+    """Of two replicas, of which the idle one is chosen."""
+    table: Table = ReplicaTable(LeastHeld())
+    table.sync({"idle": report(), "busy": report(held=5)})
     return table
 
 
-async def test_news_go_out_once_and_guidance_is_followed(table: RoutingTable) -> None:
+async def test_news_go_out_once_and_guidance_is_followed(table: Table) -> None:
     planner, tally = Planner(), Tally()
     task = asyncio.create_task(Follower(planner.exchange, {"topics": table}, {"topics": tally}).run())
     await planner.answer(Guidance())
@@ -59,27 +74,29 @@ async def test_news_go_out_once_and_guidance_is_followed(table: RoutingTable) ->
     tally.answered(0.6)
     tally.answered(0.1)
     tally.shed()
-    await planner.answer(Guidance(moving=frozenset({"short"})))
-    assert table.choose(10, None, 1.0) == "long"
-    await planner.answer(Guidance(reports={"short": report(128, version=3)}))
-    assert table.choose(100, None, 1.0) == "short"
+    await planner.answer(Guidance(moving=frozenset({"idle"})))
+    assert chosen(table) == "busy"
+    await planner.answer(Guidance())
+    assert chosen(table) == "idle"
+    await planner.answer(Guidance(reports={"idle": report(version=3, held=9)}))
+    assert chosen(table) == "busy", "it is idle no more"
     told = News(arrived=Counter({10: 1}), answered=3, near_slo=1, above_half=2, shed=1)
-    assert planner.told == [("", News()), ("state-1", News()), ("state-2", told)]
+    assert planner.told == [("", News()), ("state-1", News()), ("state-2", told), ("state-3", News())]
     task.cancel()
 
 
 async def test_while_the_planner_is_gone_all_replicas_are_used_and_old_news_are_dropped(
-    table: RoutingTable, monkeypatch: pytest.MonkeyPatch
+    table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follower, "_RETRY_S", 0.0)
     planner, tally = Planner(), Tally()
     followed = Follower(planner.exchange, {"topics": table}, {"topics": tally})
     task = asyncio.create_task(followed.run())
-    await planner.answer(Guidance(moving=frozenset({"short"}), plan={"version": 1}))
+    await planner.answer(Guidance(moving=frozenset({"idle"}), plan={"version": 1}))
     tally.arrived(10)
     for _ in range(3):
         await planner.answer(ConnectionError("gone"))
-    assert table.choose(10, None, 1.0) == "short"
+    assert chosen(table) == "idle"
     assert followed.of("topics").plan == {}
     await planner.answer(Guidance())
     tally.arrived(20)
@@ -89,13 +106,13 @@ async def test_while_the_planner_is_gone_all_replicas_are_used_and_old_news_are_
     task.cancel()
 
 
-async def test_guidance_does_not_undo_what_is_known_better(table: RoutingTable) -> None:
+async def test_guidance_does_not_undo_what_is_known_better(table: Table) -> None:
     planner = Planner()
     task = asyncio.create_task(Follower(planner.exchange, {"topics": table}, {"topics": Tally()}).run())
-    moved = report(128, version=3)
-    await planner.answer(Guidance(reports={"short": moved, "left": moved}))
-    table.observe("short", {**moved, "served": 7})
-    await planner.answer(Guidance(reports={"short": moved}))
-    assert table.reports()["short"]["served"] == 7
+    moved = report(version=3)
+    await planner.answer(Guidance(reports={"idle": moved, "left": moved}))
+    table.observe("idle", report(version=3, served=7))
+    await planner.answer(Guidance(reports={"idle": moved}))
+    assert table.reports()["idle"]["served"] == 7
     assert "left" not in table.reports()
     task.cancel()

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock, call
 import pytest
 
 from pliant.deployments.serving import metrics
-from pliant.deployments.serving.metrics import RequestRecorder
+from pliant.deployments.serving.metrics import Requests
 from pliant.deployments.serving.outcome import Outcome, RequestError, counted
 
 
@@ -55,7 +55,7 @@ def test_outcomes_and_retries_have_one_name_for_all_kinds(monkeypatch: pytest.Mo
     monkeypatch.setattr(metrics, "Counter", lambda name, *_, **__: made.setdefault(name, MagicMock()))
     outcomes: Counter[str] = Counter()
     for kind in ("encoder", "llm"):
-        recorder = RequestRecorder(f"a {kind}", kind, outcomes)
+        recorder = Requests(f"a {kind}", kind, outcomes)
         recorder.ended(Outcome.TOO_LATE)
         recorder.retried("stalled")
     assert outcomes == {"too_late": 2}

@@ -7,21 +7,21 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from pliant.deployments.encoder.router import LengthRouter
-from pliant.deployments.llm.router import LiveTokenRouter
 from ray import serve
 from ray._common.utils import import_attr
 from ray.serve._private.common import TimeStampedValue
 from ray.serve._private.handle_options import InitHandleOptions
 from ray.serve._private.router import AsyncioRouter
-from ray.serve.config import AutoscalingContext, BackpressureConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingContext, BackpressureConfig
 from ray.serve.experimental.capacity_queue_router import CapacityQueueRouter
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from pliant.config.cluster import AUTOSCALING_POLICY
+from pliant.deployments import app, kinds
 from pliant.deployments.autoscaling import follow_planner
-from pliant.deployments.serving.router import TicketRouter, WatchingRouter
+from pliant.deployments.serving import table
+from pliant.deployments.serving.router import ReplicaRouter
 
 
 def parameters(function: Any) -> list[str]:
@@ -42,20 +42,13 @@ def test_serve_asks_the_router_for_one_replica_and_catches_nothing_of_ours() -> 
         ("update_replicas", ["self", "replicas"]),
         ("choose_replicas", ["self", "candidate_replicas", "pending_request"]),
         ("_choose_replica_for_request", ["self", "pending_request", "is_retry"]),
-        ("on_request_completed", ["self", "replica_id", "internal_request_id"]),
         ("on_replica_actor_died", ["self", "replica_id"]),
         ("on_replica_actor_unavailable", ["self", "replica_id"]),
     ],
 )
 def test_router_hooks(hook: str, expected: list[str]) -> None:
     assert parameters(getattr(RequestRouter, hook)) == expected
-    assert hook in vars(LengthRouter) | vars(WatchingRouter)
-
-
-def test_a_completion_is_told_once_per_attempt() -> None:
-    assert inspect.getsource(AsyncioRouter._process_finished_request).count("on_request_completed(") == 1
-    once = inspect.getsource(AsyncioRouter._route_and_send_request_once)
-    assert "if replica is not None and not callback_registered" in once
+    assert hook in vars(ReplicaRouter)
 
 
 def test_what_the_router_reads() -> None:
@@ -67,6 +60,7 @@ def test_what_the_router_reads() -> None:
 
 def test_the_handle_runs_its_router_in_our_loop() -> None:
     assert "_run_router_in_separate_loop" in InitHandleOptions.__dataclass_fields__
+    assert "stream" in parameters(DeploymentHandle.options)
     assert hasattr(DeploymentHandle, "broadcast")
 
 
@@ -74,33 +68,23 @@ def test_the_ingress_builds_its_application_in_the_replica() -> None:
     assert "__serve_build_asgi_app__" in inspect.getdoc(serve.ingress)  # type: ignore[operator]
 
 
-def test_deployment_options() -> None:
+def test_a_full_gateway_answers_429() -> None:
     assert BackpressureConfig(status_code=429, retry_after_s=1).status_code == 429
-    options: dict[str, Any] = {"request_router_class": "pliant.deployments.encoder.router:LengthRouter"}
-    config = RequestRouterConfig(**options, request_router_kwargs={"service": "s", "slo_s": 1.0})
-    config._serialize_request_router_cls()
-    router = config.get_request_router_class()
-    assert router.__name__ == "LengthRouter"
-    from pliant.deployments.encoder import routing_table
-
-    assert router.initialize_state.__globals__["shared"] is routing_table.shared, "it must meet the gateway's table"
 
 
-def test_both_sides_of_a_language_model_share_one_table() -> None:
-    options: dict[str, Any] = {"request_router_class": "pliant.deployments.llm.router:LiveTokenRouter"}
-    config = RequestRouterConfig(**options, request_router_kwargs={"service": "s"})
-    config._serialize_request_router_cls()
-    router = config.get_request_router_class()
-    from pliant.deployments.llm import routing_table
-
-    assert router.initialize_state.__globals__["shared"] is routing_table.shared
-
-
-def test_answers_are_streamed_through_handles() -> None:
-    assert "stream" in parameters(DeploymentHandle.options)
-    for hook in ("on_replica_actor_died", "on_replica_actor_unavailable", "choose_replicas", "update_replicas"):
-        assert hook in vars(TicketRouter) | vars(WatchingRouter)
-    assert issubclass(LiveTokenRouter, TicketRouter)
+@pytest.mark.parametrize("kind", ["encoder", "llm", "vision"])
+def test_the_router_of_every_kind_meets_the_gateway_in_a_module(kind: str) -> None:
+    """Serve pickles the class by value, but not the modules that it names."""
+    config = kinds.parse({"services": {"s": {"kind": kind, "model": "m", "replicas": 1}}}).services["s"]
+    known = kinds.loaded()[kind]
+    target = known.replica()
+    assert target
+    options = app.replicas_of("s", config, known, target)._bound_deployment._deployment_config.request_router_config
+    options._serialize_request_router_cls()
+    router: Any = options.get_request_router_class()
+    assert router.__name__ == ReplicaRouter.__name__
+    assert router.initialize_state.__globals__["feed"] is table.feed
+    assert options.request_router_kwargs == {"service": "s"}
 
 
 def test_what_the_autoscaling_policy_reads() -> None:

@@ -15,15 +15,16 @@ from pliant.deployments.serving.starting_replicas import StartingReplicas
 
 
 class House:
-    """A text classifier and a cascade over it."""
+    """A text classifier, a cascade over it, and a language model."""
 
     def __init__(self, patience_s: float = 0.0) -> None:
         self.running, self.steps = 0, list[Step]()
         replicas = Replicas(wanted=lambda: 3, running=lambda: self.running, starting=lambda: self.steps)
-        self.topics = Service("topics", "encoder", replicas)
-        self.cascade = Service("topics-c", "cascade", levels=[self.topics])
-        self.services = Services([self.topics, self.cascade], patience_s)
-        self.find = finder(self.services, "encoder", "cascade")
+        self.topics = Service("topics", "encoder", "texts", replicas)
+        self.cascade = Service("topics-c", "cascade", "texts", parts=[self.topics])
+        self.chat = Service("chat", "llm", "prompts")
+        self.services = Services([self.topics, self.cascade, self.chat], patience_s)
+        self.find = finder(self.services, "texts", "images")
         self.endpoint = SimpleNamespace(ready=False)
 
     async def refusal(self, name: str = "topics") -> str:
@@ -61,7 +62,7 @@ async def test_once_ready_it_is_asked_whatever_becomes_of_its_replicas() -> None
     assert house.topics.state == "ready, 2 of 3 replicas"
     house.endpoint.ready, house.running = False, 0
     assert (await house.find("topics")).endpoint is house.endpoint, "requests wait for replicas that failed"
-    assert not house.services.facts()["topics"]["ready"]
+    assert not house.topics.facts()["ready"]
 
 
 async def test_a_gateway_that_starts_hears_of_replicas_first() -> None:
@@ -77,13 +78,14 @@ async def test_a_cascade_tells_by_itself_once_its_levels_are_there() -> None:
     house = House()
     house.cascade.open(SimpleNamespace(ready=False, state="profiles its levels: 5%", refused=True))
     assert (await house.find("topics-c")).endpoint
-    assert house.services.facts()["topics-c"] == {
+    assert house.cascade.facts() == {
         "kind": "cascade",
         "ready": False,
         "state": "profiles its levels: 5%",
         "done": None,
     }
     house.topics.open(SimpleNamespace(ready=True))
+    house.chat.open(SimpleNamespace(ready=True))
     house.services.check_ready()  # a person has to see to the cascade first
 
 
@@ -91,8 +93,17 @@ async def test_other_names_and_kinds_are_unknown_at_once() -> None:
     house = House()
     with pytest.raises(RequestError, match="no model 'chat'; there are: topics, topics-c"):
         await house.find("chat")
-    with pytest.raises(RequestError, match="no model 'topics'; there are: topics-c"):
-        await finder(house.services, "cascade")("topics")
+    with pytest.raises(RequestError, match="no model 'topics'; there are: none"):
+        await finder(house.services, "images")("topics")
+    assert house.services.find("chat", "texts", "images") is None
+    assert house.services.find("chat", "prompts") is house.chat
+
+
+async def test_endpoints_are_found_by_what_they_answer() -> None:
+    house = House()
+    house.topics.open(house.endpoint)
+    assert house.services.endpoints("texts") == {"topics": house.endpoint}, "the cascade has none yet"
+    assert house.services.endpoints("images", "prompts") == {}
 
 
 def test_a_replica_that_starts_is_forgotten_when_it_answers_or_ends() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from support.scripted_replicas import CountingChooser, report
 
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.parcels import Report
-from pliant.deployments.serving.table import Choice, Feed, NoReplicaError, NoTimeError, ReplicaTable, feed
+from pliant.deployments.serving.table import Choice, Feed, NoReplicaError, ReplicaTable, feed
 
 
 class Clock:
@@ -210,15 +211,15 @@ def test_choices_are_the_choosers() -> None:
     scene = Scene("a", "b")
     assert scene.table.choose("x") == Choice("a", scene.chooser.predicted_s, "x")
     assert scene.table.choose("y").replica == "b"
-    third = scene.table.choose("z", {"a"})
-    assert third.replica == "b"
+    last = scene.table.choose("z", {"a"})
+    assert last.replica == "b"
     assert scene.table.replicas()["b"]["outstanding"] == 2
-    scene.table.done(third)
+    scene.table.done(last)
     assert scene.table.replicas()["b"]["outstanding"] == 1
     with pytest.raises(NoReplicaError):
         scene.table.choose("x", {"a", "b"})
-    scene.chooser.sheds = NoTimeError(1.0, 0.1)
-    with pytest.raises(NoTimeError):
+    scene.chooser.sheds = RequestError(Outcome.SHED, "full")
+    with pytest.raises(RequestError):
         scene.table.choose("x")
 
 

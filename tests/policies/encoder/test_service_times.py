@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.policies.encoder.service_times import service_times
+from pliant.policies.encoder.service_times import LengthTimes, service_times
 
 KNOWN = st.dictionaries(st.integers(1, 512), st.floats(1e-4, 10.0), min_size=1)
 LENGTHS = st.lists(st.integers(1, 1024), min_size=1, unique=True).map(sorted)
@@ -36,3 +36,39 @@ def test_all_lengths_get_a_positive_time_that_does_not_fall(known: dict[int, flo
 def test_nothing_known() -> None:
     with pytest.raises(ValueError, match="at least one"):
         service_times([64], {})
+
+
+def test_what_was_measured_is_believed_until_something_newer_is() -> None:
+    times = LengthTimes()
+    times.learn({4: 1.0, 16: 3.0})
+    for _ in range(10_000):
+        times.learn({16: 3.0})
+    assert times.known == {4: 1.0, 16: 3.0}
+    times.learn({4: 2.0})
+    assert times.known[4] == 2.0
+
+
+def test_what_nobody_holds_changes_with_what_is_held() -> None:
+    times = LengthTimes()
+    times.learn({4: 1.0, 8: 2.0, 16: 3.0})
+    times.learn({16: 6.0})
+    assert times.known == {4: 2.0, 8: 4.0, 16: 6.0}
+    times.learn({8: 2.0})
+    assert times.known == {4: 1.0, 8: 2.0, 16: 3.0}, "the machine is as fast as before"
+
+
+def test_what_tells_nothing_of_others_leaves_them_as_they_were() -> None:
+    times = LengthTimes()
+    times.learn({4: 1.0})
+    times.learn({16: 9.0})
+    assert times.known == {4: 1.0, 16: 9.0}
+
+
+@given(st.lists(st.dictionaries(st.sampled_from([8, 16, 32]), st.floats(0.1, 10.0), min_size=1), max_size=20))
+def test_ups_and_downs_of_others_leave_no_trace(between: list[dict[int, float]]) -> None:
+    times = LengthTimes()
+    times.learn({4: 1.0, 8: 2.0, 16: 3.0, 32: 4.0})
+    for held in between:
+        times.learn(held)
+    times.learn({8: 2.0, 16: 3.0, 32: 4.0})
+    assert times.known == {4: 1.0, 8: 2.0, 16: 3.0, 32: 4.0}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.policies.encoder.dispatch import Dispatcher
+from pliant.policies.encoder.service_curve import ServiceCurve
 from pliant.simulation.arrivals import Recorded, Stream
 from pliant.simulation.encoder.fleet import LOAD_S, Fleet, static_fleet
 from pliant.simulation.encoder.outcome import Latencies
@@ -52,18 +53,18 @@ def literal(held: Sequence[int], service_s: Mapping[int, float], slo_s: float, s
     """The same, event by event: every completion is a line in a list that is searched from the start."""
     dispatcher: Dispatcher[int] = Dispatcher(slo_s)
     for replica, max_length in enumerate(held):
-        dispatcher.assign(replica, max_length, service_s[max_length])
-    finishes: list[tuple[float, int]] = []
+        dispatcher.assign(replica, max_length, ServiceCurve.constant(service_s[max_length]))
+    finishes: list[tuple[float, int, int]] = []
     latencies = []
     for time, tokens in zip(stream.seconds.tolist(), stream.tokens.tolist(), strict=True):
-        for finish, replica in sorted(finishes):
+        for finish, replica, work in sorted(finishes):
             if finish <= time:
-                finishes.remove((finish, replica))
-                dispatcher.complete(replica)
-        replica = dispatcher.dispatch(tokens)
-        before = [finish for finish, other in finishes if other == replica]
+                finishes.remove((finish, replica, work))
+                dispatcher.complete(replica, work)
+        replica, _, work = dispatcher.dispatch(tokens)
+        before = [finish for finish, other, _ in finishes if other == replica]
         finish = max([time, *before]) + service_s[held[replica]]
-        finishes.append((finish, replica))
+        finishes.append((finish, replica, work))
         latencies.append(finish - time)
     return latencies
 

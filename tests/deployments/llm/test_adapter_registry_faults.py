@@ -15,10 +15,11 @@ from support.adapter_house import House, names, refused
 from support.peft_folders import adapter_folder, model_folder
 from support.waiting import HANGS_AFTER_S, until
 
-from pliant.deployments.serving.catalog import adapter_folders, ledger
+from pliant.deployments.llm import adapter_folders
+from pliant.deployments.serving.catalog import ledger
 from pliant.deployments.serving.catalog import registry as core
+from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.outcome import Fault, Outcome
-from pliant.deployments.serving.planner import Planner
 from pliant.errors import ModelError
 from pliant.models import sources
 
@@ -135,15 +136,14 @@ async def test_a_model_that_cannot_be_read_keeps_no_planner_from_planning(
         raise error
 
     monkeypatch.setattr(sources, "check_decoder", check)
-    planner = Planner(house.config({"x": {"kind": "llm", "model": house.model}}), {"topics": None})  # type: ignore[dict-item]
-    news = await planner.adapter_news("g", ("", -1), False)
+    registry = await house.open({"x": {"kind": "llm", "model": house.model}})
+    part = CatalogPart(registry)
+    news = await part.news("g", ("", -1), False)
     assert (dict(news.changes), len(news.problems)) == ({}, 1)
     assert str(error) in news.problems[0]
-    planner._adapters.check()
-    assert await refused(planner._adapters.load("more", "sql"), "its model could not be read") == Outcome.UNAVAILABLE
+    part.check()
+    assert await refused(registry.load("more", "sql"), "its model could not be read") == Outcome.UNAVAILABLE
     assert house.kept.read_text() == kept
-    for task in planner._tasks:
-        task.cancel()
     monkeypatch.undo()
     assert names(await house.open()) == ["sql"]
 

@@ -8,12 +8,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from pliant.deployments.serving.catalog.adapter_follower import AdapterFollower
 from support.waiting import until
 
-from pliant.deployments.serving.catalog import adapter_follower, board_follower
+from pliant.deployments.llm import adapter_follower
+from pliant.deployments.llm.adapter_follower import AdapterFollower
+from pliant.deployments.llm.messages import Registered
+from pliant.deployments.serving.catalog import board_follower
 from pliant.deployments.serving.catalog.board import Board, Seen
-from pliant.deployments.serving.messages import AdapterNews, Registered, Rejected
+from pliant.deployments.serving.messages import BoardNews, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.formats.adapter_info import AdapterRef
 
@@ -25,10 +27,10 @@ def entry(name: str, revision: str = "1") -> Registered:
 
 
 class Registry:
-    """A planner that can die, and comes back as another life."""
+    """The planner's part, which can die, and comes back as another life."""
 
     def __init__(self) -> None:
-        self.board = Board(gone_s=10)
+        self.board: Board[Registered] = Board(gone_s=10)
         self.dead = False
         self.asked = 0
         self.hangs = False
@@ -39,20 +41,22 @@ class Registry:
         self.board.put(dict(entries))
         self.dead = False
 
-    async def adapter_news(self, gateway: str, seen: Seen, wait: bool) -> AdapterNews:
+    async def __call__(self, method: str, *args: Any) -> Any:
+        """As `kind.Ask`."""
         await self._reach()
+        return await getattr(self, method)(*args)
+
+    async def news(self, gateway: str, seen: Seen, wait: bool) -> BoardNews[Registered]:
         self.asked += not wait
         return await self.board.follow(gateway, seen, 0.5 if wait else 0)
 
-    async def load_adapter(self, name: str, path: str, service: str | None, in_place: bool) -> Registered | Rejected:
-        await self._reach()
+    async def load(self, name: str, path: str, service: str | None, in_place: bool) -> Registered | Rejected:
         if path == "wrong":
             return Rejected(Outcome.REJECTED, "outside", "lora_path", Fault.FORBIDDEN)
         self.board.put({name: entry(name, path)})
         return entry(name, path)
 
-    async def unload_adapter(self, name: str) -> Registered | Rejected:
-        await self._reach()
+    async def unload(self, name: str) -> Registered | Rejected:
         known = self.board.entries[name]
         self.board.put({name: None})
         return known
@@ -87,9 +91,9 @@ async def test_changes_arrive_unasked() -> None:
         await until(lambda: set(follower.known) == {"a", "b"})
         registry.board.put({"a": None, "b": entry("b", "2"), "c": entry("c")})
         registry.board.complain("p")
-        await until(lambda: follower.facts()["problems"] == ["p"])
+        await until(lambda: follower.problems == ("p",))
         assert follower.known == {"b": entry("b", "2"), "c": entry("c")}
-        assert follower.facts() == {"registered": {"chat": 2}, "planner_reached": True, "problems": ["p"]}
+        assert follower.reached
     assert registry.asked == 0
 
 
@@ -141,7 +145,7 @@ async def test_without_the_planner_what_is_known_goes_on() -> None:
     async with following(registry) as follower:
         await until(lambda: bool(follower.known))
         registry.dead = True
-        await until(lambda: not follower.facts()["planner_reached"])
+        await until(lambda: not follower.reached)
         assert await follower.find("a") == entry("a")
         calls: list[Any] = [follower.find("b"), follower.load("b", "1", None, False), follower.unload("a")]
         for call in calls:
@@ -152,7 +156,7 @@ async def test_without_the_planner_what_is_known_goes_on() -> None:
         registry.board.put({"a": None, "c": entry("c")})
         registry.restart()
         await until(lambda: set(follower.known) == {"c"})
-        assert follower.facts()["planner_reached"]
+        assert follower.reached
 
 
 async def test_a_planner_that_hangs_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,13 +172,20 @@ async def test_a_planner_that_hangs_is_an_error_in_time(monkeypatch: pytest.Monk
 
 
 async def test_old_news_never_undo_newer_ones() -> None:
-    follower = AdapterFollower(Registry())
-    new = AdapterNews("life", 5, {"a": entry("a", "5")}, True, ())
-    follower._take(new)
-    follower._take(AdapterNews("life", 4, {"a": None}, False, ()))
-    follower._take(AdapterNews("older life", 9, {"a": None}, False, ()))
-    assert follower.known == {"a": entry("a", "5")}
-    follower._take(AdapterNews("life", 7, {"a": None, "b": entry("b")}, False, ()))
-    assert follower.known == {"b": entry("b")}
-    follower._take(AdapterNews("newer life", 0, {}, True, ()))
-    assert follower.known == {}
+    """Two calls may be under way, and a planner that has died may be the last to answer."""
+    told: list[tuple[BoardNews[Registered], dict[str, Registered]]] = [
+        (BoardNews("life", 5, {"a": entry("a", "5")}, True, ()), {"a": entry("a", "5")}),
+        (BoardNews("life", 4, {"a": None}, False, ()), {"a": entry("a", "5")}),
+        (BoardNews("older life", 9, {"a": None}, False, ()), {"a": entry("a", "5")}),
+        (BoardNews("life", 7, {"a": None, "b": entry("b")}, False, ()), {"b": entry("b")}),
+        (BoardNews("newer life", 0, {}, True, ()), {}),
+    ]
+    coming = iter(told)
+
+    async def ask(method: str, *args: Any) -> BoardNews[Registered]:
+        return next(coming)[0]
+
+    follower = AdapterFollower(ask)
+    for _, known in told:
+        assert await follower.catch_up()
+        assert follower.known == known

@@ -6,21 +6,23 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
 from support.task_house import House, names, refused
 from support.vision_folders import change_tensors, vision_folder
 
-from pliant.config.cluster import parse
-from pliant.deployments.serving.catalog import task_registry
+from pliant.deployments import kinds
 from pliant.deployments.serving.catalog.board import Seen
 from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.messages import TaskNews
+from pliant.deployments.serving.messages import BoardNews
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.planner import Planner
+from pliant.deployments.vision import task_registry
+from pliant.deployments.vision.messages import RegisteredTask
+from pliant.deployments.vision.task_follower import TaskFollower
 from pliant.deployments.vision.tasks import Settler, Tasks
 from pliant.formats.vision_task import WEIGHTS
 
@@ -195,19 +197,22 @@ class Loader:
 
 
 @pytest.fixture
-async def followed(house: House) -> AsyncIterator[tuple[Planner, TaskFollower, Loader]]:
+async def followed(house: House) -> AsyncIterator[tuple[TaskFollower, Loader]]:
     """A planner, a gateway's follower, and a replica that follows as `VisionReplica` does."""
     house.task(house.tasks / "found")
     house.task(house.more / "fine")
     house.task(house.more / "heavy", seed=1)
-    planner = Planner(parse({"services": {"digits": house.config().services["digits"].model_dump()}}), {})
-    gateway, loader = TaskFollower(planner), Loader()
+    digits = kinds.parse({"services": {"digits": house.config().services["digits"].model_dump()}})
+    planner = Planner(digits, kinds.loaded(), {})
+    ask = partial(planner.ask, "vision")
+    gateway, loader = TaskFollower(ask), Loader()
     settler = Settler("digits", Tasks(loader))
 
-    async def news(me: str, seen: Seen, wait: bool) -> TaskNews:
-        return await planner.task_news(me, seen, wait, settler.failed)
+    async def news(me: str, seen: Seen, wait: bool) -> BoardNews[RegisteredTask]:
+        told: BoardNews[RegisteredTask] = await ask("news", me, seen, wait, settler.failed)
+        return told
 
-    replica = BoardFollower(news, "tasks")
+    replica: BoardFollower[RegisteredTask] = BoardFollower(news, "tasks")
 
     async def follow() -> None:
         while True:
@@ -216,16 +221,16 @@ async def followed(house: House) -> AsyncIterator[tuple[Planner, TaskFollower, L
 
     following = [asyncio.create_task(follow()), asyncio.create_task(gateway.run())]
     await gateway.find("digits", "found")
-    yield planner, gateway, loader
+    yield gateway, loader
     for task in following:
         task.cancel()
     await asyncio.wait(following)
 
 
 async def test_a_load_is_answered_when_gateways_and_replicas_have_it(
-    followed: tuple[Planner, TaskFollower, Loader],
+    followed: tuple[TaskFollower, Loader],
 ) -> None:
-    _, gateway, loader = followed
+    gateway, loader = followed
     entry = await gateway.load("digits", "new", "fine", False)
     assert "new" in loader.held
     assert await gateway.find("digits", "new") == entry
@@ -235,9 +240,9 @@ async def test_a_load_is_answered_when_gateways_and_replicas_have_it(
 
 
 async def test_a_load_is_refused_when_a_replica_cannot_load_it(
-    followed: tuple[Planner, TaskFollower, Loader],
+    followed: tuple[TaskFollower, Loader],
 ) -> None:
-    planner, gateway, loader = followed
+    gateway, loader = followed
     before = await gateway.load("digits", "new", "fine", False)
     for name, replace in (("other", False), ("new", True)):
         with pytest.raises(RequestError) as error:
@@ -245,5 +250,6 @@ async def test_a_load_is_refused_when_a_replica_cannot_load_it(
         told = f"path: a replica cannot load it: task {name}: cannot be loaded: MemoryError: too heavy"
         assert (error.value.outcome, error.value.reason) == (Outcome.REJECTED, told)
     assert await gateway.find("digits", "new") == before
-    assert sorted(planner._vision_tasks.board.entries) == ["digits/found", "digits/new"]
+    assert await gateway.catch_up()
+    assert sorted(gateway.known) == ["digits/found", "digits/new"]
     assert sorted(loader.held) == ["found", "new"]

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pliant.deployments.serving.catalog.task_registry import TaskRegistry
 from support.task_house import House, names, refused
 from support.vision_folders import vision_folder, vision_model
 from support.waiting import HANGS_AFTER_S, until
 
-from pliant.deployments.serving.catalog import ledger, task_shelf
+from pliant.deployments.serving.catalog import ledger
 from pliant.deployments.serving.catalog import registry as core
+from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.outcome import Fault, Outcome
-from pliant.deployments.serving.planner import Planner
+from pliant.deployments.vision import task_shelf
+from pliant.deployments.vision.task_registry import TaskRegistry
 from pliant.errors import ModelError
 from pliant.models import sources
 
@@ -193,16 +194,15 @@ async def test_a_model_that_cannot_be_read_keeps_no_planner_from_planning(
         raise error
 
     monkeypatch.setattr(sources, "fetch_vision", fetch)
-    planner = Planner(house.config({"other": good}), {"topics": None})  # type: ignore[dict-item]
-    news = await planner.task_news("g", ("", -1), False)
+    registry = await house.open({"other": good})
+    part = CatalogPart(registry)
+    news = await part.news("g", ("", -1), False)
     assert (list(news.changes), len(news.problems)) == (["other/theirs"], 1)
     assert str(error) in news.problems[0]
-    planner._vision_tasks.check()
+    part.check()
     reason = "its model could not be read when the planner began"
-    assert await refused(planner._vision_tasks.load("digits", "x", "fine"), reason) == Outcome.UNAVAILABLE
+    assert await refused(registry.load("digits", "x", "fine"), reason) == Outcome.UNAVAILABLE
     assert house.kept.read_text() == kept
-    for task in planner._tasks:
-        task.cancel()
     monkeypatch.undo()
     assert names(await house.open()) == ["digits/a"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +17,42 @@ from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.kinds import parse
 from pliant.deployments.llm.adapter_follower import AdapterFollower
-from pliant.deployments.serving.planner import Planner
+from pliant.deployments.llm.adapter_registry import AdapterRegistry
+from pliant.deployments.llm.endpoint import LanguageModel
+from pliant.deployments.llm.kind import LlmKind
+from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.services import Services
 
 GREEDY: dict[str, Any] = {"prompt": "hello", "max_tokens": 12, "temperature": 0}
 TALK: Any = [{"role": "user", "content": "y"}]
 
 
+def gateway(
+    models: Mapping[str, LanguageModel], adapters: AdapterFollower | None, keys: Collection[str] = ()
+) -> FastAPI:
+    config, services = GatewayConfig(), Services.of("prompts", models)
+    return application(config, services, dict, bytes, LlmKind().routers(services, adapters, config), keys)
+
+
 class Cluster:
-    """Gateways over one planner and scripted replicas."""
+    """Gateways over one registry and scripted replicas."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.roots = folder / "roots"
         adapters = {"roots": [str(self.roots)], "registry": str(folder / "registry.json"), **options}
         chat = {"kind": "llm", "model": model_folder(folder / "model"), "max_length": 64, "adapters": adapters}
-        self.planner = Planner(parse({"services": {"chat": chat}}), {})
+        self.registry = AdapterRegistry(parse({"services": {"chat": chat}}))
+        self._part = CatalogPart(self.registry)
         self.replicas = Replicas(a=Replica())
         self._folder = folder
 
     def gateway(self, keys: Collection[str] = (), **options: Any) -> FastAPI:
         models = {"chat": language_model(self._folder, self.replicas, **options)}
-        return application(
-            GatewayConfig(), Services.of("llm", models), dict, bytes, keys, AdapterFollower(self.planner)
-        )
+        return gateway(models, AdapterFollower(self.ask), keys)
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """As `kind.Ask`."""
+        return await getattr(self._part, method)(*args)
 
     def http(self, **options: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.gateway(**options)), base_url="http://test/v1")
@@ -78,7 +91,7 @@ async def test_an_adapter_is_a_model(cluster: Cluster, http: httpx.AsyncClient, 
     assert {chunk.model async for chunk in stream} == {"my-sql"}
     assert (await client.chat.completions.create(model="my-sql", messages=TALK)).model == "my-sql"
     assert (await client.chat.completions.create(model="chat", messages=TALK)).model == "chat"
-    sent = [ticket.generation.adapter for ticket in cluster.replicas.tickets]
+    sent = [generation.adapter for generation in cluster.replicas.asked]
     assert [adapter and (adapter.name, adapter.rank) for adapter in sent] == [
         None,
         *[("my-sql", 8)] * 3,
@@ -181,7 +194,7 @@ async def test_keys_are_asked_for(cluster: Cluster) -> None:
 
 async def test_where_no_model_takes_adapters(tmp_path: Path) -> None:
     models = {"chat": language_model(tmp_path, Replicas(a=Replica()))}
-    app = application(GatewayConfig(), Services.of("llm", models), dict, bytes)
+    app = gateway(models, None)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test/v1") as http:
         answer = await load(http, "sql", "sql")
         assert answer.status_code == 400
@@ -192,7 +205,7 @@ async def test_where_no_model_takes_adapters(tmp_path: Path) -> None:
 async def test_an_error_does_not_list_thousands(cluster: Cluster, http: httpx.AsyncClient) -> None:
     adapter_folder(cluster.roots / "sql")
     assert (await load(http, "sql", "sql")).status_code == 200
-    board = cluster.planner._adapters.board
+    board = cluster.registry.board
     entry = board.entries["sql"]
     names = [f"tenant-{index}" for index in range(2000)]
     board.put({name: entry._replace(adapter=entry.adapter._replace(name=name)) for name in names})

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
-from pliant.deployments.encoder.routing_table import RoutingTable
-from support.doubles import Sleepers
+from support.doubles import Sleepers, report
 
 from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.conductor import Conductor
-from pliant.deployments.encoder.engine import Answer, Assignment, Engine, Query, Report
+from pliant.deployments.encoder.engine import Engine
 from pliant.deployments.encoder.lengths import Lengths
+from pliant.deployments.encoder.messages import Answer, Assignment, Query, Report
 from pliant.deployments.serving.messages import News
+from pliant.deployments.serving.table import ReplicaTable
 
 pytestmark = pytest.mark.virtual_time
 LENGTHS = (4, 8, 16)
+
+Table = ReplicaTable[Any, Report]
 
 
 class Replicas:
     """Engines by name, and the calls that a conductor makes to them."""
 
-    def __init__(self, table: RoutingTable) -> None:
+    def __init__(self, table: Table) -> None:
         self.engines: dict[str, Engine] = {}
         self.sleepers: dict[str, Sleepers] = {}
         self.holds: list[Assignment] = []
+        self.hangs: dict[str, asyncio.Event] = {}
+        """Replicas that do as they are told once the event is set."""
         self._table = table
 
     async def add(self, name: str, max_length: int) -> None:
         self.sleepers[name] = Sleepers(LENGTHS, service_s=0, per_token_s=0.001)
-        self.engines[name] = Engine(name, self.sleepers[name])
+        self.engines[name] = Engine(self.sleepers[name])
         await self.engines[name].hold(max_length)
         self.spread()
 
@@ -47,6 +54,8 @@ class Replicas:
 
     async def hold(self, assignment: Assignment) -> Report:
         self.holds.append(assignment)
+        if assignment.replica in self.hangs:
+            await self.hangs[assignment.replica].wait()
         return await self.engines[assignment.replica].hold(assignment.max_length)
 
 
@@ -55,7 +64,7 @@ class World:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.table = RoutingTable(slo_s=1.0)
+        self.table: Table = ReplicaTable(EncoderChooser(1.0))
         self.replicas = Replicas(self.table)
         self.config = EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 3, "slo_ms": 1000})
         self.moving: list[frozenset[str]] = []
@@ -229,3 +238,82 @@ async def test_quarantine_ends_and_grows(world: World) -> None:
         world.replicas.sleepers[name].broken = set()
     await world.run(240, 3)
     assert world.replicas.held() == {4: 2, 16: 1}
+
+
+async def test_a_move_that_hangs_stops_neither_plans_nor_other_moves(world: World) -> None:
+    await world.replicas.add("d", 8)
+    world.replicas.hangs["c"] = resumed = asyncio.Event()
+    async with asyncio.timeout(10):
+        await world.run(15, 3)
+        assert world.conductor.guidance().moving == {"c"}
+        assert world.conductor.guidance().plan["replicas"] == {"4": 3, "8": 0, "16": 1}
+        await world.run(15, 3)
+        assert world.conductor.guidance().moving == {"c"}
+        assert world.conductor.guidance().plan["replicas"] == {"4": 2, "8": 0, "16": 1}
+        assert world.replicas.held() == {4: 2, 8: 1, 16: 1}
+        resumed.set()
+        await world.run(5, 3)
+    assert world.conductor.guidance().moving == frozenset()
+    assert world.replicas.held() == {4: 3, 16: 1}
+    assert world.conductor.guidance().plan["failed_moves"] == 0
+
+
+async def test_when_the_longest_hangs_in_a_move_another_takes_it(world: World) -> None:
+    world.replicas.hangs["c"] = asyncio.Event()
+    await world.run(15, 3)
+    assert world.conductor.guidance().moving == {"c"}
+    world.replicas.remove("a")
+    await world.run(15, 3)
+    assert world.replicas.engines["b"].report()["max_length"] == 16
+
+
+async def test_one_batch_of_moves_waits_for_another(world: World) -> None:
+    await world.replicas.add("d", 8)
+    world.replicas.hangs["c"] = resumed = asyncio.Event()
+    await world.run(14, 3)
+    assert [assignment.replica for assignment in world.replicas.holds] == ["c"]
+    resumed.set()
+    await world.run(2, 3)
+    assert [assignment.replica for assignment in world.replicas.holds] == ["c", "d"]
+
+
+async def test_a_move_that_never_ends_is_given_up_and_its_replica_chosen_again(world: World) -> None:
+    world.replicas.hangs["c"] = asyncio.Event()
+    await world.run(15, 3)
+    assert world.conductor.guidance().moving == {"c"}
+    await asyncio.sleep(62)
+    guidance = world.conductor.guidance()
+    assert guidance.moving == frozenset()
+    assert guidance.plan["failed_moves"] == 1
+    assert world.replicas.engines["c"].report()["max_length"] == 8
+
+
+class Reporting:
+    """Replicas whose runtimes take 10 ms whatever they hold, as on a GPU; nothing is computed."""
+
+    def __init__(self, *held: int) -> None:
+        self.reports = {f"r{number}": report(length) for number, length in enumerate(held)}
+        self.moves: list[tuple[float, Assignment]] = []
+        self.now = 0.0
+
+    async def hold(self, assignment: Assignment) -> Report:
+        self.moves.append((self.now, assignment))
+        known = self.reports[assignment.replica]
+        self.reports[assignment.replica] = report(assignment.max_length, known["version"] + 1)
+        return self.reports[assignment.replica]
+
+
+async def test_a_short_length_that_was_no_quicker_is_not_tried_again_every_ten_minutes() -> None:
+    replicas = Reporting(16, 16, 16, 16)
+    table: Table = ReplicaTable(EncoderChooser(1.0))
+    config = EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 4, "slo_ms": 1000})
+    lengths = Lengths(LENGTHS, None)
+    conductor = Conductor("topics", config, lengths, table, replicas, lambda: None, lambda: replicas.now)
+    while replicas.now < 1800:
+        replicas.now += 1
+        conductor.hear(News(Counter({3: 50}), answered=50))
+        table.sync(dict(replicas.reports))
+        await conductor.step()
+        await asyncio.sleep(0)
+    assert {assignment.max_length for _, assignment in replicas.moves} == {4, 16}, "it was hoped to be quicker once"
+    assert max(when for when, _ in replicas.moves) < 60

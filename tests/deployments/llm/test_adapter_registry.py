@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pliant.deployments.serving.catalog.adapter_registry import AdapterRegistry
 from support.adapter_house import House, names, refused
 from support.peft_folders import SLOT_TOKEN_BYTES, adapter_folder, model_folder
 from support.waiting import until
 
-from pliant.deployments.serving.catalog import adapter_registry, ledger
+from pliant.deployments.llm import adapter_registry
+from pliant.deployments.llm.adapter_registry import AdapterRegistry
+from pliant.deployments.llm.messages import Registered
+from pliant.deployments.serving.catalog import ledger
 from pliant.deployments.serving.catalog.board import Board
-from pliant.deployments.serving.messages import Registered
 from pliant.deployments.serving.outcome import Fault, Outcome
 
 pytestmark = pytest.mark.virtual_time

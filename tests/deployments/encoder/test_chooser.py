@@ -1,0 +1,182 @@
+"""Which replica a gateway sends a text to, through reports that come late, twice, or from the dead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+from support.doubles import report
+
+from pliant.deployments.encoder.chooser import EncoderChooser
+from pliant.deployments.encoder.errand import TextWant
+from pliant.deployments.encoder.messages import Report
+from pliant.deployments.serving.table import Choice, NoReplicaError, NoTimeError, ReplicaTable
+
+
+class Gateway:
+    """What one knows of two replicas, or of others."""
+
+    def __init__(self, **replicas: Report | None) -> None:
+        self.chooser = EncoderChooser(slo_s=1.0)
+        self.table: ReplicaTable[TextWant, Report] = ReplicaTable(self.chooser)
+        self.table.sync(replicas or {"short": report(64), "long": report(512)})
+
+    def choose(
+        self, length: int, budget_s: float | None = None, utility: float = 1.0, avoid: Collection[str] = ()
+    ) -> Choice:
+        return self.table.choose(TextWant(length, budget_s, utility), avoid)
+
+    def chosen(self, length: int, **options: Any) -> str:
+        """Nothing is sent there."""
+        choice = self.choose(length, **options)
+        self.table.done(choice)
+        return choice.replica
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    return Gateway()
+
+
+def test_the_shortest_runtime_that_fits_is_chosen(gateway: Gateway) -> None:
+    assert gateway.chosen(64) == "short"
+    assert gateway.chosen(65) == "long"
+    assert gateway.chooser.serves(512)
+    assert not gateway.chooser.serves(513)
+
+
+def test_a_refusal_corrects_the_table_at_once_and_stale_news_do_not_undo_it(gateway: Gateway) -> None:
+    gateway.table.observe("short", report(128, version=3))
+    assert gateway.chosen(100) == "short"
+    gateway.table.sync({"short": report(64, version=1), "long": report(512)})
+    assert gateway.chosen(100) == "short"
+
+
+def test_a_replica_that_switches_gets_nothing(gateway: Gateway) -> None:
+    gateway.table.observe("short", report(0, version=2))
+    assert gateway.chosen(10) == "long"
+    gateway.table.observe("short", report(64, version=3))
+    assert gateway.chosen(10) == "short"
+
+
+def test_a_replica_that_switched_still_has_what_it_was_sent(gateway: Gateway) -> None:
+    sent = [gateway.choose(10) for _ in range(2)]
+    gateway.table.observe(sent[0].replica, report(0, version=2))
+    gateway.table.observe(sent[0].replica, report(64, version=3))
+    busy = gateway.choose(10, avoid=({"short", "long"} - {sent[0].replica}))
+    assert busy.predicted_s == pytest.approx(0.01 + 0.01 * sum(choice.replica == busy.replica for choice in sent))
+    for choice in (*sent, busy):
+        gateway.table.done(choice)
+    assert gateway.choose(10).predicted_s == pytest.approx(0.01)
+
+
+def test_the_dead_do_not_come_back_while_the_controller_still_lists_them(gateway: Gateway) -> None:
+    choice = gateway.choose(500)
+    gateway.table.lose("long")
+    gateway.table.sync({"short": report(64), "long": report(512)})
+    gateway.table.trust("long")
+    gateway.table.done(choice)
+    with pytest.raises(NoReplicaError):
+        gateway.choose(500)
+    gateway.table.sync({"short": report(64), "new": report(512)})
+    assert gateway.chosen(500) == "new"
+
+
+def test_an_unreachable_replica_gets_nothing_until_it_is_trusted_again(gateway: Gateway) -> None:
+    gateway.table.suspect("short")
+    assert gateway.chosen(10) == "long"
+    gateway.table.trust("short")
+    assert gateway.chosen(10) == "short"
+
+
+def test_a_replica_that_the_planner_moves_gets_nothing_whatever_it_reports_meanwhile(gateway: Gateway) -> None:
+    gateway.table.stop_routing({"short"})
+    assert gateway.chosen(10) == "long"
+    gateway.table.observe("short", report(64, service_s=0.02))
+    assert gateway.chosen(10) == "long"
+    gateway.table.observe("short", report(128, version=3))
+    gateway.table.stop_routing(())
+    assert gateway.chosen(100) == "short"
+
+
+def test_moving_and_unreachable_are_two_reasons(gateway: Gateway) -> None:
+    gateway.table.stop_routing({"short"})
+    gateway.table.suspect("short")
+    gateway.table.stop_routing(())
+    assert gateway.chosen(10) == "long"
+    gateway.table.trust("short")
+    assert gateway.chosen(10) == "short"
+
+
+def test_moving_replicas_that_left_are_forgotten(gateway: Gateway) -> None:
+    gateway.table.stop_routing({"short"})
+    gateway.table.sync({"long": report(512)})
+    gateway.table.stop_routing(())
+    assert gateway.chosen(10) == "long"
+
+
+def test_a_late_word_from_a_replica_that_left_does_not_bring_it_back(gateway: Gateway) -> None:
+    gateway.table.sync({"short": report(64)})
+    gateway.table.observe("long", report(512, version=5))
+    assert not gateway.chooser.serves(512)
+
+
+def test_a_replica_that_has_not_reported_yet_gets_nothing() -> None:
+    gateway = Gateway(new=None)
+    with pytest.raises(NoReplicaError):
+        gateway.choose(1)
+
+
+def test_people_see_reports_and_outstanding_requests(gateway: Gateway) -> None:
+    first, second = gateway.choose(500), gateway.choose(500)
+    gateway.table.done(first)
+    assert second.replica == "long"
+    assert gateway.table.replicas()["long"]["outstanding"] == 1
+    assert gateway.table.replicas()["long"]["max_length"] == 512
+    assert gateway.table.replicas()["short"]["outstanding"] == 0
+
+
+def test_who_is_to_be_avoided_is_not_chosen(gateway: Gateway) -> None:
+    assert gateway.chosen(10, avoid={"short"}) == "long"
+    with pytest.raises(NoReplicaError):
+        gateway.choose(10, avoid={"short", "long"})
+
+
+def test_what_other_gateways_have_sent_counts() -> None:
+    gateway = Gateway(free=report(64), crowded=report(64))
+    crowded = report(64)
+    crowded["held"] = {"another gateway": 0.5}
+    gateway.table.observe("crowded", crowded)
+    gateway.choose(10, avoid={"crowded"})
+    assert [gateway.chosen(10, budget_s=0.2) for _ in range(3)] == ["free"] * 3
+    with pytest.raises(NoTimeError):
+        gateway.choose(10, budget_s=0.2, avoid={"free"})
+
+
+def test_what_a_replica_says_of_this_gateway_does_not_count_twice(gateway: Gateway) -> None:
+    gateway.choose(500)
+    held = report(512)
+    held["held"] = {gateway.table.gateway: 0.01}
+    gateway.table.observe("long", held)
+    assert gateway.choose(500).predicted_s == pytest.approx(0.02)
+
+
+def test_work_is_predicted_by_length() -> None:
+    dynamic = report(512)
+    dynamic["curve"] = ((16, 0.001, 0.001), (512, 0.1, 0.1))
+    gateway = Gateway(only=dynamic)
+    assert gateway.choose(16).predicted_s == pytest.approx(0.001)
+    assert gateway.choose(512).predicted_s == pytest.approx(0.101)
+    assert gateway.choose(16).predicted_s == pytest.approx(0.102)
+
+
+def test_no_time_tells_when_to_come_back(gateway: Gateway) -> None:
+    gateway.choose(500)
+    with pytest.raises(NoTimeError) as busy:
+        gateway.choose(500, budget_s=0.015)
+    assert (busy.value.retry_after_s, busy.value.service_s) == (pytest.approx(0.005), pytest.approx(0.01))
+    with pytest.raises(NoTimeError) as hopeless:
+        gateway.choose(500, budget_s=0.005)
+    assert hopeless.value.retry_after_s == math.inf

@@ -1,0 +1,91 @@
+"""A classifier service as a gateway has it, over replicas that follow scripts: without Ray, and without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support.doubles import report
+from support.scripted_replicas import Act, ScriptedReplicas
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder.chooser import EncoderChooser
+from pliant.deployments.encoder.endpoint import Classifier
+from pliant.deployments.encoder.errand import TextWant
+from pliant.deployments.encoder.messages import Answer, Query, Report
+from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.courier import Courier
+from pliant.deployments.serving.outcome import Outcome, Retry
+from pliant.deployments.serving.table import ReplicaTable
+from pliant.models.sources import ModelInfo
+
+LOGITS = np.array([0.0, 2.0, 1.0], dtype=np.float32)
+ANSWER = Answer(LOGITS.tobytes(), 8, 8)
+
+
+def save_tokenizer(folder: Path) -> Path:
+    """One that gives each word a token, and each text two more."""
+    words = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))  # type: ignore[assignment]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+class TextRecorder:
+    """An endpoint's, that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.ends: list[Outcome] = []
+        self.retries: list[Retry] = []
+
+    def arrived(self, tokens: int) -> None:
+        self.events.append(("arrived", tokens))
+
+    def answered(self, seconds: float, slo_s: float, tokens: int, answer: Answer) -> None:
+        self.events.append(("answered", answer.max_length, tokens, seconds <= slo_s))
+
+    def shed(self) -> None:
+        self.events.append("shed")
+
+    def ended(self, outcome: Outcome) -> None:
+        self.ends.append(outcome)
+
+    def retried(self, why: Retry) -> None:
+        self.retries.append(why)
+
+
+class TextService:
+    """`replicas` follow `scripts`; each reports `held` tokens that take `service_s`, and answers with `answer`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        scripts: Mapping[str, Sequence[Act]],
+        name: str = "topics",
+        answer: Callable[[Query], Answer] = lambda _query: ANSWER,
+        labels: tuple[str, ...] = ("x", "y", "z"),
+        held: int = 8,
+        service_s: float = 0.005,
+        **options: Any,
+    ) -> None:
+        info = ModelInfo(labels=labels, max_length=held, pad_token_id=0, architecture="B", multi_label=False)
+        config = EncoderConfig(kind="encoder", model="m", lengths=(held,), replicas={"min": 1, "max": 1}, **options)
+        self.chooser = EncoderChooser(config.slo_ms / 1e3)
+        self.table: ReplicaTable[TextWant, Report] = ReplicaTable(self.chooser)
+        self.replicas = ScriptedReplicas(scripts, answer, on_death=self.table.lose)
+        self.recorder = TextRecorder()
+        courier: Courier[Query, Answer] = Courier(self.table.gateway, self.replicas)
+        caller: Caller[TextWant, Query, Answer] = Caller(self.table, self.recorder, courier)
+        self.classifier = Classifier(name, config, folder, info, self.chooser, caller, self.recorder)
+        self.table.sync({replica: report(held, service_s=service_s) for replica in scripts})
+
+    @property
+    def queries(self) -> list[Query]:
+        """All that were sent, in order."""
+        return [query for parcel in self.replicas.parcels for query in parcel.queries]
