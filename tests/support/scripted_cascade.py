@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.deployments.cascade.readings import Seen, UnreadableError
 from pliant.deployments.encoder.endpoint import Reading
-from pliant.deployments.encoder.engine import Telling
+from pliant.deployments.encoder.messages import Telling
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.candidates import Candidate
 from pliant.training.labelled_texts import LabelledText

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.scripted_cascade import LABELS, Model, Recorder, Service, candidate, texts
 
-from pliant.config.cluster import CascadeConfig
+from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.messages import CascadeEntry

@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.doubles import report
 from support.scripted_cascade import Model, Service, texts
 
-from pliant.config.cluster import ServingConfig
 from pliant.deployments.cascade import levels as cascade_levels
 from pliant.deployments.cascade import planner as cascades
 from pliant.deployments.cascade import table
 from pliant.deployments.cascade.follower import CascadeFollower
-from pliant.deployments.cascade.planner import CascadeRegistry
+from pliant.deployments.cascade.planner import CascadePart
+from pliant.deployments.encoder.chooser import EncoderChooser
+from pliant.deployments.encoder.messages import Report
+from pliant.deployments.kinds import parse
+from pliant.deployments.serving.kind import Planning
 from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.table import ReplicaTable
 from pliant.errors import DataError, ModelError
 from pliant.models import sources
 from pliant.training import labelled_texts
@@ -29,15 +34,24 @@ class House:
     def __init__(self, **options: Any) -> None:
         cascade = {"kind": "cascade", "levels": ["small", "large"], "data": "d", "accuracy_loss": 0.02, **options}
         small = {**ENCODER, "importance": True}
-        self.config = ServingConfig.model_validate({"services": {"small": small, "large": ENCODER, "c": cascade}})
-        self.run_on, self.compiling = "aoti on a processor", False
+        self.config = parse({"services": {"small": small, "large": ENCODER, "c": cascade}})
         self.services = {"small": Service(Model("small", 0.85, 0.001)), "large": Service(Model("large", 0.97, 0.01))}
+        self.tables: dict[str, ReplicaTable[Any, Report]] = {
+            name: ReplicaTable(EncoderChooser(1.0)) for name in self.services
+        }
+        self.replicas_report()
 
-    def start(self, pauses_s: tuple[float, float] = (0.01, 0.02)) -> CascadeRegistry:
+    def replicas_report(self, **changes: Any) -> None:
+        """What the levels' replicas say of themselves from now on."""
+        said: Any = {**report(64), **changes}
+        for each in self.tables.values():
+            each.sync({"r": said})
+
+    def start(self, pauses_s: tuple[float, float] = (0.01, 0.02)) -> CascadePart:
         async def level(name: str) -> Any:
             return self.services[name]
 
-        return CascadeRegistry(self.config, level, lambda _name: [self.run_on], lambda _name: self.compiling, pauses_s)
+        return CascadePart(Planning(self.config, {}, self.tables, lambda: None, level), pauses_s)
 
     @property
     def calls(self) -> int:
@@ -55,22 +69,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-async def entry(registry: CascadeRegistry, state: str) -> Any:
+async def entry(part: CascadePart, state: str) -> Any:
     """What is told once `state` is part of it."""
     seen = "", -1
     async with asyncio.timeout(20):
         while True:
-            news = await registry.board.follow("test", seen, 20)
+            news = await part.board.follow("test", seen, 20)
             seen = news.life, news.version
-            found = registry.board.entries.get("c")
+            found = part.board.entries.get("c")
             if found and state in found.state:
                 return found
 
 
 async def test_a_profile_is_made_kept_and_told(cache: Path) -> None:
     house = House()
-    registry = house.start()
-    found = await entry(registry, "serves small → large: 9")
+    part = house.start()
+    found = await entry(part, "serves small → large: 9")
     assert found.choice.candidate.levels == ("small", "large")
     [kept] = [path for path in (cache / "cascades").iterdir() if path.is_dir()]
     assert {path.name for path in kept.iterdir()} == {"table.json", "readings.npz"}
@@ -83,60 +97,83 @@ async def test_a_profile_is_made_kept_and_told(cache: Path) -> None:
 
 async def test_gateways_hear_of_it_also_from_a_new_planner() -> None:
     house = House()
-    registry = house.start()
+    part = house.start()
 
-    async def news(follower: str, seen: tuple[str, int], wait: bool) -> Any:
-        return await registry.board.follow(follower, seen, 0.01)
+    async def ask(method: str, *args: Any) -> Any:
+        return await getattr(part, method)(*args)
 
-    planner: Any = type("Planner", (), {"cascade_news": staticmethod(news)})
-    follower = CascadeFollower(planner)
+    follower = CascadeFollower(ask)
     assert follower.known_as("c") is None
-    found = await entry(registry, "serves")
+    found = await entry(part, "serves")
     await follower.ask(wait=False, within_s=5)
     assert follower.known_as("c") == found
-    registry = house.start()
-    await entry(registry, "serves")
+    part = house.start()
+    await entry(part, "serves")
     await follower.ask(wait=False, within_s=5)
     assert follower.known_as("c") == found
+
+
+async def test_what_is_measured_before_models_are_compiled_serves_until_they_are_and_is_not_kept(cache: Path) -> None:
+    house = House()
+    house.replicas_report(compiling=[64])
+    part = house.start()
+    await entry(part, "serves small → large")
+    assert not (cache / "cascades").exists()
+    before = house.calls
+    await asyncio.sleep(0.1)
+    assert house.calls == before
+    house.replicas_report()
+    await asyncio.gather(*part._tasks)
+    assert house.calls > before
+    assert len([path for path in (cache / "cascades").iterdir() if path.is_dir()]) == 1
+
+
+async def test_a_profile_of_another_processor_is_none_of_theirs() -> None:
+    house = House()
+    await entry(house.start(), "serves")
+    before = house.calls
+    house.replicas_report(device="another processor")
+    await entry(house.start(), "serves")
+    assert house.calls > before
 
 
 async def test_it_waits_for_its_levels_and_says_so() -> None:
     house = House()
     house.services["large"].ready = False
-    registry = house.start()
-    await entry(registry, "waits for large")
+    part = house.start()
+    await entry(part, "waits for large")
     assert not house.calls
     house.services["large"].ready = True
-    await entry(registry, "profiles its levels: ")
-    await entry(registry, "serves")
+    await entry(part, "profiles its levels: ")
+    await entry(part, "serves")
 
 
 async def test_replicas_that_fail_meanwhile_are_asked_again() -> None:
     house = House()
     large = house.services["large"]
     large.fails = RequestError(Outcome.UNAVAILABLE, "gone")
-    registry = house.start()
-    await entry(registry, "large reads the labelled texts")
+    part = house.start()
+    await entry(part, "large reads the labelled texts")
     await asyncio.sleep(0.02)
     large.fails = None
-    await entry(registry, "serves")
+    await entry(part, "serves")
 
 
 async def test_a_profile_that_fails_is_tried_again_for_ever_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     house = House()
     small = house.services["small"]
     small.fails = ValueError("a bug")
-    registry = house.start()
-    found = await entry(registry, "could not be profiled yet")
+    part = house.start()
+    found = await entry(part, "could not be profiled yet")
     assert (found.problem, found.refused) == ("ValueError('a bug')", False)
     await asyncio.sleep(0.1)
     assert len(small.calls) > 1
     assert caplog.text.count("could not be profiled yet: ValueError('a bug')") == 1
     assert "Traceback" in caplog.text
     small.fails = None
-    await entry(registry, "serves small → large")
-    await asyncio.gather(*registry._tasks)
-    registry.check()
+    await entry(part, "serves small → large")
+    await asyncio.gather(*part._tasks)
+    part.check()
 
 
 async def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,30 +187,30 @@ async def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cascades.asyncio, "sleep", recorded)
     monkeypatch.setattr(sources, "fetch", lambda _model: (_ for _ in ()).throw(ModelError("no network")))
-    registry = House().start(pauses_s=(30.0, 600.0))
+    part = House().start(pauses_s=(30.0, 600.0))
     while len(pauses) < 8:
         await sleep(0)
     assert pauses[:8] == [30, 60, 120, 240, 480, 600, 600, 600]
-    for task in registry._tasks:
+    for task in part._tasks:
         task.cancel()
 
 
 async def test_a_cascade_that_nobody_sees_to_any_more_is_told() -> None:
     house = House()
     house.services["large"].ready = False
-    registry = house.start()
-    await entry(registry, "waits for large")
-    registry.check()
-    registry._tasks[0].cancel()
-    await asyncio.wait(registry._tasks)
+    part = house.start()
+    await entry(part, "waits for large")
+    part.check()
+    part._tasks[0].cancel()
+    await asyncio.wait(part._tasks)
     with pytest.raises(RuntimeError, match="a cascade is not started any more"):
-        registry.check()
+        part.check()
 
 
 async def test_a_promise_that_cannot_be_kept_is_told(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     house = House(slo_ms=1)
-    registry = house.start()
-    found = await entry(registry, "cannot keep what it promises; /stats tells why")
+    part = house.start()
+    found = await entry(part, "cannot keep what it promises; /stats tells why")
     [kept] = [path for path in (cache / "cascades").iterdir() if path.is_dir()]
     assert found.refused
     assert found.choice is None
@@ -197,13 +234,13 @@ async def test_texts_that_come_later_will_do(monkeypatch: pytest.MonkeyPatch, ca
         return texts(400)
 
     monkeypatch.setattr(labelled_texts, "read", read)
-    registry = House().start()
-    found = await entry(registry, "cannot use its labelled texts; /stats tells why")
+    part = House().start()
+    found = await entry(part, "cannot use its labelled texts; /stats tells why")
     assert (found.refused, found.problem) == (True, "d: cannot be read: No such file")
     await asyncio.sleep(0.1)
     assert caplog.text.count("cannot use its labelled texts") == 1
     there = True
-    await entry(registry, "serves")
+    await entry(part, "serves")
 
 
 async def test_texts_that_tell_nothing_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
