@@ -1,0 +1,145 @@
+"""Service time as a function of length: what one runtime takes for a text, as measured and as observed since.
+
+A runtime is measured once, at a few lengths: one that pads every text at its max_length only. From then on each answer
+tells how much longer or shorter the machine takes by now. The median of recent ratios corrects the curve near the
+lengths that they were observed at, within bounds; where few were observed, the median over all lengths does. As
+observations age they are forgotten, and what was measured holds again: a wrong estimate that keeps requests away cannot
+last.
+
+All seconds are on a grid, and small corrections count as none, so that equal replicas report equal curves.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_GRID = math.log(1.1)
+_ROUNDING = 1e-6
+"""By which a time that is on the grid may be off it, in steps."""
+_FACTORS = math.log(1.25)
+"""The step between corrections."""
+_MOST_STEPS = 6
+"""A correction is at most about fourfold."""
+_REMEMBERED_S = 30.0
+_REMEMBERED = 32
+"""Observations near each length."""
+_DOUBT = 4
+"""So many observations without a deviation are assumed, which outvote fewer odd ones."""
+_SHORTEST = 16
+
+
+def lengths_to_measure(max_length: int, dynamic: bool) -> tuple[int, ...]:
+    """Where to measure a runtime of `max_length` tokens: doubling ones, or only the last if it pads all texts to it."""
+    lengths = [max_length]
+    while dynamic and lengths[-1] > _SHORTEST:
+        lengths.append(-(-lengths[-1] // 2))
+    return tuple(reversed(lengths))
+
+
+@dataclass(frozen=True)
+class ServiceCurve:
+    """Seconds that a text takes on one runtime, by its length in tokens.
+
+    A point is a length, the seconds expected there now, and those measured there when the runtime was loaded. Lengths
+    rise, and seconds do not fall; in between they are interpolated, and a text that is shorter than the first point
+    takes as long as that. Raises ValueError for other points.
+    """
+
+    points: tuple[tuple[int, float, float], ...]
+
+    def __post_init__(self) -> None:
+        ordered = all(
+            left[0] < right[0] and left[1] <= right[1] and left[2] <= right[2] for left, right in pairwise(self.points)
+        )
+        if not (self.points and ordered and all(0 < number < math.inf for number in chain(*self.points))):
+            raise ValueError(f"lengths and seconds must be positive and rise, got {self.points}")
+
+    @classmethod
+    def constant(cls, seconds: float) -> ServiceCurve:
+        """Of a runtime that takes `seconds` for every text."""
+        return cls(((1, seconds, seconds),))
+
+    def seconds(self, length: int) -> float:
+        """Expected for a text of `length` tokens."""
+        return float(np.interp(length, *self._expected()))
+
+    def idle_seconds(self, length: int) -> float:
+        """As measured, or as expected if that is less: by this an idle replica admits (see `admission`)."""
+        return float(np.interp(length, *self._idle()))
+
+    def tables(self, longest: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """`seconds` and `idle_seconds` of each length from 0 to `longest`."""
+        lengths = np.arange(longest + 1)
+        return np.interp(lengths, *self._expected()), np.interp(lengths, *self._idle())
+
+    def _expected(self) -> tuple[list[int], list[float]]:
+        return [point[0] for point in self.points], [point[1] for point in self.points]
+
+    def _idle(self) -> tuple[list[int], list[float]]:
+        return [point[0] for point in self.points], [min(point[1:]) for point in self.points]
+
+
+class _Observation(NamedTuple):
+    now: float
+    ratio: float
+    """Of the seconds observed to those measured."""
+
+
+class ServiceTimes:
+    """The service times of one runtime, measured at some lengths in tokens and then observed.
+
+    A shorter text never takes longer than a longer one: measurements that say so are noise. `now` is in seconds, on any
+    clock that does not go back. Raises ValueError without measurements, and for lengths or seconds that are not
+    positive.
+    """
+
+    def __init__(self, measured: Mapping[int, float]) -> None:
+        self._lengths = sorted(measured)
+        self._measured = _rising(measured[length] for length in self._lengths)
+        self._observed = [deque[_Observation](maxlen=_REMEMBERED) for _ in self._lengths]
+        """By measured length: those nearest to it."""
+        self.curve(0.0)
+
+    def observe(self, now: float, length: int, seconds: float) -> None:
+        """A text of `length` tokens took `seconds`; what else was computed for it, such as importance, left out."""
+        ratio = seconds / float(np.interp(length, self._lengths, self._measured))
+        self._observed[self._nearest(length)].append(_Observation(now, ratio))
+
+    def curve(self, now: float) -> ServiceCurve:
+        """What to expect."""
+        recent = [[ratio for then, ratio in observed if now - then <= _REMEMBERED_S] for observed in self._observed]
+        overall = statistics.median([*chain(*recent), *[1.0] * _DOUBT])
+        factors = [_on_grid(statistics.median([*ratios, *[overall] * _DOUBT])) for ratios in recent]
+        expected = _rising(seconds * factor for seconds, factor in zip(self._measured, factors, strict=True))
+        points = zip(self._lengths, map(_rounded_up, expected), map(_rounded_up, self._measured), strict=True)
+        return ServiceCurve(tuple(points))
+
+    def _nearest(self, length: int) -> int:
+        above = min(bisect_left(self._lengths, length), len(self._lengths) - 1)
+        below = max(above - 1, 0)
+        return min(above, below, key=lambda index: abs(self._lengths[index] - length))
+
+
+def _rising(seconds: Iterable[float]) -> list[float]:
+    """`seconds`, each lowered to the least that follows."""
+    return list(accumulate(reversed(list(seconds)), min))[::-1]
+
+
+def _on_grid(factor: float) -> float:
+    """The nearest correction that is made."""
+    steps = round(math.log(max(factor, 1e-9)) / _FACTORS)
+    return math.exp(min(_MOST_STEPS, max(-_MOST_STEPS, steps)) * _FACTORS)
+
+
+def _rounded_up(seconds: float) -> float:
+    return math.exp(math.ceil(math.log(seconds) / _GRID - _ROUNDING) * _GRID)
