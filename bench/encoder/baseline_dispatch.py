@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
-from pliant.policies.encoder.admission import requests_within
+from pliant.policies.encoder.service_curve import ServiceCurve
+
+_ROUNDING = 1e-9
 
 
 class Level:
@@ -57,9 +59,9 @@ class BaselineDispatcher:
         """A level, and how many outstanding requests the replica shall have that is taken from it."""
         raise NotImplementedError
 
-    def assign(self, replica: int, max_length: int, service_s: float) -> None:
+    def assign(self, replica: int, max_length: int, curve: ServiceCurve) -> None:
         self.suspend(replica)
-        level = self._levels.setdefault(max_length, Level(max_length, service_s))
+        level = self._levels.setdefault(max_length, Level(max_length, curve.seconds(max_length)))
         self._level_of[replica] = level
         level.attach(replica, self._outstanding.setdefault(replica, 0))
         self._list_candidates()
@@ -77,7 +79,7 @@ class BaselineDispatcher:
         self.suspend(replica)
         self._outstanding.pop(replica, None)
 
-    def dispatch(self, length: int, budget_s: float | None = None) -> int:
+    def dispatch(self, length: int, budget_s: float | None = None) -> tuple[int, float, int]:
         """As the baselines do not refuse, `budget_s` is ignored."""
         level, outstanding = self.choose(self._candidates[length])
         replica, _ = level.rings[outstanding].popitem(last=False)
@@ -87,9 +89,9 @@ class BaselineDispatcher:
         while not level.rings[level.lowest]:
             level.lowest += 1
         self.sent[level.max_length] += 1
-        return replica
+        return replica, (outstanding + 1) * level.service_s, 1
 
-    def complete(self, replica: int) -> None:
+    def complete(self, replica: int, work: int) -> None:
         outstanding = self._outstanding[replica]
         self._outstanding[replica] = outstanding - 1
         level = self._level_of.get(replica)
@@ -126,9 +128,10 @@ class Packing(BaselineDispatcher):
         super().__init__()
         self._room_s = room_s
 
-    def assign(self, replica: int, max_length: int, service_s: float) -> None:
-        super().assign(replica, max_length, service_s)
-        self._levels[max_length].full = max(2, requests_within(self._room_s, service_s))
+    def assign(self, replica: int, max_length: int, curve: ServiceCurve) -> None:
+        super().assign(replica, max_length, curve)
+        level = self._levels[max_length]
+        level.full = max(2, int(self._room_s / level.service_s + _ROUNDING))
 
     def choose(self, levels: Sequence[Level]) -> tuple[Level, int]:
         for level in levels:

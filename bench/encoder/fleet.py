@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from pliant.policies.encoder.dispatch import Dispatcher
+from pliant.policies.encoder.service_curve import ServiceCurve
 
 LOAD_S = 1.0
 """A replica that changes over is out of service for as long, once it is drained (§4)."""
@@ -17,11 +18,11 @@ LOAD_S = 1.0
 class Dispatching(Protocol):
     """What chooses a replica for each request: `policies.dispatch.Dispatcher`, or a baseline's."""
 
-    def assign(self, replica: int, max_length: int, service_s: float) -> None: ...
+    def assign(self, replica: int, max_length: int, curve: ServiceCurve) -> None: ...
     def suspend(self, replica: int) -> None: ...
     def remove(self, replica: int) -> None: ...
-    def dispatch(self, length: int, budget_s: float | None = None) -> int: ...
-    def complete(self, replica: int) -> None: ...
+    def dispatch(self, length: int, budget_s: float | None = None) -> tuple[int, float, int]: ...
+    def complete(self, replica: int, work: int) -> None: ...
 
 
 class Fleet:
@@ -93,7 +94,7 @@ class Fleet:
             self._switching.discard(replica)
             max_length = self.holds[replica]
             self.tables[replica] = self.table(max_length)
-            self.dispatcher.assign(replica, max_length, self.service_s(max_length))
+            self.dispatcher.assign(replica, max_length, ServiceCurve.constant(self.service_s(max_length)))
         self._next_batch(now)
 
     @property

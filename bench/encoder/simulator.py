@@ -67,8 +67,8 @@ class Simulation:
         self._fleet = fleet
         self._service = service
         self._controllers = controllers
-        self._pending: list[tuple[float, int]] = [(math.inf, -1)]
-        """Finish and replica of the requests that were dispatched and have not been completed, as a heap."""
+        self._pending: list[tuple[float, int, int]] = [(math.inf, -1, 0)]
+        """Finish, replica and work of the requests that were dispatched and have not been completed, as a heap."""
         self._ahead: dict[int, np.ndarray] = {}
         """Second -> answered, near the SLO, and above half of it, among the requests that finish in it."""
         self._rng = np.random.default_rng(service.seed)
@@ -149,10 +149,11 @@ class Simulation:
         work_s = 0.0
         for time, length, factor in zip(times, tokens, factors, strict=True):
             while next_finish <= time:
-                complete(pop(pending)[1])
+                _, done, work = pop(pending)
+                complete(done, work)
                 next_finish = pending[0][0]
             try:
-                replica = dispatch(length, budget_s)
+                replica, _, work = dispatch(length, budget_s)
             except DeadlineError:
                 record(math.nan)
                 continue
@@ -161,7 +162,7 @@ class Simulation:
             free = free_at[replica]
             finish = (free if free > time else time) + seconds
             free_at[replica] = finish
-            push(pending, (finish, replica))
+            push(pending, (finish, replica, work))
             if finish < next_finish:
                 next_finish = finish
             record(finish - time)
@@ -171,7 +172,8 @@ class Simulation:
         """Tell the dispatcher of all that finished by `now`."""
         pending, complete = self._pending, self._fleet.dispatcher.complete
         while pending[0][0] <= now:
-            complete(heapq.heappop(pending)[1])
+            _, replica, work = heapq.heappop(pending)
+            complete(replica, work)
 
     def _factors(self, count: int) -> list[float]:
         variation = self._service.variation

@@ -335,7 +335,8 @@ class Engine:
         """Seconds until `query` could be admitted; 0 when it can be now."""
         if query.budget_s is None:
             return 0.0
-        return retry_after(self._outstanding, self._service_s(), query.budget_s, query.utility)
+        service_s = self._service_s()
+        return retry_after(self._outstanding * service_s, service_s, service_s, query.budget_s, query.utility)
 
     def _compute(self, runtime: Runtime, query: Query) -> _Computation:
         ids = np.frombuffer(query.ids, dtype="<i4")

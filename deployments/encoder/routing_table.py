@@ -6,11 +6,13 @@ both ask `shared` for the table of their service. All calls come from one event 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from pliant.deployments.encoder.engine import Report
 from pliant.policies.encoder.dispatch import Dispatcher
+from pliant.policies.encoder.service_curve import ServiceCurve
 
 _tables: dict[str, RoutingTable] = {}
 
@@ -30,6 +32,8 @@ class RoutingTable:
         self._suspects: set[str] = set()
         self._moving: frozenset[str] = frozenset()
         self._reports: dict[str, Report] = {}
+        self._sent: dict[str, deque[int]] = {}
+        """By replica: the work of each request that it has outstanding."""
 
     def sync(self, reports: Mapping[str, Report | None]) -> None:
         """The controller's view: the replicas that are running, and what each last reported."""
@@ -78,11 +82,14 @@ class RoutingTable:
 
         Raises NoRuntimeError when no replica holds the length now, DeadlineError when none can meet the budget.
         """
-        return self._dispatcher.dispatch(length, budget_s, utility)
+        replica, _, work = self._dispatcher.dispatch(length, budget_s, utility)
+        self._sent.setdefault(replica, deque()).append(work)
+        return replica
 
     def done(self, replica: str) -> None:
         """A request that `choose` sent to `replica` ended, well or not."""
-        self._dispatcher.complete(replica)
+        if sent := self._sent.get(replica):
+            self._dispatcher.complete(replica, sent.popleft())
 
     def serves(self, length: int) -> bool:
         """Whether some replica holds a runtime for `length` tokens now."""
@@ -95,7 +102,7 @@ class RoutingTable:
     def replicas(self) -> dict[str, dict[str, Any]]:
         """For people: each replica's latest report, and the requests that this process has outstanding there."""
         return {
-            replica: {**report, "outstanding": self._dispatcher.outstanding(replica)}
+            replica: {**report, "outstanding": len(self._sent.get(replica, ()))}
             for replica, report in self._reports.items()
         }
 
@@ -105,9 +112,10 @@ class RoutingTable:
         if not report or not report["max_length"] or replica in self._moving or replica in self._suspects:
             self._dispatcher.suspend(replica)
         else:
-            self._dispatcher.assign(replica, report["max_length"], report["service_s"])
+            self._dispatcher.assign(replica, report["max_length"], ServiceCurve.constant(report["service_s"]))
 
     def _forget(self, replica: str) -> None:
         self._suspects.discard(replica)
         self._dispatcher.remove(replica)
+        self._sent.pop(replica, None)
         self._reports.pop(replica, None)

@@ -1,7 +1,7 @@
 """Admission: may one more request join a replica and still meet its deadline?
 
-A replica serves its requests one after another, `service_s` seconds each. A request that finds n of them there is
-predicted to wait n * service_s and to finish after (n + 1) * service_s. It has `budget_s` seconds left, so its slack
+A replica serves its requests one after another. A request that finds work for `wait_s` seconds there, and takes
+`service_s` itself, is predicted to be answered after wait_s + service_s. It has `budget_s` seconds left, so its slack
 is budget_s - service_s, and its `utility` (0 to 1) is the share of that slack it may spend waiting: one of utility 1
 may come in at the last moment, one of utility 0 gets idle replicas only. As load rises, low utilities are shed first.
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 
-_ROUNDING = 1e-9
+ROUNDING_S = 1e-9
+"""By which sums of seconds may be off."""
 
 
 class DeadlineError(Exception):
@@ -31,22 +32,18 @@ class DeadlineError(Exception):
         return f"every replica is too busy to meet the deadline; retry after {self.retry_after_s:.3f} s"
 
 
-def requests_within(seconds: float, service_s: float) -> int:
-    """How many requests of `service_s` seconds, one after another, end within `seconds` (finite, at least 0)."""
-    return int(seconds / service_s + _ROUNDING)
+def retry_after(wait_s: float, service_s: float, idle_s: float, budget_s: float, utility: float = 1.0) -> float:
+    """Seconds of work that a replica must finish before it may take a request; 0 when it may now, infinite when never.
 
-
-def most_outstanding(service_s: float, budget_s: float, utility: float = 1.0) -> int:
-    """The most requests a replica may already hold when one with `budget_s` seconds left joins it; -1 when never."""
-    slack_s = budget_s - service_s
-    return requests_within(utility * slack_s, service_s) if slack_s >= 0 else -1
-
-
-def retry_after(outstanding: int, service_s: float, budget_s: float, utility: float = 1.0) -> float:
-    """Seconds until a replica with `outstanding` requests, if it gets no more of them, may take this one.
-
-    0 when it may take it now, infinite when it never may. The time is that of the completions still needed, counted as
-    if the oldest request had only just begun.
+    It has work for `wait_s`, and the request is expected to take `service_s` there. `idle_s` is the time that was
+    measured for it: an idle replica goes by this where it is less, as one that refuses all it gets would never learn
+    that what it expects is wrong.
     """
-    most = most_outstanding(service_s, budget_s, utility)
-    return max(0, outstanding - most) * service_s if most >= 0 else math.inf
+    slack_s = budget_s - service_s
+    if slack_s >= -ROUNDING_S:
+        missing_s = wait_s - utility * max(0.0, slack_s)
+    elif idle_s <= budget_s + ROUNDING_S:
+        missing_s = wait_s
+    else:
+        return math.inf
+    return missing_s if missing_s > ROUNDING_S else 0.0

@@ -1,38 +1,55 @@
 """Dispatch: which replica gets a request (Arlo §3.4, Algorithm 1), over replicas that come, switch, and go.
 
-A *level* is all replicas that hold one max_length. Its head is the least congested of them: congestion is outstanding
-requests over capacity, and capacity the requests that one replica can finish within the SLO. The levels a text fits
-into are tried in rising length, at most `peek` of them: the first head whose congestion is below a threshold, which
-decays from level to level, gets the request.
+A *level* is all replicas that hold one max_length. Its head is the least congested of them: congestion is the work that
+is queued there over what a replica can do within the SLO. Both are in seconds, as what a text takes depends on its
+length (see `service_curve`). The levels a text fits into are tried in rising length, at most `peek` of them: the first
+head whose congestion is below a threshold, which decays from level to level, gets the request.
 
 Beyond the paper:
 
 - When all heads are busier than that, the one gets it that answers it soonest, for which longer runtimes count their
   service time twice, as they hold up longer texts. The paper queues it at the shortest level, however long the queue.
-- Replicas of a level need not be equally fast. Those that are form a *pool*, and a level's head is the head of its
-  least congested pool. The order is exact; its price is a sort of the level's pools whenever the least count in one of
-  them changes. So give the service time profiled for a kind of GPU, not one measured on each replica.
+- Replicas of a level need not be equally fast: of two that are equally congested the faster one is the head.
 - With a deadline, the head that Algorithm 1 chooses must also be predicted to meet it (see `admission`); else the first
-  pool that can, among the same levels in rising length, gets the request. If none can, it is refused with a time after
-  which to come back.
+  replica that can, among the same levels in rising length, gets the request. If none can, it is refused with a time
+  after which to come back.
+- Several dispatchers may send to the same replicas. What others have there is known from reports that are a second or
+  two old. It counts in full in predictions, but little in congestion: dispatchers that choose by it all run to the
+  same replica, and then away from it, in ever greater numbers. Instead each has a share of the replicas for its own
+  (see `shares`), and on another's a text more counts as queued than it has sent there.
 
-A pool is a bucket queue: one ring of replicas per number of outstanding requests, so a dispatch or completion moves one
-replica to the neighbouring ring, in O(1). Among equals the one that waited longest is taken, so that several
-dispatchers, each counting only what it sent itself, do not all favour the same replica.
+Replicas of a level that are about equally fast form a *pool*, which is a bucket queue: one ring of replicas for each
+amount of congestion, in steps of the shortest text. A dispatch or completion moves one replica to another ring, in
+O(1); where all texts take the same time the order is exact. Within a ring the one that waited longest leads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from pliant.policies.encoder.admission import DeadlineError, most_outstanding, requests_within, retry_after
+import numpy as np
+
+from pliant.policies.encoder.admission import DeadlineError, retry_after
+from pliant.policies.encoder.service_curve import ServiceCurve
 
 R = TypeVar("R", bound=Hashable)
 
 THRESHOLD = 0.02
 """Of a replica's capacity. The paper's 0.85 lets a queue take most of the SLO before a longer runtime helps out."""
+_OTHERS_WEIGHT = 16
+"""What others have counts for so many times less in congestion. As many dispatchers at least keep the balance."""
+_EQUALLY_FAST = math.log(1.1)
+_MOST_RINGS = 4096
+"""The last one holds all that have more work."""
+_MOST_OTHERS_S = 1000.0
+"""So that times are small integers."""
+_MICROSECONDS = 1e6
+_SECONDS = 1e-6
+_ROUNDING = 1e-3
+"""Microseconds."""
 
 
 class NoRuntimeError(LookupError):
@@ -49,54 +66,118 @@ class NoRuntimeError(LookupError):
         return f"no replica holds a runtime for {self.length} tokens; the longest is {self.longest}"
 
 
-class _Replica:
-    """A replica and its neighbours in a ring; a nameless one anchors a ring and is its only node when it is empty."""
+class AllAvoidedError(LookupError):
+    """Every routable replica that holds a runtime long enough is to be avoided."""
 
-    __slots__ = ("name", "next", "outstanding", "pool", "prev")
+
+class _Replica:
+    """A replica and its neighbours in a ring; a nameless one anchors a ring."""
+
+    __slots__ = (
+        "away",
+        "congestion",
+        "extra",
+        "idle",
+        "name",
+        "next",
+        "others",
+        "pool",
+        "prev",
+        "table",
+        "tables",
+    )
 
     def __init__(self, name: Any = None) -> None:
         self.name = name
-        self.outstanding = 0
-        self.pool: _Pool | None = None
+        self.congestion = 0
+        """Microseconds of work that were sent here and not completed, and what little else counts."""
+        self.extra = 0
+        """By how much the work that is queued, in microseconds, exceeds `congestion`: most of `others`."""
+        self.others = 0
+        """Microseconds of work that other dispatchers have here."""
+        self.away = False
+        """It is the own of another dispatcher."""
+        self.tables: tuple[list[int], list[int]] = ([], [])
+        self.table: list[int] = []
+        """Microseconds by length that a text is expected to take."""
+        self.idle: list[int] = []
+        """Those by which it is admitted when nothing is queued."""
+        self.pool: Any = None
+        """None while it is not routable."""
         self.prev = self.next = self
+
+    @property
+    def work(self) -> int:
+        """Microseconds of work that are queued here."""
+        return self.congestion + self.extra
+
+
+class _Level:
+    """The replicas of one max_length; `front` anchors the ring of the least congested of them."""
+
+    __slots__ = ("front", "pools", "several")
+
+    def __init__(self) -> None:
+        self.pools: list[_Pool] = []
+        self.several = False
+        self.front = _Replica()
+
+    def elect(self) -> None:
+        """Find the front, after some pool or its front has changed."""
+        self.several = len(self.pools) > 1
+        pool = min(self.pools, key=_congestion)
+        self.front = pool.rings[pool.lowest]
+
+    def __iter__(self) -> Iterator[_Replica]:
+        """Pool by pool, the least congested first."""
+        for pool in sorted(self.pools, key=_congestion):
+            yield from pool
 
 
 class _Pool:
-    """Equally fast replicas of one level, in rings by outstanding requests; `lowest` is the first ring not empty."""
+    """About equally fast replicas of one level, in rings by congestion; `lowest` is the first ring not empty."""
 
-    __slots__ = ("capacity", "level", "limits", "lowest", "rings", "service_s", "size")
+    __slots__ = ("level", "lowest", "rings", "size", "speed", "tick")
 
-    def __init__(self, level: list[_Pool], service_s: float, capacity: int, thresholds: list[float]) -> None:
+    def __init__(self, level: _Level, speed: int, tick: int) -> None:
         self.level = level
-        self.service_s = service_s
-        self.capacity = capacity
-        self.limits = [_least_congested(limit, capacity) for limit in thresholds]
-        """By the level's place among the candidates: from this many outstanding requests on, it is congested."""
+        self.speed = speed
+        """A step on the scale of service times."""
+        self.tick = tick
+        """Microseconds from ring to ring."""
         self.rings = [_Replica()]
         self.lowest = 0
         self.size = 0
 
     def __iter__(self) -> Iterator[_Replica]:
-        for ring in self.rings:
-            replica = ring.next
-            while replica is not ring:
+        """The least congested first, up to a tick."""
+        for anchor in self.rings[self.lowest :]:
+            replica = anchor.next
+            while replica is not anchor:
                 yield replica
                 replica = replica.next
 
-    @property
-    def congestion(self) -> tuple[float, float]:
-        """What a level's pools are sorted by: the head's congestion, then the faster pool first."""
-        return self.lowest / self.capacity, self.service_s
+    def place(self, congestion: int) -> int:
+        """The ring for `congestion`, which is there then."""
+        place = min(congestion // self.tick, _MOST_RINGS - 1)
+        while place >= len(self.rings):
+            self.rings.append(_Replica())
+        return place
+
+    def counted(self, replica: _Replica) -> int:
+        """Microseconds that count in the congestion of `replica` beside what it was sent."""
+        return replica.others // _OTHERS_WEIGHT // self.tick * self.tick + replica.away * self.tick
 
     def attach(self, replica: _Replica) -> None:
-        outstanding = replica.outstanding
-        while len(self.rings) <= outstanding:
-            self.rings.append(_Replica())
-        ring = self.rings[outstanding]
-        replica.prev, replica.next = ring.prev, ring
-        ring.prev.next = ring.prev = replica
+        work = replica.work
+        replica.extra = replica.others - self.counted(replica)
+        replica.congestion = work - replica.extra
+        place = self.place(replica.congestion)
+        anchor = self.rings[place]
         replica.pool = self
-        self.lowest = min(self.lowest, outstanding) if self.size else outstanding
+        replica.prev, replica.next = anchor.prev, anchor
+        anchor.prev.next = anchor.prev = replica
+        self.lowest = min(self.lowest, place) if self.size else place
         self.size += 1
 
     def detach(self, replica: _Replica) -> None:
@@ -107,13 +188,18 @@ class _Pool:
             self.lowest += 1
 
 
-class Dispatcher(Generic[R]):
-    """Chooses a replica for each request (Arlo §3.4, Algorithm 1) and counts what each still has to answer.
+def _congestion(pool: _Pool) -> tuple[int, int]:
+    """What the pools of a level are compared by: the congestion of the front, then the faster first."""
+    return pool.lowest * pool.tick, pool.speed
 
-    `slo_s` is the service's latency objective in seconds, from which capacities follow. The paper calls `threshold`
-    lambda, `decay` alpha and `peek` L. Replicas are named by any hashable value; a name must not come back after
-    `remove`, or late completions of its former bearer count against the new one. Raises ValueError for arguments out of
-    range.
+
+class Dispatcher(Generic[R]):
+    """Chooses a replica for each request (Arlo §3.4, Algorithm 1) and sums up what each still has to do.
+
+    `slo_s` is the service's latency objective in seconds, within which a replica's capacity is counted. The paper calls
+    `threshold` lambda, `decay` alpha and `peek` L. Replicas are named by any hashable value; a name must not come back
+    after `remove`, or late completions of its former bearer count against the new one. Raises ValueError for arguments
+    out of range.
     """
 
     def __init__(self, slo_s: float, threshold: float = THRESHOLD, decay: float = 0.9, peek: int = 6) -> None:
@@ -122,42 +208,51 @@ class Dispatcher(Generic[R]):
                 "slo_s must be positive, threshold and decay in (0, 1], peek at least 1; "
                 f"got {slo_s}, {threshold}, {decay}, {peek}"
             )
-        self._slo_s = slo_s
-        self._thresholds = [threshold]
-        while len(self._thresholds) < peek:
-            self._thresholds.append(self._thresholds[-1] * decay)
+        self._limits = [math.ceil(slo_s * _MICROSECONDS * threshold * decay**rank - _ROUNDING) for rank in range(peek)]
+        """By the level's place among the candidates: microseconds from which on its head is congested."""
+        self._limit = self._limits[0]
         self._replicas: dict[R, _Replica] = {}
-        self._levels: dict[int, list[_Pool]] = {}
-        self._candidates: list[tuple[list[_Pool], ...]] = []
+        self._levels: dict[int, _Level] = {}
+        self._candidates: list[tuple[_Level, ...]] = []
         """By length: the levels that may serve it, in rising max_length, at most `peek`."""
+        self._own: frozenset[R] | None = None
 
     @property
     def longest(self) -> int:
         """The greatest length that can be served now; 0 when nothing can."""
         return max(self._levels, default=0)
 
-    def assign(self, replica: R, max_length: int, service_s: float) -> None:
-        """From now on `replica` takes requests of at most `max_length` tokens and needs `service_s` seconds for each.
+    def assign(self, replica: R, max_length: int, curve: ServiceCurve) -> None:
+        """From now on `replica` takes texts of at most `max_length` tokens, and needs the seconds of `curve` for them.
 
-        A replica that is known already changes over, and what it has outstanding still counts.
+        A replica that is known already changes over, and what it has to do still counts, as it was predicted.
         """
-        if max_length < 1 or not service_s > 0:
-            raise ValueError(f"max_length and service_s must be positive, got {max_length} and {service_s}")
+        if max_length < 1:
+            raise ValueError(f"max_length must be positive, got {max_length}")
+        tables = _microseconds(curve, max_length)
+        record = self._replicas.get(replica)
+        if record is None:
+            record = self._replicas[replica] = _Replica(replica)
+            record.away = self._is_away(replica)
+        elif record.pool and record.tables is tables:
+            return
         self.suspend(replica)
-        record = self._replicas.setdefault(replica, _Replica(replica))
+        record.tables = tables
+        record.table, record.idle = tables
         level = self._levels.get(max_length)
         if level is None:
-            level = self._levels[max_length] = []
+            level = self._levels[max_length] = _Level()
             self._list_candidates()
-        pool = next((pool for pool in level if pool.service_s == service_s), None)
+        speed = round(math.log(record.table[-1]) / _EQUALLY_FAST)
+        pool = next((pool for pool in level.pools if pool.speed == speed), None)
         if pool is None:
-            pool = _Pool(level, service_s, max(1, requests_within(self._slo_s, service_s)), self._thresholds)
-            level.append(pool)
+            pool = _Pool(level, speed, record.table[0])
+            level.pools.append(pool)
         pool.attach(record)
-        level.sort(key=lambda pool: pool.congestion)
+        level.elect()
 
     def suspend(self, replica: R) -> None:
-        """Send nothing more to `replica` until it is assigned again; what it has outstanding still counts."""
+        """Send nothing more to `replica` until it is assigned again; what it has to do still counts."""
         record = self._replicas.get(replica)
         if record is None or record.pool is None:
             return
@@ -165,10 +260,11 @@ class Dispatcher(Generic[R]):
         level = pool.level
         pool.detach(record)
         if not pool.size:
-            level.remove(pool)
-        level.sort(key=lambda pool: pool.congestion)
-        if not level:
-            self._levels = {length: pools for length, pools in self._levels.items() if pools}
+            level.pools.remove(pool)
+        if level.pools:
+            level.elect()
+        else:
+            self._levels = {length: level for length, level in self._levels.items() if level.pools}
             self._list_candidates()
 
     def remove(self, replica: R) -> None:
@@ -176,141 +272,241 @@ class Dispatcher(Generic[R]):
         self.suspend(replica)
         self._replicas.pop(replica, None)
 
-    def dispatch(self, length: int, budget_s: float | None = None, utility: float = 1.0) -> R:
-        """Choose the replica for a text of `length` tokens (at least 0), and count the request as outstanding there.
+    def report(self, replica: R, others_s: float) -> None:
+        """`replica` says that it has work for `others_s` seconds from other dispatchers. Ignored for an unknown one."""
+        record = self._replicas.get(replica)
+        if record is None:
+            return
+        others = round(min(others_s, _MOST_OTHERS_S) * _MICROSECONDS)
+        if others == record.others:
+            return
+        record.extra += others - record.others
+        record.others = others
+        _reattach(record)
 
-        `budget_s` is the time left until the request's deadline, in seconds (finite), and `utility` the share of its
-        slack that it may spend waiting, 0 to 1 (see `admission`); without a budget every request is taken.
+    def prefer(self, own: Collection[R] | None) -> None:
+        """Prefer the replicas of `own` to others that have as much (see `shares`); None: all are equal."""
+        self._own = None if own is None else frozenset(own)
+        for name, record in self._replicas.items():
+            if record.away != self._is_away(name):
+                record.away = not record.away
+                _reattach(record)
 
-        Raises NoRuntimeError when no routable replica holds the length, and DeadlineError when none in the `peek`
-        shortest levels that do can meet the deadline; nothing is counted then.
+    def dispatch(
+        self, length: int, budget_s: float | None = None, utility: float = 1.0, avoid: Collection[R] = ()
+    ) -> tuple[R, float, int]:
+        """Choose the replica for a text of `length` tokens (at least 0), and count the work for it there.
+
+        Returns the replica, the seconds after which it is predicted to answer, and the work, for `complete`. `budget_s`
+        is the time left until the request's deadline, in seconds (finite), and `utility` the share of its slack that it
+        may spend waiting, 0 to 1 (see `admission`); without a budget every request is taken. None of `avoid` is chosen.
+
+        Raises NoRuntimeError when no routable replica holds the length; of the `peek` shortest levels that do,
+        AllAvoidedError when all replicas are to be avoided, and DeadlineError when none can meet the deadline. Nothing
+        is counted then.
         """
         try:
-            candidates = self._candidates[length]
+            levels = self._candidates[length]
         except IndexError:
             raise NoRuntimeError(length, self.longest) from None
-        pool = candidates[0][0]
-        if pool.lowest >= pool.limits[0]:
-            cheapest, least = pool, math.inf
-            for rank, level in enumerate(candidates):
-                head = level[0]
-                lowest = head.lowest
-                if lowest < head.limits[rank]:
-                    pool = head
-                    break
-                # Until it would be answered, and once more the time for which it would hold up others.
-                cost = (lowest + 2) * head.service_s
-                if cost < least:
-                    cheapest, least = head, cost
-            else:
-                pool = cheapest
-        if budget_s is not None and pool.lowest > most_outstanding(pool.service_s, budget_s, utility):
-            pool = _first_in_time(candidates, budget_s, utility)
-
-        # Rings are relinked in place, here and in `complete`: at a million requests a second, calls are what costs.
-        lowest = pool.lowest
+        # The usual case first, and replicas are relinked in place, here and in `complete`: calls are what costs.
+        replica = levels[0].front.next
+        if avoid or replica.congestion >= self._limit:
+            replica = self._search(levels, length, avoid)
+        took = replica.table[length]
+        congestion = replica.congestion + took
+        predicted_s = (congestion + replica.extra) * _SECONDS
+        if (
+            budget_s is not None
+            and (predicted_s > budget_s or utility < 1.0)
+            and _retry_after(replica, length, budget_s, utility)
+        ):
+            replica = _first_in_time(levels, length, budget_s, utility, avoid)
+            took = replica.table[length]
+            congestion = replica.congestion + took
+            predicted_s = (congestion + replica.extra) * _SECONDS
+        replica.congestion = congestion
+        pool = replica.pool
+        before = replica.prev
+        after = replica.next
+        before.next = after
+        after.prev = before
         rings = pool.rings
-        ring = rings[lowest]
-        replica = ring.next
-        second = replica.next
-        ring.next = second
-        second.prev = ring
-        replica.outstanding = outstanding = lowest + 1
-        if outstanding == len(rings):
-            rings.append(_Replica())
-        anchor = rings[outstanding]
+        try:
+            anchor = rings[congestion // pool.tick]
+        except IndexError:
+            anchor = rings[pool.place(congestion)]
         last = anchor.prev
         last.next = anchor.prev = replica
         replica.prev = last
         replica.next = anchor
-        if second is ring:
-            pool.lowest = outstanding
-            if len(pool.level) > 1:
-                pool.level.sort(key=lambda pool: pool.congestion)
-        name: R = replica.name
-        return name
+        if before is after:
+            lowest = pool.lowest
+            while (front := rings[lowest]).next is front:
+                lowest += 1
+            pool.lowest = lowest
+            level = pool.level
+            if level.several:
+                level.elect()
+            else:
+                level.front = front
+        return replica.name, predicted_s, took
 
-    def complete(self, replica: R) -> None:
-        """One request of `replica` ended, well or not. Ignored for an unknown replica, or one with none outstanding."""
-        record = self._replicas.get(replica)
-        if record is None or not record.outstanding:
+    def complete(self, replica: R, work: int) -> None:
+        """A request of `replica` ended, well or not; `work` is what `dispatch` gave. Ignored for an unknown replica.
+
+        Raises ValueError when less than `work` is left of what was sent.
+        """
+        try:
+            record = self._replicas[replica]
+        except KeyError:
             return
-        record.outstanding = outstanding = record.outstanding - 1
+        congestion = record.congestion - work
+        if congestion < 0:
+            raise ValueError(f"{replica} has less to do than {work} microseconds")
+        record.congestion = congestion
         pool = record.pool
         if pool is None:
             return
-        before, after = record.prev, record.next
+        before = record.prev
+        after = record.next
         before.next = after
         after.prev = before
-        anchor = pool.rings[outstanding]
+        place = congestion // pool.tick
+        try:
+            anchor = pool.rings[place]
+        except IndexError:
+            anchor = pool.rings[pool.place(congestion)]
         last = anchor.prev
         last.next = anchor.prev = record
         record.prev = last
         record.next = anchor
-        if outstanding < pool.lowest:
-            pool.lowest = outstanding
-            if len(pool.level) > 1:
-                pool.level.sort(key=lambda pool: pool.congestion)
+        if place < pool.lowest:
+            pool.lowest = place
+            level = pool.level
+            if level.several:
+                level.elect()
+            else:
+                level.front = anchor
 
-    def outstanding(self, replica: R) -> int:
-        """Requests sent to `replica` and not completed, suspended or not; 0 when it is not known."""
+    def sent_s(self, replica: R) -> float:
+        """Seconds of work that were sent to `replica` and not completed, suspended or not; 0 when it is not known."""
         record = self._replicas.get(replica)
-        return record.outstanding if record else 0
+        return (record.work - record.others) * _SECONDS if record else 0.0
 
-    def levels(self) -> dict[int, dict[R, int]]:
-        """The routable replicas and their outstanding requests, by max_length in rising order."""
+    def levels(self) -> dict[int, dict[R, float]]:
+        """The routable replicas and the seconds of work there, others' included, by max_length in rising order."""
         return {
-            length: {replica.name: replica.outstanding for pool in self._levels[length] for replica in pool}
-            for length in sorted(self._levels)
+            length: {record.name: record.work * _SECONDS for pool in level.pools for record in pool}
+            for length, level in sorted(self._levels.items())
         }
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every count, ring, order and table agrees with the others. Slow: for tests."""
+        """Raise AssertionError unless every sum, ring, front and table agrees with the others. Slow: for tests."""
         routable = {record.name: record for record in self._replicas.values() if record.pool}
-        listed = [record for level in self._levels.values() for pool in level for record in pool]
+        listed = [record for level in self._levels.values() for pool in level.pools for record in pool]
         assert len(listed) == len(routable), "a replica is in two rings or none"
         assert all(routable[record.name] is record for record in listed), "a ring holds a replica that has left"
+        assert all(record.work >= record.others >= 0 for record in self._replicas.values()), "work is negative"
         for level in self._levels.values():
-            assert level == sorted(level, key=lambda pool: pool.congestion), "the least congested pool does not lead"
-            for pool in level:
+            pool = min(level.pools, key=_congestion)
+            assert level.front is pool.rings[pool.lowest], "the least congested does not lead"
+            for pool in level.pools:
                 assert pool.level is level, "a pool is in a level that is not its own"
-                assert all(record.pool is pool for record in pool), "a replica is in a pool that is not its own"
-                counts = [record.outstanding for record in pool]
-                assert len(counts) == pool.size > 0, "a pool's size is wrong"
-                assert pool.lowest == min(counts), "a pool's head is not its least busy replica"
-                for count, ring in enumerate(pool.rings):
-                    assert ring.next.prev is ring.prev.next is ring, "a ring is broken"
-                    assert ring.next is ring or ring.next.outstanding == count, "a replica is in the wrong ring"
+                assert sum(1 for _ in pool) == pool.size > 0, "a pool's size is wrong"
+                taken = [place for place, anchor in enumerate(pool.rings) if anchor.next is not anchor]
+                assert pool.lowest == taken[0], "the lowest ring is empty, or is not the lowest"
+                for anchor in pool.rings:
+                    assert anchor.next.prev is anchor.prev.next is anchor, "a ring is broken"
+                for record in pool:
+                    assert record.pool is pool, "a replica is in a pool that is not its own"
+                    assert record.extra == record.others - pool.counted(record), "what else counts is out of date"
+                    anchor = record.next
+                    while anchor.name is not None:
+                        anchor = anchor.next
+                    assert anchor is pool.rings[pool.place(record.congestion)], "a replica is in the wrong ring"
         for length, candidates in enumerate(self._candidates):
-            lengths = sorted(held for held in self._levels if held >= length)[: len(self._thresholds)]
-            assert list(candidates) == [self._levels[held] for held in lengths], "the candidates of a length are wrong"
+            lengths = sorted(held for held in self._levels if held >= length)[: len(self._limits)]
+            levels = [self._levels[held] for held in lengths]
+            assert list(candidates) == levels, "the candidates of a length are wrong"
+
+    def _is_away(self, replica: R) -> bool:
+        return self._own is not None and replica not in self._own
 
     def _list_candidates(self) -> None:
         lengths = sorted(self._levels)
         self._candidates = []
         for index, length in enumerate(lengths):
-            levels = tuple(self._levels[held] for held in lengths[index : index + len(self._thresholds)])
+            levels = tuple(self._levels[held] for held in lengths[index : index + len(self._limits)])
             self._candidates += [levels] * (length + 1 - len(self._candidates))
 
+    def _search(self, levels: tuple[_Level, ...], length: int, avoid: Collection[R]) -> _Replica:
+        """The replica that Algorithm 1 chooses; if all heads are congested, the one that the request costs least at."""
+        cheapest = None
+        least = math.inf
+        for level, limit in zip(levels, self._limits, strict=False):
+            head = level.front.next
+            if avoid and head.name in avoid:
+                allowed = [replica for replica in level if replica.name not in avoid]
+                if not allowed:
+                    continue
+                head = allowed[0]
+            congestion = head.congestion
+            if congestion < limit:
+                return head
+            # Until it would be answered, and once more the time for which it would hold up others.
+            cost = congestion + 2 * head.table[length]
+            if cost < least:
+                cheapest, least = head, cost
+        if cheapest is None:
+            raise AllAvoidedError
+        return cheapest
 
-def _least_congested(threshold: float, capacity: int) -> int:
-    """The least number of requests whose share of `capacity`, as a float, reaches `threshold`."""
-    count = math.ceil(threshold * capacity)
-    while count > 0 and (count - 1) / capacity >= threshold:
-        count -= 1
-    while count / capacity < threshold:
-        count += 1
-    return count
+
+def _reattach(replica: _Replica) -> None:
+    """Put `replica`, if it is routable, where it belongs by what else counts now."""
+    pool = replica.pool
+    if pool is not None:
+        pool.detach(replica)
+        pool.attach(replica)
+        pool.level.elect()
 
 
-def _first_in_time(candidates: tuple[list[_Pool], ...], budget_s: float, utility: float) -> _Pool:
-    """The first pool, in rising length, whose head can meet the deadline; raises DeadlineError when there is none."""
-    soonest = fastest_s = math.inf
-    for level in candidates:
-        for pool in level:
-            wait = retry_after(pool.lowest, pool.service_s, budget_s, utility)
-            if not wait:
-                return pool
-            soonest = min(soonest, wait)
-            fastest_s = min(fastest_s, pool.service_s)
-    raise DeadlineError(soonest, fastest_s)
+def _retry_after(replica: _Replica, length: int, budget_s: float, utility: float) -> float:
+    service_s, idle_s = replica.table[length] * _SECONDS, replica.idle[length] * _SECONDS
+    return retry_after(replica.work * _SECONDS, service_s, idle_s, budget_s, utility)
+
+
+def _first_in_time(
+    levels: tuple[_Level, ...], length: int, budget_s: float, utility: float, avoid: Collection[Any]
+) -> _Replica:
+    """The first replica, in rising length, that can meet the deadline; raises DeadlineError when there is none."""
+    soonest_s = fastest_s = math.inf
+    for level in levels:
+        for replica in level:
+            if replica.name in avoid:
+                continue
+            wait_s = _retry_after(replica, length, budget_s, utility)
+            if not wait_s:
+                return replica
+            soonest_s = min(soonest_s, wait_s)
+            fastest_s = min(fastest_s, replica.idle[length] * _SECONDS)
+    raise DeadlineError(soonest_s, fastest_s)
+
+
+def shares(held: Mapping[R, int], dispatchers: Collection[str]) -> dict[str, list[R]]:
+    """By dispatcher: the replicas that it has for its own; `held` is the max_length of each.
+
+    All dispatchers that know of the same replicas and of each other find the same shares, equal in each level up to one
+    replica.
+    """
+    replicas = sorted(held, key=lambda replica: (held[replica], str(replica)))
+    named = sorted(dispatchers)
+    return {name: replicas[rank :: len(named)] for rank, name in enumerate(named)}
+
+
+@lru_cache(maxsize=1024)
+def _microseconds(curve: ServiceCurve, longest: int) -> tuple[list[int], list[int]]:
+    """What is expected, and what an idle replica is admitted to by, for each length from 0."""
+    expected, idle = (np.maximum(1, np.rint(table * _MICROSECONDS)).astype(int) for table in curve.tables(longest))
+    return expected.tolist(), idle.tolist()

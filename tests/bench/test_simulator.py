@@ -20,6 +20,7 @@ from pliant.bench.encoder.schemes import Setting, arrived, proportional, simulat
 from pliant.bench.encoder.simulator import Second, Service, Simulation
 from pliant.bench.workloads import twitter
 from pliant.policies.encoder.dispatch import Dispatcher
+from pliant.policies.encoder.service_curve import ServiceCurve
 
 SCHEMES = ("arlo", "st", "dt", "infaas", "ilb", "ig", "even")
 
@@ -60,18 +61,18 @@ def literal(held: Sequence[int], service_s: Mapping[int, float], slo_s: float, s
     """The same, event by event: every completion is a line in a list that is searched from the start."""
     dispatcher: Dispatcher[int] = Dispatcher(slo_s)
     for replica, max_length in enumerate(held):
-        dispatcher.assign(replica, max_length, service_s[max_length])
-    finishes: list[tuple[float, int]] = []
+        dispatcher.assign(replica, max_length, ServiceCurve.constant(service_s[max_length]))
+    finishes: list[tuple[float, int, int]] = []
     latencies = []
     for time, tokens in zip(stream.seconds.tolist(), stream.tokens.tolist(), strict=True):
-        for finish, replica in sorted(finishes):
+        for finish, replica, work in sorted(finishes):
             if finish <= time:
-                finishes.remove((finish, replica))
-                dispatcher.complete(replica)
-        replica = dispatcher.dispatch(tokens)
-        before = [finish for finish, other in finishes if other == replica]
+                finishes.remove((finish, replica, work))
+                dispatcher.complete(replica, work)
+        replica, _, work = dispatcher.dispatch(tokens)
+        before = [finish for finish, other, _ in finishes if other == replica]
         finish = max([time, *before]) + service_s[held[replica]]
-        finishes.append((finish, replica))
+        finishes.append((finish, replica, work))
         latencies.append(finish - time)
     return latencies
 
@@ -216,27 +217,27 @@ def test_warmup_is_left_out() -> None:
 
 
 def sent(dispatcher: BaselineDispatcher, lengths: Sequence[int]) -> list[int]:
-    return [dispatcher.dispatch(length) for length in lengths]
+    return [dispatcher.dispatch(length)[0] for length in lengths]
 
 
 def test_packing_fills_a_replica_before_it_uses_the_next() -> None:
     dispatcher = Packing(room_s=0.3)
     for replica, (max_length, service_s) in enumerate([(64, 0.1), (64, 0.1), (512, 0.2)]):
-        dispatcher.assign(replica, max_length, service_s)
+        dispatcher.assign(replica, max_length, ServiceCurve.constant(service_s))
     assert sent(dispatcher, [9] * 6) == [0, 0, 0, 1, 1, 1]
     assert sent(dispatcher, [9] * 2) == [2, 2]
     assert sent(dispatcher, [9]) == [0], "none has room: where it waits least, the shortest first"
-    dispatcher.complete(1)
+    dispatcher.complete(1, 1)
     assert sent(dispatcher, [9]) == [1]
     dispatcher.suspend(1)
-    dispatcher.complete(2)
+    dispatcher.complete(2, 1)
     assert sent(dispatcher, [9, 100]) == [2, 2]
 
 
 def test_least_busy_goes_where_a_request_waits_least() -> None:
     dispatcher = LeastBusy()
     for replica, (max_length, service_s) in enumerate([(64, 0.1), (512, 0.15)]):
-        dispatcher.assign(replica, max_length, service_s)
+        dispatcher.assign(replica, max_length, ServiceCurve.constant(service_s))
     assert sent(dispatcher, [9, 9, 9, 9, 100]) == [0, 1, 0, 1, 1]
 
 
