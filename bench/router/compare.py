@@ -1,4 +1,4 @@
-"""What our gateway and router cost over bare Ray Serve, and how fast the dispatcher is by itself.
+"""What our gateway and router cost over bare Ray Serve, and what the dispatcher costs by itself.
 
 The same model, which does nothing, stands behind both, in one cluster: what is measured is parsing, validation,
 tokenization, routing and metrics. Bare Serve parses the body and tokenizes nothing, so 1 cannot be reached.
@@ -23,7 +23,8 @@ from pliant.bench.cluster import cluster
 from pliant.bench.load import Block, LoadError, closed_loop, session
 from pliant.bench.report import Options, Report, median, ratio
 from pliant.bench.router.apps import bare, ours
-from pliant.bench.router.dispatch_rate import LEVELS, dispatches_per_second
+from pliant.bench.router.dispatch_cost import cost_in_method_calls
+from pliant.bench.router.two_gateways import p98_against_one
 from pliant.models import sources
 
 _MODEL = "zoo/topics-large"
@@ -33,6 +34,12 @@ _BARE = ("bare", "bare-same-loop")
 _REPLICA_CPUS = 0.05
 _MANY = 32
 _NEVER_LATE_MS = 60_000
+_FLEETS = (8, 64, 1000)
+_BUSY, _QUEUED = 0.6, 20.0
+"""Outstanding requests per replica."""
+_SHARED_FLEETS = (16, 32)
+_LOADS = (0.6, 0.75, 0.9)
+_SHARED = "simulated, 32 replicas at 60% load; reports are one to two seconds old"
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,14 @@ class _Plan:
     together: int
     """Requests of all 32 clients."""
     dispatches: int
+    simulated_s: float
+    """Of one gateway's service, and of two."""
     replicas: int = 3
     seed: int = 0
 
 
-_QUICK = _Plan(repetitions=8, alone=80, together=480, dispatches=100_000)
-_FULL = _Plan(repetitions=30, alone=200, together=1500, dispatches=500_000)
+_QUICK = _Plan(repetitions=8, alone=80, together=480, dispatches=100_000, simulated_s=60.0)
+_FULL = _Plan(repetitions=30, alone=200, together=1500, dispatches=500_000, simulated_s=300.0)
 
 
 def run(options: Options) -> Report:
@@ -56,8 +65,19 @@ def run(options: Options) -> Report:
     plan = _QUICK if options.quick else _FULL
     rng = random.Random(plan.seed)
     sources.fetch(_MODEL)
-    wide = [dispatches_per_second(1200, plan.dispatches, plan.seed + repetition) for repetition in range(3)]
-    narrow = [dispatches_per_second(100, plan.dispatches, plan.seed + repetition) for repetition in range(3)]
+    busy, queued = (
+        {
+            replicas: [cost_in_method_calls(replicas, load, plan.dispatches, plan.seed + number) for number in range(3)]
+            for replicas in _FLEETS
+        }
+        for load in (_BUSY, _QUEUED)
+    )
+    dearest = max(busy, key=lambda replicas: statistics.median(busy[replicas]))
+    apart = {
+        (replicas, load): [p98_against_one(replicas, load, plan.simulated_s, plan.seed + n) for n in range(3)]
+        for replicas in _SHARED_FLEETS
+        for load in _LOADS
+    }
     applications = {
         _OURS: ours(_MODEL, plan.replicas, _REPLICA_CPUS, _SERVICE),
         _BARE[0]: bare(_MODEL, plan.replicas, _REPLICA_CPUS, same_loop=False),
@@ -75,8 +95,13 @@ def run(options: Options) -> Report:
     figures = [
         ratio("gateway_latency_ratio_c1", latencies[_OURS], latencies[quickest], "<= 1.3", _beside(latencies, "ms")),
         ratio("gateway_throughput_ratio_c32", rates[_OURS], rates[widest], ">= 0.75", _beside(rates, "requests/s")),
-        median("dispatch_per_second", wide, ">= 600,000", f"{LEVELS} levels of 1,200 replicas"),
-        median("dispatch_per_second_small", narrow, beside=f"{LEVELS} levels of 100 replicas"),
+        median("dispatch_cost_in_method_calls", busy[dearest], "<= 20", _of_fleets(busy)),
+        median("dispatch_cost_in_method_calls_queued", queued[dearest], beside=_of_fleets(queued)),
+        median("two_gateways_p98_vs_one", apart[_SHARED_FLEETS[-1], _LOADS[0]], "<= 1.15", _SHARED),
+        *(
+            median(f"two_gateways_p98_vs_one_{replicas}_replicas_load_{load:.0%}".removesuffix("%"), found)
+            for (replicas, load), found in apart.items()
+        ),
     ]
     config = {**asdict(plan), "model": _MODEL, "best_baseline_c1": quickest, "best_baseline_c32": widest}
     return Report(figures, config, {"latency": _plot(alone, together)})
@@ -114,6 +139,11 @@ def _shape(answer: list[list[dict[str, Any]]]) -> str:
 def _beside(values: dict[str, list[float]], unit: str) -> str:
     listed = ", ".join(f"{system} {statistics.median(blocks):.3g}" for system, blocks in values.items())
     return f"{listed} {unit}"
+
+
+def _of_fleets(costs: dict[int, list[float]]) -> str:
+    listed = ", ".join(f"{statistics.median(found):.3g} for {replicas:,}" for replicas, found in costs.items())
+    return f"{listed} replicas"
 
 
 def _plot(alone: dict[str, list[Block]], together: dict[str, list[Block]]) -> Plot:
