@@ -40,10 +40,6 @@ def summary(outcome: Outcome) -> tuple[float, ...]:
     return outcome.latencies.mean, outcome.latencies.quantile(0.98), outcome.busy_s, outcome.gpu_s
 
 
-@given(
-    loads=st.lists(st.floats(0, 100), min_size=1, max_size=8).filter(any),
-    replicas=st.integers(1, 50),
-)
 def sent(dispatcher: BaselineDispatcher, lengths: Sequence[int]) -> list[int]:
     return [dispatcher.dispatch(length)[0] for length in lengths]
 
