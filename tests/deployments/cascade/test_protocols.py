@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import struct
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Any
-from unittest.mock import MagicMock, call
 
 import pytest
 from fastapi.testclient import TestClient
 from huggingface_hub import TextClassificationOutputElement
-from support.scripted_cascade import LABELS, Model, Service
+from support.scripted_cascade import LABELS, Model, Recorder, Service
 
 from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import GatewayConfig
-from pliant.deployments.cascade import metrics
+from pliant.deployments import kinds
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.metrics import CascadeMetrics
 from pliant.deployments.http.application import application
-from pliant.deployments.kinds import loaded
-from pliant.deployments.serving import metrics as serving_metrics
-from pliant.deployments.serving import services as serving
+from pliant.deployments.serving import metrics
 from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.services import Services
 from pliant.deployments.serving.status import exposition
 from pliant.policies.cascade.candidates import Candidate
 
-KINDS = loaded()
 INFER = "/v2/models/topics-c/infer"
 CANDIDATE = Candidate(
     levels=("small", "large"),
@@ -48,20 +45,6 @@ CANDIDATE = Candidate(
 )
 
 
-class Nobody:
-    def answered(self, *_: object) -> None: ...
-
-    def rerouted(self, *_: object) -> None: ...
-
-    def drifted(self, *_: object) -> None: ...
-
-    def degraded(self, *_: object) -> None: ...
-
-    def ended(self, *_: object) -> None: ...
-
-    def retried(self, *_: object) -> None: ...
-
-
 class House:
     def __init__(self, unmet: str | None = None, ready: bool = True, refused: bool = False) -> None:
         self.small, self.large = Service(Model("small", 1.0, 0.001)), Service(Model("large", 1.0, 0.01))
@@ -71,29 +54,15 @@ class House:
             entry = CascadeEntry("topics-c", "cannot keep", None, "none of 9; delete /cache/c", refused=True)
         config = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, degrade=True)
         levels: Any = {"small": self.small, "large": self.large}
-        self.cascade = CascadeClassifier("topics-c", config, levels, lambda: entry, Nobody())
-        self.services = [serving.Service(name, "encoder", "texts") for name in levels]
-        self.services.append(serving.Service("topics-c", "cascade", "texts"))
-        for service, endpoint in zip(self.services, (*levels.values(), self.cascade), strict=True):
-            service.open(endpoint)
-        self.http = TestClient(application(GatewayConfig(), serving.Services(self.services), self.stats, bytes))
+        self.cascade = CascadeClassifier("topics-c", config, levels, lambda: entry, Recorder())
+        services = Services.of("texts", {**levels, "topics-c": self.cascade})
+        self.http = TestClient(application(GatewayConfig(), services, self.stats, lambda: self.metrics().encode()))
 
     def stats(self) -> dict[str, Any]:
-        """As a gateway tells them."""
-        return {
-            "services": {
-                service.name: {
-                    **service.facts(),
-                    "plan": {},
-                    "replicas": {},
-                    **KINDS[service.kind].facts(service, None),
-                }
-                for service in self.services
-            }
-        }
+        return {"services": {"topics-c": {"kind": "cascade", **self.cascade.facts()}}}
 
-    def exposition(self) -> str:
-        return exposition(self.stats(), KINDS).decode()
+    def metrics(self) -> str:
+        return exposition(self.stats(), kinds.loaded()).decode()
 
     def classify(self, text: str | list[str] = "w1 yes t1", **parameters: Any) -> Any:
         return self.http.post("/models/topics-c", json={"inputs": text, "parameters": parameters}).json()
@@ -184,42 +153,64 @@ def test_prometheus_sees_the_promise_and_the_drift() -> None:
     house = House(unmet="no candidate")
     for _ in range(4):
         house.classify(["w1 yes t1"] * 60)
-    seen = house.exposition()
+    seen = house.http.get("/metrics").text
     assert 'pliant_cascade_ready{service="topics-c"} 1.0' in seen
     assert 'pliant_cascade_promise_kept{service="topics-c"} 0.0' in seen
     assert 'pliant_cascade_profiled_reroute_share{level="small",service="topics-c"} 0.6' in seen
     assert 'pliant_cascade_reroute_drifting{level="small",service="topics-c"} 1.0' in seen
     assert 'pliant_cascade_reroute_drifts_total{level="small",service="topics-c"} 1.0' in seen
-    waiting = House(ready=False).exposition()
+    waiting = House(ready=False).http.get("/metrics").text
     assert 'pliant_cascade_ready{service="topics-c"} 0.0' in waiting
     assert "pliant_cascade_profiled_accuracy{" not in waiting
 
 
-def test_ray_hears_of_routes_and_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: dict[str, MagicMock] = defaultdict(MagicMock)
+@pytest.fixture
+def ray_heard(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, ...]]:
+    """What Ray's metrics add up to, by name and the values of tags."""
+    heard: Counter[tuple[str, ...]] = Counter()
 
-    def declared(_service: str, name: str, *_: object) -> MagicMock:
-        return made[name]
+    class Heard:
+        def __init__(self, name: str, *_: object, **__: object) -> None:
+            self.name = name
 
-    for module in (metrics, serving_metrics):
-        for kind in ("counter", "gauge", "histogram"):
-            monkeypatch.setattr(module, kind, declared)
+        def set_default_tags(self, tags: dict[str, str]) -> None:
+            assert tags == {"service": "topics-c"}
+
+        def inc(self, value: float = 1, tags: dict[str, str] | None = None) -> None:
+            heard[self.name, *(tags or {}).values()] += value  # type: ignore[assignment]
+
+        def set(self, value: float, tags: dict[str, str]) -> None:
+            heard[self.name, *tags.values()] = value  # type: ignore[assignment]
+
+        observe = inc
+
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(metrics, kind, Heard)
+    return heard
+
+
+def test_ray_hears_of_outcomes_routes_and_drifts(ray_heard: Counter[tuple[str, ...]]) -> None:
     outcomes: Counter[str] = Counter()
     recorder = CascadeMetrics("topics-c", "cascade", outcomes)
-    small = {"level": "small"}
-    for drifting in (False, True, False):
-        recorder.drifted("small", drifting)
+    drifting = "pliant_cascade_reroute_drifting", "small"
+    for now in (False, True, False):
+        recorder.drifted("small", now)
+        assert ray_heard[drifting] == now
     recorder.rerouted("small", 5, 3)
-    recorder.answered("large", 0.5, 0.1, 0.9)
+    recorder.rerouted("small", 0, 0)
+    recorder.degraded("large", "busy")
+    recorder.answered("small", 0.25, 0.2, 0.9)
     recorder.ended(Outcome.DEGRADED)
-    assert made["pliant_cascade_reroute_drifting"].set.mock_calls == [
-        call(drifting, tags=small) for drifting in (False, True, False)
-    ]
-    made["pliant_cascade_reroute_drifts_total"].inc.assert_called_once_with(tags=small)
-    made["pliant_cascade_rerouted_total"].inc.assert_called_once_with(tags=small)
-    made["pliant_cascade_words_pruned_total"].inc.assert_called_once_with(3, tags=small)
-    made["pliant_cascade_answers_total"].inc.assert_called_once_with(tags={"level": "large"})
-    made["pliant_request_latency_seconds"].observe.assert_called_once_with(0.5, tags={"kind": "cascade"})
-    made["pliant_slo_violations_total"].inc.assert_called_once_with(tags={"kind": "cascade"})
-    made["pliant_requests_total"].inc.assert_called_once_with(tags={"kind": "cascade", "outcome": "degraded"})
+    assert +ray_heard == {
+        ("pliant_cascade_reroute_drifts_total", "small"): 1,
+        ("pliant_cascade_rerouted_total", "small"): 2,
+        ("pliant_cascade_words_total", "small"): 5,
+        ("pliant_cascade_words_pruned_total", "small"): 3,
+        ("pliant_cascade_degraded_total", "large", "busy"): 1,
+        ("pliant_cascade_answers_total", "small"): 1,
+        ("pliant_cascade_confidence", "small"): 0.9,
+        ("pliant_request_latency_seconds", "cascade"): 0.25,
+        ("pliant_slo_violations_total", "cascade"): 1,
+        ("pliant_requests_total", "cascade", "degraded"): 1,
+    }
     assert outcomes == {"degraded": 1}
