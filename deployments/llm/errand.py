@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.least_held import Share
-from pliant.deployments.serving.outcome import Fault, RequestError
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
 
 
@@ -45,9 +45,15 @@ class AnswerErrand(Errand[Share, Generation, Piece]):
         self._deadline = time.monotonic() + self._slo_s
 
     def unanswered(self) -> RequestError:
-        error = super().unanswered()
-        if self._received:
-            error.reason = f"no replica of {self.subject} went on with this answer within {self.timeout_s:g} s"
+        if not self._received:
+            return super().unanswered()
+        reason = f"no replica of {self.subject} went on with this answer within {self.timeout_s:g} s"
+        return RequestError(Outcome.UNAVAILABLE, reason, 1.0, Fault.TIMED_OUT)
+
+    def explained(self, refusal: Refusal) -> RequestError:
+        error = super().explained(refusal)
+        if refusal.cause == "unable":
+            error.param = "model"
         return error
 
     def refused(self, refusals: Sequence[Refusal]) -> RequestError:

@@ -212,6 +212,8 @@ class _Course(Generic[Want, Query, Item]):
         self._avoid: set[str] = set()
         self._refusals: dict[str, Refusal] = {}
         """By replica; those that refused are not asked again."""
+        self._unable = 0
+        """Times since it last got on that a replica could not get what it names."""
 
     @property
     def until(self) -> float:
@@ -222,7 +224,7 @@ class _Course(Generic[Want, Query, Item]):
         """The client has one more piece."""
         self._moved = time.monotonic()
         self._begun = True
-        self._failed = 0
+        self._failed = self._unable = 0
         self._refusals.clear()
 
     async def choose(self) -> Attempt[Query]:
@@ -232,7 +234,7 @@ class _Course(Generic[Want, Query, Item]):
             if self._failed >= _MOST_FAILED:
                 told = f"{self._failed} replicas of {self.errand.subject} failed over this request"
                 raise RequestError(Outcome.UNAVAILABLE, f"{told}; the last: {self._reason}")
-            if self._refusals and not self._begun:
+            if self._refusals and (self._refused or not self._begun):
                 raise self.errand.refused(list(self._refusals.values()))
             if not self.errand.waits:
                 raise self.errand.unserved()
@@ -302,9 +304,11 @@ class _Course(Generic[Want, Query, Item]):
         elif refusal.cause == "unable" and await self._renewed(refusal):
             self._avoid.clear()
             self._refusals.clear()
+            self._unable = 0
             self._why = "moved"
         else:
             self._refusals[replica] = refusal
+            self._unable += refusal.cause == "unable"
             self._why = "busy" if refusal.cause == "busy" else "moved"
 
     async def _renewed(self, refusal: Refusal) -> bool:
@@ -314,9 +318,14 @@ class _Course(Generic[Want, Query, Item]):
         except TimeoutError:
             raise self.errand.unanswered() from None
 
+    @property
+    def _refused(self) -> bool:
+        """Whether enough have refused it; what has begun waits for room, but not for what replicas cannot get."""
+        return (self._unable if self._begun else len(self._refusals)) >= _MOST_REFUSED
+
     def _choose_now(self) -> Attempt[Query] | None:
         """None also when enough have failed it, or refused it."""
-        if self._failed >= _MOST_FAILED or (len(self._refusals) >= _MOST_REFUSED and not self._begun):
+        if self._failed >= _MOST_FAILED or self._refused:
             return None
         want, query = self.errand.want(self.late), self.errand.query(self.late)
         try:

@@ -1,7 +1,7 @@
 """A cluster of three nodes with pretend GPUs on this machine, through every failure in turn; writes what clients saw.
 
 `python pretend_nodes.py FILE`: a script, because it owns its Ray. Replicas hold runtimes that only sleep, of a model
-that has a tokenizer and no weights; all else is as in a real cluster.
+that has a tokenizer and no weights; all else is as in a real cluster. Beside them it serves a kind of its own, echo.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from e2e.cluster import PATIENT_MS
 from ray import serve
 from ray.cluster_utils import Cluster
 from support.doubles import Sleepers
+from support.echo.config import EchoConfig
+from support.echo.kind import ECHO
 from support.waiting import HANGS_AFTER_S, wait_until
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.bench.ray_session import free_port
+from pliant.config.cluster import Reader
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.app import assemble
 from pliant.deployments.encoder.engine import Runtime
 from pliant.deployments.encoder.replica import EncoderReplica
-from pliant.deployments.kinds import parse
+from pliant.deployments.kinds import CONFIGS, KINDS
 
 STORE = 80 * 2**20
 LENGTHS = (64, 128, 512)
@@ -133,6 +136,7 @@ class Scenario:
             "held": [length for _, length, _ in self._held()],
             "failed": [report["failed"] for report in service["replicas"].values() if report["failed"]],
             "plan": service["plan"],
+            "echo": self._echo(name),
         }
 
     def _held(self) -> list[tuple[str, int, Any]]:
@@ -140,6 +144,11 @@ class Scenario:
         replicas = self._service()["replicas"].items()
         found = [(name, report["max_length"], report["failed"]) for name, report in replicas]
         return sorted(found, key=lambda replica: replica[1])
+
+    def _echo(self, text: str) -> Any:
+        """What the service that says what it hears answers."""
+        answer = httpx.post(f"{self._address}/models/echo", json={"inputs": text}, timeout=HANGS_AFTER_S)
+        return answer.json() if answer.status_code == 200 else answer.text
 
     def _service(self) -> dict[str, Any]:
         try:
@@ -198,7 +207,7 @@ def main() -> None:
     port = free_port()
     ray.init(address=cluster.address, log_to_driver=False)
     cluster.wait_for_nodes()
-    config = parse(
+    config = Reader((*CONFIGS, EchoConfig)).parse(
         {
             "gateway": {"replicas": 2, "cpus": 1.2},
             "services": {
@@ -210,13 +219,14 @@ def main() -> None:
                     "slo_ms": 1000,
                     "cpus": 0.45,
                     "gpus": 1,
-                }
+                },
+                "echo": {"kind": "echo", "replicas": 2, "timeout_s": HANGS_AFTER_S},
             },
         }
     )
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        serve.run(assemble(config, {"topics": PretendReplica}))
+        serve.run(assemble(config, {"topics": PretendReplica}, (*KINDS, ECHO)))
         scenario = Scenario(f"http://127.0.0.1:{port}")
         flag = Path(os.environ[BROKEN])
 

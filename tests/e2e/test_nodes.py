@@ -69,6 +69,11 @@ def test_a_removed_node_is_planned_without(phases: Phases) -> None:
     assert answered(phases, "node removed")["plan"]["replicas"] == {"64": 1, "128": 0, "512": 1}
 
 
+def test_a_kind_that_is_not_ours_is_served_through_all_of_it(phases: Phases) -> None:
+    for name in phases.keys() - {"gateway killed"}:
+        assert phases[name]["echo"] == [[{"label": name, "score": 1.0}]]
+
+
 def test_a_length_that_replicas_cannot_load_is_quarantined_and_planned_without(phases: Phases) -> None:
     phase = answered(phases, "node added, 64 broken")
     assert len(phase["held"]) == 4

@@ -10,16 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pliant.deployments.llm.routing_table import LlmRoutingTable
+from support.call_path import CallPath
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.endpoint import LanguageModel
-from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
+from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.report import AdapterReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
 from pliant.deployments.serving.errors import ReplicaLeftError, ReplicaLostError
-from pliant.deployments.serving.outcome import Outcome, Retry
+from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
 from pliant.sampling import Sampling
 
 MAX_LENGTH = 64
@@ -73,31 +73,36 @@ class Replica:
     gives: Sequence[Any] | None = None
     """What it yields, or raises, instead of an answer."""
     hangs_after: int | None = None
+    waits_s: float = 0.0
+    """Before its first token, with signs of life."""
     dead: bool = False
-    tickets: list[Ticket] = field(default_factory=list)
+    asked: list[Generation] = field(default_factory=list)
     live: int = 0
     pause_s: float = 0.001
 
 
-class Replicas:
-    """A LanguageModel's `call`, over replicas by name."""
+class Replicas(CallPath[Generation, Piece, ReplicaReport]):
+    """Replicas of a language model by name, and the way to them."""
 
     def __init__(self, **replicas: Replica) -> None:
         self.replicas = replicas
-        self.recorded: list[Any] = []
-        self.ends: list[Outcome] = []
-        self.table = LlmRoutingTable()
-        self.table.sync({name: report() for name in replicas})
+        super().__init__(replicas, report)
 
     @property
-    def tickets(self) -> list[Ticket]:
-        return [ticket for replica in self.replicas.values() for ticket in replica.tickets]
+    def asked(self) -> list[Generation]:
+        """All that they were asked for."""
+        return [generation for replica in self.replicas.values() for generation in replica.asked]
 
-    async def __call__(self, ticket: Ticket) -> AsyncGenerator[Piece | Refusal, None]:
-        replica = self.replicas[ticket.replica]
+    def start(self, name: str, replica: Replica) -> None:
+        """It runs now, and no other does."""
+        self.replicas[name] = replica
+        self.run(name)
+
+    async def pieces(self, parcel: Parcel[Generation]) -> AsyncGenerator[Piece | Refusal | Alive, None]:
+        replica, [generation] = self.replicas[parcel.replica], parcel.queries
         if replica.dead:
             raise ReplicaLeftError
-        replica.tickets.append(ticket)
+        replica.asked.append(generation)
         replica.live += 1
         try:
             if replica.gives is not None:
@@ -107,13 +112,16 @@ class Replicas:
                         raise item
                     yield item
                 return
-            generation = ticket.generation
+            for _ in range(round(replica.waits_s)):
+                await asyncio.sleep(1)
+                yield Alive()
             for index in range(len(generation.generated), generation.max_tokens):
                 await asyncio.sleep(replica.pause_s)
                 if index == replica.hangs_after:
                     await asyncio.Event().wait()
                 if index == replica.dies_after or replica.dead:
                     replica.dead = True
+                    self.table.lose(parcel.replica)
                     raise ReplicaLostError
                 chosen = token(generation, index)
                 wanted = generation.sampling.logprobs
@@ -130,20 +138,15 @@ class Replicas:
         assert 0 < first_s <= seconds
         self.recorded.append(("answered", prompt_tokens, tokens, rank))
 
-    def ended(self, outcome: Outcome) -> None:
-        self.ends.append(outcome)
 
-    def retried(self, why: Retry) -> None:
-        self.recorded.append(why)
-
-
-def report(**held: int) -> ReplicaReport:
+def report(**held: float) -> ReplicaReport:
     return ReplicaReport(
+        version=0,
+        held=held,
         max_length=MAX_LENGTH,
         slots=4,
         live=0,
         waiting=0,
-        live_tokens=held,
         served=0,
         tokens_per_s=0.0,
         step_ms=0.0,
@@ -175,4 +178,4 @@ def language_model(folder: Path, replicas: Replicas, template: str | None = TEMP
     )
     patience = {"slo_ms": options["timeout_s"] * 1e3} if "timeout_s" in options else {}
     config = LlmConfig(kind="llm", model="m", max_tokens=8, **{**patience, **options})
-    return LanguageModel("chat", config, folder, info, replicas.table, replicas, replicas)
+    return LanguageModel("chat", config, folder, info, replicas.table, replicas.caller, replicas)

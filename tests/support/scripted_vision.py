@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from pliant.deployments.serving.catalog.task_follower import TaskFollower
-from pliant.deployments.vision.routing_table import VisionRoutingTable
+from support.call_path import CallPath
 
-from pliant.config.cluster import VisionConfig
+from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.board import Board, Seen
-from pliant.deployments.serving.messages import RegisteredTask, Rejected, TaskNews
-from pliant.deployments.serving.outcome import Fault, Outcome, Retry
+from pliant.deployments.serving.messages import BoardNews, Rejected
+from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.vision.endpoint import VisionClassifier
-from pliant.deployments.vision.messages import Answer, Refusal, Ticket
+from pliant.deployments.vision.messages import Answer, Query, RegisteredTask
+from pliant.deployments.vision.report import ReplicaReport
+from pliant.deployments.vision.task_follower import TaskFollower
 from pliant.formats.vision_task import TaskRef
 from pliant.models.vision_info import VisionInfo
 
@@ -44,86 +46,110 @@ def task(name: str = "parity", labels: tuple[str, ...] = ("even", "odd"), servic
 
 
 class TaskPlanner:
-    """Has a board of tasks; loads what lies at /tasks, and can be dead."""
+    """The planner's part: has a board of tasks; loads what lies at /tasks, and can be dead."""
 
     def __init__(self, *entries: RegisteredTask) -> None:
         self.board: Board[RegisteredTask] = Board(gone_s=10)
         self.board.put({f"{entry.service}/{entry.task.name}": entry for entry in entries})
         self.dead = False
 
-    async def task_news(self, follower: str, seen: Seen, wait: bool) -> TaskNews:
-        self._check()
+    async def __call__(self, method: str, *args: Any) -> Any:
+        """As `kind.Ask`."""
+        if self.dead:
+            raise ConnectionError("dead")
+        return await getattr(self, method)(*args)
+
+    async def news(self, follower: str, seen: Seen, wait: bool) -> BoardNews[RegisteredTask]:
         return await self.board.follow(follower, seen, 5 if wait else 0)
 
-    async def load_task(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask | Rejected:
-        self._check()
+    async def load(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask | Rejected:
         if not path.startswith("/tasks/"):
             return Rejected(Outcome.REJECTED, f"path: {path!r} lies outside", fault=Fault.FORBIDDEN)
         entry = task(name, service=service)
         self.board.put({f"{service}/{name}": entry})
         return entry
 
-    async def unload_task(self, service: str, name: str) -> RegisteredTask | Rejected:
-        self._check()
+    async def unload(self, service: str, name: str) -> RegisteredTask | Rejected:
         if (entry := self.board.entries.get(f"{service}/{name}")) is None:
             return Rejected(Outcome.REJECTED, f"task: {service} has no {name!r}", fault=Fault.NOT_FOUND)
         self.board.put({f"{service}/{name}": None})
         return entry
 
-    def _check(self) -> None:
-        if self.dead:
-            raise ConnectionError("dead")
 
-
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-        self.ends: list[Outcome] = []
-
-    def answered(self, task: str, seconds: float, in_time: bool, gamma: int) -> None:
-        self.events.append(("answered", task, in_time, gamma))
-
-    def ended(self, outcome: Outcome) -> None:
-        self.ends.append(outcome)
-
-    def retried(self, why: Retry) -> None:
-        self.events.append(why)
-
-
-def brightness(ticket: Ticket) -> Answer:
+def brightness(query: Query) -> Answer:
     """Logits [brightness, 1 - brightness] of the image, 0 for the further labels."""
-    bright = float(np.frombuffer(ticket.query.image, dtype=np.uint8).mean() / 255)
-    logits = [bright, 1 - bright, *[0.0] * (ticket.query.task.labels - 2)]
+    bright = float(np.frombuffer(query.image, dtype=np.uint8).mean() / 255)
+    logits = [bright, 1 - bright, *[0.0] * (query.task.labels - 2)]
     return Answer(np.array(logits, dtype="<f4").tobytes(), -4, "in_time", 3)
 
 
-class Replicas:
-    """Gives the scripted replies in turn, the last for ever; without any it looks at the brightness."""
+class Replicas(CallPath[Query, Answer, ReplicaReport]):
+    """Give the scripted replies in turn, the last for ever; without any they look at the brightness."""
 
-    def __init__(self, *replies: Reply | Callable[[Ticket], Reply]) -> None:
+    def __init__(self, *replies: Reply | Callable[[Query], Reply], names: Iterable[str] = "abc") -> None:
         self.replies = list(replies or [brightness])
-        self.tickets: list[Ticket] = []
+        self.asked: list[str] = []
+        """The replicas, in order."""
+        self.queries: list[Query] = []
+        """That they were asked."""
+        super().__init__(names, report)
 
-    async def __call__(self, ticket: Ticket) -> Answer | Refusal:
-        self.tickets.append(ticket)
+    async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
+        [query] = parcel.queries
+        self.asked.append(parcel.replica)
+        self.queries.append(query)
         await asyncio.sleep(0)
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         if callable(reply):
-            reply = reply(ticket)
+            reply = reply(query)
         if isinstance(reply, Exception):
             raise reply
         return reply
 
+    def answered(self, seconds: float, in_time: bool) -> None:
+        self.recorded.append(("answered", in_time))
+
+
+class Silent(Replicas):
+    """Never reply."""
+
+    async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
+        self.asked.append(parcel.replica)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def report(**held: float) -> ReplicaReport:
+    return ReplicaReport(
+        version=0,
+        held=held,
+        served=0,
+        compiling=False,
+        backend="eager",
+        gamma=0,
+        gammas={},
+        waiting=0,
+        running=0,
+        in_time=0,
+        late=0,
+        evicted=0,
+        shed=0,
+        failed=0,
+        utility=0.0,
+        slowdown=1.0,
+        decision_p99_ms=0.0,
+        p50_ms=0.0,
+        p98_ms=0.0,
+        tasks=[],
+        dropped={},
+        failed_tasks={},
+    )
+
 
 def service(
-    replicas: Replicas | None = None,
-    planner: TaskPlanner | None = None,
-    names: tuple[str, ...] = ("a", "b", "c"),
-    **options: Any,
-) -> tuple[VisionClassifier, Recorder, VisionRoutingTable, TaskFollower]:
+    replicas: Replicas | None = None, planner: TaskPlanner | None = None, **options: Any
+) -> tuple[VisionClassifier, Replicas, TaskFollower]:
     config = VisionConfig(kind="vision", model="m", tasks="tasks", **options)
     follower = TaskFollower(planner or TaskPlanner(task()))
-    table, recorder = VisionRoutingTable(), Recorder()
-    table.sync(dict.fromkeys(names))
-    classifier = VisionClassifier("digits", config, INFO, 1, follower, table, replicas or Replicas(), recorder)
-    return classifier, recorder, table, follower
+    way = replicas or Replicas()
+    return VisionClassifier("digits", config, INFO, 1, follower, way.table, way.caller, way), way, follower

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,14 @@ import pytest
 from support.doubles import report
 from support.scripted_cascade import Model, Service, texts
 
-from pliant.deployments import kinds
 from pliant.deployments.cascade import levels as cascade_levels
 from pliant.deployments.cascade import planner as cascades
 from pliant.deployments.cascade import table
 from pliant.deployments.cascade.follower import CascadeFollower
 from pliant.deployments.cascade.planner import CascadePart
 from pliant.deployments.encoder.chooser import EncoderChooser
+from pliant.deployments.encoder.messages import Report
+from pliant.deployments.kinds import parse
 from pliant.deployments.serving.kind import Planning
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.table import ReplicaTable
@@ -31,24 +31,21 @@ ENCODER = {"kind": "encoder", "model": "m", "replicas": 1, "lengths": [64]}
 
 
 class House:
-    """A planner whose cascade `c` has two levels, each with the one replica that its table knows."""
-
     def __init__(self, **options: Any) -> None:
         cascade = {"kind": "cascade", "levels": ["small", "large"], "data": "d", "accuracy_loss": 0.02, **options}
         small = {**ENCODER, "importance": True}
-        self.config = kinds.parse({"services": {"small": small, "large": ENCODER, "c": cascade}})
+        self.config = parse({"services": {"small": small, "large": ENCODER, "c": cascade}})
         self.services = {"small": Service(Model("small", 0.85, 0.001)), "large": Service(Model("large", 0.97, 0.01))}
-        self.tables: dict[str, ReplicaTable[Any, Any]] = {
-            level: ReplicaTable(EncoderChooser(1.0)) for level in self.services
+        self.tables: dict[str, ReplicaTable[Any, Report]] = {
+            name: ReplicaTable(EncoderChooser(1.0)) for name in self.services
         }
-        self.report("small")
-        self.report("large")
+        self.replicas_report()
 
-    def report(self, level: str, backend: str = "aoti", compiling: Sequence[int] = ()) -> None:
-        """The replica of `level` says so."""
-        told = report(64)
-        told["backend"], told["compiling"] = backend, list(compiling)
-        self.tables[level].sync({level: told})
+    def replicas_report(self, **changes: Any) -> None:
+        """What the levels' replicas say of themselves from now on."""
+        said: Any = {**report(64), **changes}
+        for each in self.tables.values():
+            each.sync({"r": said})
 
     def start(self, pauses_s: tuple[float, float] = (0.01, 0.02)) -> CascadePart:
         async def level(name: str) -> Any:
@@ -116,31 +113,28 @@ async def test_gateways_hear_of_it_also_from_a_new_planner() -> None:
     assert follower.known_as("c") == found
 
 
-async def test_what_replicas_that_compile_say_serves_and_is_not_kept_and_measured_again(cache: Path) -> None:
+async def test_what_is_measured_before_models_are_compiled_serves_until_they_are_and_is_not_kept(cache: Path) -> None:
     house = House()
-    house.report("small", "eager", [64])
+    house.replicas_report(compiling=[64])
     part = house.start()
     await entry(part, "serves small → large")
-    before = house.calls
     assert not (cache / "cascades").exists()
-    await asyncio.sleep(60)
+    before = house.calls
+    await asyncio.sleep(0.1)
     assert house.calls == before
-    house.report("small")
-    await entry(part, "profiles its levels: ")
-    found = await entry(part, "serves small → large")
+    house.replicas_report()
+    await asyncio.gather(*part._tasks)
     assert house.calls > before
     assert len([path for path in (cache / "cascades").iterdir() if path.is_dir()]) == 1
-    assert await entry(house.start(), "serves small → large") == found
 
 
-async def test_what_other_replicas_said_is_no_profile_of_these(cache: Path) -> None:
+async def test_a_profile_of_another_processor_is_none_of_theirs() -> None:
     house = House()
-    await entry(house.start(), "serves small → large")
+    await entry(house.start(), "serves")
     before = house.calls
-    house.report("large", "eager")
-    await entry(house.start(), "serves small → large")
+    house.replicas_report(device="another processor")
+    await entry(house.start(), "serves")
     assert house.calls > before
-    assert len([path for path in (cache / "cascades").iterdir() if path.is_dir()]) == 2
 
 
 async def test_it_waits_for_its_levels_and_says_so() -> None:

@@ -52,14 +52,14 @@ class House:
         fallback: Candidate | None = None,
         small: Act | None = None,
         large: Act | None = None,
-        **options: bool,
+        degrade: bool = False,
     ) -> None:
         TOKENIZER.save(str(folder / "tokenizer.json"))
         self.small, self.large = level(folder, "small", SMALL_S, small), level(folder, "large", LARGE_S, large)
         chosen = candidate(*levels, cutoff=1.0 if goes_on else 0.0, slope=10.0 if goes_on else 1e6)
         latency_s = tuple({"small": SMALL_S, "large": LARGE_S}[level] for level in levels)
         entry = CascadeEntry("c", f"serves {chosen}", Choice(chosen, None, latency_s, 1000, fallback))
-        config = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, **options)
+        config = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, degrade=degrade)
         self.recorder = Recorder()
         classifiers = {"small": self.small.classifier, "large": self.large.classifier}
         self.cascade = CascadeClassifier("c", config, classifiers, lambda: entry, self.recorder)
@@ -119,7 +119,9 @@ async def test_time_that_earlier_levels_took_is_not_the_fault_of_the_later_one(t
 
 async def test_once_a_replica_stalls_late_is_better_than_lost(tmp_path: Path) -> None:
     house = House(tmp_path, "small", "large", small=slow(0.3))
-    assert await house.outcome(330) == Outcome.OK
+    seconds, outcome = await timed(house.outcome(330))
+    assert outcome == Outcome.OK
+    assert seconds == pytest.approx(0.3 + LARGE_S)
     assert [query.budget_s is None for query in house.large.queries] == [True]
 
 

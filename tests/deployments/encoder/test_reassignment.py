@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
-from pliant.deployments.encoder.routing_table import RoutingTable
 from support.doubles import Sleepers
+from support.text_service import TextRecorder
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.endpoint import Classifier
-from pliant.deployments.encoder.engine import Answer, Engine, Query, Refusal
+from pliant.deployments.encoder.engine import Engine
+from pliant.deployments.encoder.errand import TextWant
+from pliant.deployments.encoder.messages import Answer, Query, Report
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.outcome import Outcome
+from pliant.deployments.serving.parcels import Parcel, Refusal
+from pliant.deployments.serving.replica import Desk
+from pliant.deployments.serving.table import ReplicaTable
 from pliant.models.sources import ModelInfo
 
 pytestmark = pytest.mark.virtual_time
@@ -25,14 +32,46 @@ LENGTHS = (4, 8, 16)
 REQUESTS = 400
 
 
-class Quiet:
-    """Records nothing."""
+class Replica:
+    """An engine behind its desk, as far away as another process."""
 
-    def arrived(self, tokens: int) -> None: ...
-    def answered(self, seconds: float, slo_s: float, tokens: int, answer: Answer) -> None: ...
-    def shed(self) -> None: ...
-    def ended(self, outcome: Outcome) -> None: ...
-    def retried(self, why: str) -> None: ...
+    def __init__(self) -> None:
+        self.engine = Engine(Sleepers(LENGTHS, service_s=0.0005))
+        self.desk: Desk[Query, Answer] = Desk("t", self.engine.infer, self.engine.seconds)
+
+    def report(self) -> Report:
+        return {**self.engine.report(), "held": self.desk.held.amounts()}
+
+    async def hold(self, max_length: int) -> Report:
+        await self.engine.hold(max_length)
+        return self.report()
+
+
+class Transport:
+    def __init__(self, replicas: Mapping[str, Replica]) -> None:
+        self._replicas = replicas
+
+    async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
+        await asyncio.sleep(random.random() * 0.002)
+        return await self._replicas[parcel.replica].desk.one(parcel)
+
+    async def several(self, parcel: Parcel[Query]) -> AsyncGenerator[list[tuple[int, Answer | Refusal]], None]:
+        await asyncio.sleep(random.random() * 0.002)
+        async for part in self._replicas[parcel.replica].desk.several(parcel):
+            yield part
+
+
+class Gateway:
+    def __init__(self, folder: Path, replicas: Mapping[str, Replica]) -> None:
+        config = EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 4, "lengths": LENGTHS})
+        info = ModelInfo(labels=("length", "first"), max_length=16, pad_token_id=0, architecture="B", multi_label=False)
+        chooser = EncoderChooser(1.0)
+        self.table: ReplicaTable[TextWant, Report] = ReplicaTable(chooser)
+        self.recorder = TextRecorder()
+        courier: Courier[Query, Answer] = Courier(self.table.gateway, Transport(replicas))
+        caller: Caller[TextWant, Query, Answer] = Caller(self.table, self.recorder, courier)
+        self.classifier = Classifier("t", config, folder, info, chooser, caller, self.recorder)
+        self.table.sync({name: replica.report() for name, replica in replicas.items()})
 
 
 @pytest.fixture
@@ -43,39 +82,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def caller(table: RoutingTable, engines: dict[str, Engine]) -> Callable[[Query], Awaitable[Answer | Refusal]]:
-    """What the router does."""
-
-    async def call(query: Query) -> Answer | Refusal:
-        replica = table.choose(query.length, query.budget_s, query.utility)
-        try:
-            await asyncio.sleep(random.random() * 0.002)
-            return await engines[replica].infer(query)
-        finally:
-            table.done(replica)
-
-    return call
-
-
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_request_fails_whatever_the_gateways_believe(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
-    engines = {name: Engine(name, Sleepers(LENGTHS, service_s=0.0005)) for name in "abcd"}
+    replicas = {name: Replica() for name in "abcd"}
     for name, length in zip("abcd", (16, 8, 4, 4), strict=True):
-        await engines[name].hold(length)
-    config = EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 4, "lengths": LENGTHS})
-    info = ModelInfo(labels=("length", "first"), max_length=16, pad_token_id=0, architecture="B", multi_label=False)
-    tables = [RoutingTable(1.0) for _ in range(2)]
-    for table in tables:
-        table.sync({name: engine.report() for name, engine in engines.items()})
-    gateways = [Classifier("t", config, folder, info, table, caller(table, engines), Quiet()) for table in tables]
+        await replicas[name].hold(length)
+    gateways = [Gateway(folder, replicas) for _ in range(2)]
+    tables = [gateway.table for gateway in gateways]
 
     async def client(number: int) -> None:
         await asyncio.sleep(rng.random() * 1.0)
         words = rng.randint(1, 16)
         text = " ".join([f"w{number % 999 + 1}"] * words)
         parameters = ClassifyParameters(function_to_apply="none", slo_ms=20_000)
-        [prediction] = await gateways[number % 2].classify([text], parameters)
+        [prediction] = await gateways[number % 2].classifier.classify([text], parameters)
         scores = dict(zip(prediction.labels, prediction.scores, strict=True))
         assert scores == {"length": words, "first": number % 999 + 1}
 
@@ -83,12 +104,12 @@ async def test_no_request_fails_whatever_the_gateways_believe(folder: Path, seed
         """Moves replicas at random, and tells each gateway late, or only the other one, or nobody."""
         while True:
             names = rng.sample("abcd", rng.randint(1, 2))
-            others = [engine for name, engine in engines.items() if name not in names]
-            if not any(engine.report()["max_length"] == 16 for engine in others):
+            others = [replica for name, replica in replicas.items() if name not in names]
+            if not any(replica.report()["max_length"] == 16 for replica in others):
                 await others[0].hold(16)
             for table in rng.sample(tables, rng.randint(0, 2)):
                 table.stop_routing(names)
-            reports = await asyncio.gather(*(engines[name].hold(rng.choice(LENGTHS)) for name in names))
+            reports = await asyncio.gather(*(replicas[name].hold(rng.choice(LENGTHS)) for name in names))
             for table in rng.sample(tables, rng.randint(0, 2)):
                 table.stop_routing(())
                 for name, report in zip(names, reports, strict=True):
@@ -99,7 +120,7 @@ async def test_no_request_fails_whatever_the_gateways_believe(folder: Path, seed
         """Serve's own reports, in the end."""
         while True:
             await asyncio.sleep(0.2)
-            stale = {name: engine.report() for name, engine in engines.items()}
+            stale = {name: replica.report() for name, replica in replicas.items()}
             await asyncio.sleep(0.1)
             for table in tables:
                 table.stop_routing(())
@@ -112,7 +133,11 @@ async def test_no_request_fails_whatever_the_gateways_believe(folder: Path, seed
     finally:
         for task in background:
             task.cancel()
-    switches = sum(engine.report()["version"] for engine in engines.values())
-    assert switches > 50
-    assert sum(engine.report()["served"] for engine in engines.values()) == REQUESTS
-    assert np.sum([engine.report()["waiting"] for engine in engines.values()]) == 0
+    reports = [replica.report() for replica in replicas.values()]
+    assert sum(report["version"] for report in reports) > 50, "they hold other lengths all the time"
+    assert sum(report["served"] for report in reports) == REQUESTS
+    assert [(report["waiting"], report["held"]) for report in reports] == [(0, {})] * 4
+    for gateway in gateways:
+        assert gateway.recorder.ends == [Outcome.OK] * (REQUESTS // 2)
+        assert set(gateway.recorder.retries) <= {"moved"}
+        assert {facts["outstanding"] for facts in gateway.table.replicas().values()} == {0}

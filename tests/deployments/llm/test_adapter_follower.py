@@ -182,7 +182,7 @@ async def test_old_news_never_undo_newer_ones() -> None:
     ]
     coming = iter(told)
 
-    async def ask(_method: str, *_: Any) -> BoardNews[Registered]:
+    async def ask(method: str, *args: Any) -> BoardNews[Registered]:
         return next(coming)[0]
 
     follower = AdapterFollower(ask)

@@ -9,15 +9,17 @@ import pytest
 from support.scripted import MAX_LENGTH, TOKENIZER, Replica, Replicas, ids, language_model, report, said
 from support.waiting import until
 
-from pliant.deployments.llm.messages import Refusal
+from pliant.deployments.llm.errand import AnswerErrand
 from pliant.deployments.llm.request import Generation, Piece, merged
+from pliant.deployments.serving.least_held import Share
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
+from pliant.deployments.serving.parcels import Refusal
 from pliant.formats.adapter_info import AdapterRef
 from pliant.sampling import Sampling
 
 pytestmark = pytest.mark.virtual_time
 
-BUSY = Refusal("128 requests wait", 2.5)
+BUSY = Refusal("busy", "128 requests wait", 2.5)
 GREEDY = Generation("g", ids("hello"), 20, Sampling(temperature=0))
 SEEDED = Generation("s", ids("hello"), 20, Sampling(temperature=1, seed=11))
 
@@ -32,10 +34,15 @@ async def test_an_answer_comes_whole(tmp_path: Path) -> None:
     piece = await answer(tmp_path, replicas)
     assert (piece.text, piece.finish, len(piece.tokens)) == (said(GREEDY), "length", 20)
     assert replicas.recorded == [("answered", 5, 20, 0)]
-    [ticket] = replicas.tickets
-    assert 0 < (ticket.generation.first_token_within_s or 0) <= 10
-    assert ticket.live_tokens == 25
-    assert replicas.table.replicas()["a"]["outstanding_tokens"] == 0
+    assert replicas.ends == [Outcome.OK]
+    [asked] = replicas.asked
+    assert 0 < (asked.first_token_within_s or 0) <= 10
+    assert replicas.table.replicas()["a"]["outstanding"] == 0
+
+
+def test_an_answer_weighs_what_it_may_come_to_hold() -> None:
+    assert AnswerErrand(GREEDY, "chat", 1, 1).want(late=False) == Share(25)
+    assert AnswerErrand(ADAPTED, "chat", 1, 1).want(late=True) == Share(25, "sql")
 
 
 @pytest.mark.parametrize("generation", [GREEDY, SEEDED])
@@ -47,7 +54,7 @@ async def test_a_killed_replica_is_not_noticed(tmp_path: Path, generation: Gener
     assert len(piece.tokens) == 20
     assert replicas.recorded == ["lost", ("answered", 5, 20, 0)]
     assert replicas.ends == [Outcome.OK]
-    resumed = replicas.replicas["b"].tickets[0].generation
+    resumed = replicas.replicas["b"].asked[0]
     assert len(resumed.generated) == dies_after
     assert resumed.first_token_within_s is None, "late is better than never"
     assert resumed.sampling == generation.sampling
@@ -61,13 +68,20 @@ async def test_an_end_without_a_reason_is_a_loss(tmp_path: Path) -> None:
 
 
 async def test_a_prompt_that_kills_replicas_is_given_up(tmp_path: Path) -> None:
-    replicas = Replicas(**{name: Replica(dies_after=index) for index, name in enumerate("abcde")})
-    with pytest.raises(RequestError, match="3 replicas of chat died") as error:
+    replicas = Replicas(**{name: Replica(dies_after=0) for name in "abcde"})
+    with pytest.raises(RequestError, match="3 replicas of chat failed over this request") as error:
         await answer(tmp_path, replicas)
     assert error.value.outcome == Outcome.UNAVAILABLE
-    assert len(replicas.tickets) == 3
+    assert len(replicas.asked) == 3
     assert replicas.recorded == ["lost", "lost"]
     assert replicas.ends == [Outcome.UNAVAILABLE]
+
+
+async def test_an_answer_that_gets_on_outlives_every_replica(tmp_path: Path) -> None:
+    replicas = Replicas(**{name: Replica(dies_after=index) for index, name in enumerate("abcdef")}, z=Replica())
+    assert (await answer(tmp_path, replicas)).text == said(GREEDY)
+    assert replicas.recorded[:-1] == ["lost"] * 6
+    assert [len(asked.generated) for asked in replicas.asked] == [0, 0, 1, 2, 3, 4, 5]
 
 
 async def test_with_no_other_replica_it_ends_with_an_error_in_time(tmp_path: Path) -> None:
@@ -81,26 +95,25 @@ async def test_with_no_other_replica_it_ends_with_an_error_in_time(tmp_path: Pat
 async def test_a_replica_that_comes_later_goes_on(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(dies_after=3))
     waiting = asyncio.create_task(answer(tmp_path, replicas))
-    await until(lambda: "lost" in replicas.recorded)
-    replicas.replicas["b"] = Replica()
-    replicas.table.sync({"b": None})
+    await until(lambda: replicas.replicas["a"].dead)
+    replicas.start("b", Replica())
     assert (await waiting).text == said(GREEDY)
+    assert replicas.recorded == ["lost", ("answered", 5, 20, 0)]
 
 
 async def test_a_replica_that_was_waited_for_may_answer_late(tmp_path: Path) -> None:
     replicas = Replicas()
     waiting = asyncio.create_task(answer(tmp_path, replicas))
-    await asyncio.sleep(0.01)
-    replicas.replicas["a"] = Replica()
-    replicas.table.sync({"a": None})
+    await asyncio.sleep(20)
+    replicas.start("a", Replica())
     assert (await waiting).text == said(GREEDY)
-    assert replicas.tickets[0].generation.first_token_within_s is None
+    assert 9 < (replicas.asked[0].first_token_within_s or 0) <= 10, "as if it had come just now"
 
 
-async def test_no_replica_at_all_ends_in_503_in_time(tmp_path: Path) -> None:
+async def test_no_replica_at_all_is_unavailable_in_time(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no replica of chat answered within 0\.1 s") as error:
         await answer(tmp_path, Replicas(), timeout_s=0.1)
-    assert error.value.outcome == Outcome.UNAVAILABLE
+    assert (error.value.outcome, error.value.fault) == (Outcome.UNAVAILABLE, Fault.TIMED_OUT)
 
 
 async def test_a_replica_that_hangs_is_an_error_in_time(tmp_path: Path) -> None:
@@ -108,6 +121,37 @@ async def test_a_replica_that_hangs_is_an_error_in_time(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="went on with this answer"):
         await answer(tmp_path, replicas, timeout_s=0.2)
     assert replicas.replicas["a"].live == 0, "it goes on all the same"
+
+
+async def test_a_silent_replica_is_left_when_another_can_go_on(tmp_path: Path) -> None:
+    replicas = Replicas(a=Replica(hangs_after=2), b=Replica())
+    started = asyncio.get_running_loop().time()
+    assert (await answer(tmp_path, replicas)).text == said(GREEDY)
+    assert 10 < asyncio.get_running_loop().time() - started < 11
+    assert replicas.recorded == ["stalled", ("answered", 5, 20, 0)]
+    assert len(replicas.replicas["b"].asked[0].generated) == 2
+    assert replicas.replicas["a"].live == 0
+    assert {name: each["outstanding"] for name, each in replicas.table.replicas().items()} == {"a": 0, "b": 0}
+
+
+async def test_whoever_goes_on_may_fail_too(tmp_path: Path) -> None:
+    replicas = Replicas(a=Replica(hangs_after=2), b=Replica(dies_after=3), c=Replica())
+    assert (await answer(tmp_path, replicas)).text == said(GREEDY)
+    assert replicas.recorded == ["stalled", "lost", ("answered", 5, 20, 0)]
+    assert [len(asked.generated) for asked in replicas.asked] == [0, 2, 3]
+
+
+async def test_a_replica_that_has_a_request_wait_is_not_left(tmp_path: Path) -> None:
+    replicas = Replicas(a=Replica(waits_s=40), b=Replica())
+    assert (await answer(tmp_path, replicas)).text == said(GREEDY)
+    assert replicas.recorded == [("answered", 5, 20, 0)]
+
+
+async def test_signs_of_life_do_not_replace_an_answer(tmp_path: Path) -> None:
+    replicas = Replicas(a=Replica(waits_s=1000))
+    with pytest.raises(RequestError, match="no replica of chat answered within 60 s"):
+        await answer(tmp_path, replicas)
+    assert 60 <= asyncio.get_running_loop().time() < 61
 
 
 async def test_a_slow_reader_is_no_standstill(tmp_path: Path) -> None:
@@ -126,36 +170,46 @@ async def test_a_busy_replica_is_passed_over(tmp_path: Path) -> None:
 
 
 async def test_when_all_are_busy_clients_hear_when_to_come_back(tmp_path: Path) -> None:
-    few = Replicas(a=Replica(gives=[BUSY]), b=Replica(gives=[Refusal("too late", 7)]))
+    few = Replicas(a=Replica(gives=[BUSY]), b=Replica(gives=[Refusal("busy", "too late", 7)]))
     many = Replicas(**{name: Replica(gives=[BUSY]) for name in "abcde"})
     for replicas, tried in ((few, 2), (many, 3)):
         with pytest.raises(RequestError, match="chat is too busy: 128 requests wait") as error:
             await answer(tmp_path, replicas)
         assert (error.value.outcome, error.value.retry_after_s) == (Outcome.SHED, 2.5)
-        assert len(replicas.tickets) == tried
+        assert len(replicas.asked) == tried
         assert replicas.ends[-1] == Outcome.SHED
 
 
 async def test_what_a_replica_never_takes_is_a_bad_request(tmp_path: Path) -> None:
-    replicas = Replicas(a=Replica(gives=[Refusal("does not fit", None, "too_long")]), b=Replica())
+    long = Refusal("final", "does not fit", outcome=Outcome.REJECTED, fault=Fault.CONTEXT_LENGTH)
+    replicas = Replicas(a=Replica(gives=[long]), b=Replica())
     with pytest.raises(RequestError, match="does not fit") as error:
         await answer(tmp_path, replicas)
-    assert error.value.outcome == Outcome.REJECTED
+    assert (error.value.outcome, error.value.fault) == (Outcome.REJECTED, Fault.CONTEXT_LENGTH)
+    assert len(replicas.asked) == 1
 
 
 async def test_once_begun_an_answer_waits_for_a_busy_replica(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(dies_after=3), b=Replica(gives=[BUSY]))
     waiting = asyncio.create_task(answer(tmp_path, replicas))
-    await until(lambda: len(replicas.replicas["b"].tickets) == 5)
+    await until(lambda: len(replicas.replicas["b"].asked) == 5)
     replicas.replicas["b"].gives = None
     assert (await waiting).text == said(GREEDY)
 
 
 async def test_other_errors_are_counted_and_raised(tmp_path: Path) -> None:
+    """Those of the gateway: whatever a replica raises is its loss."""
     replicas = Replicas(a=Replica(gives=[ValueError("a bug")]))
     with pytest.raises(ValueError, match="a bug"):
         await answer(tmp_path, replicas)
     assert replicas.ends == [Outcome.FAILED]
+
+
+async def test_a_replica_that_breaks_down_is_left(tmp_path: Path) -> None:
+    broken = Refusal("failed", "the engine has failed: no memory")
+    replicas = Replicas(a=Replica(gives=[broken]), b=Replica())
+    assert (await answer(tmp_path, replicas)).text == said(GREEDY)
+    assert replicas.recorded[0] == "lost"
 
 
 @pytest.mark.parametrize("leave", ["cancel", "close"])
@@ -174,7 +228,7 @@ async def test_a_client_that_leaves_ends_the_generation_at_once(tmp_path: Path, 
         await asyncio.gather(reader, return_exceptions=True)
     assert replicas.replicas["a"].live == 0
     assert replicas.ends == [Outcome.CANCELLED]
-    assert replicas.table.replicas()["a"]["outstanding_tokens"] == 0
+    assert replicas.table.replicas()["a"]["outstanding"] == 0
 
 
 async def test_requests_go_where_the_fewest_tokens_live(tmp_path: Path) -> None:
@@ -189,10 +243,10 @@ async def test_requests_go_where_the_fewest_tokens_live(tmp_path: Path) -> None:
     await begin("p" * 40, 20)
     for _ in range(3):
         await begin("p", 10)
-    assert [len(replicas.replicas[name].tickets) for name in "ab"] == [1, 3]
+    assert [len(replicas.replicas[name].asked) for name in "ab"] == [1, 3]
     replicas.table.sync({"a": report(**{replicas.table.gateway: 60}), "b": report(**{"another gateway": 50})})
     await begin("p", 10)
-    assert [len(replicas.replicas[name].tickets) for name in "ab"] == [2, 3]
+    assert [len(replicas.replicas[name].asked) for name in "ab"] == [2, 3]
     for pieces in open_answers:
         await pieces.aclose()
 
@@ -241,7 +295,7 @@ async def test_replicas_say_how_much_they_take(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(), b=Replica())
     model = language_model(tmp_path, replicas, max_length=50)
     assert model.max_length == MAX_LENGTH
-    replicas.table.sync({"a": {**report(), "max_length": 40}, "b": None})  # type: ignore[typeddict-item]
+    replicas.table.sync({"a": {**report(), "max_length": 40}, "b": report()})
     assert model.max_length == 40
     replicas.table.sync({})
     assert model.max_length == 50
@@ -250,8 +304,8 @@ async def test_replicas_say_how_much_they_take(tmp_path: Path) -> None:
 
 ADAPTER = AdapterRef("sql", "/adapters/sql", "1", (8, 0, 8, 0, 0, 0, 0))
 ADAPTED = GREEDY._replace(adapter=ADAPTER)
-NOT_LOADED = Refusal("adapter sql cannot be loaded: no such folder", None, "adapter")
-TOO_LARGE = Refusal("adapter sql takes 9 MiB", None, "adapter_too_large")
+NOT_LOADED = Refusal("unable", "adapter sql cannot be loaded: no such folder", fault=Fault.ADAPTER_NOT_LOADABLE)
+TOO_LARGE = Refusal("unable", "adapter sql takes 9 MiB", outcome=Outcome.REJECTED, fault=Fault.ADAPTER_TOO_LARGE)
 
 
 async def test_an_adapter_s_requests_go_to_one_replica(tmp_path: Path) -> None:
@@ -259,13 +313,13 @@ async def test_an_adapter_s_requests_go_to_one_replica(tmp_path: Path) -> None:
     model = language_model(tmp_path, replicas)
     for _ in range(6):
         assert merged([piece async for piece in model.answer(ADAPTED)]).finish == "length"
-    assert sorted(len(replica.tickets) for replica in replicas.replicas.values()) == [0, 0, 0, 6]
+    assert sorted(len(replica.asked) for replica in replicas.replicas.values()) == [0, 0, 0, 6]
     assert replicas.recorded == [("answered", 5, 20, 8)] * 6
 
 
 async def test_another_replica_may_load_what_one_cannot(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(), b=Replica())
-    replicas.replicas[replicas.table.choose(1, adapter="sql")].gives = [NOT_LOADED]
+    replicas.replicas[replicas.chosen("sql")].gives = [NOT_LOADED]
     assert (await answer(tmp_path, replicas, ADAPTED)).text == said(ADAPTED)
 
 
@@ -275,7 +329,7 @@ async def test_an_adapter_that_no_replica_can_load_is_unavailable(tmp_path: Path
     with pytest.raises(RequestError, match="adapter sql cannot be loaded: no such folder") as error:
         await answer(tmp_path, replicas, ADAPTED)
     assert (error.value.param, error.value.fault) == ("model", Fault.ADAPTER_NOT_LOADABLE)
-    assert len(replicas.tickets) == min(count, 3)
+    assert len(replicas.asked) == min(count, 3)
     assert replicas.ends == [Outcome.UNAVAILABLE]
 
 
@@ -285,7 +339,7 @@ async def test_an_adapter_that_fits_no_replica_is_the_client_s_mistake(tmp_path:
     with pytest.raises(RequestError, match="sql takes 9 MiB") as error:
         await answer(tmp_path, replicas, ADAPTED)
     assert (error.value.param, error.value.fault) == ("model", Fault.ADAPTER_TOO_LARGE)
-    assert len(replicas.tickets) == min(count, 3)
+    assert len(replicas.asked) == min(count, 3)
     one_has_room = Replicas(a=Replica(gives=[TOO_LARGE]), b=Replica(gives=[NOT_LOADED]))
     with pytest.raises(RequestError) as error:
         await answer(tmp_path, one_has_room, ADAPTED)
@@ -301,17 +355,17 @@ async def test_a_busy_replica_may_load_it_later(tmp_path: Path) -> None:
 
 async def test_an_answer_goes_on_with_its_adapter(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(), b=Replica())
-    home = replicas.table.choose(1, adapter="sql")
+    home = replicas.chosen("sql")
     replicas.replicas[home].dies_after = 7
     assert (await answer(tmp_path, replicas, ADAPTED)).text == said(ADAPTED)
-    assert [ticket.generation.adapter for ticket in replicas.tickets] == [ADAPTER, ADAPTER]
+    assert [asked.adapter for asked in replicas.asked] == [ADAPTER, ADAPTER]
 
 
 async def test_an_answer_ends_when_its_adapter_cannot_be_loaded_again(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(), b=Replica(gives=[NOT_LOADED]))
-    home = replicas.table.choose(1, adapter="sql")
+    home = replicas.chosen("sql")
     other = next(name for name in "ab" if name != home)
     replicas.replicas = {home: Replica(dies_after=7), other: Replica(gives=[NOT_LOADED])}
     with pytest.raises(RequestError, match="adapter sql cannot be loaded"):
         await answer(tmp_path, replicas, ADAPTED)
-    assert len(replicas.replicas[other].tickets) == 3
+    assert len(replicas.replicas[other].asked) == 3

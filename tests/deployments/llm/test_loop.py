@@ -68,7 +68,14 @@ async def start() -> AsyncIterator[Start]:
 
 
 async def answer(loop: EngineLoop, wanted: Generation) -> Piece:
-    return merged([piece async for piece in loop.generate(wanted)])
+    return merged([piece async for piece in loop.generate(wanted) if piece])
+
+
+async def after_signs(pieces: AsyncIterator[Piece | None]) -> Piece:
+    """The next piece, however many signs of life come before it."""
+    while not (piece := await anext(pieces)):
+        pass
+    return piece
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
@@ -84,11 +91,11 @@ async def test_a_consumer_that_looks_away_gets_one_piece(start: Start) -> None:
     executor = Gated(permits=1)
     loop = start(executor)
     async with aclosing(loop.generate(generation(max_tokens=30))) as pieces:
-        assert len((await anext(pieces)).tokens) == 1
+        assert len((await after_signs(pieces)).tokens) == 1
         executor.permit(100)
         await until(lambda: loop.report()["served"] == 1)
         await asyncio.sleep(0.01)
-        rest = [piece async for piece in pieces]
+        rest = [piece async for piece in pieces if piece]
     assert [len(piece.tokens) for piece in rest] == [29]
     assert rest[0].finish == "length"
 
@@ -97,7 +104,7 @@ async def test_closing_an_answer_frees_its_slot(start: Start) -> None:
     executor = Gated(permits=1, slots=1)
     loop = start(executor)
     pieces = loop.generate(generation("a", max_tokens=50))
-    await anext(pieces)
+    await after_signs(pieces)
     await pieces.aclose()
     executor.permit(3)
     assert len((await answer(loop, generation("b", max_tokens=2))).tokens) == 2
@@ -121,7 +128,7 @@ async def test_the_same_id_again_gets_nothing_of_the_first(start: Start) -> None
     loop = start(executor)
     first = generation("a", max_tokens=50)
     pieces = loop.generate(first)
-    await anext(pieces)
+    await after_signs(pieces)
     await pieces.aclose()
     second = asyncio.create_task(answer(loop, generation("a", max_tokens=4, prompt=9)))
     executor.permit(50)
@@ -174,7 +181,7 @@ async def test_pieces_come_before_the_error(start: Start) -> None:
 
     async def consume() -> None:
         async for piece in loop.generate(generation(max_tokens=50)):
-            got.extend(piece.tokens)
+            got.extend(piece.tokens if piece else ())
 
     with pytest.raises(BrokenError):
         await consume()
@@ -250,6 +257,36 @@ async def test_a_load_that_hangs_shows_and_does_not_keep_anyone(start: Start) ->
     loop._wait_s = HANGS_AFTER_S
     assert isinstance(await answer(loop, generation("c")), Piece)
     ended.set()
+
+
+async def test_a_request_that_waits_is_known_to_live(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pliant.deployments.llm.loop._SIGN_S", 0.01)
+    ended = threading.Event()
+
+    class Slow(ScriptedAdapters):
+        def stage(self, ref: AdapterRef) -> Tensor:
+            assert ended.wait(HANGS_AFTER_S)
+            return super().stage(ref)
+
+    loop = start(Gated(), loader=AdapterLoader(Slow()), wait_s=HANGS_AFTER_S)
+    wanted = generation(adapter=adapter("p"))
+    pieces = loop.generate(wanted)
+    for _ in range(3):
+        assert await anext(pieces) is None
+    ended.set()
+    answer = merged([piece async for piece in pieces if piece])
+    assert list(answer.tokens) == expected(wanted, 64)
+
+
+async def test_a_step_that_hangs_is_no_life(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pliant.deployments.llm.loop._SIGN_S", 0.01)
+    loop = start(Gated(permits=0), wait_s=0.2)
+    first = asyncio.create_task(answer(loop, generation("a")))
+    await until(lambda: loop.stepping_s() > 0.01)
+    with pytest.raises(StandstillError):
+        await anext(loop.generate(generation("b")))
+    with pytest.raises(StandstillError):
+        await first
 
 
 async def test_closing_the_loop_ends_the_thread_and_the_requests(start: Start) -> None:

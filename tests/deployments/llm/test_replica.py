@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,26 @@ from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLa
 from pliant.deployments.llm.assembly import assemble
 from pliant.deployments.llm.engine import BrokenError, Engine
 from pliant.deployments.llm.loop import StandstillError
-from pliant.deployments.llm.messages import Refusal, ReplicaReport, Ticket
+from pliant.deployments.llm.messages import ReplicaReport
+from pliant.deployments.llm.metrics import LlmReplicaMetrics
 from pliant.deployments.llm.replica import LlmReplica
 from pliant.deployments.llm.report import AdapterReport, ClassReport
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.serving import metrics
+from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
+from pliant.deployments.serving.replica import Held
 from pliant.formats.adapter_info import read_adapter
 from pliant.models import sources
 from pliant.policies.llm.decode_admission import LateError
 from pliant.sampling import Sampling
 
-TICKET = Ticket("r", "gateway", Generation("g", (1, 2, 3), 7, Sampling()))
+PARCEL = Parcel("r", "gateway", (Generation("g", (1, 2, 3), 7, Sampling()),))
 PIECE = Piece((5,), "a")
 
 
 class Loop:
-    """An engine's loop that yields a piece and then raises, or goes on for ever."""
+    """An engine's loop that yields a sign of life and a piece, and then raises, or goes on for ever."""
 
     failure: Exception | None = None
     seconds = load_s = 0.0
@@ -43,8 +47,9 @@ class Loop:
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
 
-    async def generate(self, _generation: Generation) -> AsyncGenerator[Piece, None]:
+    async def generate(self, _generation: Generation) -> AsyncGenerator[Piece | None, None]:
         try:
+            yield None
             yield PIECE
             if self._error:
                 raise self._error
@@ -63,39 +68,46 @@ class Loop:
 
 def replica(loop: Loop) -> Any:
     made: Any = LlmReplica.__new__(LlmReplica)
-    made._service, made._held, made._loop, made._hangs_after_s = "chat", Counter(), loop, 60
+    made._service, made._held, made._loop, made._hangs_after_s = "chat", Held(), loop, 60
     return made
 
 
 @pytest.mark.parametrize(
     ("error", "last"),
     [
-        (LateError("too late", 2.5), [Refusal("too late", 2.5, "busy")]),
-        (ValueError("too long"), [Refusal("too long", None, "too_long")]),
-        (AdapterLoadError("no weights"), [Refusal("no weights", None, "adapter")]),
-        (AdapterTooLargeError("no room"), [Refusal("no room", None, "adapter_too_large")]),
-        (BrokenError("no memory"), []),
-        (StandstillError("60 s"), []),
+        (LateError("too late", 2.5), Refusal("busy", "too late", 2.5)),
+        (ValueError("too long"), Refusal("final", "too long", None, Outcome.REJECTED, Fault.CONTEXT_LENGTH)),
+        (
+            AdapterLoadError("no weights"),
+            Refusal("unable", "no weights", None, Outcome.UNAVAILABLE, Fault.ADAPTER_NOT_LOADABLE),
+        ),
+        (
+            AdapterTooLargeError("no room"),
+            Refusal("unable", "no room", None, Outcome.REJECTED, Fault.ADAPTER_TOO_LARGE),
+        ),
+        (BrokenError("no memory"), Refusal("failed", "no memory")),
+        (StandstillError("60 s"), Refusal("failed", "60 s")),
     ],
 )
-async def test_errors_are_told_in_plain_data(error: Exception, last: list[Refusal]) -> None:
+async def test_errors_are_told_in_plain_data(error: Exception, last: Refusal) -> None:
     made = replica(Loop(error))
-    assert [item async for item in made.generate(TICKET)] == [PIECE, *last]
-    assert made._held == {}
+    assert [item async for item in made.generate(PARCEL)] == [Alive(), PIECE, last]
+    assert made._held.amounts() == {}
 
 
 async def test_live_tokens_are_held_until_the_gateway_leaves() -> None:
     loop = Loop()
     made = replica(loop)
-    answers = [made.generate(TICKET), made.generate(TICKET._replace(gateway="another"))]
+    answers = [made.generate(PARCEL), made.generate(PARCEL._replace(gateway="another"))]
     for answer in answers:
+        assert await anext(answer) == Alive()
         assert await anext(answer) == PIECE
-    assert made._held == {"gateway": 10, "another": 10}
+    assert made._held.amounts() == {"gateway": 10, "another": 10}
     await answers[0].aclose()
-    assert made._held == {"another": 10}
+    assert made._held.amounts() == {"another": 10}
     assert loop.closed
     await answers[1].aclose()
-    assert made._held == {}
+    assert made._held.amounts() == {}
 
 
 async def test_health() -> None:
@@ -133,11 +145,11 @@ def test_counts_that_replicas_report_become_counters(monkeypatch: pytest.MonkeyP
     def declare(_service: str, name: str, _description: str, *_tags: str) -> Recorded:
         return recorded[name]
 
-    monkeypatch.setattr(metrics, "_counter", declare)
-    monkeypatch.setattr(metrics, "_gauge", declare)
-    made = metrics.LlmReplicaMetrics("chat")
+    monkeypatch.setattr(metrics, "counter", declare)
+    monkeypatch.setattr(metrics, "gauge", declare)
+    made = LlmReplicaMetrics("chat")
     engine = Engine(ScriptedExecutor(), byte_tokenizer(), (), 10, 0.05)
-    report = ReplicaReport(**{**engine.report(), "live_tokens": {"gateway": 7}})  # type: ignore[typeddict-item]
+    report = ReplicaReport(**{**engine.report(), "version": 0, "held": {"gateway": 7.0}})  # type: ignore[typeddict-item]
     adapters: AdapterReport = {**report["adapters"], "resident": ["p", "q"], "hits": 3, "evictions": {"memory": 2}}
     small: ClassReport = {"cut_off": 0.2, "quota": 10, "waiting": 4, "admitted": 5, "waited_s": 0.5}
     fewer: ClassReport = {**small, "waiting": 1, "admitted": 6}

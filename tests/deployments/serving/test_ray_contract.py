@@ -81,7 +81,7 @@ def test_the_router_of_every_kind_meets_the_gateway_in_a_module(kind: str) -> No
     assert target
     options = app.replicas_of("s", config, known, target)._bound_deployment._deployment_config.request_router_config
     options._serialize_request_router_cls()
-    router = options.get_request_router_class()
+    router: Any = options.get_request_router_class()
     assert router.__name__ == ReplicaRouter.__name__
     assert router.initialize_state.__globals__["feed"] is table.feed
     assert options.request_router_kwargs == {"service": "s"}

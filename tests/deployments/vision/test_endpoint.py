@@ -8,23 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pliant.deployments.vision.own_task import own_task
-from support.scripted_vision import INFO, Replicas, Reply, TaskPlanner, brightness, service, task
+from support.scripted_vision import INFO, Replicas, Reply, Silent, TaskPlanner, brightness, service, task
 from support.waiting import HANGS_AFTER_S
 
 from pliant.deployments.http.parameters import VisionParameters
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
-from pliant.deployments.serving.messages import RegisteredTask
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
-from pliant.deployments.vision.messages import Answer, Refusal
+from pliant.deployments.serving.parcels import Refusal
+from pliant.deployments.vision.messages import Answer, RegisteredTask
+from pliant.formats.vision_task import own_task
 
 pytestmark = pytest.mark.virtual_time
 
 WHITE = np.full((INFO.height, INFO.width, 3), 255, dtype=np.uint8)
 BLACK = np.zeros_like(WHITE)
 LATE = Answer(np.array([1, 0], dtype="<f4").tobytes(), 2, "late", 1)
+FULL = Refusal("busy", "the queue is full", 0.5, Outcome.SHED)
 FAILED = Refusal("failed", "the computation broke down: OSError")
-UNLOADED = Refusal("task", "task parity: is broken", 0.1)
+UNLOADED = Refusal("unable", "task parity: is broken", 0.1)
 
 
 async def refused(call: Any) -> RequestError:
@@ -34,17 +35,25 @@ async def refused(call: Any) -> RequestError:
 
 
 async def test_images_are_answered_with_the_labels_of_their_task() -> None:
-    replicas = Replicas()
-    vision, recorder, table, _ = service(replicas, TaskPlanner(task(), task("large", ("small", "big", "huge"))))
+    vision, replicas, _ = service(None, TaskPlanner(task(), task("large", ("small", "big", "huge"))))
     [white, black] = await vision.classify([WHITE, BLACK], VisionParameters(task="parity"))
     assert (white.labels, black.labels) == (["even", "odd"], ["odd", "even"])
     assert sum(white.scores) == pytest.approx(1)
     assert (white.gamma, white.fate) == (-4, "in_time")
     [best] = await vision.classify([BLACK], VisionParameters(task="large", top_k=1, function_to_apply="none"))
     assert (best.labels, best.scores) == (["big"], [1.0])
-    assert recorder.events == [("answered", "parity", True, -4)] * 2 + [("answered", "large", True, -4)]
-    assert [ticket.replica for ticket in replicas.tickets] == ["a", "b", "c"]
-    assert all(report["outstanding"] == 0 for report in table.replicas().values())
+    assert replicas.recorded == [("answered", True)] * 3
+    assert replicas.ends == [Outcome.OK] * 3
+    assert replicas.asked == ["a", "b", "c"]
+    assert all(report["outstanding"] == 0 for report in replicas.table.replicas().values())
+
+
+async def test_images_beyond_the_number_of_replicas_travel_together() -> None:
+    vision, replicas, _ = service(Replicas(names="ab"))
+    images = [WHITE, BLACK, BLACK, WHITE, BLACK]
+    found = await vision.classify(images, VisionParameters())
+    assert [each.labels[0] for each in found] == ["even", "odd", "odd", "even", "odd"]
+    assert sorted(replicas.asked) == ["a"] * 3 + ["b"] * 2
 
 
 @pytest.mark.parametrize(
@@ -58,39 +67,48 @@ async def test_images_are_answered_with_the_labels_of_their_task() -> None:
 async def test_the_request_counts_more_than_the_service_and_the_service_more_than_the_task(
     parameters: dict[str, Any], options: dict[str, Any], budget_s: float, utility: float
 ) -> None:
-    replicas = Replicas()
-    vision, *_ = service(replicas, TaskPlanner(task()._replace(slo_ms=50_000.0)), **options)
+    vision, replicas, _ = service(None, TaskPlanner(task()._replace(slo_ms=50_000.0)), **options)
     await vision.classify([WHITE], VisionParameters(**parameters))
-    [ticket] = replicas.tickets
-    assert budget_s / 2 < ticket.query.budget_s < budget_s
-    assert ticket.query.utility == utility
+    [query] = replicas.queries
+    assert budget_s / 2 < query.budget_s < budget_s
+    assert query.utility == utility
 
 
 async def test_a_late_answer_is_one() -> None:
-    vision, recorder, *_ = service(Replicas(LATE))
+    vision, replicas, _ = service(Replicas(LATE))
     [prediction] = await vision.classify([WHITE], VisionParameters())
     assert (prediction.fate, prediction.gamma) == ("late", 2)
-    assert recorder.events == [("answered", "parity", False, 2)]
-    assert recorder.ends == [Outcome.OK]
+    assert replicas.recorded == [("answered", False)]
+    assert replicas.ends == [Outcome.OK]
 
 
-@pytest.mark.parametrize(
-    ("kind", "outcome", "fault"),
-    [
-        ("shed", Outcome.SHED, None),
-        ("evicted", Outcome.SHED, Fault.EVICTED),
-        ("expired", Outcome.TOO_LATE, None),
-    ],
-)
-async def test_refusals_are_told_at_once(kind: Any, outcome: Outcome, fault: Fault | None) -> None:
-    replicas = Replicas(Refusal(kind, "so it is", 0.5))
-    vision, recorder, *_ = service(replicas)
+@pytest.mark.parametrize(("outcome", "fault"), [(Outcome.SHED, Fault.EVICTED), (Outcome.TOO_LATE, None)])
+async def test_refusals_are_told_at_once(outcome: Outcome, fault: Fault | None) -> None:
+    vision, replicas, _ = service(Replicas(Refusal("final", "so it is", 0.5, outcome, fault)))
     error = await refused(vision.classify([WHITE], VisionParameters()))
     assert (error.outcome, error.fault, error.reason) == (outcome, fault, "digits: so it is")
     assert error.retry_after_s == 0.5
-    assert len(replicas.tickets) == 1
-    assert recorder.ends == [outcome]
-    assert not recorder.events
+    assert len(replicas.asked) == 1
+    assert replicas.ends == [outcome]
+    assert not replicas.recorded
+
+
+async def test_where_one_queue_is_full_another_may_have_room() -> None:
+    vision, replicas, _ = service(Replicas(FULL, brightness))
+    [prediction] = await vision.classify([WHITE], VisionParameters())
+    assert prediction.labels[0] == "even"
+    assert replicas.recorded == ["busy", ("answered", True)]
+    assert len(set(replicas.asked)) == 2
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+async def test_an_image_for_which_all_are_full_is_shed(count: int) -> None:
+    vision, replicas, _ = service(Replicas(FULL, names="abcde"[:count]))
+    error = await refused(vision.classify([WHITE], VisionParameters()))
+    assert (error.outcome, error.fault, error.retry_after_s) == (Outcome.SHED, None, 0.5)
+    assert error.reason == "digits is too busy: the queue is full; retry later"
+    assert len(set(replicas.asked)) == len(replicas.asked) == min(count, 3)
+    assert replicas.ends == [Outcome.SHED]
 
 
 @pytest.mark.parametrize(
@@ -104,35 +122,51 @@ async def test_refusals_are_told_at_once(kind: Any, outcome: Outcome, fault: Fau
     ],
 )
 async def test_another_replica_is_asked_when_one_fails(trouble: Reply, event: str) -> None:
-    replicas = Replicas(trouble, trouble, brightness)
-    vision, recorder, *_ = service(replicas)
+    vision, replicas, _ = service(Replicas(trouble, trouble, brightness))
     [prediction] = await vision.classify([WHITE], VisionParameters(slo_ms=60_000.0))
     assert prediction.labels[0] == "even"
-    assert recorder.events[:2] == [event] * 2
-    assert len({ticket.replica for ticket in replicas.tickets}) == 3
+    assert replicas.recorded[:2] == [event] * 2
+    assert len(set(replicas.asked)) == 3
+
+
+async def test_an_image_that_was_lost_is_answered_late_rather_than_not() -> None:
+    """The replica dies when the deadline is over: another has as long as the first had."""
+
+    class Dying(Replicas):
+        async def one(self, parcel: Any) -> Any:
+            if self.asked:
+                return await super().one(parcel)
+            self.asked.append(parcel.replica)
+            await asyncio.sleep(0.12)
+            raise ReplicaLostError
+
+    vision, replicas, _ = service(Dying(brightness))
+    [prediction] = await vision.classify([WHITE], VisionParameters(slo_ms=100.0))
+    assert (prediction.labels[0], prediction.fate) == ("even", "late")
+    assert replicas.queries[0].budget_s == pytest.approx(0.1, abs=0.005)
+    assert replicas.recorded == ["lost", ("answered", False)]
 
 
 async def test_an_image_that_breaks_every_replica_is_given_up() -> None:
-    replicas = Replicas(FAILED)
-    vision, _, table, _ = service(replicas)
+    vision, replicas, _ = service(Replicas(FAILED, names="abcde"))
     error = await refused(vision.classify([WHITE], VisionParameters(slo_ms=60_000.0)))
-    assert (error.outcome, error.reason) == (Outcome.FAILED, "digits: the computation broke down: OSError")
-    assert len(replicas.tickets) == 3
-    assert {table.choose() for _ in range(3)} == {"a", "b", "c"}, "all are free again"
+    told = "3 replicas of digits failed over this request; the last: the computation broke down: OSError"
+    assert (error.outcome, error.reason) == (Outcome.UNAVAILABLE, told)
+    assert len(set(replicas.asked)) == len(replicas.asked) == 3
+    assert {replicas.chosen() for _ in range(5)} == set("abcde"), "all are free again"
 
 
-@pytest.mark.parametrize("replicas", [2, 5])
-async def test_a_task_that_no_replica_can_load_is_given_up(replicas: int) -> None:
-    asked = Replicas(UNLOADED)
-    vision, recorder, *_ = service(asked, names=tuple(map(str, range(replicas))))
+@pytest.mark.parametrize("count", [2, 5])
+async def test_a_task_that_no_replica_can_load_is_given_up(count: int) -> None:
+    vision, replicas, _ = service(Replicas(UNLOADED, names="abcde"[:count]))
     error = await refused(vision.classify([WHITE], VisionParameters(slo_ms=60_000.0)))
     assert (error.outcome, error.reason, error.retry_after_s) == (
         Outcome.UNAVAILABLE,
         "digits: task parity: is broken",
         0.1,
     )
-    assert len(asked.tickets) == min(replicas, 3)
-    assert recorder.ends == [Outcome.UNAVAILABLE]
+    assert len(replicas.asked) == min(count, 3)
+    assert replicas.ends == [Outcome.UNAVAILABLE]
 
 
 async def test_a_task_that_was_replaced_is_asked_for_anew() -> None:
@@ -144,12 +178,11 @@ async def test_a_task_that_was_replaced_is_asked_for_anew() -> None:
         planner.board.put({"digits/parity": newer})
         return UNLOADED
 
-    asked = Replicas(replaced, brightness)
-    vision, *_ = service(asked, planner, names=("a",))
+    vision, replicas, _ = service(Replicas(replaced, brightness, names="a"), planner)
     [prediction] = await vision.classify([WHITE], VisionParameters(slo_ms=60_000.0))
-    assert (prediction.labels[0], asked.tickets[-1].query.task) == ("odd", newer.task)
+    assert (prediction.labels[0], replicas.queries[-1].task) == ("odd", newer.task)
     planner.board.put({"digits/parity": None})
-    asked.replies = [UNLOADED]
+    replicas.replies = [UNLOADED]
     assert (await refused(vision.classify([WHITE], VisionParameters(slo_ms=60_000.0)))).fault == Fault.NOT_FOUND
 
 
@@ -161,11 +194,22 @@ async def test_a_task_that_replicas_only_try_cannot_be_named() -> None:
     assert (await refused(vision.classify([WHITE], VisionParameters(task="large")))).fault == Fault.NOT_FOUND
 
 
-async def test_what_nobody_expects_is_recorded() -> None:
-    vision, recorder, *_ = service(Replicas(ValueError("what")))
+async def test_what_a_replica_raises_is_its_failure() -> None:
+    vision, replicas, _ = service(Replicas(ValueError("what"), brightness))
+    assert (await vision.classify([WHITE], VisionParameters()))[0].labels[0] == "even"
+    assert replicas.recorded == ["lost", ("answered", True)]
+
+
+async def test_what_nobody_expects_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    vision, replicas, _ = service()
+
+    def broken(*_: object) -> Any:
+        raise ValueError("what")
+
+    monkeypatch.setattr(replicas.table, "choose", broken)
     with pytest.raises(ValueError, match="what"):
         await vision.classify([WHITE], VisionParameters())
-    assert recorder.ends == [Outcome.FAILED]
+    assert replicas.ends == [Outcome.FAILED]
 
 
 async def test_answers_have_so_many_labels_only() -> None:
@@ -177,30 +221,32 @@ async def test_answers_have_so_many_labels_only() -> None:
 
 
 async def test_it_is_ready_when_its_tasks_are_known() -> None:
-    vision, _, _, follower = service()
+    vision, _, follower = service()
     assert not vision.ready
     await follower.catch_up()
     assert vision.ready
 
 
-async def test_without_replicas_requests_wait_until_their_deadline() -> None:
-    vision, _, table, _ = service(names=())
+async def test_without_replicas_requests_wait_for_them() -> None:
+    vision, replicas, _ = service(Replicas(names=()))
     assert not vision.ready
     error = await refused(vision.classify([WHITE], VisionParameters(slo_ms=80.0)))
-    assert (error.outcome, error.reason) == (Outcome.UNAVAILABLE, "no replica of digits could be reached in time")
+    assert (error.outcome, error.reason) == (Outcome.UNAVAILABLE, "no replica of digits answered within 30 s")
     assert error.retry_after_s == 1
-    waiting = asyncio.create_task(vision.classify([WHITE], VisionParameters(slo_ms=60_000.0)))
-    await asyncio.sleep(0.01)
-    table.sync({"a": None})
+    waiting = asyncio.create_task(vision.classify([WHITE], VisionParameters(slo_ms=80.0)))
+    await asyncio.sleep(10)
+    replicas.run("a")
     assert vision.ready
     assert (await waiting)[0].labels[0] == "even"
+    [query] = replicas.queries
+    assert query.budget_s == pytest.approx(0.08, abs=0.005), "as if it had come just now"
 
 
 async def test_one_bad_image_fails_the_request_and_frees_the_replicas() -> None:
-    vision, recorder, *_ = service()
+    vision, replicas, _ = service()
     error = await refused(vision.classify([WHITE, b"no image"], VisionParameters()))
     assert error.fault == Fault.MEDIA_TYPE
-    assert Outcome.REJECTED in recorder.ends
+    assert Outcome.REJECTED in replicas.ends
 
 
 @pytest.mark.real_time
@@ -230,26 +276,36 @@ async def test_large_images_do_not_hold_up_small_ones(monkeypatch: pytest.Monkey
 
 
 async def test_a_client_that_leaves_frees_its_replica() -> None:
-    class Never(Replicas):
-        async def __call__(self, ticket: Any) -> Any:
-            await asyncio.Event().wait()
-
-    vision, _, table, _ = service(Never())
+    vision, replicas, _ = service(Silent())
     call = asyncio.create_task(vision.classify([WHITE, BLACK], VisionParameters(slo_ms=60_000.0)))
     await asyncio.sleep(0.05)
+    assert [each["outstanding"] for each in replicas.table.replicas().values()] == [1, 1, 0]
     call.cancel()
     await asyncio.wait([call])
-    assert [table.choose() for _ in range(3)].count("c") == 1
+    assert [each["outstanding"] for each in replicas.table.replicas().values()] == [0, 0, 0]
+    assert replicas.ends == [Outcome.CANCELLED] * 2
 
 
 async def test_a_service_that_hangs_ends_in_time() -> None:
-    class Never(Replicas):
-        async def __call__(self, ticket: Any) -> Any:
-            await asyncio.Event().wait()
-
-    vision, *_ = service(Never(), timeout_s=0.05)
+    vision, replicas, _ = service(Silent(), timeout_s=0.05)
     error = await refused(vision.classify([WHITE], VisionParameters(slo_ms=1000.0)))
     assert (error.outcome, error.reason) == (Outcome.UNAVAILABLE, "no replica of digits answered within 1 s")
+    assert replicas.ends == [Outcome.UNAVAILABLE]
+
+
+async def test_a_replica_that_is_silent_for_much_longer_than_it_had_is_not_waited_for() -> None:
+    class OneIsSilent(Replicas):
+        async def one(self, parcel: Any) -> Any:
+            if parcel.replica == "a":
+                await asyncio.Event().wait()
+            return await super().one(parcel)
+
+    vision, replicas, _ = service(OneIsSilent(names="ab"))
+    [prediction] = await vision.classify([WHITE], VisionParameters(slo_ms=400.0))
+    assert (prediction.labels[0], prediction.fate) == ("even", "late")
+    assert 2 * 0.4 < asyncio.get_running_loop().time() < 3 * 0.4
+    assert replicas.recorded == ["stalled", ("answered", False)]
+    assert replicas.queries[0].budget_s == pytest.approx(0.4, abs=0.005)
 
 
 async def test_without_a_name_the_model_s_own_head_is_meant() -> None:
@@ -265,7 +321,7 @@ async def test_without_a_name_the_model_s_own_head_is_meant() -> None:
 
 async def test_which_task_is_meant() -> None:
     planner = TaskPlanner(task())
-    vision, _, _, follower = service(planner=planner)
+    vision, _, follower = service(planner=planner)
     await vision.classify([WHITE], VisionParameters())
     planner.board.put({"digits/large": task("large")})
     await vision.classify([WHITE], VisionParameters(task="large"))
@@ -279,7 +335,7 @@ async def test_which_task_is_meant() -> None:
     planner.dead = True
     await vision.classify([WHITE], VisionParameters(task="large"))
     assert (await refused(vision.classify([WHITE], VisionParameters(task="y")))).outcome == Outcome.UNAVAILABLE
-    assert not follower.facts()["planner_reached"]
+    assert not follower.reached
 
 
 async def test_without_any_task() -> None:

@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import virtual_loop
 
+from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.vision.engine import Engine, Waiting
-from pliant.deployments.vision.messages import Answer, Query, Refusal
+from pliant.deployments.vision.messages import Answer, Query
 from pliant.deployments.vision.tasks import Settler, Tasks, key
 from pliant.formats.vision_task import TaskError, TaskRef
 from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy
@@ -160,7 +162,9 @@ def test_what_cannot_be_in_time_any_more_is_evicted_at_once() -> None:
             await asyncio.sleep(0.001)
             reply = await house.engine.classify(query(budget_s=0.05))
             assert isinstance(reply, Refusal)
-            assert (reply.kind, slow.done()) == ("evicted", False), "long before the device is free"
+            assert (reply.outcome, reply.fault, slow.done()) == (Outcome.SHED, Fault.EVICTED, False), (
+                "long before the device is free"
+            )
             assert loop.time() - started < 0.05
             assert "could not be answered before its deadline" in reply.reason
             assert isinstance(await slow, Answer)
@@ -175,7 +179,8 @@ def test_without_time_nothing_is_tried() -> None:
             for budget_s in (0.0, -1.0, 0.001):
                 reply = await house.engine.classify(query(budget_s=budget_s))
                 assert isinstance(reply, Refusal)
-                assert reply.kind in ("expired", "evicted")
+                assert reply.cause == "final"
+                assert (reply.outcome, reply.fault) in ((Outcome.TOO_LATE, None), (Outcome.SHED, Fault.EVICTED))
             assert house.device.runs == []
             assert house.engine.report()["evicted"] == 3
 
@@ -287,7 +292,9 @@ def test_a_full_queue_sheds_what_is_worth_least() -> None:
             replies = await house.ask(*(query(budget_s=10, utility=utility) for utility in utilities))
             shed = [u for u, reply in zip(utilities, replies, strict=True) if isinstance(reply, Refusal)]
             assert shed == [0.1, 0.05]
-            assert {reply.kind for reply in replies if isinstance(reply, Refusal)} == {"shed"}
+            assert {(reply.cause, reply.outcome) for reply in replies if isinstance(reply, Refusal)} == {
+                ("busy", Outcome.SHED)
+            }
             await running
             assert house.engine.report()["shed"] == 2
 
@@ -318,7 +325,7 @@ def test_one_batch_that_breaks_down_harms_no_other() -> None:
         async with House(failing=lambda run: run == 1) as house:
             [reply] = await house.ask(query())
             assert isinstance(reply, Refusal)
-            assert (reply.kind, reply.reason) == ("failed", "the computation broke down: OSError")
+            assert (reply.cause, reply.reason) == ("failed", "the computation broke down: OSError")
             assert isinstance((await house.ask(query()))[0], Answer)
             assert house.engine.failure is None
             assert house.engine.report()["failed"] == 1
@@ -330,7 +337,7 @@ def test_a_device_that_always_breaks_down_breaks_the_engine() -> None:
     async def main() -> None:
         async with House(failing=lambda run: True) as house:
             replies = [(await house.ask(query()))[0] for _ in range(4)]
-            assert all(isinstance(reply, Refusal) and reply.kind == "failed" for reply in replies)
+            assert all(isinstance(reply, Refusal) and reply.cause == "failed" for reply in replies)
             assert len(house.device.runs) == 3
             assert isinstance(house.engine.failure, OSError)
 
@@ -358,7 +365,7 @@ def test_who_waits_for_a_task_while_the_engine_breaks_is_told(closes: bool) -> N
                 await house.ask(query())
             reply = await waiting
             assert isinstance(reply, Refusal)
-            assert reply.kind == "failed"
+            assert reply.cause == "failed"
             assert asyncio.get_running_loop().time() < 1
 
     virtual_loop.run(main())
@@ -369,7 +376,7 @@ def test_a_policy_that_fails_leaves_nobody_waiting() -> None:
         async with House() as house:
             house.engine._policy.plan = lambda batches, now: 1 / 0  # type: ignore[method-assign, assignment, return-value]
             replies = await house.ask(query(), query())
-            assert all(isinstance(reply, Refusal) and reply.kind == "failed" for reply in replies)
+            assert all(isinstance(reply, Refusal) and reply.cause == "failed" for reply in replies)
             assert isinstance(house.engine.failure, ZeroDivisionError)
 
     virtual_loop.run(main())
@@ -381,7 +388,7 @@ def test_closing_refuses_what_is_computed_and_what_waits() -> None:
         async with house:
             calls = [asyncio.create_task(house.engine.classify(query(budget_s=9))) for _ in range(20)]
             await asyncio.sleep(0.001)
-        assert all(isinstance(call, Refusal) and call.kind == "failed" for call in await asyncio.gather(*calls))
+        assert all(isinstance(call, Refusal) and call.cause == "failed" for call in await asyncio.gather(*calls))
 
     virtual_loop.run(main())
 
@@ -395,9 +402,9 @@ def test_an_unknown_task_is_brought_by_its_first_image() -> None:
             )
             assert isinstance(good, Answer)
             assert isinstance(same, Answer)
-            assert bad == Refusal("task", "task bad: is broken", 0.1)
+            assert bad == Refusal("unable", "task bad: is broken", 0.1)
             assert isinstance(hasty, Refusal)
-            assert (hasty.kind, hasty.reason) == ("evicted", "its time was over before the task new was in memory")
+            assert (hasty.fault, hasty.reason) == (Fault.EVICTED, "its time was over before the task new was in memory")
             assert house.loader.loads == ["a", "plain", "new", "bad"]
             assert isinstance((await house.ask(query(name="bad")))[0], Refusal)
             assert house.loader.loads.count("bad") == 1, "it is not tried again at once"
@@ -569,7 +576,7 @@ def test_whatever_comes_each_query_is_answered_once(
                     assert np.frombuffer(reply.logits, "<f4")[0] == number
                     assert (reply.fate == "in_time") == (seconds <= visitor.budget_s + 1e-9)
                     assert visitor.name != "plain" or reply.gamma <= 0
-                elif reply.kind != "failed":
+                elif reply.cause != "failed":
                     assert seconds <= max(visitor.budget_s, 0) + 0.002, "told at once, not when the device is free"
             await asyncio.sleep(1)
             report = house.engine.report()

@@ -17,14 +17,16 @@ import tritonclient.http as triton
 from huggingface_hub import ImageClassificationOutputElement
 from huggingface_hub.inference._providers import get_provider_helper
 from PIL import Image
-from support.scripted_vision import INFO, Replicas, TaskPlanner, service, task
+from support.scripted_vision import INFO, Replicas, TaskPlanner, report, service, task
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
+from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.services import Services
 from pliant.deployments.serving.status import exposition
-from pliant.deployments.vision.messages import Refusal
-from pliant.deployments.vision.report import GammaReport, ReplicaReport
+from pliant.deployments.vision.kind import KIND
+from pliant.deployments.vision.report import GammaReport
 
 INFER, CLASSIFY = "/v2/models/digits/infer", "/models/digits"
 SHAPE = (INFO.height, INFO.width, 3)
@@ -59,10 +61,11 @@ PATIENT_MS = 600_000
 
 @asynccontextmanager
 async def gateway(replicas: Replicas | None = None, *entries: Any, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    vision, _, _, follower = service(replicas, TaskPlanner(*(entries or [task()])), slo_ms=PATIENT_MS)
+    vision, _, follower = service(replicas, TaskPlanner(*(entries or [task()])), slo_ms=PATIENT_MS)
     config = GatewayConfig(max_body_mb=0.1, max_texts=3)
-    services = Services.of("vision", {"digits": vision})
-    app = application(config, services, dict, bytes, options.pop("api_keys", ()), tasks=follower)
+    services = Services.of("images", {"digits": vision})
+    routers = KIND.routers(services, follower, config)
+    app = application(config, services, dict, bytes, routers, options.pop("api_keys", ()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pliant") as http:
         yield http
 
@@ -80,7 +83,7 @@ async def test_the_hugging_face_client(parameters: dict[str, Any]) -> None:
     assert [element.label for element in elements] == ["even", "odd"][: parameters.get("top_k")]
     assert elements[0].score > 0.5
     assert (elements[0].gamma, elements[0].fate) == (-4, "in_time")
-    assert 30 < replicas.tickets[0].query.budget_s < 60
+    assert 30 < replicas.queries[0].budget_s < 60
 
 
 async def test_large_requests_and_answers() -> None:
@@ -134,7 +137,7 @@ async def test_tritons_client(binary: bool, datatype: str, channels_first: bool)
     assert [text.decode() if isinstance(text, bytes) else text for text in fate] == ["in_time"] * 2
     assert result.as_numpy("gamma").tolist() == [[-4], [-4]]
     assert result.as_numpy("score").shape == (2, 1)
-    assert [ticket.query.utility for ticket in replicas.tickets] == [0.5, 0.5]
+    assert [query.utility for query in replicas.queries] == [0.5, 0.5]
 
 
 async def test_metadata_and_readiness() -> None:
@@ -256,8 +259,11 @@ async def test_bad_binary_tensors_are_told_why(shape: list[int], datatype: str, 
     assert reason in answer.json()["error"]
 
 
+EVICTED = Refusal("final", "it waited too long", 0.1, Outcome.SHED, Fault.EVICTED)
+
+
 async def test_evicted_images_are_told_when_to_come_back() -> None:
-    async with gateway(Replicas(Refusal("evicted", "it waited too long", 0.1))) as http:
+    async with gateway(Replicas(EVICTED)) as http:
         answer = await http.post(CLASSIFY, content=picture())
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
     assert answer.json() == {"error": "digits: it waited too long"}
@@ -272,35 +278,18 @@ async def test_keys_are_asked_for() -> None:
 
 
 def test_metrics_show_gammas_and_fates() -> None:
-    report = ReplicaReport(
-        compiling=False,
-        backend="eager",
-        gamma=-4,
-        gammas={-4: GammaReport(batches=2, images=9, compute_s=0.5), 0: GammaReport(batches=0, images=0, compute_s=0)},
-        waiting=3,
-        running=0,
-        in_time=7,
-        late=1,
-        evicted=5,
-        shed=0,
-        failed=0,
-        utility=3.5,
-        slowdown=1.25,
-        decision_p99_ms=0.5,
-        p50_ms=1.0,
-        p98_ms=2.0,
-        tasks=["parity"],
-        outstanding={},
-        dropped={},
-        failed_tasks={},
-    )
-    stats: Any = {
-        "services": {},
-        "language_models": {},
-        "adapters": {},
-        "vision": {"digits": {"replicas": {"r": report}, "tasks": ["parity"]}},
+    told = report()
+    told |= {
+        "gamma": -4,
+        "gammas": {
+            -4: GammaReport(batches=2, images=9, compute_s=0.5),
+            0: GammaReport(batches=0, images=0, compute_s=0),
+        },
+        "in_time": 7,
+        "evicted": 5,
     }
-    text = exposition(stats).decode()
+    stats = {"services": {"digits": {"kind": "vision", "replicas": {"r": told}, "tasks": ["parity"]}}}
+    text = exposition(stats, {"vision": KIND}).decode()
     for line in (
         'pliant_vision_gamma{replica="r",service="digits"} -4.0',
         'pliant_vision_images_total{fate="in_time",replica="r",service="digits"} 7.0',

@@ -1,0 +1,188 @@
+"""A sixth kind, in a folder of its own: from cluster.yaml to answers, and all that every service has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from unittest.mock import MagicMock, call
+
+import httpx
+import pytest
+from ray.serve._private.build_app import build_app
+from support.echo.config import EchoConfig
+from support.echo.kind import ECHO
+from support.echo.replica import EchoReplica
+from support.local_serve import LocalCluster
+
+from pliant.config.base import ReplicaRange
+from pliant.config.cluster import Reader, ServingConfig, check_models
+from pliant.deployments import app
+from pliant.deployments.kinds import CONFIGS, KINDS, loaded
+from pliant.deployments.serving import metrics
+from pliant.errors import ConfigError
+
+LISTED = (*KINDS, ECHO)
+READER = Reader((*CONFIGS, EchoConfig))
+KEY = "PLIANT_TEST_KEYS"
+
+
+def parsed(**changes: Any) -> ServingConfig:
+    config = READER.parse({"services": {"echo": {"kind": "echo", "replicas": 2, **changes}}})
+    check_models(config)
+    return config
+
+
+class Served:
+    """A cluster that serves one echo, and a client of its gateway."""
+
+    def __init__(self, cluster: LocalCluster, http: httpx.AsyncClient) -> None:
+        self.cluster = cluster
+        self.http = http
+
+    async def say(self, *texts: str) -> httpx.Response:
+        return await self.http.post("/models/echo", json={"inputs": list(texts)})
+
+    async def stats(self) -> Any:
+        self.cluster.report()
+        stats = (await self.http.get("/stats")).raise_for_status().json()
+        assert stats["planner_reached"]
+        return stats["services"]["echo"]
+
+
+@pytest.fixture
+def counters(monkeypatch: pytest.MonkeyPatch) -> dict[str, MagicMock]:
+    """What is counted through Ray, by name."""
+    made: dict[str, MagicMock] = {}
+    for sort in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(metrics, sort, lambda name, *_, **__: made.setdefault(name, MagicMock()))
+    return made
+
+
+@pytest.fixture
+async def served(counters: dict[str, MagicMock]) -> AsyncIterator[Served]:
+    cluster = LocalCluster(parsed(timeout_s=0.3), loaded(LISTED))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(await cluster.gateway()), base_url="http://test"
+    ) as http:
+        yield Served(cluster, http)
+
+
+def test_its_keys_are_read_and_its_mistakes_told() -> None:
+    config = parsed(cpus=0.5)
+    assert config.of(EchoConfig) == {"echo": EchoConfig(kind="echo", replicas=2, cpus=0.5)}
+    with pytest.raises(ConfigError) as error:
+        parsed(timeout=1)
+    assert error.value.problems == [
+        "services.echo.timeout: unknown key; did you mean timeout_s? allowed: cpus, kind, replicas, timeout_s"
+    ]
+
+
+def test_its_deployment_is_as_it_says() -> None:
+    config = parsed(cpus=0.5, replicas={"min": 1, "max": 3})
+    built = build_app(app.assemble(config, listed=LISTED), name="pliant")
+    deployments = {each.name: each for each in built.deployments}
+    assert deployments.keys() == {"gateway", "planner", "echo"}
+    echo = deployments["echo"]
+    assert echo.func_or_class is EchoReplica
+    assert echo.ray_actor_options == {"num_cpus": 0.5}
+    assert echo.max_ongoing_requests == 64
+    autoscaling = echo._deployment_config.autoscaling_config
+    assert autoscaling
+    assert ReplicaRange(min=autoscaling.min_replicas, max=autoscaling.max_replicas or 0) == ReplicaRange(min=1, max=3)
+
+
+async def test_every_protocol_of_texts_finds_it(served: Served) -> None:
+    assert (await served.say("hello", "you")).json() == [
+        [{"label": "hello", "score": 1.0}],
+        [{"label": "you", "score": 1.0}],
+    ]
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["hello"]}
+    answer = (await served.http.post("/v2/models/echo/infer", json={"inputs": [tensor]})).json()
+    assert [output["data"] for output in answer["outputs"]] == [["hello"], [1.0]]
+    assert (await served.http.get("/v2/models/echo")).json()["platform"]
+    assert (await served.http.get("/v2/health/ready")).status_code == 200
+    assert (await served.http.post("/models/other", json={"inputs": "a"})).json() == {
+        "error": "no model 'other'; there are: echo"
+    }
+
+
+async def test_what_is_asked_at_the_same_time_goes_to_all_replicas(served: Served) -> None:
+    await asyncio.gather(*(served.say(str(number)) for number in range(10)))
+    replicas = (await served.stats())["replicas"]
+    assert [report["served"] for report in replicas.values()] == [5, 5]
+
+
+async def test_another_replica_answers_for_one_that_died(served: Served, counters: dict[str, MagicMock]) -> None:
+    del served.cluster.replicas["echo"]["echo-0"]
+    for number in range(4):
+        assert (await served.say(str(number))).status_code == 200
+    assert (await served.stats())["requests"] == {"ok": 4}
+    retries = counters["pliant_retries_total"].inc.mock_calls
+    assert retries == [call(tags={"kind": "echo", "reason": "lost"})] * len(retries)
+    assert 1 <= len(retries) <= 3, "then it is ejected"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "reason", "outcome"),
+    [
+        ("refuse me", 429, "echo is too busy: it was told to refuse; retry later", "shed"),
+        ("raise this", 503, "3 replicas of echo failed over this request", "unavailable"),
+        ("slow down", 503, "no replica of echo answered within 0.3 s", "unavailable"),
+    ],
+)
+async def test_what_no_replica_answers_is_told_why_and_counted_once(
+    served: Served, counters: dict[str, MagicMock], text: str, status: int, reason: str, outcome: str
+) -> None:
+    answer = await served.say(text)
+    assert answer.status_code == status
+    assert reason in answer.json()["error"]
+    assert int(answer.headers.get("Retry-After", 2)) == (1 if text.startswith("slow") else 2)
+    assert (await served.say("hello")).status_code == 200
+    assert (await served.stats())["requests"] == {outcome: 1, "ok": 1}
+    assert counters["pliant_requests_total"].inc.mock_calls == [
+        call(tags={"kind": "echo", "outcome": each}) for each in (outcome, "ok")
+    ]
+
+
+async def test_a_client_that_leaves_is_counted_and_its_replica_is_free_again(served: Served) -> None:
+    asking = asyncio.create_task(served.say("slow down"))
+    stats = await served.stats()
+    while not any(report["outstanding"] for report in stats["replicas"].values()):
+        await asyncio.sleep(0)
+        stats = await served.stats()
+    asking.cancel()
+    await asyncio.wait([asking])
+    stats = await served.stats()
+    assert stats["requests"] == {"cancelled": 1}
+    assert not any(report["outstanding"] or report["held"] for report in stats["replicas"].values())
+
+
+async def test_stats_and_metrics_say_what_they_say_of_all_and_what_it_adds(served: Served) -> None:
+    await served.say("hello")
+    stats = await served.stats()
+    assert stats.pop("replicas").keys() == {"echo-0", "echo-1"}
+    assert stats == {
+        "kind": "echo",
+        "ready": True,
+        "state": "ready, 2 of 2 replicas",
+        "done": None,
+        "requests": {"ok": 1},
+        "plan": {},
+        "longest": 5,
+    }
+    page = (await served.http.get("/metrics")).text.splitlines()
+    counts = [line for line in page if line.startswith("echo_answers_total{")]
+    assert sorted(line.split()[-1] for line in counts) == ["0.0", "1.0"]
+    assert all('service="echo"' in line for line in counts)
+
+
+async def test_keys_are_asked_for(monkeypatch: pytest.MonkeyPatch, counters: dict[str, MagicMock]) -> None:
+    monkeypatch.setenv(KEY, "one, two")
+    config = READER.parse({"gateway": {"api_keys_env": KEY}, "services": {"echo": {"kind": "echo"}}})
+    gateway = await LocalCluster(config, loaded(LISTED)).gateway()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(gateway), base_url="http://test") as http:
+        for key, status in ((None, 401), ("three", 401), ("two", 200)):
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            answer = await http.post("/models/echo", json={"inputs": "hello"}, headers=headers)
+            assert answer.status_code == status
