@@ -23,8 +23,8 @@ _PATIENCE_S = 120.0
 class ClassifierReader:
     """Reads through `classifiers` by level, one text after the other.
 
-    A text whose replica dies or is too busy is read again: its latency would tell nothing. Raises the last RequestError
-    when that goes on for `patience_s`.
+    A text whose replica dies, is too busy or was not there is read again: its latency would tell nothing. Raises the
+    last RequestError when that goes on for `patience_s`.
     """
 
     def __init__(self, classifiers: Mapping[str, Classifier], patience_s: float = _PATIENCE_S) -> None:
@@ -43,7 +43,7 @@ class ClassifierReader:
                     raise
                 await asyncio.sleep(_RETRY_S)
             else:
-                if not found.interrupted or time.monotonic() > give_up:
+                if not (found.interrupted or found.waited_s) or time.monotonic() > give_up:
                     seconds = found.seconds - found.telling_s
                     return Seen(
                         found.logits, found.importance, found.encoding, seconds, found.telling_s, found.compute_s

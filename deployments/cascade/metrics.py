@@ -11,7 +11,7 @@ _SURE = [0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0]
 
 
 class CascadeMetrics(Requests):
-    """As a gateway sees it; a `passage.Recorder`. `level` is a service, of answers the last one that read the text."""
+    """As a gateway sees it; a `PassageRecorder`. `level` is a service, of answers the last one that read the text."""
 
     def __init__(self, service: str, kind: str, outcomes: Counter[str]) -> None:
         super().__init__(service, kind, outcomes)

@@ -79,6 +79,8 @@ class Passage:
         self._route = serving.route
         self._logits: list[NDArray[Any]] = []
         """Of the levels that have read the text."""
+        self._waited_s = 0.0
+        """For replicas of levels that had none: the SLO does not count them."""
         self._interrupted = False
         """A replica failed us, so that the SLO does not count any more."""
 
@@ -127,7 +129,7 @@ class Passage:
 
     @property
     def _left_s(self) -> float:
-        return self._slo_s - self.seconds
+        return self._slo_s + self._waited_s - self.seconds
 
     def _within_s(self, index: int) -> float | None:
         """How long to wait for the level, if the answer can do without it; None if it is needed.
@@ -166,6 +168,7 @@ class Passage:
             raise RequestError(
                 Outcome.FAILED, f"{level.name} failed: {type(error).__name__}; the log tells more"
             ) from error
+        self._waited_s += reading.waited_s
         self._interrupted |= reading.interrupted
         if reading.warning and reading.warning not in self.warnings:
             self.warnings.append(reading.warning)

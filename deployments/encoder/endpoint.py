@@ -85,6 +85,8 @@ class Reading:
     """Of these, what importance took beyond the logits."""
     compute_s: float
     """Of these, what the logits took."""
+    waited_s: float
+    """Of these, those until there was a replica, if there was none: they do not count towards the SLO."""
     warning: str | None
     interrupted: bool
     """A replica failed us, so that the SLO no longer counts: late is better than lost."""
@@ -171,7 +173,17 @@ class Classifier:
         self._recorder.answered(seconds, self._config.slo_ms / 1e3 if slo_s is None else slo_s, len(ids), answer)
         received = np.frombuffer(answer.importance, dtype="<f4") if answer.importance else None
         logits = np.frombuffer(answer.logits, dtype="<f4")
-        return Reading(logits, received, encoding, seconds, answer.telling_s, answer.compute_s, warning, interrupted)
+        return Reading(
+            logits,
+            received,
+            encoding,
+            seconds,
+            answer.telling_s,
+            answer.compute_s,
+            errand.waited_s,
+            warning,
+            interrupted,
+        )
 
     async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
         reading = await self.read(text, (parameters.slo_ms or self._config.slo_ms) / 1e3, parameters.utility)

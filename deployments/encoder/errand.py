@@ -48,6 +48,8 @@ class TextErrand(Errand[TextWant, Query, Answer]):
         self.subject = service
         self.timeout_s = timeout_s
         self.waits = waits
+        self.waited_s = 0.0
+        """Until there was a replica for it, the last time that there was none: they do not count towards its SLO."""
         self._ids = ids
         self._length = length
         self._started = started
@@ -63,7 +65,7 @@ class TextErrand(Errand[TextWant, Query, Answer]):
 
     def waited(self) -> None:
         """It gets its time once more, so that the queue behind a replica that comes back is no longer than usual."""
-        self._started = time.monotonic()
+        self.waited_s = time.monotonic() - self._started
 
     def no_time(self, error: NoTimeError) -> RequestError:
         if self._slo_s is not None and error.service_s > self._slo_s:
@@ -84,4 +86,4 @@ class TextErrand(Errand[TextWant, Query, Answer]):
         return RequestError(Outcome.SHED, reason, retry_after_s)
 
     def _budget_s(self, late: bool) -> float | None:
-        return None if late or self._slo_s is None else self._started + self._slo_s - time.monotonic()
+        return None if late or self._slo_s is None else self._started + self.waited_s + self._slo_s - time.monotonic()

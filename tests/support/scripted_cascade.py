@@ -95,6 +95,7 @@ class Service:
         self.ready = True
         self.down = False
         self.interrupted = False
+        self.waited_s = 0.0
         self.fails: Exception | None = None
         self.hangs = False
         self.calls: list[tuple[str, float | None, float, bool]] = []
@@ -128,7 +129,8 @@ class Service:
         logits = self.model.logits(text)
         told = self.model.importance(text) if telling and self.model.telling and telling.wants(logits) else None
         seconds = self.model.seconds * len(text.split())
-        return Reading(logits, told, TOKENIZER.encode(text), seconds, 0.0, seconds, None, self.interrupted)
+        encoding = TOKENIZER.encode(text)
+        return Reading(logits, told, encoding, seconds, 0.0, seconds, self.waited_s, None, self.interrupted)
 
 
 class Recorder:

@@ -38,13 +38,12 @@ def reader(service: Service, patience_s: float = 20.0) -> ClassifierReader:
 
 async def test_a_latency_that_tells_nothing_is_measured_again() -> None:
     service = Service(Model("small", 1.0, 0.001))
-    service.interrupted = True
     read, calls = service.read, 0
 
     async def recovers(*given: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        service.interrupted = calls < 3
+        service.interrupted, service.waited_s = calls == 1, float(calls == 2)
         return await read(*given, **options)
 
     service.read = recovers  # type: ignore[method-assign]
