@@ -28,9 +28,9 @@ class _Nothing:
 def cost_in_method_calls(replicas: int, load: float, requests: int, seed: int) -> float:
     """Thread CPU time of a dispatch and its completion, in calls of an empty Python method at the same time.
 
-    `replicas` (at least 4) hold one of up to 8 lengths each; the texts are log-normal (median 100 tokens) and have a
-    deadline. Requests complete in random order, and `load` times as many as there are replicas are outstanding all the
-    time: 0.6 is what replicas have that are busy for 60% of their time, and several are replicas with queues.
+    `replicas` (at least 4) hold one of up to 8 lengths each; texts are log-normal (median 100 tokens), with deadlines.
+    Requests complete in random order, and `load` times as many as there are replicas are outstanding all the time: 0.6
+    is what replicas have that are busy for 60% of their time, and several are replicas with queues.
     """
     rng = random.Random(seed)
     levels = min(_MOST_LEVELS, replicas // _REPLICAS_OF_A_LEVEL)

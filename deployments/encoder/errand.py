@@ -23,6 +23,8 @@ class TextWant(NamedTuple):
     """Seconds left until the SLO; None once it must be answered however late."""
     utility: float
     """Share of its slack that it may spend waiting, 0 to 1."""
+    tells: bool = False
+    """Whether the importance of its tokens may be told, too."""
 
 
 class TextErrand(Errand[TextWant, Query, Answer]):
@@ -54,7 +56,7 @@ class TextErrand(Errand[TextWant, Query, Answer]):
         self._telling = telling
 
     def want(self, late: bool) -> TextWant:
-        return TextWant(self._length, self._budget_s(late), self._utility)
+        return TextWant(self._length, self._budget_s(late), self._utility, self._telling is not None)
 
     def query(self, late: bool) -> Query:
         return Query(self._ids, self._length, self._budget_s(late), self._utility, self._telling)

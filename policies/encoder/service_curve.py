@@ -33,8 +33,8 @@ _MOST_STEPS = 6
 _REMEMBERED_S = 30.0
 _REMEMBERED = 32
 """Observations near each length."""
-_DOUBT = 3
-"""So many observations without a deviation are assumed, which outvote as many odd ones."""
+_DOUBT = 4
+"""So many observations without a deviation are assumed, which outvote fewer odd ones."""
 _SHORTEST = 16
 
 

@@ -15,6 +15,7 @@ from pliant.bench.encoder.baseline_dispatch import BaselineDispatcher, LeastBusy
 from pliant.bench.encoder.profiles import BASE, LARGE
 from pliant.bench.encoder.schemes import Setting, arrived, proportional, simulation
 from pliant.bench.workloads import twitter
+from pliant.policies.encoder.service_curve import ServiceCurve
 from pliant.simulation.encoder.outcome import Outcome
 
 SCHEMES = ("arlo", "st", "dt", "infaas", "ilb", "ig", "even")
@@ -40,27 +41,27 @@ def summary(outcome: Outcome) -> tuple[float, ...]:
 
 
 def sent(dispatcher: BaselineDispatcher, lengths: Sequence[int]) -> list[int]:
-    return [dispatcher.dispatch(length) for length in lengths]
+    return [dispatcher.dispatch(length)[0] for length in lengths]
 
 
 def test_packing_fills_a_replica_before_it_uses_the_next() -> None:
     dispatcher = Packing(room_s=0.3)
     for replica, (max_length, service_s) in enumerate([(64, 0.1), (64, 0.1), (512, 0.2)]):
-        dispatcher.assign(replica, max_length, service_s)
+        dispatcher.assign(replica, max_length, ServiceCurve.constant(service_s))
     assert sent(dispatcher, [9] * 6) == [0, 0, 0, 1, 1, 1]
     assert sent(dispatcher, [9] * 2) == [2, 2]
     assert sent(dispatcher, [9]) == [0], "none has room: where it waits least, the shortest first"
-    dispatcher.complete(1)
+    dispatcher.complete(1, 1)
     assert sent(dispatcher, [9]) == [1]
     dispatcher.suspend(1)
-    dispatcher.complete(2)
+    dispatcher.complete(2, 1)
     assert sent(dispatcher, [9, 100]) == [2, 2]
 
 
 def test_least_busy_goes_where_a_request_waits_least() -> None:
     dispatcher = LeastBusy()
     for replica, (max_length, service_s) in enumerate([(64, 0.1), (512, 0.15)]):
-        dispatcher.assign(replica, max_length, service_s)
+        dispatcher.assign(replica, max_length, ServiceCurve.constant(service_s))
     assert sent(dispatcher, [9, 9, 9, 9, 100]) == [0, 1, 0, 1, 1]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 from unittest.mock import MagicMock, call
 
@@ -14,16 +14,20 @@ from support.scripted_cascade import LABELS, Model, Service
 
 from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import GatewayConfig
-from pliant.deployments.cascade import recorder as cascade_recorder
+from pliant.deployments.cascade import metrics
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.messages import CascadeEntry
+from pliant.deployments.cascade.metrics import CascadeMetrics
 from pliant.deployments.http.application import application
+from pliant.deployments.kinds import loaded
+from pliant.deployments.serving import metrics as serving_metrics
+from pliant.deployments.serving import services as serving
 from pliant.deployments.serving.outcome import Outcome, RequestError
-from pliant.deployments.serving.services import Services
 from pliant.deployments.serving.status import exposition
 from pliant.policies.cascade.candidates import Candidate
 
+KINDS = loaded()
 INFER = "/v2/models/topics-c/infer"
 CANDIDATE = Candidate(
     levels=("small", "large"),
@@ -68,11 +72,28 @@ class House:
         config = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, degrade=True)
         levels: Any = {"small": self.small, "large": self.large}
         self.cascade = CascadeClassifier("topics-c", config, levels, lambda: entry, Nobody())
-        services = Services.of("cascade", {**levels, "topics-c": self.cascade})
-        self.http = TestClient(application(GatewayConfig(), services, self.stats, bytes))
+        self.services = [serving.Service(name, "encoder", "texts") for name in levels]
+        self.services.append(serving.Service("topics-c", "cascade", "texts"))
+        for service, endpoint in zip(self.services, (*levels.values(), self.cascade), strict=True):
+            service.open(endpoint)
+        self.http = TestClient(application(GatewayConfig(), serving.Services(self.services), self.stats, bytes))
 
     def stats(self) -> dict[str, Any]:
-        return {"services": {}, "language_models": {}, "adapters": {}, "cascades": {"topics-c": self.cascade.facts()}}
+        """As a gateway tells them."""
+        return {
+            "services": {
+                service.name: {
+                    **service.facts(),
+                    "plan": {},
+                    "replicas": {},
+                    **KINDS[service.kind].facts(service, None),
+                }
+                for service in self.services
+            }
+        }
+
+    def exposition(self) -> str:
+        return exposition(self.stats(), KINDS).decode()
 
     def classify(self, text: str | list[str] = "w1 yes t1", **parameters: Any) -> Any:
         return self.http.post("/models/topics-c", json={"inputs": text, "parameters": parameters}).json()
@@ -156,33 +177,49 @@ def test_the_cluster_does_not_wait_for_a_cascade_that_was_refused() -> None:
     unready = house.http.get("/v2/models/topics-c/ready")
     assert (unready.status_code, unready.json()) == (503, {"error": "topics-c is not ready yet: cannot keep"})
     assert house.classify() == {"error": "topics-c is not ready yet: cannot keep"}
-    assert house.http.get("/stats").json()["cascades"]["topics-c"]["problem"] == "none of 9; delete /cache/c"
+    assert house.http.get("/stats").json()["services"]["topics-c"]["problem"] == "none of 9; delete /cache/c"
 
 
 def test_prometheus_sees_the_promise_and_the_drift() -> None:
     house = House(unmet="no candidate")
     for _ in range(4):
         house.classify(["w1 yes t1"] * 60)
-    seen = exposition(house.stats()).decode()
+    seen = house.exposition()
     assert 'pliant_cascade_ready{service="topics-c"} 1.0' in seen
     assert 'pliant_cascade_promise_kept{service="topics-c"} 0.0' in seen
     assert 'pliant_cascade_profiled_reroute_share{level="small",service="topics-c"} 0.6' in seen
     assert 'pliant_cascade_reroute_drifting{level="small",service="topics-c"} 1.0' in seen
     assert 'pliant_cascade_reroute_drifts_total{level="small",service="topics-c"} 1.0' in seen
-    waiting = exposition(House(ready=False).stats()).decode()
+    waiting = House(ready=False).exposition()
     assert 'pliant_cascade_ready{service="topics-c"} 0.0' in waiting
     assert "pliant_cascade_profiled_accuracy{" not in waiting
 
 
 def test_ray_hears_of_routes_and_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = MagicMock()
-    monkeypatch.setattr(cascade_recorder, "CascadeMetrics", lambda _service: metrics)
-    recorder = cascade_recorder.CascadeRecorder("topics-c", Counter())
+    made: dict[str, MagicMock] = defaultdict(MagicMock)
+
+    def declared(_service: str, name: str, *_: object) -> MagicMock:
+        return made[name]
+
+    for module in (metrics, serving_metrics):
+        for kind in ("counter", "gauge", "histogram"):
+            monkeypatch.setattr(module, kind, declared)
+    outcomes: Counter[str] = Counter()
+    recorder = CascadeMetrics("topics-c", "cascade", outcomes)
     small = {"level": "small"}
     for drifting in (False, True, False):
         recorder.drifted("small", drifting)
     recorder.rerouted("small", 5, 3)
-    assert metrics.drifting.set.mock_calls == [call(drifting, tags=small) for drifting in (False, True, False)]
-    metrics.drifts.inc.assert_called_once_with(tags=small)
-    metrics.rerouted.inc.assert_called_once_with(tags=small)
-    metrics.words_pruned.inc.assert_called_once_with(3, tags=small)
+    recorder.answered("large", 0.5, 0.1, 0.9)
+    recorder.ended(Outcome.DEGRADED)
+    assert made["pliant_cascade_reroute_drifting"].set.mock_calls == [
+        call(drifting, tags=small) for drifting in (False, True, False)
+    ]
+    made["pliant_cascade_reroute_drifts_total"].inc.assert_called_once_with(tags=small)
+    made["pliant_cascade_rerouted_total"].inc.assert_called_once_with(tags=small)
+    made["pliant_cascade_words_pruned_total"].inc.assert_called_once_with(3, tags=small)
+    made["pliant_cascade_answers_total"].inc.assert_called_once_with(tags={"level": "large"})
+    made["pliant_request_latency_seconds"].observe.assert_called_once_with(0.5, tags={"kind": "cascade"})
+    made["pliant_slo_violations_total"].inc.assert_called_once_with(tags={"kind": "cascade"})
+    made["pliant_requests_total"].inc.assert_called_once_with(tags={"kind": "cascade", "outcome": "degraded"})
+    assert outcomes == {"degraded": 1}

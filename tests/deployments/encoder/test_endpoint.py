@@ -330,6 +330,17 @@ async def test_a_reading_tells_what_a_cascade_asks_for(build: Build) -> None:
     assert [event[0] for event in service.recorder.events] == ["arrived", "answered"] * 2
 
 
+async def test_to_tell_of_tokens_takes_longer_than_predicted_and_is_no_failure(build: Build) -> None:
+    slow_teller = Act(1.0, pieces=None)
+    service = build({"a": [slow_teller], "b": [slow_teller]}, service_s=0.2)
+    reading = await service.classifier.read("a b", None, telling=Telling(1.0, 2.0))
+    assert not reading.interrupted
+    assert service.recorder.retries == []
+    plain = await service.classifier.read("a b", None)
+    assert plain.interrupted
+    assert service.recorder.retries == ["stalled"]
+
+
 async def test_a_service_is_down_when_nothing_is_held_and_ready_when_the_longest_is(build: Build) -> None:
     service = build({})
     assert service.classifier.down
