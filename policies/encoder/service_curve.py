@@ -113,6 +113,8 @@ class ServiceTimes:
     def observe(self, now: float, length: int, seconds: float) -> None:
         """A text of `length` tokens took `seconds`; what else was computed for it, such as importance, left out."""
         ratio = seconds / float(np.interp(length, self._lengths, self._measured))
+        if length < self._lengths[0] and len(self._lengths) > 1 and ratio < 1.0:
+            return  # it is faster as it is shorter than what was measured, which says nothing of longer ones
         self._observed[self._nearest(length)].append(_Observation(now, ratio))
 
     def curve(self, now: float) -> ServiceCurve:

@@ -194,7 +194,12 @@ async def test_keys_are_asked_for(cluster: Cluster) -> None:
 
 async def test_where_no_model_takes_adapters(tmp_path: Path) -> None:
     models = {"chat": language_model(tmp_path, Replicas(a=Replica()))}
-    app = gateway(models, None)
+    config = parse({"services": {"chat": {"kind": "llm", "model": model_folder(tmp_path / "model")}}})
+
+    async def ask(method: str, *args: Any) -> Any:
+        raise AssertionError(f"there is nothing to ask for: {method}")
+
+    app = gateway(models, LlmKind().follower(ask, config))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test/v1") as http:
         answer = await load(http, "sql", "sql")
         assert answer.status_code == 400

@@ -149,7 +149,7 @@ def test_counts_that_replicas_report_become_counters(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(metrics, "gauge", declare)
     made = LlmReplicaMetrics("chat")
     engine = Engine(ScriptedExecutor(), byte_tokenizer(), (), 10, 0.05)
-    report = ReplicaReport(**{**engine.report(), "version": 0, "held": {"gateway": 7.0}})  # type: ignore[typeddict-item]
+    report = ReplicaReport(**{**engine.report(), "version": 0, "held": {"gateway": 7.0}})  # type: ignore[typeddict-unknown-key]
     adapters: AdapterReport = {**report["adapters"], "resident": ["p", "q"], "hits": 3, "evictions": {"memory": 2}}
     small: ClassReport = {"cut_off": 0.2, "quota": 10, "waiting": 4, "admitted": 5, "waited_s": 0.5}
     fewer: ClassReport = {**small, "waiting": 1, "admitted": 6}

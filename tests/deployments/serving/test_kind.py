@@ -107,6 +107,14 @@ async def test_every_protocol_of_texts_finds_it(served: Served) -> None:
     }
 
 
+async def test_routes_of_kinds_without_a_service_say_that_there_is_none(served: Served) -> None:
+    assert (await served.http.get("/v1/models")).json() == {"object": "list", "data": []}
+    assert (await served.http.get("/v2/repository/models/echo/tasks")).status_code == 404
+    loading = await served.http.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "sql"})
+    assert loading.status_code == 400
+    assert "no language model here takes adapters" in loading.json()["error"]["message"]
+
+
 async def test_what_is_asked_at_the_same_time_goes_to_all_replicas(served: Served) -> None:
     await asyncio.gather(*(served.say(str(number)) for number in range(10)))
     replicas = (await served.stats())["replicas"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError, TaskCancelledError
+from ray.serve._private.common import DeploymentID
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError
 
@@ -20,7 +21,7 @@ from pliant.deployments.serving.router import ReplicaRouter, told
 
 class Pending:
     def __init__(self, replica: str) -> None:
-        self.args = (Parcel(replica, "g", ()),)
+        self.args: tuple[Parcel[str]] = (Parcel(replica, "g", ()),)
 
 
 def router(service: str) -> Any:
@@ -60,7 +61,8 @@ def test_router_and_gateway_meet_though_the_class_is_pickled() -> None:
     options: dict[str, Any] = {"request_router_class": "pliant.deployments.serving.router:ReplicaRouter"}
     config = RequestRouterConfig(**options, request_router_kwargs={"service": "s"})
     config._serialize_request_router_cls()
-    assert config.get_request_router_class().initialize_state.__globals__["feed"] is table.feed
+    router: Any = config.get_request_router_class()
+    assert router.initialize_state.__globals__["feed"] is table.feed
 
 
 @pytest.mark.parametrize(
@@ -69,9 +71,9 @@ def test_router_and_gateway_meet_though_the_class_is_pickled() -> None:
         (ActorDiedError(), ReplicaLostError),
         (TaskCancelledError(), ReplicaLostError),
         (RuntimeError("it was killed between the call and its first word"), ReplicaLostError),
-        (RayTaskError("generate", "traceback", ValueError("a bug")), ReplicaLostError),
+        (RayTaskError("generate", "traceback", ValueError("a bug")), ReplicaLostError),  # type: ignore[no-untyped-call]
         (ReplicaLeftError("replica a has left"), ReplicaLeftError),
-        (DeploymentUnavailableError(SimpleNamespace(name="chat")), NotDeployedError),
+        (DeploymentUnavailableError(DeploymentID("chat")), NotDeployedError),
         (asyncio.CancelledError(), ReplicaLostError),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",

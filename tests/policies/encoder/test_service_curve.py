@@ -79,6 +79,18 @@ def test_after_short_texts_a_long_one_is_still_expected_to_take_long() -> None:
     assert dispatcher.dispatch(16, budget_s=0.06)[1] < 0.06
 
 
+def test_texts_shorter_than_any_measured_say_nothing_of_longer_ones_unless_they_are_slow() -> None:
+    per_token = {length: length * 1e-3 for length in lengths_to_measure(512, dynamic=True)}
+    times = ServiceTimes(per_token)
+    before = times.curve(0.0)
+    for _ in range(32):
+        times.observe(1.0, 8, 8e-3)
+    assert times.curve(1.0) == before
+    for _ in range(32):
+        times.observe(2.0, 8, 64e-3)
+    assert times.curve(2.0).seconds(16) > before.seconds(16)
+
+
 def test_a_few_odd_observations_change_nothing() -> None:
     times = ServiceTimes(DYNAMIC)
     for now in (1.0, 1.1, 1.2):
