@@ -252,14 +252,17 @@ class _Course(Generic[Want, Query, Item]):
     def another(self, replicas: Collection[str]) -> Attempt[Query] | None:
         """One more than `replicas`, which were asked and stall, if there is one; it may have failed before."""
         self._avoid.update(replicas)
+        before, self.late = self.late, True
         try:
             if not (attempt := self._choose_now()):
                 self._avoid = {*replicas, *self._refusals}
                 attempt = self._choose_now()
         except RequestError:  # it had better not be answered, but it may still be
-            return None
+            attempt = None
         if attempt:
             self._recorder.retried("stalled")
+        else:
+            self.late = before
         return attempt
 
     def unsent(self) -> None:
@@ -278,7 +281,6 @@ class _Course(Generic[Want, Query, Item]):
         """`replicas` have let it wait for too long, again perhaps."""
         for replica in replicas:
             self._table.failed(replica)
-        self.late = True
 
     def moves_on(self, replica: str) -> bool:
         """Whether another one than `replica`, which is silent, can go on."""

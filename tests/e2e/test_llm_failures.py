@@ -65,6 +65,7 @@ class Reader:
     def __init__(self, client: openai.AsyncOpenAI, index: int, temperature: float, max_tokens: int) -> None:
         self.text = ""
         self.finish: str | None = None
+        self.begun = asyncio.Event()
         self._client = client
         self._request: dict[str, Any] = {
             "model": "chat",
@@ -78,6 +79,7 @@ class Reader:
     async def read(self) -> tuple[str, str | None]:
         async for chunk in await self._client.completions.create(**self._request, stream=True):
             self.text += chunk.choices[0].text
+            self.begun.set()
             self.finish = chunk.choices[0].finish_reason
         return self.text, self.finish
 
@@ -104,7 +106,7 @@ async def test_a_replica_killed_in_the_middle_is_not_noticed(
     victim, _ = cluster.replica_processes("chat")
     readers = [Reader(client, index, temperature, max_tokens) for index in range(STREAMS)]
     reading = [asyncio.create_task(reader.read()) for reader in readers]
-    await until(lambda: all(reader.text for reader in readers))
+    await asyncio.gather(*(reader.begun.wait() for reader in readers))
     victim.kill()
     unfinished = sum(not task.done() for task in reading)
     assert await asyncio.gather(*reading) == expected
@@ -116,7 +118,7 @@ async def test_answers_wait_for_a_replica_when_all_die(cluster: Cluster, client:
     expected = await asyncio.gather(*(Reader(client, index, 0, max_tokens).read() for index in range(4)))
     readers = [Reader(client, index, 0, max_tokens) for index in range(4)]
     reading = [asyncio.create_task(reader.read()) for reader in readers]
-    await until(lambda: all(reader.text for reader in readers))
+    await asyncio.gather(*(reader.begun.wait() for reader in readers))
     for process in cluster.replica_processes("chat"):
         process.kill()
     assert await asyncio.gather(*reading) == expected
