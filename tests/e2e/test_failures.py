@@ -116,10 +116,10 @@ def test_a_killed_replica_loses_no_request_and_comes_back(cluster: Cluster) -> N
 
 def test_replicas_follow_the_texts_that_arrive_and_no_request_fails(cluster: Cluster) -> None:
     load = Load(cluster, clients=8, texts=[TEXTS[30]])
+    wanted = {"64": 2, "128": 0, "512": 1}
     with load.running():
-        wait_for(cluster, lambda lengths: lengths == [64, 64, 512])
+        wait_for(cluster, lambda lengths: lengths == [64, 64, 512] and cluster.plan().get("replicas") == wanted)
     plan = cluster.plan()
-    assert plan["replicas"] == {"64": 2, "128": 0, "512": 1}
     longer = Load(cluster, clients=8, texts=[TEXTS[400]])
     with longer.running():
         wait_for(cluster, lambda lengths: lengths == [512, 512, 512])
