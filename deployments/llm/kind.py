@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from fastapi import APIRouter
@@ -25,8 +26,8 @@ from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.catalog.board_follower import BoardFollower
 from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
-from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
-from pliant.deployments.serving.router import told
+from pliant.deployments.serving.least_held import Share
+from pliant.deployments.serving.router import streamed
 from pliant.deployments.serving.services import Answers, Service, Services
 from pliant.models import sources
 
@@ -44,17 +45,7 @@ class LlmKind(Kind[LlmConfig]):
         folder = await opening.fetch(sources.fetch)
         recorder = AnswerMetrics(opening.name, self.name, opening.outcomes)
         generate = opening.handle.options(stream=True).generate
-
-        async def pieces(parcel: Parcel[Generation]) -> AsyncGenerator[Piece | Refusal | Alive, None]:
-            response = generate.remote(parcel)
-            try:
-                with told():
-                    async for item in response:
-                        yield item
-            finally:
-                response.cancel()
-
-        caller = Caller(opening.table, recorder, streams=pieces)
+        caller: Caller[Share, Generation, Piece] = Caller(opening.table, recorder, streams=partial(streamed, generate))
         info = sources.describe_decoder(folder)
         return LanguageModel(opening.name, opening.config, folder, info, opening.table, caller, recorder)
 

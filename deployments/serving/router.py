@@ -88,13 +88,21 @@ class RayTransport(Generic[Query, Answer]):
                 response.cancel()  # type: ignore[no-untyped-call]
                 raise
 
-    async def several(self, parcel: Parcel[Query]) -> AsyncGenerator[Sequence[tuple[int, Answer | Refusal]], None]:
+    def several(self, parcel: Parcel[Query]) -> AsyncGenerator[Sequence[tuple[int, Answer | Refusal]], None]:
         """Replies as they are made, each with the index of its query."""
-        response = cast(DeploymentResponseGenerator[Any], self._several.remote(parcel))
+        return streamed(self._several, parcel)
+
+
+async def streamed(method: Any, parcel: Parcel[Any]) -> AsyncGenerator[Any, None]:
+    """What a streaming `method` of a handle yields for `parcel`. To close it ends the call in the replica.
+
+    Raises as `told` does.
+    """
+    with told():
+        response = cast(DeploymentResponseGenerator[Any], method.remote(parcel))
         try:
-            with told():
-                async for part in response:
-                    yield part
+            async for item in response:
+                yield item
         finally:
             response.cancel()  # type: ignore[no-untyped-call]
 
