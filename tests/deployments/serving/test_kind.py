@@ -14,6 +14,7 @@ from support.echo.config import EchoConfig
 from support.echo.kind import ECHO
 from support.echo.replica import EchoReplica
 from support.local_serve import LocalCluster
+from support.waiting import HANGS_AFTER_S
 
 from pliant.config.base import ReplicaRange
 from pliant.config.cluster import Reader, ServingConfig, check_models
@@ -60,8 +61,9 @@ def counters(monkeypatch: pytest.MonkeyPatch) -> dict[str, MagicMock]:
 
 
 @pytest.fixture
-async def served(counters: dict[str, MagicMock]) -> AsyncIterator[Served]:
-    cluster = LocalCluster(parsed(timeout_s=0.3), loaded(LISTED))
+async def served(counters: dict[str, MagicMock], request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    """Its parameter is the service's timeout_s."""
+    cluster = LocalCluster(parsed(timeout_s=getattr(request, "param", HANGS_AFTER_S)), loaded(LISTED))
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(await cluster.gateway()), base_url="http://test"
     ) as http:
@@ -132,12 +134,13 @@ async def test_another_replica_answers_for_one_that_died(served: Served, counter
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "reason", "outcome"),
+    ("served", "text", "status", "reason", "outcome"),
     [
-        ("refuse me", 429, "echo is too busy: it was told to refuse; retry later", "shed"),
-        ("raise this", 503, "3 replicas of echo failed over this request", "unavailable"),
-        ("slow down", 503, "no replica of echo answered within 0.3 s", "unavailable"),
+        (HANGS_AFTER_S, "refuse me", 429, "echo is too busy: it was told to refuse; retry later", "shed"),
+        (HANGS_AFTER_S, "raise this", 503, "3 replicas of echo failed over this request", "unavailable"),
+        (2, "slow down", 503, "no replica of echo answered within 2 s", "unavailable"),
     ],
+    indirect=["served"],
 )
 async def test_what_no_replica_answers_is_told_why_and_counted_once(
     served: Served, counters: dict[str, MagicMock], text: str, status: int, reason: str, outcome: str
