@@ -1,9 +1,10 @@
-"""The application of the end-to-end tests' cluster: ours, with one kind more."""
+"""The application of the end-to-end tests' cluster: ours, with one kind more, and replicas that can be broken."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from e2e.breakable import BREAKABLE
 from ray.serve import Application
 from support.echo.config import EchoConfig
 from support.echo.kind import ECHO
@@ -17,5 +18,7 @@ READER = Reader((*CONFIGS, EchoConfig))
 
 
 def build(args: dict[str, Any]) -> Application:
-    """As `app.build`."""
-    return app.assemble(app.checked(args, READER.parse), listed=(*KINDS, ECHO))
+    """As `app.build`; the replicas of each kind are those that can be broken."""
+    config = app.checked(args, READER.parse)
+    replicas = {name: BREAKABLE[each.kind] for name, each in config.services.items() if each.replica_range()}
+    return app.assemble(config, replicas, (*KINDS, ECHO))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from e2e import given_cascades
+from e2e import faults, given_cascades
 from e2e.adapter_oracle import NAME, Oracle
 from e2e.application import IMPORT_PATH
 from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
@@ -25,7 +25,15 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Iterator[Cluster]:
+def faults_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where `faults` finds its orders, here and in replicas."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(faults.FOLDER, str(tmp_path_factory.mktemp("faults")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle, faults_folder: None) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster")
     content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
     application = content["applications"][0]
