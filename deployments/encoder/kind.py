@@ -40,7 +40,7 @@ class EncoderKind(Kind[EncoderConfig]):
         courier = Courier(opening.table.gateway, opening.transport)
         caller = Caller(opening.table, recorder, courier)
         info = sources.describe(folder)
-        return Classifier(opening.name, opening.config, folder, info, opening.chooser, caller, recorder)
+        return Classifier(opening.name, opening.config, folder, info, opening.chooser, opening.table, caller, recorder)
 
     def part(self, planning: Planning) -> EncoderPart:
         return EncoderPart(planning)

@@ -200,6 +200,7 @@ class ReplicaTable(Generic[Want, R]):
 
     def replicas(self) -> dict[str, dict[str, Any]]:
         """For people: each replica's latest report, the calls of this process there, and whether it is ejected."""
+        self._readmit()
         return {
             replica: {**report, "outstanding": self._outstanding[replica], "ejected": replica in self._ejected}
             for replica, report in self._reports.items()

@@ -63,7 +63,7 @@ class TextService(CallPath[TextWant, Query, Answer, Report, TextRecorder]):
         self.chooser = EncoderChooser(config.slo_ms / 1e3)
         self.replicas = ScriptedReplicas(scripts, answer, on_death=lambda replica: self.table.lose(replica))
         super().__init__(self.chooser, self.replicas, TextRecorder())
-        self.classifier = Classifier(name, config, folder, info, self.chooser, self.caller, self.recorder)
+        self.classifier = Classifier(name, config, folder, info, self.chooser, self.table, self.caller, self.recorder)
         self.table.sync({replica: report(held, service_s=service_s) for replica in scripts})
 
     @property

@@ -65,7 +65,7 @@ class Gateway(CallPath[TextWant, Query, Answer, Report, TextRecorder]):
         info = ModelInfo(labels=("length", "first"), max_length=16, pad_token_id=0, architecture="B", multi_label=False)
         chooser = EncoderChooser(1.0)
         super().__init__(chooser, Transport(replicas), TextRecorder())
-        self.classifier = Classifier("t", config, folder, info, chooser, self.caller, self.recorder)
+        self.classifier = Classifier("t", config, folder, info, chooser, self.table, self.caller, self.recorder)
         self.table.sync({name: replica.report() for name, replica in replicas.items()})
 
 
