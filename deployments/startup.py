@@ -37,22 +37,22 @@ class Startup:
         """None once it can answer."""
         self._gateways = asyncio.Event()
         """Set when the planner has heard of a gateway."""
-        self._telling: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     def __call__(self, text: str, done: float) -> None:
         self._step = Step(text, done)
 
     async def __aenter__(self) -> Startup:
-        self._telling = asyncio.create_task(self._tell())
+        self._reporting = asyncio.create_task(self._report())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._telling
+        assert self._reporting
         self._step = None
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._telling, _ANSWER_WITHIN_S)
+            await asyncio.wait_for(self._reporting, _ANSWER_WITHIN_S)
 
     @asynccontextmanager
     async def loading(self, folder: Path) -> AsyncIterator[None]:
@@ -74,7 +74,7 @@ class Startup:
         finally:
             turns.__exit__(None, None, None)
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         """Tell each step, and at last that there is none any more."""
         replica = serve.get_replica_context().replica_id.unique_id
         planner = await asyncio.to_thread(serve.get_deployment_handle, PLANNER)  # it asks Serve's controller
