@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from pliant.deployments.encoder.errand import TextErrand, TextWant
 from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
 from pliant.models.sources import ModelInfo
@@ -30,8 +31,6 @@ _LONG_TEXT = 4_000
 """Characters from which on a text is tokenized in a thread, so that the event loop stays responsive."""
 _CHARACTERS_PER_TOKEN = 64
 """A text with more characters than this per token of the longest runtime is too long without looking closer."""
-
-Answered = TypeVar("Answered")
 
 
 class TextRecorder(Recorder, Protocol):
@@ -221,15 +220,3 @@ class Classifier:
 
 def _too_long(reason: str) -> RequestError:
     return RequestError(Outcome.REJECTED, reason, fault=Fault.TOO_LONG)
-
-
-async def each(answers: Sequence[Coroutine[Any, Any, Answered]]) -> list[Answered]:
-    """All `answers`, which come at the same time; when one fails or the client leaves, the others end."""
-    if len(answers) == 1:
-        return [await answers[0]]
-    tasks = [asyncio.create_task(answer) for answer in answers]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -20,7 +20,7 @@ from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.parcels import Refusal
 from pliant.formats.profile import Profile
 from pliant.policies.encoder.admission import retry_after
-from pliant.policies.encoder.service_curve import ServiceTimes, lengths_to_measure
+from pliant.policies.encoder.service_curve import ServiceCurve, ServiceTimes, lengths_to_measure
 
 _RECENT_LATENCIES = 512
 _MEASURED_CALLS = 5
@@ -202,8 +202,9 @@ class Engine:
         runtime, times = self._runtime, self._times
         if runtime is None or times is None or query.length > runtime.max_length:
             return Refusal("moved", "it does not hold a runtime for this length", report=self.report())
-        expected_s = self.seconds(query)
-        if wait_s := self._must_wait_s(times, query):
+        curve = times.curve(time.monotonic())
+        expected_s = curve.seconds(query.length)
+        if wait_s := self._must_wait_s(curve, query):
             return Refusal("busy", "its queue is too long for the deadline", wait_s, Outcome.SHED, report=self.report())
         arrived = time.perf_counter()
         self._outstanding += 1
@@ -261,11 +262,10 @@ class Engine:
         """That `query` should take here, without waiting; 0 if nobody knows."""
         return self._times.curve(time.monotonic()).seconds(query.length) if self._times else 0.0
 
-    def _must_wait_s(self, times: ServiceTimes, query: Query) -> float:
+    def _must_wait_s(self, curve: ServiceCurve, query: Query) -> float:
         """Seconds until `query` could be admitted; 0 when it can be now."""
         if query.budget_s is None:
             return 0.0
-        curve = times.curve(time.monotonic())
         expected_s, idle_s = curve.seconds(query.length), curve.idle_seconds(query.length)
         return retry_after(self._queued_s, expected_s, idle_s, query.budget_s, query.slack_share)
 

@@ -24,9 +24,8 @@ from pliant.config.cluster import ServingConfig
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.kind import Fetch, Kind, Opening, Part, Planning
 from pliant.deployments.serving.messages import Guidance, News, Step
-from pliant.deployments.serving.router import RayTransport, obey
+from pliant.deployments.serving.router import RayTransport, table_of
 from pliant.deployments.serving.starting_replicas import StartingReplicas
-from pliant.deployments.serving.table import ReplicaTable, feed
 
 logger = logging.getLogger("pliant")
 
@@ -47,11 +46,10 @@ class Planner:
         self._change = asyncio.Event()
         self._starting = StartingReplicas()
         self._followed = False
-        self._choosers = {name: self._kinds[name].chooser(config.services[name]) for name in handles}
-        self._tables = {name: ReplicaTable(chooser) for name, chooser in self._choosers.items()}
-        for name, handle in handles.items():
-            obey(handle)
-            feed(name).follow(self._tables[name])
+        self._tables = {
+            name: table_of(name, self._kinds[name].chooser(config.services[name]), handle)
+            for name, handle in handles.items()
+        }
         planning = Planning(config, handles, self._tables, self._changed, self._open)
         parts = {kind.name: kind.part(planning) for kind in self._kinds.values()}
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part}
@@ -119,7 +117,6 @@ class Planner:
                 self._config.gateway,
                 fetch,
                 self._tables[name],
-                self._choosers[name],
                 handle,
                 RayTransport(handle),
                 Counter(),
