@@ -121,8 +121,8 @@ class Engine:
         """Why it holds no runtime at all; until it does, all requests are refused."""
         self.compiling: set[int] = set()
         """Lengths of which a compiled runtime is yet to come."""
-        self.uncompiled = ""
-        """Why some stay uncompiled."""
+        self.uncompiled: dict[int, str] = {}
+        """Lengths that stay so, and why."""
         self.uses: Counter[int] = Counter()
         """Answers by the max_length of the runtime that computed them."""
         self._latencies: deque[float] = deque(maxlen=_RECENT_LATENCIES)
@@ -244,7 +244,7 @@ class Engine:
             backend=self._runtime.backend if self._runtime else "",
             device=self._runtimes.device,
             compiling=sorted(self.compiling),
-            uncompiled=self.uncompiled,
+            uncompiled=dict(self.uncompiled),
             failed=dict(self._failed),
             waiting=self._outstanding,
             served=self.uses.total(),

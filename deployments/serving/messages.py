@@ -35,6 +35,8 @@ class Step(NamedTuple):
     text: str
     done: float
     """The share of it that is done."""
+    failed: bool = False
+    """It is over, and `text` is why."""
 
 
 @dataclass(frozen=True, slots=True)
