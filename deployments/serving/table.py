@@ -63,6 +63,9 @@ class Chooser(Protocol[Want, ReportIn]):
     def remove(self, replica: str) -> None:
         """`replica` is gone."""
 
+    def share(self, me: str, gateways: Collection[str]) -> None:
+        """These gateways, of which this is `me`, send to the same replicas, and hear late of what the others send."""
+
     def choose(self, want: Want, avoid: Collection[str]) -> Choice:
         """The replica for `want`, none of `avoid`; the work counts there until `done`.
 
