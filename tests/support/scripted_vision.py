@@ -46,7 +46,7 @@ def task(name: str = "parity", labels: tuple[str, ...] = ("even", "odd"), servic
 
 
 class TaskPlanner:
-    """The planner's part: has a catalog of tasks; loads what lies at /tasks, and can be dead."""
+    """The planner's part: keeps a catalog of tasks; loads what lies at /tasks, and can be dead."""
 
     def __init__(self, *entries: RegisteredTask) -> None:
         self.catalog: Catalog[RegisteredTask] = Catalog(gone_s=10)
