@@ -237,6 +237,7 @@ class CountingChooser:
     predicted_s: float | None = ANSWER_S
     sheds: Exception | None = None
     """Raised instead of a choice."""
+    shared: tuple[str, frozenset[str]] | None = None
     may: dict[str, float] = field(default_factory=dict)
     """What others hold of each that may be chosen."""
     open: Counter[tuple[str, Any]] = field(default_factory=Counter)
@@ -251,6 +252,9 @@ class CountingChooser:
 
     def remove(self, replica: str) -> None:
         self.may.pop(replica, None)
+
+    def share(self, me: str, gateways: Collection[str]) -> None:
+        self.shared = me, frozenset(gateways)
 
     def choose(self, want: Any, avoid: Collection[str]) -> Choice:
         if self.sheds:

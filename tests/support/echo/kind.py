@@ -9,12 +9,12 @@ from prometheus_client.core import Metric
 from support.echo.config import EchoConfig
 from support.echo.replica import EchoReplica
 
-from pliant.deployments.encoder.endpoint import Prediction, each
+from pliant.deployments.encoder.endpoint import Prediction
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.kinds import Listed
 from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.courier import Courier
+from pliant.deployments.serving.catalog.follower import CatalogFollower
+from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.kind import Kind, Opening
 from pliant.deployments.serving.least_held import Share
@@ -46,16 +46,13 @@ class Echoes:
     labels = ("whatever was said",)
 
     def __init__(self, opening: Opening[EchoConfig], kind: str) -> None:
-        assert opening.transport
         self.name = opening.name
         self.longest = 0
         """Characters that were answered."""
         self._config = opening.config
         self._table = opening.table
         self._recorder = Requests(opening.name, kind, opening.outcomes)
-        self._caller: Caller[Share, str, str] = Caller(
-            opening.table, self._recorder, Courier(opening.table.gateway, opening.transport)
-        )
+        self._caller: Caller[Share, str, str] = opening.caller(self._recorder)
 
     @property
     def ready(self) -> bool:
@@ -85,7 +82,7 @@ class EchoKind(Kind[EchoConfig]):
     def most_ongoing(self, config: EchoConfig) -> int:
         return 64
 
-    def facts(self, service: Service, follower: BoardFollower[Any] | None) -> Mapping[str, Any]:
+    def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
         return {"longest": service.endpoint.longest} if service.endpoint else {}
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
