@@ -24,6 +24,7 @@ from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
+from pliant.deployments.serving.tenants import current
 from pliant.models.sources import ModelInfo
 
 _LONG_TEXT = 4_000
@@ -160,6 +161,7 @@ class Classifier:
             encoding, warning = await self._tokenize(text)
             ids = np.array(encoding.ids, dtype="<i4")
             self._recorder.arrived(len(ids))
+            current().spend(len(ids))
             errand = TextErrand(
                 self.name, ids.tobytes(), len(ids), started, slo_s, utility, telling, timeout_s, within_s is None
             )
@@ -186,7 +188,9 @@ class Classifier:
         )
 
     async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
-        reading = await self.read(text, (parameters.slo_ms or self._config.slo_ms) / 1e3, parameters.utility)
+        account = current()
+        slo_ms = account.slo_ms(parameters.slo_ms or self._config.slo_ms)
+        reading = await self.read(text, slo_ms / 1e3, account.utility(parameters.utility))
         scores = apply(parameters.function_to_apply or self._default_function, reading.logits)
         order = likeliest(scores, parameters.top_k)
         return Prediction([self.labels[index] for index in order], scores[order].tolist(), reading.warning)

@@ -64,6 +64,7 @@ OPENAI: dict[Outcome | Fault, OpenAI] = {
     Fault.MEDIA_TYPE: OpenAI(415, "invalid_request_error"),
     Fault.TOO_LONG: OpenAI(422, "invalid_request_error"),
     Outcome.SHED: OpenAI(BUSY, "rate_limit_error", "rate_limit_exceeded"),
+    Fault.QUOTA: OpenAI(BUSY, "insufficient_quota", "insufficient_quota"),
     Fault.EVICTED: OpenAI(503, "server_error", "service_unavailable"),
     Outcome.TOO_LATE: OpenAI(504, "server_error"),
     Fault.SHORT_SLO: OpenAI(BUSY, "rate_limit_error", "rate_limit_exceeded"),

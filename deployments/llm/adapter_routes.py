@@ -12,6 +12,7 @@ from pliant.deployments.http.body import read_body
 from pliant.deployments.http.openai_schemas import LoadAdapterRequest, UnloadAdapterRequest, body_schema, parsed
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.tenants import current
 
 
 def router(adapters: AdapterFollower | None, max_body: int) -> APIRouter:
@@ -19,6 +20,7 @@ def router(adapters: AdapterFollower | None, max_body: int) -> APIRouter:
     api = APIRouter(prefix="/v1", tags=["LoRA adapters"], default_response_class=PlainTextResponse)
 
     def registry() -> AdapterFollower:
+        current().check("manage")
         if adapters is None:
             raise RequestError(
                 Outcome.REJECTED, "no language model here takes adapters; give one `adapters` in cluster.yaml"
@@ -27,14 +29,16 @@ def router(adapters: AdapterFollower | None, max_body: int) -> APIRouter:
 
     @api.post("/load_lora_adapter", openapi_extra=body_schema(LoadAdapterRequest))
     async def load(request: Request) -> str:
+        known = registry()
         call = parsed(LoadAdapterRequest, await read_body(request, max_body))
-        await registry().load(call.lora_name, call.lora_path, call.base_model_name, call.load_inplace)
+        await known.load(call.lora_name, call.lora_path, call.base_model_name, call.load_inplace)
         return f"Success: LoRA adapter '{call.lora_name}' added successfully."
 
     @api.post("/unload_lora_adapter", openapi_extra=body_schema(UnloadAdapterRequest))
     async def unload(request: Request) -> str:
+        known = registry()
         call = parsed(UnloadAdapterRequest, await read_body(request, max_body))
-        await registry().unload(call.lora_name)
+        await known.unload(call.lora_name)
         return f"Success: LoRA adapter '{call.lora_name}' removed successfully."
 
     return api

@@ -176,7 +176,8 @@ class _Watch:
         self._process = process
         self._started = started
         keys = os.environ.get(cluster.serving.gateway.api_keys_env or "", "")
-        headers = {"Authorization": f"Bearer {keys.split(',')[0].strip()}"} if keys else {}
+        key = os.environ.get("PLIANT_API_KEY") or keys.split(",")[0].strip()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.Client(headers=headers, timeout=5)
 
     def look(self) -> Snapshot:
@@ -265,7 +266,9 @@ def _ended(process: _Process, log: Path, verbose: bool) -> int:
 
 def _examples(cluster: ClusterConfig) -> dict[str, str]:
     """By service, a line with which to try it."""
-    key = " -H 'Authorization: Bearer KEY'" if cluster.serving.gateway.api_keys_env else ""
+    gateway = cluster.serving.gateway
+    asked = gateway.api_keys_env or gateway.keys_env or gateway.keys_file
+    key = " -H 'Authorization: Bearer KEY'" if asked else ""
     examples = {name: service.example(name) for name, service in cluster.serving.services.items()}
     return {
         name: f"curl -s {cluster.address}/{path}{key} -d '{json.dumps(body)}'"
