@@ -318,7 +318,7 @@ class Engine:
                 loser = self._share.furthest_over(*tenant, expected_s)
                 if loser == tenant.name:
                     return False
-                crowded_out = self._share.newest(loser)
+                crowded_out = next(self._share.newest(loser))
                 self._share.remove(crowded_out)
                 if crowded_out.computed.set_running_or_notify_cancel():
                     crowded_out.computed.set_exception(_CrowdedOutError())

@@ -54,6 +54,10 @@ class FairShare(Generic[W]):
     def __contains__(self, work: W) -> bool:
         return work in self._owners
 
+    def __iter__(self) -> Iterator[W]:
+        """Pieces that wait, in the order in which they came."""
+        return iter(self._owners)
+
     @property
     def contended(self) -> bool:
         """Whether several tenants have work waiting."""
@@ -120,10 +124,10 @@ class FairShare(Generic[W]):
         """
         pieces = self._by_tenant(own)
         turns = []
-        for tenant, line in self._lines.items():
+        for tenant in self._lines:
             first = next(pieces[tenant], None)
             if first is not None:
-                turns.append((self._counters[tenant], line.waiting / line.weight, tenant, first))
+                turns.append((*self._turn(tenant), first))
         heapq.heapify(turns)
         found: list[W] = []
         while turns and len(found) < most:
@@ -136,6 +140,14 @@ class FairShare(Generic[W]):
             else:
                 heapq.heapreplace(turns, (counter + line.costs[work] / line.weight, waiting, tenant, following))
         return found
+
+    def turns(self) -> list[str]:
+        """The tenants that have work waiting, the one whose turn it is first."""
+        return sorted(self._lines, key=self._turn)
+
+    def _turn(self, tenant: str) -> tuple[float, float, str]:
+        line = self._lines[tenant]
+        return self._counters[tenant], line.waiting / line.weight, tenant
 
     def ahead(self, tenant: str, weight: float, own: Collection[W] | None = None) -> list[W]:
         """What would be served before one more piece of `tenant`, if nothing else came.
@@ -169,9 +181,9 @@ class FairShare(Generic[W]):
                 tenant, over = name, theirs
         return tenant
 
-    def newest(self, tenant: str) -> W:
-        """The piece of `tenant` that came last of those that wait. Raises KeyError if none does."""
-        return next(reversed(self._lines[tenant].costs))
+    def newest(self, tenant: str) -> Iterator[W]:
+        """The pieces of `tenant` that wait, those first that came last. Nothing may change meanwhile."""
+        return reversed(self._lines[tenant].costs)
 
     @property
     def _floor(self) -> float:

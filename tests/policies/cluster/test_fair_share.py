@@ -165,7 +165,7 @@ def test_who_is_furthest_over_goes_without(theirs: int, mine: int, loser: str) -
         share.add(("few", number), "few", 1.0, 1.0)
     assert share.furthest_over("few", 1.0, 1.0) == loser
     if loser == "many":
-        assert share.newest(loser) == ("many", 9)
+        assert next(share.newest(loser)) == ("many", 9)
 
 
 def test_counters_of_tenants_that_are_long_gone_are_forgotten() -> None:
