@@ -98,6 +98,7 @@ class AdapterShelf:
             ranks=adapter.ranks,
             created=entry.created,
             base=self._config.model,
+            owner=entry.owner,
         )
         self._ledger.keep(adapter.name, made, instead_of and self._of_folder(instead_of))
 
@@ -153,4 +154,6 @@ class AdapterShelf:
         return self._folders
 
     def _entry(self, name: str, kept: KeptAdapter) -> Registered:
-        return Registered(self.service, AdapterRef(name, kept.folder, kept.revision, kept.ranks), kept.created)
+        return Registered(
+            self.service, AdapterRef(name, kept.folder, kept.revision, kept.ranks), kept.created, kept.owner
+        )

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from pliant.config.tenants import ANONYMOUS, OPEN, Right, TenantConfig
+from pliant.deployments.serving.messages import Manager
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cluster.rate_limit import RateLimit
 
@@ -63,9 +64,14 @@ class Account:
         """For replicas."""
         return Tenant(self.name, self.config.weight)
 
+    @property
+    def manager(self) -> Manager:
+        """For the planner."""
+        return Manager(self.name, "manage-all" in self.config.rights, self.config.services)
+
     def check(self, right: Right, service: str | None = None) -> None:
-        """Raise RequestError unless it has `right`, and may use `service`."""
-        if right not in self.config.rights:
+        """Raise RequestError unless it has `right`, and may use `service`. Who manages all may manage."""
+        if right not in self.config.rights and not (right == "manage" and "manage-all" in self.config.rights):
             reason = f"tenant {self.name} lacks the right {right!r}; it has {', '.join(self.config.rights) or 'none'}"
             raise RequestError(Outcome.REJECTED, reason, fault=Fault.FORBIDDEN)
         allowed = self.config.services

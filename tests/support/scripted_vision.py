@@ -11,7 +11,7 @@ from support.call_path import CallPath
 
 from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.board import Board, Seen
-from pliant.deployments.serving.messages import BoardNews, Rejected
+from pliant.deployments.serving.messages import BoardNews, Manager, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.vision.endpoint import VisionClassifier
@@ -62,14 +62,14 @@ class TaskPlanner:
     async def news(self, follower: str, seen: Seen, wait: bool) -> BoardNews[RegisteredTask]:
         return await self.board.follow(follower, seen, 5 if wait else 0)
 
-    async def load(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask | Rejected:
+    async def load(self, service: str, name: str, path: str, replace: bool, by: Manager) -> RegisteredTask | Rejected:
         if not path.startswith("/tasks/"):
             return Rejected(Outcome.REJECTED, f"path: {path!r} lies outside", fault=Fault.FORBIDDEN)
         entry = task(name, service=service)
         self.board.put({f"{service}/{name}": entry})
         return entry
 
-    async def unload(self, service: str, name: str) -> RegisteredTask | Rejected:
+    async def unload(self, service: str, name: str, by: Manager) -> RegisteredTask | Rejected:
         if (entry := self.board.entries.get(f"{service}/{name}")) is None:
             return Rejected(Outcome.REJECTED, f"task: {service} has no {name!r}", fault=Fault.NOT_FOUND)
         self.board.put({f"{service}/{name}": None})

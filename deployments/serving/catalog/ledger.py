@@ -22,6 +22,8 @@ class KeptEntry(BaseModel):
 
     folder: str
     created: int
+    owner: str = ""
+    """The tenant that loaded it."""
 
 
 K = TypeVar("K", bound=KeptEntry)

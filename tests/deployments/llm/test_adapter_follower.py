@@ -15,7 +15,7 @@ from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog import board_follower
 from pliant.deployments.serving.catalog.board import Board, Seen
-from pliant.deployments.serving.messages import BoardNews, Rejected
+from pliant.deployments.serving.messages import BoardNews, Manager, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.formats.adapter_info import AdapterRef
 
@@ -50,13 +50,15 @@ class Registry:
         self.asked += not wait
         return await self.board.follow(gateway, seen, 0.5 if wait else 0)
 
-    async def load(self, name: str, path: str, service: str | None, in_place: bool) -> Registered | Rejected:
+    async def load(
+        self, name: str, path: str, service: str | None, in_place: bool, by: Manager
+    ) -> Registered | Rejected:
         if path == "wrong":
             return Rejected(Outcome.REJECTED, "outside", "lora_path", Fault.FORBIDDEN)
         self.board.put({name: entry(name, path)})
         return entry(name, path)
 
-    async def unload(self, name: str) -> Registered | Rejected:
+    async def unload(self, name: str, by: Manager) -> Registered | Rejected:
         known = self.board.entries[name]
         self.board.put({name: None})
         return known
