@@ -24,8 +24,9 @@ from pliant.deployments.vision.report import EngineReport, Statistics
 from pliant.deployments.vision.tasks import Tasks, key
 from pliant.formats.vision_task import TaskError
 from pliant.policies.cluster.fair_share import FairShare
+from pliant.policies.vision.longest_batch import LongestBatch
 from pliant.policies.vision.pace import Pace
-from pliant.policies.vision.slo_batching import Batch, SloBatcher
+from pliant.policies.vision.slo_batching import SloBatcher
 from pliant.policies.vision.token_adaptation import Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
 
@@ -95,6 +96,7 @@ class Engine:
         self._batcher: SloBatcher[Waiting] = SloBatcher(limit, most_rows=profile.most_rows)
         self._share: FairShare[Waiting] = FairShare()
         """Those in the batcher; in seconds of computing."""
+        self._longest = LongestBatch()
         self._awaiting_tasks = 0
         self._changed = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
@@ -154,6 +156,7 @@ class Engine:
         reply: asyncio.Future[Answer | Refusal] = asyncio.get_running_loop().create_future()
         waiting = Waiting(query.image, key(query.task), now, deadline, query.utility, query.tenant, reply)
         self._policy.arrived(waiting)
+        self._longest.came(query.tenant.name, deadline - now, now)
         self._add(waiting)
         self._changed.set()
         self._watch()
@@ -270,17 +273,20 @@ class Engine:
         Images of others that are in the same batch run with them. A tenant of which nothing can run lets others go.
         """
         batches = self._batcher.batches
-        if not self._share.contended:
-            return self._first(batches, now)
         for tenant in self._share.turns():
             theirs = [batch for batch in batches if any(query.tenant.name == tenant for query in batch.queries)]
-            if step := self._first(theirs, now):
-                return step
+            plan = self._policy.plan(theirs if self._share.contended else batches, now)
+            if step := next((step for step in plan if step.gamma is not None and step.queries), None):
+                return self._shortened(step, self._longest.seconds(tenant, now))
         return None
 
-    def _first(self, batches: Sequence[Batch[Waiting]], now: float) -> Step[Waiting] | None:
-        plan = self._policy.plan(batches, now)
-        return next((step for step in plan if step.gamma is not None and step.queries), None)
+    def _shortened(self, step: Step[Waiting], most_s: float) -> Step[Waiting]:
+        """`step` with as many of its images, one at least, as take `most_s`."""
+        assert step.gamma is not None
+        rows = len(step.queries)
+        while rows > 1 and self._pace.foreseen_s(step.gamma, rows) > most_s:
+            rows -= 1
+        return step._replace(queries=step.queries[:rows])
 
     def _is_probe(self, deadline: float) -> bool:
         """Whether a query that is too late by the profile is to be tried all the same: nothing else is."""

@@ -628,6 +628,20 @@ def test_one_tenant_does_not_hold_up_another_whatever_its_images_are_worth(polic
     virtual_loop.run(main())
 
 
+def test_a_batch_is_no_longer_than_others_can_wait() -> None:
+    async def main() -> None:
+        async with House(slow=1.0) as house:
+            await house.ask(query(budget_s=0.026)._replace(tenant=MODEST))
+            await house.ask(*(query(budget_s=3600)._replace(tenant=GREEDY) for _ in range(40)))
+            assert max(latency(*run) for run in house.device.runs[1:]) <= 0.013 * 1.2
+            await asyncio.sleep(100)
+            house.device.runs.clear()
+            await house.ask(*(query(budget_s=3600)._replace(tenant=GREEDY) for _ in range(40)))
+            assert max(rows for _, rows in house.device.runs) == 8, "nobody else came for long"
+
+    virtual_loop.run(main())
+
+
 def test_images_of_several_tenants_run_together_if_they_are_alike() -> None:
     async def main() -> None:
         async with House() as house:
