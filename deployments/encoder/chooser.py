@@ -14,10 +14,10 @@ from pliant.policies.encoder.admission import DeadlineError
 from pliant.policies.encoder.dispatch import AllAvoidedError, Dispatcher, NoRuntimeError
 from pliant.policies.encoder.service_curve import ServiceCurve
 
-_TELLING = 3.0
+_IMPORTANCE = 3.0
 """What a text may take of whose tokens is told, over what is predicted for it and those before it without that.
 
-To tell takes more than another pass over a long text (see `kernels.encoder.telling_classifier`).
+To tell takes more than another pass over a long text (see `kernels.encoder.importance_classifier`).
 """
 
 
@@ -70,11 +70,11 @@ class EncoderChooser:
         except DeadlineError as error:
             raise NoTimeError(error.retry_after_s, error.service_s) from None
         self._sent[want.tenant] += 1
-        return Choice(replica, seconds * _TELLING if want.tells else seconds, _Sent(work, want.tenant))
+        return Choice(replica, seconds * _IMPORTANCE if want.importance else seconds, _Sent(work, want.tenant))
 
     def _dispatched(self, want: TextWant, avoid: Collection[str]) -> tuple[str, float, int]:
         try:
-            return self._dispatcher.dispatch(want.length, want.budget_s, want.utility, avoid)
+            return self._dispatcher.dispatch(want.length, want.budget_s, want.slack_share, avoid)
         except DeadlineError as error:
             if want.budget_s is None or math.isinf(error.retry_after_s) or not self._contended(want.tenant):
                 raise

@@ -19,7 +19,7 @@ from tokenizers import Encoding, Tokenizer
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.errand import TextErrand, TextWant
-from pliant.deployments.encoder.messages import Answer, Query, Telling
+from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
@@ -82,7 +82,7 @@ class Reading:
     encoding: Encoding
     seconds: float
     """Since `read` was called."""
-    telling_s: float
+    importance_s: float
     """Of these, what importance took beyond the logits."""
     compute_s: float
     """Of these, what the logits took."""
@@ -145,13 +145,13 @@ class Classifier:
         self,
         text: str,
         slo_s: float | None,
-        utility: float = 1.0,
-        telling: Telling | None = None,
+        slack_share: float = 1.0,
+        importance_request: ImportanceRequest | None = None,
         within_s: float | None = None,
     ) -> Reading:
         """What a replica says of `text` within `slo_s` seconds; None: however late.
 
-        With `telling` also of its tokens, for the answers that this wants it of. A caller that can do without an answer
+        With `importance_request` also of its tokens, for the answers that this wants it of. A caller that can do without an answer
         waits for it no longer than `within_s`, and not at all for replicas that are not there. Raises RequestError; its
         fault is TIMED_OUT when the time was too short, and DOWN when no replica is there.
         """
@@ -163,12 +163,20 @@ class Classifier:
             self._recorder.arrived(len(ids))
             current().spend(len(ids))
             errand = TextErrand(
-                self.name, ids.tobytes(), len(ids), started, slo_s, utility, telling, timeout_s, within_s is None
+                self.name,
+                ids.tobytes(),
+                len(ids),
+                started,
+                slo_s,
+                slack_share,
+                importance_request,
+                timeout_s,
+                within_s is None,
             )
             try:
                 answer, interrupted = await self._caller.answer(errand)
             except RequestError as error:
-                if error.outcome is Outcome.SHED and utility == 1:
+                if error.outcome is Outcome.SHED and slack_share == 1:
                     self._recorder.shed()
                 raise
         seconds = time.monotonic() - started
@@ -180,7 +188,7 @@ class Classifier:
             received,
             encoding,
             seconds,
-            answer.telling_s,
+            answer.importance_s,
             answer.compute_s,
             errand.waited_s,
             warning,
@@ -190,7 +198,7 @@ class Classifier:
     async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
         account = current()
         slo_ms = account.slo_ms(parameters.slo_ms or self._config.slo_ms)
-        reading = await self.read(text, slo_ms / 1e3, account.utility(parameters.utility))
+        reading = await self.read(text, slo_ms / 1e3, account.slack_share(parameters.utility))
         scores = apply(parameters.function_to_apply or self._default_function, reading.logits)
         order = likeliest(scores, parameters.top_k)
         return Prediction([self.labels[index] for index in order], scores[order].tolist(), reading.warning)

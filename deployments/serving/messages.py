@@ -53,7 +53,7 @@ class Guidance:
 
 
 Entry = TypeVar("Entry")
-"""What is registered on a board."""
+"""What is registered on a catalog."""
 
 
 class Rejected(NamedTuple):
@@ -87,7 +87,7 @@ OPERATOR = Manager()
 """Whoever runs the cluster."""
 
 
-class BoardNews(NamedTuple, Generic[Entry]):
+class CatalogNews(NamedTuple, Generic[Entry]):
     """What became of entries since a gateway last heard."""
 
     life: str
