@@ -17,7 +17,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from pliant.deployments.http.body import read_body
+from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Json, Shape, usage
 from pliant.deployments.http.openai_schemas import (
     ChatRequest,
@@ -50,7 +50,8 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
 
     @api.post("/completions", openapi_extra=body_schema(CompletionRequest))
     async def complete(request: Request) -> Response:
-        call = parsed(CompletionRequest, await read_body(request, max_body))
+        body = await read_body(request, max_body)
+        call = await off_loop(len(body), lambda: parsed(CompletionRequest, body))
         served = await models.find(call.model)
         model = served.base
         _bound(len(call.prompts) * call.choices)
@@ -62,7 +63,8 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
 
     @api.post("/chat/completions", openapi_extra=body_schema(ChatRequest))
     async def chat(request: Request) -> Response:
-        call = parsed(ChatRequest, await read_body(request, max_body))
+        body = await read_body(request, max_body)
+        call = await off_loop(len(body), lambda: parsed(ChatRequest, body))
         served = await models.find(call.model)
         model = served.base
         prompt = await model.encode_chat([message.for_template() for message in call.messages])
