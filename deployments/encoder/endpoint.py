@@ -5,7 +5,6 @@ Plain asyncio, without Ray.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +24,8 @@ from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
+from pliant.deployments.serving.tokenizing import CHARACTERS_PER_TOKEN, tokenize
 from pliant.models.sources import ModelInfo
-
-_LONG_TEXT = 4_000
-"""Characters from which on a text is tokenized in a thread, so that the event loop stays responsive."""
-_CHARACTERS_PER_TOKEN = 64
-"""A text with more characters than this per token of the longest runtime is too long without looking closer."""
 
 
 class TextRecorder(Recorder, Protocol):
@@ -125,7 +120,7 @@ class Classifier:
     @property
     def most_characters(self) -> int:
         """Of a text; what comes after them is never read."""
-        return self._longest * _CHARACTERS_PER_TOKEN
+        return self._longest * CHARACTERS_PER_TOKEN
 
     @property
     def down(self) -> bool:
@@ -200,22 +195,18 @@ class Classifier:
 
     async def _tokenize(self, text: str) -> tuple[Encoding, str | None]:
         longest = self._longest
-        most = longest * _CHARACTERS_PER_TOKEN
-        if len(text) > most and not self._config.truncate:
+        if len(text) > self.most_characters and not self._config.truncate:
             raise _too_long(f"text of {len(text)} characters; {self.name} takes at most {longest} tokens")
-        if len(text) > _LONG_TEXT:
-            encoding = await asyncio.to_thread(self._tokenizer.encode, text[:most])
-        else:
-            encoding = self._tokenizer.encode(text)
+        encoding, read = await tokenize(self._tokenizer, text[: self.most_characters], longest, offsets=True)
         if not len(encoding):
             raise RequestError(Outcome.REJECTED, "a text has no tokens; send at least one word")
-        if len(encoding) <= longest and len(text) <= most:
+        if len(encoding) <= longest and read == len(text):
             return encoding, None
+        count = f"{len(encoding)}" if read == len(text) else f"more than {len(encoding)}"
         if not self._config.truncate:
-            raise _too_long(f"text of {len(encoding)} tokens; {self.name} takes at most {longest}")
-        cut = await asyncio.to_thread(self._cutter.encode, text[:most])
-        given = f"{len(encoding)}" if len(text) <= most else f"more than {len(encoding)}"
-        return cut, f"text cut to the first {len(cut)} of {given} tokens"
+            raise _too_long(f"text of {count} tokens; {self.name} takes at most {longest}")
+        cut, _ = await tokenize(self._cutter, text[:read], longest, offsets=True)
+        return cut, f"text cut to the first {len(cut)} of {count} tokens"
 
 
 def _too_long(reason: str) -> RequestError:
