@@ -8,12 +8,14 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pliant import __version__
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http import hugging_face, open_inference
+from pliant.deployments.http.openapi import document
 from pliant.deployments.http.statuses import error_response
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.services import Services
@@ -37,6 +39,7 @@ def application(
     With `api_keys`, every path but the health probes asks for `Authorization: Bearer KEY`.
     """
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
+    app.openapi = document(app, _OPEN_PATHS if api_keys else None)  # type: ignore[method-assign]
     max_body = round(config.max_body_mb * 2**20)
     for router in routers:
         app.include_router(router)
@@ -48,7 +51,7 @@ def application(
         """For people: what each replica holds, how busy it is, what it served and how fast."""
         return stats()
 
-    @app.get("/metrics", tags=["Status"])
+    @app.get("/metrics", tags=["Status"], response_class=PlainTextResponse)
     async def metrics_page() -> Response:
         """The same for Prometheus, as one URL."""
         return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -19,6 +19,7 @@ from pliant.deployments.cascade.endpoint import TextClassifier
 from pliant.deployments.encoder.endpoint import Prediction
 from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.image_tensors import decoded
+from pliant.deployments.http.openapi import json_body
 from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters, explain, validated_json
 from pliant.deployments.http.validation import bounded, finder
 from pliant.deployments.serving.outcome import Outcome, RequestError
@@ -54,16 +55,8 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
     """The route over `services`. `max_body` is in bytes, `most` texts or images are in a request."""
     api = APIRouter(tags=["Hugging Face"])
     find = finder(services, "texts", "images")
-    schemas = [TextClassificationRequest.model_json_schema(), ImageClassificationRequest.model_json_schema()]
-    schema = {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": {"anyOf": schemas}},
-                "image/*": {"schema": {"type": "string", "format": "binary"}},
-            },
-        }
-    }
+    image = {"type": "string", "format": "binary"}
+    schema = json_body(TextClassificationRequest, ImageClassificationRequest, **{"image/*": image})
 
     @api.post("/models/{model}", openapi_extra=schema)
     async def classify(request: Request, model: str) -> Response:

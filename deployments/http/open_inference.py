@@ -21,6 +21,7 @@ from pliant import __version__
 from pliant.deployments.cascade.endpoint import CascadeClassifier, TextClassifier
 from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.image_tensors import images
+from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters, validated, validated_json
 from pliant.deployments.http.tensors import (
     HEADER_LENGTH,
@@ -77,15 +78,12 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
             raise not_ready(service)
         return JSONResponse({"name": model, "ready": True})
 
-    schema = {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": InferRequest.model_json_schema()}},
-        }
-    }
+    binary = {"type": "string", "format": "binary"}
+    schema = json_body(InferRequest, **{"application/octet-stream": binary})
+    media = answers("application/json", "application/octet-stream")
 
-    @api.post("/models/{model}/versions/{version}/infer", openapi_extra=schema)
-    @api.post("/models/{model}/infer", openapi_extra=schema)
+    @api.post("/models/{model}/versions/{version}/infer", openapi_extra=schema, responses=media)
+    @api.post("/models/{model}/infer", openapi_extra=schema, responses=media)
     async def infer(request: Request, model: str, version: str = VERSION) -> Response:
         service = await find(model, version)
         body = await read_body(request, max_body)

@@ -23,10 +23,10 @@ from pliant.deployments.http.openai_schemas import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    body_schema,
     parsed,
 )
 from pliant.deployments.http.openai_stream import EventStream, begun, interleaved
+from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.deployments.llm.served_models import ServedModel, ServedModels
 from pliant.deployments.serving.outcome import Outcome, RequestError
@@ -39,6 +39,7 @@ _MOST_ANSWERS = 64
 def router(models: ServedModels, max_body: int) -> APIRouter:
     """The routes over `models`. `max_body` is in bytes."""
     api = APIRouter(prefix="/v1", tags=["OpenAI"])
+    media = answers("application/json", "text/event-stream")
 
     @api.get("/models")
     async def listing() -> Response:
@@ -48,7 +49,7 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
     async def card(model: str) -> Json:
         return (await models.find(model)).card()
 
-    @api.post("/completions", openapi_extra=body_schema(CompletionRequest))
+    @api.post("/completions", openapi_extra=json_body(CompletionRequest), responses=media)
     async def complete(request: Request) -> Response:
         body = await read_body(request, max_body)
         call = await off_loop(len(body), lambda: parsed(CompletionRequest, body))
@@ -61,7 +62,7 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         generations = _generations(served, call, prompts, call.max_tokens, call.logprobs, f"cmpl-{uuid.uuid4().hex}")
         return await _answer(served, call, generations, shape, sum(map(len, prompts)))
 
-    @api.post("/chat/completions", openapi_extra=body_schema(ChatRequest))
+    @api.post("/chat/completions", openapi_extra=json_body(ChatRequest), responses=media)
     async def chat(request: Request) -> Response:
         body = await read_body(request, max_body)
         call = await off_loop(len(body), lambda: parsed(ChatRequest, body))

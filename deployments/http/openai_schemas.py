@@ -233,11 +233,6 @@ _BODIES = (CompletionRequest, ChatRequest, Message, TextPart, StreamOptions, Loa
 _FIELDS = {field for body in _BODIES for field in body.model_fields}
 
 
-def body_schema(body: type[BaseModel]) -> dict[str, Any]:
-    """What OpenAPI says of a route that takes a `body`."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": body.model_json_schema()}}}}
-
-
 def parsed(model: type[M], body: bytes) -> M:
     """The JSON `body` as a `model`. Raises RequestError that names the parameter that is wrong."""
     check_json(body)
