@@ -14,12 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pliant import __version__
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http import hugging_face, open_inference
-from pliant.deployments.http.statuses import error_response
+from pliant.deployments.http.places import PROBES, Places
+from pliant.deployments.http.statuses import below_root, error_response
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.services import Services
 
-_OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
-"""What load balancers probe without a key."""
 _FAULTS = {404: Fault.NOT_FOUND, 405: Fault.METHOD}
 """What is wrong of a request for which the framework finds no route, by its status."""
 
@@ -78,14 +77,10 @@ def application(
         reason = f"internal error: {type(error).__name__}; the log tells more"
         return error_response(request.scope, RequestError(Outcome.FAILED, reason))
 
+    app.add_middleware(Places, config=config, services=len(list(services)))
     if api_keys:
         app.add_middleware(_ApiKeys, keys=api_keys)
     return app
-
-
-def _path(scope: Scope) -> str:
-    """The request's path below the application's route prefix."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 class _ApiKeys:
@@ -96,7 +91,7 @@ class _ApiKeys:
         self._keys = [f"Bearer {key}".encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _path(scope) not in _OPEN_PATHS and not self._allowed(scope):
+        if scope["type"] == "http" and below_root(scope) not in PROBES and not self._allowed(scope):
             reason = "no valid API key; send one as 'Authorization: Bearer KEY'"
             refusal = error_response(scope, RequestError(Outcome.REJECTED, reason, fault=Fault.UNAUTHORIZED))
             refusal.headers["WWW-Authenticate"] = "Bearer"

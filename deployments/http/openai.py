@@ -27,6 +27,7 @@ from pliant.deployments.http.openai_schemas import (
     parsed,
 )
 from pliant.deployments.http.openai_stream import EventStream, begun, interleaved
+from pliant.deployments.http.places import hold
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.deployments.llm.served_models import ServedModel, ServedModels
 from pliant.deployments.serving.outcome import Outcome, RequestError
@@ -53,6 +54,7 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         call = parsed(CompletionRequest, await read_body(request, max_body))
         served = await models.find(call.model)
         model = served.base
+        hold(request.scope, model.name)
         _bound(len(call.prompts) * call.choices)
         prompts = [await model.encode(prompt) for prompt in call.prompts]
         echo = [model.text(prompt) for prompt in call.prompts for _ in range(call.choices)] if call.echo else None
@@ -65,6 +67,7 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         call = parsed(ChatRequest, await read_body(request, max_body))
         served = await models.find(call.model)
         model = served.base
+        hold(request.scope, model.name)
         prompt = await model.encode_chat([message.for_template() for message in call.messages])
         wanted = call.max_completion_tokens or call.max_tokens
         generations = _generations(served, call, [prompt], wanted, call.alternatives, f"chatcmpl-{uuid.uuid4().hex}")

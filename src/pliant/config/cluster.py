@@ -34,7 +34,11 @@ class GatewayConfig(Strict):
     replicas: Annotated[int, Field(ge=1)] = 1
     cpus: Annotated[float, Field(ge=0)] = 0.5
     max_ongoing_requests: Annotated[int, Field(ge=1)] = 256
-    """HTTP requests that one replica works on at a time; as many again may wait for it, more get 429."""
+    """HTTP requests to services that one replica works on at a time, and bodies that it receives; more get 429.
+
+    Health probes, status pages and whoever loads adapters or tasks have places of their own."""
+    max_per_service: Annotated[int, Field(ge=1)] | None = None
+    """Of these, the most of one service; None: three quarters, where there are several."""
     max_body_mb: Annotated[float, Field(gt=0)] = 4
     max_texts: Annotated[int, Field(ge=1)] = 64
     """Texts or images in one request."""
