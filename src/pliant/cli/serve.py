@@ -90,20 +90,21 @@ def _tell_stopping(process: _Process) -> None:
 
 def _check_port(cluster: ClusterConfig) -> None:
     """Raise ConfigError if the port is taken, unless by a Serve to which the file is to be deployed."""
+    family = socket.AF_INET6 if ":" in cluster.http.host else socket.AF_INET
     try:
-        with socket.create_server((cluster.host, cluster.port)):
+        with socket.create_server((cluster.http.host, cluster.http.port), family=family):
             return
     except OSError as error:
         reason = os.strerror(error.errno or 0)
     try:
-        if httpx.get(f"http://127.0.0.1:{cluster.port}/-/healthz", timeout=2).text == "success":
+        if httpx.get(f"{cluster.http.url}/-/healthz", timeout=2, verify=cluster.http.trust()).text == "success":
             return
     except httpx.HTTPError:
         pass
     raise ConfigError(
         [
-            f"http_options: {cluster.host}:{cluster.port} cannot be listened on: {reason}; stop what uses it, or "
-            "choose another port"
+            f"http_options: {cluster.http.host}:{cluster.http.port} cannot be listened on: {reason}; stop what uses "
+            "it, or choose another port"
         ]
     )
 
@@ -177,7 +178,7 @@ class _Watch:
         self._started = started
         keys = os.environ.get(cluster.serving.gateway.api_keys_env or "", "")
         headers = {"Authorization": f"Bearer {keys.split(',')[0].strip()}"} if keys else {}
-        self._http = httpx.Client(headers=headers, timeout=5)
+        self._http = httpx.Client(headers=headers, timeout=5, verify=cluster.http.trust())
 
     def look(self) -> Snapshot:
         stats: Mapping[str, Any] = {}
@@ -266,8 +267,9 @@ def _ended(process: _Process, log: Path, verbose: bool) -> int:
 def _examples(cluster: ClusterConfig) -> dict[str, str]:
     """By service, a line with which to try it."""
     key = " -H 'Authorization: Bearer KEY'" if cluster.serving.gateway.api_keys_env else ""
+    trusted = f" --cacert {cluster.http.ssl_certfile}" if cluster.http.ssl_certfile else ""
     examples = {name: service.example(name) for name, service in cluster.serving.services.items()}
     return {
-        name: f"curl -s {cluster.address}/{path}{key} -d '{json.dumps(body)}'"
+        name: f"curl -s{trusted} {cluster.address}/{path}{key} -d '{json.dumps(body)}'"
         for name, (path, body) in examples.items()
     }
