@@ -24,11 +24,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pliant import ray_settings, zoo
+from pliant import haproxy, ray_settings, zoo
 from pliant.cache import cache_folder
 from pliant.cli.serve_events import Row, Snapshot, Story, rows
 from pliant.cli.terminal import console
 from pliant.config.cluster import ClusterConfig, ServingConfig
+from pliant.config.http import HttpOptions
 from pliant.errors import ConfigError, PliantError
 
 _EVERY_S = 0.5
@@ -44,7 +45,7 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
     console.print(f"Starting {path} at {cluster.address}; the log of Ray and the replicas is {log}")
     started = time.monotonic()
     _train_ahead(cluster.serving)
-    process = _Process(path, None if verbose else log)
+    process = _Process(path, cluster.http, None if verbose else log)
     kinds = {name: service.kind for name, service in cluster.serving.services.items()}
     story, watch = Story(_examples(cluster)), _Watch(cluster, process, started)
     due = 0.0
@@ -109,6 +110,21 @@ def _check_port(cluster: ClusterConfig) -> None:
     )
 
 
+def _edge(http: HttpOptions) -> dict[str, str]:
+    """What has Ray put HAProxy in front of gateways, where it can. Raises ConfigError where it must and cannot."""
+    if http.ssl_keyfile_password is None:  # of which HAProxy knows none
+        tls = (
+            haproxy.Tls(http.ssl_certfile, http.ssl_keyfile, http.ssl_ca_certs)
+            if http.ssl_certfile and http.ssl_keyfile
+            else None
+        )
+        if found := haproxy.environment(tls):
+            return found
+    if http.ssl_ca_certs:
+        raise ConfigError(["http_options.ssl_ca_certs: only HAProxy asks clients for certificates; " + haproxy.MISSING])
+    return {}
+
+
 def _log_file() -> Path:
     """A new one; old ones are removed."""
     folder = cache_folder() / "logs"
@@ -121,7 +137,7 @@ def _log_file() -> Path:
 class _Process:
     """`serve run` in a session of its own, so that it gets one interrupt, on which it drains, and no other signal."""
 
-    def __init__(self, path: Path, log: Path | None) -> None:
+    def __init__(self, path: Path, http: HttpOptions, log: Path | None) -> None:
         self.stopping = False
         self.deployments: Mapping[str, Any] = {}
         """What Serve last said of them."""
@@ -136,7 +152,7 @@ class _Process:
         output = log.open("wb") if log else None
         self._child = subprocess.Popen(
             [sys.executable, "-m", "pliant.deployments.run", str(path)],
-            env={**ray_settings.ENVIRONMENT, **os.environ, "PLIANT_STATUS_FD": str(write)},
+            env={**ray_settings.ENVIRONMENT, **_edge(http), **os.environ, "PLIANT_STATUS_FD": str(write)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,

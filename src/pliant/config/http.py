@@ -44,11 +44,15 @@ class HttpOptions(Strict):
             return self.host != "localhost"
 
     def trust(self) -> ssl.SSLContext | bool:
-        """What a client on this machine checks: that the server has this very certificate, whatever name is in it."""
+        """What a client on this machine checks: that the server has this very certificate, whatever name is in it.
+
+        If the server asks for one, the client has the same."""
         if self.ssl_certfile is None:
             return True
         context = ssl.create_default_context(cafile=self.ssl_certfile)
         context.check_hostname = False
+        if self.ssl_ca_certs and self.ssl_keyfile:
+            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password)
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
 
