@@ -129,6 +129,8 @@ def test_the_bytes_of_a_stream(http: TestClient) -> None:
     answer = http.post("/v1/completions", json={**GREEDY, "max_tokens": 1, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
     first, done, end = answer.content.split(b"\n\n")
+    first, id = first.split(b"\n")
+    assert id.startswith(b"id: 1.1.")
     chunk = json.loads(first.removeprefix(b"data: "))
     assert chunk["choices"] == [{"index": 0, "text": greedy("hello", 1), "logprobs": None, "finish_reason": "length"}]
     assert "usage" not in chunk
