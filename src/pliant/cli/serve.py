@@ -110,14 +110,13 @@ def _check_port(cluster: ClusterConfig) -> None:
     )
 
 
-def _edge(http: HttpOptions) -> dict[str, str]:
+def edge(http: HttpOptions) -> dict[str, str]:
     """What has Ray put HAProxy in front of gateways, where it can. Raises ConfigError where it must and cannot."""
     if http.ssl_keyfile_password is None:  # of which HAProxy knows none
-        tls = (
-            haproxy.Tls(http.ssl_certfile, http.ssl_keyfile, http.ssl_ca_certs)
-            if http.ssl_certfile and http.ssl_keyfile
-            else None
-        )
+        tls = None
+        if http.ssl_certfile and http.ssl_keyfile:
+            authorities = os.path.abspath(http.ssl_ca_certs) if http.ssl_ca_certs else None
+            tls = haproxy.Tls(os.path.abspath(http.ssl_certfile), os.path.abspath(http.ssl_keyfile), authorities)
         if found := haproxy.environment(tls):
             return found
     if http.ssl_ca_certs:
@@ -152,7 +151,7 @@ class _Process:
         output = log.open("wb") if log else None
         self._child = subprocess.Popen(
             [sys.executable, "-m", "pliant.deployments.run", str(path)],
-            env={**ray_settings.ENVIRONMENT, **_edge(http), **os.environ, "PLIANT_STATUS_FD": str(write)},
+            env={**ray_settings.ENVIRONMENT, **edge(http), **os.environ, "PLIANT_STATUS_FD": str(write)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
