@@ -85,10 +85,12 @@ class _Bind:
 
     @classmethod
     def of(cls, tls: Tls, folder: Path) -> _Bind:
-        """Needs certificate and key in one file, which it makes in `folder`."""
-        both, certificate = folder / "certificate.pem", Path(tls.certificate).read_text()
-        _write(both, f"{certificate}\n{Path(tls.key).read_text()}")
-        options = f" ssl crt {both} alpn h2,http/1.1"
+        """HAProxy finds the key of a certificate by its name, so there are links of such names in `folder`."""
+        link, certificate = folder / "certificate.pem", Path(tls.certificate).read_text()
+        for path, target in ((link, tls.certificate), (folder / "certificate.pem.key", tls.key)):
+            path.unlink(missing_ok=True)
+            path.symlink_to(target)
+        options = f" ssl crt {link} alpn h2,http/1.1"
         if tls.authorities is None:
             return cls(options, ())
         options += f" ca-file {tls.authorities} verify required ca-ignore-err all crt-ignore-err all"
@@ -147,7 +149,7 @@ def _own_folder() -> Path:
     folder = Path(f"/tmp/pliant-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
-        raise PliantError(f"{folder}: others may write to it; remove it, as certificates would be kept there")
+        raise PliantError(f"{folder}: others may write to it; remove it, as HAProxy obeys what is there")
     return folder
 
 
