@@ -15,8 +15,9 @@ from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.route import Serving
 from pliant.deployments.cascade.run import CascadeRecorder, CascadeRun
-from pliant.deployments.encoder.endpoint import Classifier, Details, Prediction, each
+from pliant.deployments.encoder.endpoint import Classifier, Details, Prediction
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Outcome, RequestError, counted
 from pliant.deployments.serving.scores import likeliest
 from pliant.policies.cascade.calibration import Floats
