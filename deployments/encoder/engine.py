@@ -18,6 +18,7 @@ import numpy as np
 from pliant.deployments.encoder.messages import Answer, Query, Report
 from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.parcels import Refusal
+from pliant.errors import PliantError
 from pliant.formats.profile import Profile
 from pliant.policies.encoder.admission import retry_after
 from pliant.policies.encoder.service_curve import ServiceCurve, ServiceTimes, lengths_to_measure
@@ -80,7 +81,7 @@ class Runtimes(Protocol):
         """The fastest there is by now; at once, so that it is the uncompiled model where nothing else is."""
 
 
-class LoadError(Exception):
+class LoadError(PliantError):
     """A runtime could not be loaded; the replica holds what it held before."""
 
 
@@ -121,8 +122,8 @@ class Engine:
         """Why it holds no runtime at all; until it does, all requests are refused."""
         self.compiling: set[int] = set()
         """Lengths of which a compiled runtime is yet to come."""
-        self.uncompiled = ""
-        """Why some stay uncompiled."""
+        self.uncompiled: dict[int, str] = {}
+        """Lengths that stay so, and why."""
         self.uses: Counter[int] = Counter()
         """Answers by the max_length of the runtime that computed them."""
         self._latencies: deque[float] = deque(maxlen=_RECENT_LATENCIES)
@@ -190,7 +191,7 @@ class Engine:
         return runtime, self._measured[known]
 
     def _quarantined(self, max_length: int, failure: Exception) -> LoadError:
-        reason = f"{type(failure).__name__}: {failure}"
+        reason = str(failure) if isinstance(failure, PliantError) else f"{type(failure).__name__}: {failure}"
         self._failed[max_length] = reason
         return LoadError(f"{max_length} tokens: {reason}")
 
@@ -244,7 +245,7 @@ class Engine:
             backend=self._runtime.backend if self._runtime else "",
             device=self._runtimes.device,
             compiling=sorted(self.compiling),
-            uncompiled=self.uncompiled,
+            uncompiled=dict(self.uncompiled),
             failed=dict(self._failed),
             waiting=self._outstanding,
             served=self.uses.total(),

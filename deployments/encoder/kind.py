@@ -36,7 +36,9 @@ class EncoderKind(Kind[EncoderConfig]):
         chooser = opening.table.chooser
         assert isinstance(chooser, EncoderChooser)
         info = sources.describe(folder)
-        return Classifier(opening.name, opening.config, folder, info, chooser, opening.caller(recorder), recorder)
+        return Classifier(
+            opening.name, opening.config, folder, info, chooser, opening.table, opening.caller(recorder), recorder
+        )
 
     def part(self, planning: Planning) -> EncoderPart:
         return EncoderPart(planning)

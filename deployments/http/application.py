@@ -16,12 +16,11 @@ from pliant import __version__
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http import hugging_face, open_inference
 from pliant.deployments.http.openapi import document
-from pliant.deployments.http.statuses import error_response
+from pliant.deployments.http.places import PROBES, Places
+from pliant.deployments.http.statuses import below_root, error_response
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.services import Services
 
-_OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
-"""What load balancers probe without a key."""
 _FAULTS = {404: Fault.NOT_FOUND, 405: Fault.METHOD}
 """What is wrong of a request for which the framework finds no route, by its status."""
 
@@ -39,7 +38,7 @@ def application(
     With `api_keys`, every path but the health probes asks for `Authorization: Bearer KEY`.
     """
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
-    app.openapi = document(app, _OPEN_PATHS if api_keys else None)  # type: ignore[method-assign]
+    app.openapi = document(app, PROBES if api_keys else None)  # type: ignore[method-assign]
     max_body = round(config.max_body_mb * 2**20)
     for router in routers:
         app.include_router(router)
@@ -81,14 +80,10 @@ def application(
         reason = f"internal error: {type(error).__name__}; see the log"
         return error_response(request.scope, RequestError(Outcome.FAILED, reason))
 
+    app.add_middleware(Places, config=config, services=len(list(services)))
     if api_keys:
         app.add_middleware(_ApiKeys, keys=api_keys)
     return app
-
-
-def _path(scope: Scope) -> str:
-    """The request's path below the application's route prefix."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 class _ApiKeys:
@@ -99,7 +94,7 @@ class _ApiKeys:
         self._keys = [f"Bearer {key}".encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _path(scope) not in _OPEN_PATHS and not self._allowed(scope):
+        if scope["type"] == "http" and below_root(scope) not in PROBES and not self._allowed(scope):
             reason = "no valid API key; send one as 'Authorization: Bearer KEY'"
             refusal = error_response(scope, RequestError(Outcome.REJECTED, reason, fault=Fault.UNAUTHORIZED))
             refusal.headers["WWW-Authenticate"] = "Bearer"

@@ -103,5 +103,10 @@ def _openai(error: RequestError) -> OpenAI:
 
 def speaks_openai(scope: Scope) -> bool:
     """Whether the client of this HTTP request expects errors in OpenAI's shape."""
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    path = below_root(scope)
     return path == _OPENAI_PREFIX or path.startswith(f"{_OPENAI_PREFIX}/")
+
+
+def below_root(scope: Scope) -> str:
+    """The request's path below the application's route prefix."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))

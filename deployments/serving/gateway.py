@@ -60,7 +60,7 @@ class Gateway:
         self._outcomes: dict[str, Counter[str]] = {name: Counter() for name in config.services}
         self._tallies = {name: Tally() for name in config.services}
         calls = _Planner(planner)
-        self._follower = Follower(calls.exchange, self._tables, self._tallies)
+        self._follower = Follower(self._name, calls.exchange, self._tables, self._tallies)
         used = {kind.name: kind for kind in self._kinds.values()}
         self._catalogs = {name: kind.follower(partial(calls.ask, name), config) for name, kind in used.items()}
         self._services = Services(list(self._described()))
@@ -173,8 +173,8 @@ class _Planner:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
-    async def exchange(self, seen: str, news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
-        told: tuple[str, Mapping[str, Guidance]] = await answer(self._handle.exchange.remote(seen, news))
+    async def exchange(self, gateway: str, seen: str, news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
+        told: tuple[str, Mapping[str, Guidance]] = await answer(self._handle.exchange.remote(gateway, seen, news))
         return told
 
     async def ask(self, kind: str, method: str, *args: Any) -> Any:

@@ -213,7 +213,7 @@ class Dispatcher(Generic[R]):
         """By the group's place among the candidates: microseconds from which on its head is congested."""
         self._limit = self._limits[0]
         self._replicas: dict[R, _Replica] = {}
-        self._levels: dict[int, _Group] = {}
+        self._groups: dict[int, _Group] = {}
         self._candidates: list[tuple[_Group, ...]] = []
         """By length: the groups that may serve it, in rising max_length, at most `peek`."""
         self._own: frozenset[R] | None = None
@@ -221,7 +221,7 @@ class Dispatcher(Generic[R]):
     @property
     def longest(self) -> int:
         """The greatest length that can be served now; 0 when nothing can."""
-        return max(self._levels, default=0)
+        return max(self._groups, default=0)
 
     def assign(self, replica: R, max_length: int, curve: ServiceCurve) -> None:
         """From now on `replica` takes texts of at most `max_length` tokens, and needs the seconds of `curve` for them.
@@ -240,9 +240,9 @@ class Dispatcher(Generic[R]):
         self.suspend(replica)
         record.tables = tables
         record.table, record.idle = tables
-        group = self._levels.get(max_length)
+        group = self._groups.get(max_length)
         if group is None:
-            group = self._levels[max_length] = _Group()
+            group = self._groups[max_length] = _Group()
             self._list_candidates()
         speed = round(math.log(record.table[-1]) / _EQUALLY_FAST)
         pool = next((pool for pool in group.pools if pool.speed == speed), None)
@@ -265,7 +265,7 @@ class Dispatcher(Generic[R]):
         if group.pools:
             group.elect()
         else:
-            self._levels = {length: group for length, group in self._levels.items() if group.pools}
+            self._groups = {length: group for length, group in self._groups.items() if group.pools}
             self._list_candidates()
 
     def remove(self, replica: R) -> None:
@@ -399,17 +399,17 @@ class Dispatcher(Generic[R]):
         """The routable replicas and the seconds of work there, others' included, by max_length in rising order."""
         return {
             length: {record.name: record.work * _SECONDS for pool in group.pools for record in pool}
-            for length, group in sorted(self._levels.items())
+            for length, group in sorted(self._groups.items())
         }
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every sum, ring, front and table agrees with the others. Slow: for tests."""
         routable = {record.name: record for record in self._replicas.values() if record.pool}
-        listed = [record for group in self._levels.values() for pool in group.pools for record in pool]
+        listed = [record for group in self._groups.values() for pool in group.pools for record in pool]
         assert len(listed) == len(routable), "a replica is in two rings or none"
         assert all(routable[record.name] is record for record in listed), "a ring holds a replica that has left"
         assert all(record.work >= record.others >= 0 for record in self._replicas.values()), "work is negative"
-        for group in self._levels.values():
+        for group in self._groups.values():
             pool = min(group.pools, key=_congestion)
             assert group.front is pool.rings[pool.lowest], "the least congested does not lead"
             for pool in group.pools:
@@ -427,18 +427,18 @@ class Dispatcher(Generic[R]):
                         anchor = anchor.next
                     assert anchor is pool.rings[pool.place(record.congestion)], "a replica is in the wrong ring"
         for length, candidates in enumerate(self._candidates):
-            lengths = sorted(held for held in self._levels if held >= length)[: len(self._limits)]
-            groups = [self._levels[held] for held in lengths]
+            lengths = sorted(held for held in self._groups if held >= length)[: len(self._limits)]
+            groups = [self._groups[held] for held in lengths]
             assert list(candidates) == groups, "the candidates of a length are wrong"
 
     def _is_away(self, replica: R) -> bool:
         return self._own is not None and replica not in self._own
 
     def _list_candidates(self) -> None:
-        lengths = sorted(self._levels)
+        lengths = sorted(self._groups)
         self._candidates = []
         for index, length in enumerate(lengths):
-            groups = tuple(self._levels[held] for held in lengths[index : index + len(self._limits)])
+            groups = tuple(self._groups[held] for held in lengths[index : index + len(self._limits)])
             self._candidates += [groups] * (length + 1 - len(self._candidates))
 
     def _search(self, groups: tuple[_Group, ...], length: int, avoid: Collection[R]) -> _Replica:
