@@ -20,10 +20,11 @@ import numpy as np
 from pliant.deployments.encoder.messages import MOST_WAITING, Answer, Query, Report
 from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.parcels import Refusal
+from pliant.errors import PliantError
 from pliant.formats.profile import Profile
 from pliant.policies.cluster.fair_share import FairShare
 from pliant.policies.encoder.admission import retry_after
-from pliant.policies.encoder.service_curve import ServiceTimes, lengths_to_measure
+from pliant.policies.encoder.service_curve import ServiceCurve, ServiceTimes, lengths_to_measure
 
 _RECENT_LATENCIES = 512
 _MEASURED_CALLS = 5
@@ -58,7 +59,7 @@ class WithImportance(Protocol):
 
 @runtime_checkable
 class ImportanceRuntime(Runtime, Protocol):
-    """One that can tell which tokens are important, as `pliant.kernels.encoder.importance_classifier.load` returns it."""
+    """One that also gives the importance of tokens: see `pliant.kernels.encoder.importance_classifier`."""
 
     def with_importance(
         self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]
@@ -84,7 +85,7 @@ class Runtimes(Protocol):
         """The fastest there is by now; at once, so that it is the uncompiled model where nothing else is."""
 
 
-class LoadError(Exception):
+class LoadError(PliantError):
     """A runtime could not be loaded; the replica holds what it held before."""
 
 
@@ -97,7 +98,7 @@ class _Computation(NamedTuple):
     importance: np.ndarray | None
     importance_s: float
     seconds: float
-    """Telling included."""
+    """Those for importance included."""
 
 
 @dataclass(eq=False)
@@ -143,8 +144,8 @@ class Engine:
         """Why it holds no runtime at all; until it does, all requests are refused."""
         self.compiling: set[int] = set()
         """Lengths of which a compiled runtime is yet to come."""
-        self.uncompiled = ""
-        """Why some stay uncompiled."""
+        self.uncompiled: dict[int, str] = {}
+        """Lengths that stay so, and why."""
         self.uses: Counter[int] = Counter()
         """Answers by the max_length of the runtime that computed them."""
         self._latencies: deque[float] = deque(maxlen=_RECENT_LATENCIES)
@@ -212,7 +213,7 @@ class Engine:
         return runtime, self._measured[known]
 
     def _quarantined(self, max_length: int, failure: Exception) -> LoadError:
-        reason = f"{type(failure).__name__}: {failure}"
+        reason = str(failure) if isinstance(failure, PliantError) else f"{type(failure).__name__}: {failure}"
         self._failed[max_length] = reason
         return LoadError(f"{max_length} tokens: {reason}")
 
@@ -224,8 +225,9 @@ class Engine:
         runtime, times = self._runtime, self._times
         if runtime is None or times is None or query.length > runtime.max_length:
             return Refusal("moved", "it does not hold a runtime for this length", report=self.report())
-        expected_s = self.seconds(query)
-        if wait_s := self._must_wait_s(times, query):
+        curve = times.curve(time.monotonic())
+        expected_s = curve.seconds(query.length)
+        if wait_s := self._must_wait_s(curve, query):
             return Refusal("busy", "its queue is too long for the deadline", wait_s, Outcome.SHED, report=self.report())
         waiting = _Waiting(query, runtime, expected_s)
         if not self._has_room(waiting):
@@ -272,7 +274,7 @@ class Engine:
             backend=self._runtime.backend if self._runtime else "",
             device=self._runtimes.device,
             compiling=sorted(self.compiling),
-            uncompiled=self.uncompiled,
+            uncompiled=dict(self.uncompiled),
             failed=dict(self._failed),
             waiting=self._outstanding,
             tenants=self._waiting_s(),
@@ -291,11 +293,10 @@ class Engine:
         """That `query` should take here, without waiting; 0 if nobody knows."""
         return self._times.curve(time.monotonic()).seconds(query.length) if self._times else 0.0
 
-    def _must_wait_s(self, times: ServiceTimes, query: Query) -> float:
+    def _must_wait_s(self, curve: ServiceCurve, query: Query) -> float:
         """Seconds until `query` could be admitted; 0 when it can be now."""
         if query.budget_s is None:
             return 0.0
-        curve = times.curve(time.monotonic())
         expected_s, idle_s = curve.seconds(query.length), curve.idle_seconds(query.length)
         return retry_after(self._ahead_s(query), expected_s, idle_s, query.budget_s, query.slack_share)
 

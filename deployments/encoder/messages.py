@@ -79,8 +79,8 @@ class Report(parcels.Report):
     device: str
     compiling: list[int]
     """Lengths that are not compiled yet: what it computes on may change."""
-    uncompiled: str
-    """Why the model stays uncompiled; empty unless it does."""
+    uncompiled: dict[int, str]
+    """Lengths that stay uncompiled, and why."""
     failed: dict[int, str]
     """Lengths that it could not load, and why; it is not asked for them again for some time."""
     waiting: int

@@ -283,7 +283,7 @@ class Engine:
             now = self._clock()
             seconds, self._read_at = now - max(iteration.at, self._read_at), now
             self._speeds.observe(iteration.prompt_tokens, bool(iteration.served.rows), len(items) - before, seconds)
-            for answer in flight.leaving:
+            for answer in iteration.leaving:
                 self._room.left(answer, now)
 
     def _read(

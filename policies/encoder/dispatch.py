@@ -1,9 +1,10 @@
 """Dispatch: which replica gets a request (Arlo §3.4, Algorithm 1), over replicas that come, switch, and go.
 
-A *group* is all replicas that hold one max_length. Its head is the least congested of them: congestion is the work that
-is queued there over what a replica can do within the SLO. Both are in seconds, as what a text takes depends on its
-length (see `service_curve`). The groups a text fits into are tried in rising length, at most `peek` of them: the first
-head whose congestion is below a threshold, which decays from group to group, gets the request.
+A *group* (in the paper a queue level) is all replicas that hold one max_length. Its head is the least congested of
+them: congestion is the work that is queued there over what a replica can do within the SLO. Both are in seconds, as
+what a text takes depends on its length (see `service_curve`). The groups a text fits into are tried in rising length,
+at most `peek` of them: the first head whose congestion is below a threshold, which decays from group to group, gets the
+request.
 
 Beyond the paper:
 
@@ -298,7 +299,7 @@ class Dispatcher(Generic[R]):
         """Choose the replica for a text of `length` tokens (at least 0), and count the work for it there.
 
         Returns the replica, the seconds after which it is predicted to answer, and the work, for `complete`. `budget_s`
-        is the time left until the request's deadline, in seconds (finite), and `slack_share` the share of its slack that it
+        is the time left until the request's deadline, in seconds (finite), and `slack_share` how much of its slack it
         may spend waiting, 0 to 1 (see `admission`); without a budget every request is taken. None of `avoid` is chosen.
 
         Raises NoRuntimeError when no routable replica holds the length; of the `peek` shortest groups that do,

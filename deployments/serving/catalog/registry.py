@@ -1,4 +1,4 @@
-"""What adapters and tasks have in common: found at the start, loaded and unloaded by clients, and told of on a catalog.
+"""What adapters and tasks have in common: found at the start, loaded and unloaded by clients, and listed in a catalog.
 
 Plain asyncio, without Ray; files are read in threads. What clients did is on disk before they are told so, and outlives
 the planner. Reads and writes have threads of their own, so that a folder that does not answer holds up no change.

@@ -98,7 +98,7 @@ async def test_an_adapter_is_a_model(cluster: Cluster, http: httpx.AsyncClient, 
         *[("my-sql", 8)] * 3,
         None,
     ]
-    assert [recorded[-1] for recorded in cluster.replicas.recorded] == [0, 8, 8, 8, 0]
+    assert [recorded[-1] for recorded in cluster.replicas.recorder.events] == [0, 8, 8, 8, 0]
     models = {model.id: model.model_dump() async for model in client.models.list()}
     assert (models["chat"]["parent"], models["chat"]["root"]) == (None, "m")
     assert (models["my-sql"]["parent"], models["my-sql"]["root"]) == ("chat", str(folder))
