@@ -15,6 +15,7 @@ from pliant.config.base import ReplicaRange, ServiceConfig
 from pliant.config.cluster import ServingConfig, check_models
 from pliant.deployments import kinds
 from pliant.deployments.autoscaling import PLANNER, STAY
+from pliant.deployments.http.places import most_at_once
 from pliant.deployments.http.statuses import BUSY
 from pliant.deployments.serving.gateway import Gateway
 from pliant.deployments.serving.kind import Kind
@@ -83,8 +84,8 @@ def assemble(
         name="gateway",
         num_replicas=gateway.replicas,
         ray_actor_options={"num_cpus": gateway.cpus},
-        max_ongoing_requests=gateway.max_ongoing_requests,
-        max_queued_requests=gateway.max_ongoing_requests,
+        max_ongoing_requests=most_at_once(gateway),
+        max_queued_requests=most_at_once(gateway),
         backpressure_config=BackpressureConfig(status_code=BUSY, retry_after_s=1),
     ).bind(config, known, dict(services), planner)
 

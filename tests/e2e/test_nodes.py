@@ -77,3 +77,7 @@ def test_a_length_that_replicas_cannot_load_is_quarantined_and_planned_without(p
     assert len(phase["held"]) == 4
     assert {"64": "OSError: cannot load 64"} in phase["failed"]
     assert phase["plan"]["failed_moves"] >= 1
+
+
+def test_a_node_that_is_drained_gives_its_replicas_away_and_loses_nothing(phases: Phases) -> None:
+    assert len(answered(phases, "node drained")["held"]) == 4
