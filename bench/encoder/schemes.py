@@ -18,7 +18,7 @@ import numpy as np
 from pliant.bench.encoder.baseline_dispatch import LeastBusy, Packing
 from pliant.bench.encoder.profiles import Profile
 from pliant.policies.cluster.autoscaling import TargetTracking
-from pliant.policies.encoder.dispatch import THRESHOLD, Dispatcher
+from pliant.policies.encoder.dispatch import Algorithm1, Dispatcher
 from pliant.policies.encoder.planning import Planner, even_plan
 from pliant.policies.encoder.runtime_allocation import allocate, runtime_class
 from pliant.simulation.arrivals import Stream
@@ -97,8 +97,8 @@ class Setting:
     """Of INFaaS's allocation."""
     period_s: float = 120.0
     """Of Arlo's."""
-    threshold: float = THRESHOLD
-    """Arlo's lambda."""
+    algorithm_1: Algorithm1 | None = None
+    """The paper's dispatching; None: by predicted finish."""
     quantile: float | None = None
     """Of demand that Arlo allocates for; None: its mean."""
     demand: tuple[float, ...] = field(default=())
@@ -111,7 +111,7 @@ def simulation(scheme: str, setting: Setting) -> Simulation:
     service = Service(profile.slo_s, overhead_s=setting.overhead_s)
     controllers: list[Controller] = []
     held: Sequence[int] = _optimal(setting) if setting.demand else even_plan(lengths, setting.replicas)
-    dispatcher: Dispatching = Dispatcher(profile.slo_s, setting.threshold)
+    dispatcher: Dispatching = Dispatcher(profile.slo_s, setting.algorithm_1)
     table = profile.static_table
     match scheme:
         case "st" | "dt":
@@ -127,7 +127,7 @@ def simulation(scheme: str, setting: Setting) -> Simulation:
             pass
         case "arlo" | "ilb" | "ig":
             if scheme == "ilb":
-                dispatcher = Dispatcher(profile.slo_s, peek=1)
+                dispatcher = Dispatcher(profile.slo_s, Algorithm1(peek=1))
             if scheme == "ig":
                 dispatcher = LeastBusy()
             planner = Planner(longest, profile.slo_s, setting.period_s, setting.quantile)

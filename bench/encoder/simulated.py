@@ -21,6 +21,7 @@ from pliant.bench.encoder.profiles import BASE, LARGE
 from pliant.bench.encoder.schemes import Setting
 from pliant.bench.encoder.simulated_runs import FULL, NAMES, QUICK, WARMUP, Repeated, Runs, mean, ms, p98
 from pliant.bench.report import Figure, Options, Row, median, ratio
+from pliant.policies.encoder.dispatch import Algorithm1
 from pliant.simulation.arrivals import Integers, tweet_lengths
 from pliant.simulation.encoder.outcome import Outcome
 
@@ -200,14 +201,14 @@ def _dispatching(runs: Runs, found: Repeated) -> None:
         setting = Setting(LARGE, gpus)
         warmup = min(WARMUP, seconds)
         stream = runs.stream(rate, seconds, 600, bursty=True, warmup=warmup)
-        for name, scheme, threshold, numbers in (
-            ("ILB", "ilb", setting.threshold, ilb),
-            ("IG", "ig", setting.threshold, ig),
-            ("RS, lambda 0.85", "arlo", 0.85, rs),
-            (f"RS, lambda {setting.threshold}", "arlo", setting.threshold, ""),
+        for name, scheme, rule, numbers in (
+            ("ILB", "ilb", None, ilb),
+            ("IG", "ig", None, ig),
+            ("RS, Algorithm 1", "arlo", Algorithm1(), rs),
+            ("RS, predicted finish", "arlo", None, ""),
         ):
             started = time.thread_time()
-            outcome = runs.run(scheme, replace(setting, threshold=threshold), stream, warmup)
+            outcome = runs.run(scheme, replace(setting, algorithm_1=rule), stream, warmup)
             pace = len(stream) * rate / (time.thread_time() - started)
             what = f"Table 4, {gpus} GPUs, {rate:,} requests/s, {name}, mean and P98 ms"
             found.rows.append(Row(what, numbers, f"{ms(mean(outcome))}, {ms(p98(outcome))}"))
