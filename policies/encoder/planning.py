@@ -113,8 +113,7 @@ class Planner:
     at first.
 
     Demand is the mean over the last period, or its `quantile` over the seconds of it (beyond the paper: averages hide
-    bursts). Times are in seconds on any one clock. With a
-    `residency` replicas hold sets of runtimes.
+    bursts). Times are in seconds on any one clock. With a `residency` replicas hold sets of runtimes.
     """
 
     def __init__(
