@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
-_MOST_CUT = 64
+_MOST_CUT = 32
 """Texts of the queue that are cut at once, the shortest ones."""
 _CUTS_REMEMBERED = 4096
 
@@ -166,11 +166,8 @@ class Batcher:
         if urgent is None:
             return first
         batch = self._batch_with(urgent.place, urgent.due - now, waiting, order)
-        if urgent.missed:
-            others = self._urgent(now, now + batch.seconds, waiting, batch.texts)
-            if others and not others.missed:
-                return first
-        return batch
+        others = self._urgent(now, now + batch.seconds, waiting, batch.texts)
+        return first if others and others < urgent else batch
 
     def _urgent(self, now: float, free: float, waiting: Sequence[Waiting], batch: Sequence[int]) -> _Urgent | None:
         """The text that is due first of those that would be late; None if none is.

@@ -46,7 +46,9 @@ class Fleet:
         self.starting: dict[int, int] = {}
         """Replica -> the max_length it will hold."""
         self.free_at: list[float] = []
-        """By replica: when it will have answered all that it was sent."""
+        """By replica: when it will have answered all that it was sent, or all that it computes now, if in batches."""
+        self.drained_at: Callable[[int], float] = self.free_at.__getitem__
+        """When a replica will have answered all that it was sent, if it is sent nothing more."""
         self.tables: list[Sequence[float]] = []
         """By replica: seconds by length on the runtime it holds."""
         self._table = table
@@ -74,7 +76,7 @@ class Fleet:
         del self.holds[replica]
         self._leaving.add(replica)
         self.dispatcher.suspend(replica)
-        heapq.heappush(self._changes, (max(now, self.free_at[replica]), replica))
+        heapq.heappush(self._changes, (max(now, self.drained_at(replica)), replica))
 
     def replace(self, now: float, batches: Iterable[Mapping[int, int]]) -> None:
         """Change replicas over to other max_lengths, one batch after another: drain, load, serve (§4)."""
@@ -139,7 +141,7 @@ class Fleet:
                 self.holds[replica] = max_length
                 self._switching.add(replica)
                 self.dispatcher.suspend(replica)
-                heapq.heappush(self._changes, (max(now, self.free_at[replica]) + LOAD_S, replica))
+                heapq.heappush(self._changes, (max(now, self.drained_at(replica)) + LOAD_S, replica))
 
 
 def static_fleet(slo_s: float, held: Iterable[int], service_s: Mapping[int, float]) -> Fleet:
