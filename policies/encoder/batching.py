@@ -6,9 +6,10 @@ chosen for which all texts together wait least: a dynamic program over the measu
 Only the first batch is computed; then the queue, with what has arrived, is cut anew. A free replica never waits for
 texts to come.
 
-A text that would be late if it waited for one more batch goes at once, with as many others as make good use of the
-batch. One that cannot be in time any more goes behind those that can, and is not passed by for ever: it gets
-twice its time, counted from its arrival.
+Long texts would then wait until no shorter ones are left. So a text is due after a quarter of the time to its deadline,
+and when that cannot be met any more after half of it, all of it, twice that, and so on. One that would miss what it is
+due by if it waited for one more batch goes at once, with as many others as make good use of the batch, unless another
+one missed its deadline for that: then this goes.
 
 Arlo runs batches of a fixed small size and leaves this for later work (§6).
 """
@@ -25,7 +26,12 @@ from typing import NamedTuple, Protocol
 
 _MOST_CUT = 32
 """Texts of the queue that are cut at once, the shortest ones."""
+_MOST_SEEN = 128
+"""Texts of the queue, from its front, that are looked at."""
 _CUTS_REMEMBERED = 4096
+_SOON = 0.25
+"""Of the time from arrival to deadline, after which a text is due for the first time."""
+_LAST_CHANCE, _SOON_DUE, _MISSED = range(3)
 
 
 class Waiting(NamedTuple):
@@ -48,8 +54,7 @@ class Batch(NamedTuple):
 
 
 class _Urgent(NamedTuple):
-    missed: bool
-    """It cannot be in time any more."""
+    rank: int
     due: float
     place: int
 
@@ -155,7 +160,8 @@ class Batcher:
         self._longest_s = max(self._alone_s)
 
     def next_batch(self, now: float, waiting: Sequence[Waiting]) -> Batch:
-        """Of the texts that wait, at least one, in any order. Raises IndexError for one that is too long."""
+        """Of the texts that wait, at least one, in order of arrival. Raises IndexError for one that is too long."""
+        waiting = waiting[:_MOST_SEEN]
         if len(waiting) == 1:
             return Batch((0,), self._alone_s[waiting[0].length])
         step = self._times.step
@@ -167,23 +173,29 @@ class Batcher:
             return first
         batch = self._batch_with(urgent.place, urgent.due - now, waiting, order)
         others = self._urgent(now, now + batch.seconds, waiting, batch.texts)
-        return first if others and others < urgent else batch
+        if others and others < urgent:
+            batch = self._batch_with(others.place, others.due - now, waiting, order)
+        return batch
 
     def _urgent(self, now: float, free: float, waiting: Sequence[Waiting], batch: Sequence[int]) -> _Urgent | None:
-        """The text that is due first of those that would be late; None if none is.
+        """The text that is to go first of those that would be late; None if none is.
 
-        Late is what misses its deadline in `batch`, until `free`, or else behind it. Those that can still be in time
-        come before those that cannot.
+        Late is what is due before it is answered in `batch`, until `free`, or else behind it. Those whose deadline it
+        is, and that can still meet it, come before those that are due soon, and last those that have missed it.
         """
         alone_s, latest = self._alone_s, free + self._longest_s
         first: _Urgent | None = None
-        for place, text in enumerate(waiting):
-            if text.deadline >= latest:
+        for place, (length, arrived, deadline) in enumerate(waiting):
+            if arrived + _SOON * (deadline - arrived) >= latest:
                 continue
-            alone = alone_s[text.length]
-            due = _due(text, now + alone)
-            if due < (free if place in batch else free + alone):
-                found = _Urgent(due > text.deadline, due, place)
+            alone = alone_s[length]
+            limit = free if place in batch else free + alone
+            if now + alone <= deadline < limit:
+                found = _Urgent(_LAST_CHANCE, deadline, place)
+            else:
+                due = _due(waiting[place], now + alone)
+                found = _Urgent(_SOON_DUE if due <= deadline else _MISSED, due, place)
+            if found.due < limit:
                 first = min(first, found) if first else found
         return first
 
@@ -221,9 +233,7 @@ def cut(times: BatchTimes, lengths: tuple[int, ...]) -> tuple[int, float]:
 
 
 def _due(text: Waiting, earliest: float) -> float:
-    """The deadline of `text`, and if that cannot be met any more, twice its time from its arrival, and so on."""
-    if text.deadline >= earliest:
-        return text.deadline
-    budget_s = max(text.deadline - text.arrived, 1e-3)
-    doublings = math.ceil(math.log2((earliest - text.arrived) / budget_s))
-    return text.arrived + budget_s * 2.0**doublings
+    """The first that can still be met: a quarter of the time to the deadline, half of it, all, twice that and so on."""
+    due_s = _SOON * max(text.deadline - text.arrived, 1e-3)
+    left_s = earliest - text.arrived
+    return text.arrived + due_s * 2.0 ** max(0, math.ceil(math.log2(left_s / due_s))) if left_s > 0 else earliest

@@ -6,10 +6,10 @@ home there. Its head is the least congested of them: congestion is the work that
 text takes depends on its length (see `service_curve`). A text's candidates are the levels that it fits into: the level
 where it is at home, then those of longer homes in rising length, then those of shorter homes, the nearest first.
 
-The head gets it that is predicted to answer it soonest, when each level further from home counts as much as the
-shortest text takes: short texts stay off replicas that long ones fill as long as that costs little, and either may
-spill over. So a head at home that has no more to do than the shortest text gets it at once. `Algorithm1` is the paper's
-rule instead.
+The head gets it that is predicted to answer it soonest; of busy heads, each level further from home counts as much as
+the shortest text takes. So short texts stay off replicas that long ones fill as long as that costs little, and either
+may spill over. A head with a single runtime that has no more to do than one text gets it at once: longer runtimes would
+take longer for it, and are there for longer texts. `Algorithm1` is the paper's rule instead.
 
 Beyond the paper:
 
@@ -271,7 +271,8 @@ class Dispatcher(Generic[R]):
         record.table, record.idle = tables
         level = self._levels.get(place)
         if level is None:
-            level = self._levels[place] = _Level(place, self._limits[0] if self._limits else record.table[0] + 1)
+            at_once = self._limits[0] if self._limits else record.table[0] + 1 if place[0] == max_length else 1
+            level = self._levels[place] = _Level(place, at_once)
             self._list_candidates()
         speed = round(math.log(record.table[-1]) / _EQUALLY_FAST)
         pool = next((pool for pool in level.pools if pool.speed == speed), None)
@@ -491,12 +492,14 @@ class Dispatcher(Generic[R]):
                 if not head:
                     continue
                 table = head.table
-                finish = head.congestion + table[length] + handicap
+                finish = table[length]
+                if congestion := head.congestion:
+                    finish += congestion + handicap
                 if finish < least:
                     found, least = head, finish
+                    if not congestion:
+                        break
                 handicap += table[0]
-                if handicap >= least:
-                    break
         if not found:
             raise AllAvoidedError
         return found

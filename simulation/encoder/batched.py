@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -53,15 +54,22 @@ class _Queue:
 
 
 class BatchedSimulation:
-    """Runs a stream of requests through a fleet whose replicas compute in batches."""
+    """Runs a stream of requests through a fleet whose replicas compute in batches.
+
+    `batcher` gives what chooses the batches of a replica whose longest text has so many tokens.
+    """
 
     def __init__(
-        self, fleet: Fleet, service: Service, batcher: Batching, controllers: Sequence[Controller] = ()
+        self,
+        fleet: Fleet,
+        service: Service,
+        batcher: Callable[[int], Batching],
+        controllers: Sequence[Controller] = (),
     ) -> None:
         self._fleet = fleet
         fleet.drained_at = self._drained_at
         self._service = service
-        self._batcher = batcher
+        self._batcher = cache(batcher)
         self._controllers = controllers
         self._computing = [_Computing(math.inf, -1, [], [])]
         """The batches that are being computed, as a heap."""
@@ -139,11 +147,14 @@ class BatchedSimulation:
         return shed
 
     def _begin(self, now: float, replica: int, queue: _Queue) -> None:
-        batch = self._batcher.next_batch(now, queue.texts)
+        batch = self._batcher_of(replica).next_batch(now, queue.texts)
         self._busy_s += batch.seconds
         queue.busy = True
         self._fleet.free_at[replica] = now + batch.seconds
         heapq.heappush(self._computing, _Computing(now + batch.seconds, replica, *queue.take(batch.texts)))
+
+    def _batcher_of(self, replica: int) -> Batching:
+        return self._batcher(len(self._fleet.tables[replica]) - 1)
 
     def _finish(self, now: float) -> None:
         """Answer all that is computed by `now`, and let the replicas go on."""
@@ -178,7 +189,7 @@ class BatchedSimulation:
         queue = self._queues.get(replica)
         waiting = queue.texts if queue else []
         while waiting:
-            batch = self._batcher.next_batch(free, waiting)
+            batch = self._batcher_of(replica).next_batch(free, waiting)
             free += batch.seconds
             waiting = [text for place, text in enumerate(waiting) if place not in batch.texts]
         return free

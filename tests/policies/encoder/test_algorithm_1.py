@@ -102,7 +102,8 @@ class AgainstReference(RuleBasedStateMachine):
             now.sent, now.others = before.sent, before.others
         self.instances.pop(name, None)
         level = self.held(home, max_length)
-        now.at_once = level[0].at_once if level else microseconds(curve.seconds(0))
+        alone = microseconds(curve.seconds(0)) if home == max_length else 0
+        now.at_once = level[0].at_once if level else alone
         peers = [peer for peer in level if peer.speed == now.speed]
         now.tick = peers[0].tick if peers else microseconds(curve.seconds(0))
         now.since = next(self.changes)
@@ -225,9 +226,10 @@ class AgainstReference(RuleBasedStateMachine):
         finishes: list[tuple[int, int, Instance]] = []
         handicap = 0
         for head in filter(None, heads):
-            finishes.append(
-                (head.congestion + microseconds(head.curve.seconds(length)) + handicap, len(finishes), head)
-            )
+            finish = head.congestion + microseconds(head.curve.seconds(length)) + handicap * (head.congestion > 0)
+            finishes.append((finish, len(finishes), head))
+            if not head.congestion and min(finishes)[2] is head:
+                break
             handicap += microseconds(head.curve.seconds(0))
         return min(finishes)[2]
 

@@ -88,6 +88,12 @@ def test_what_would_be_late_goes_now_if_that_helps(times: BatchTimes, queue: lis
         )
 
 
+def test_of_two_that_cannot_both_be_in_time_the_first_due_goes() -> None:
+    """Two that are late already are shorter, or as short; the long one would make the last one late."""
+    waiting = [Waiting(129, 0.0, 7.0), Waiting(1, 0.0, 1.0), Waiting(1, 0.0, 1.0), Waiting(1, 0.0, 4.0)]
+    assert 3 in Batcher(PADDED, 512).next_batch(0.0, waiting).texts
+
+
 def test_an_idle_replica_does_not_wait_for_texts_to_come() -> None:
     assert Batcher(PADDED, 512).next_batch(0.0, forever([100])).texts == (0,)
 
@@ -102,8 +108,19 @@ def test_a_long_text_goes_before_its_deadline_and_not_much_earlier() -> None:
     long_s = PADDED.seconds([512])[0]
     shorts = forever([64] * 8)
     first_s = batcher.next_batch(0.0, shorts).seconds
-    assert 8 not in batcher.next_batch(0.0, [*shorts, Waiting(512, 0.0, first_s + long_s + 0.01)]).texts
-    assert batcher.next_batch(0.0, [*shorts, Waiting(512, 0.0, first_s + long_s - 0.01)]).texts == (8,)
+    assert 8 not in batcher.next_batch(0.0, [*shorts, Waiting(512, -20.0, first_s + long_s + 0.01)]).texts
+    assert batcher.next_batch(0.0, [*shorts, Waiting(512, -20.0, first_s + long_s - 0.01)]).texts == (8,)
+
+
+def test_a_long_text_does_not_wait_for_its_deadline_behind_short_ones() -> None:
+    batcher = Batcher(PADDED, 512)
+    long_s = PADDED.seconds([512])[0]
+    now, batches = 0.0, 0
+    while batcher.next_batch(now, [*forever([64] * 8), Waiting(512, 0.0, 10 * long_s)]).texts != (8,):
+        now += PADDED.seconds([64] * 8)[-1]
+        batches += 1
+    assert batches
+    assert now + long_s <= 2.5 * long_s
 
 
 def test_what_cannot_be_in_time_holds_up_nobody_and_is_not_passed_by_for_ever() -> None:

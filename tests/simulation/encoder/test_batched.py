@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.policies.encoder.batching import Batch, Batcher, PaddedTimes, Waiting
+from pliant.policies.encoder.dispatch import Dispatcher
 from pliant.simulation.arrivals import Recorded, Stream
 from pliant.simulation.encoder.batched import BatchedSimulation
-from pliant.simulation.encoder.fleet import Fleet, static_fleet
+from pliant.simulation.encoder.fleet import Fleet, ResidentFleet, static_fleet
 from pliant.simulation.encoder.simulator import Second, Service, Simulation
 
 LENGTHS = (64, 128, 512)
@@ -58,7 +60,7 @@ def test_batches_of_one_are_the_plain_simulation(
     plain, batched = Churn(), Churn()
     expected = Simulation(static_fleet(0.2, [512] * replicas, SECONDS), service, [plain]).run(stream, warmup)
     fleet = static_fleet(0.2, [512] * replicas, SECONDS)
-    found = BatchedSimulation(fleet, service, OneByOne(), [batched]).run(stream, warmup)
+    found = BatchedSimulation(fleet, service, lambda _: OneByOne(), [batched]).run(stream, warmup)
     assert (found.requests, found.shed, found.within_slo) == (expected.requests, expected.shed, expected.within_slo)
     assert found.latencies.count == expected.latencies.count
     if found.latencies.count:
@@ -75,7 +77,7 @@ def test_a_case_by_hand() -> None:
     """The first is computed alone at once; what comes meanwhile goes together, the long one last."""
     stream = Recorded(np.array([0.0, 0.001, 0.002, 0.003, 0.004]), np.array([60, 500, 9, 10, 64]))
     fleet = static_fleet(10.0, [512], SECONDS)
-    outcome = BatchedSimulation(fleet, Service(10.0, overhead_s=0.005), Batcher(BY_LENGTH, 512)).run(stream)
+    outcome = BatchedSimulation(fleet, Service(10.0, overhead_s=0.005), partial(Batcher, BY_LENGTH)).run(stream)
     finishes = [0.01, 0.01 + 0.02 + 0.08, 0.01 + 0.02, 0.01 + 0.02, 0.01 + 0.02]
     assert outcome.latencies.mean == pytest.approx(np.mean(np.array(finishes) - stream.seconds) + 0.005)
     assert outcome.busy_s == pytest.approx(0.11)
@@ -84,6 +86,17 @@ def test_a_case_by_hand() -> None:
 def test_a_queue_that_outlasts_the_stream_is_answered() -> None:
     stream = Recorded(np.zeros(100), np.full(100, 500))
     fleet = static_fleet(1.0, [512], SECONDS)
-    outcome = BatchedSimulation(fleet, Service(1.0), Batcher(BY_LENGTH, 512)).run(stream)
+    outcome = BatchedSimulation(fleet, Service(1.0), partial(Batcher, BY_LENGTH)).run(stream)
     assert outcome.latencies.count == outcome.requests == 100
     assert outcome.missed == [100 - outcome.within_slo]
+
+
+def test_residents_have_homes_that_change_at_once() -> None:
+    dispatcher: Dispatcher[int] = Dispatcher(1.0)
+    fleet = ResidentFleet(dispatcher, [64, 512], SECONDS)
+    assert fleet.service_s(64) == SECONDS[64]
+    assert [dispatcher.dispatch(length)[0] for length in (500, 60)] == [1, 0]
+    fleet.replace(1.0, [{0: 512}, {1: 64}])
+    assert not fleet.replacing
+    assert fleet.counts() == {64: 1, 512: 1}
+    assert dispatcher.levels() == {64: {1: pytest.approx(0.071)}, 512: {0: pytest.approx(0.011)}}
