@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     encoding: Encoding
     seconds: float
     """From asking to the answer, without what importance took."""
-    telling_s: float
+    importance_s: float
     """What that took."""
     compute_s: float
     """Of `seconds`, what the model itself took: the rest is the way there and back, and whatever was in it."""
@@ -75,7 +75,7 @@ class One(NamedTuple):
     """What the model itself took."""
     words: Words | None
     """With their importance, if the level tells."""
-    telling_s: float
+    importance_s: float
     """What it takes to know them, beyond `seconds`: a text that is not pruned does without."""
 
 
@@ -130,9 +130,9 @@ class Readings:
         started = time.perf_counter()
         if seen.importance is not None:
             [words] = read_words([text], seen.encoding, seen.importance)
-        telling_s = seen.telling_s + time.perf_counter() - started
+        importance_s = seen.importance_s + time.perf_counter() - started
         logits = seen.logits.astype(np.float64)[self._columns[level]]
-        return One(logits, seen.seconds, seen.compute_s, words, telling_s)
+        return One(logits, seen.seconds, seen.compute_s, words, importance_s)
 
 
 def _hop_s(read: Sequence[One | None]) -> float:

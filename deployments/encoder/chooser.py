@@ -11,10 +11,10 @@ from pliant.policies.encoder.admission import DeadlineError
 from pliant.policies.encoder.dispatch import AllAvoidedError, Dispatcher, NoRuntimeError
 from pliant.policies.encoder.service_curve import ServiceCurve
 
-_TELLING = 3.0
+_IMPORTANCE = 3.0
 """What a text may take of whose tokens is told, over what is predicted for it and those before it without that.
 
-To tell takes more than another pass over a long text (see `kernels.encoder.telling_classifier`).
+To tell takes more than another pass over a long text (see `kernels.encoder.importance_classifier`).
 """
 
 
@@ -44,12 +44,12 @@ class EncoderChooser:
 
     def choose(self, want: TextWant, avoid: Collection[str]) -> Choice:
         try:
-            replica, seconds, work = self._dispatcher.dispatch(want.length, want.budget_s, want.utility, avoid)
+            replica, seconds, work = self._dispatcher.dispatch(want.length, want.budget_s, want.slack_share, avoid)
         except (NoRuntimeError, AllAvoidedError) as error:
             raise NoReplicaError(str(error)) from None
         except DeadlineError as error:
             raise NoTimeError(error.retry_after_s, error.service_s) from None
-        return Choice(replica, seconds * _TELLING if want.tells else seconds, work)
+        return Choice(replica, seconds * _IMPORTANCE if want.importance else seconds, work)
 
     def done(self, choice: Choice) -> None:
         self._dispatcher.complete(choice.replica, choice.work)

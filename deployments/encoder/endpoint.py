@@ -19,7 +19,7 @@ from tokenizers import Encoding, Tokenizer
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.errand import TextErrand, TextWant
-from pliant.deployments.encoder.messages import Answer, Query, Telling
+from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
@@ -81,7 +81,7 @@ class Reading:
     encoding: Encoding
     seconds: float
     """Since `read` was called."""
-    telling_s: float
+    importance_s: float
     """Of these, what importance took beyond the logits."""
     compute_s: float
     """Of these, what the logits took."""
@@ -144,13 +144,13 @@ class Classifier:
         self,
         text: str,
         slo_s: float | None,
-        utility: float = 1.0,
-        telling: Telling | None = None,
+        slack_share: float = 1.0,
+        importance_request: ImportanceRequest | None = None,
         within_s: float | None = None,
     ) -> Reading:
         """What a replica says of `text` within `slo_s` seconds; None: however late.
 
-        With `telling` also of its tokens, for the answers that this wants it of. A caller that can do without an answer
+        With `importance_request` also of its tokens, for the answers that this wants it of. A caller that can do without an answer
         waits for it no longer than `within_s`, and not at all for replicas that are not there. Raises RequestError; its
         fault is TIMED_OUT when the time was too short, and DOWN when no replica is there.
         """
@@ -161,12 +161,20 @@ class Classifier:
             ids = np.array(encoding.ids, dtype="<i4")
             self._recorder.arrived(len(ids))
             errand = TextErrand(
-                self.name, ids.tobytes(), len(ids), started, slo_s, utility, telling, timeout_s, within_s is None
+                self.name,
+                ids.tobytes(),
+                len(ids),
+                started,
+                slo_s,
+                slack_share,
+                importance_request,
+                timeout_s,
+                within_s is None,
             )
             try:
                 answer, interrupted = await self._caller.answer(errand)
             except RequestError as error:
-                if error.outcome is Outcome.SHED and utility == 1:
+                if error.outcome is Outcome.SHED and slack_share == 1:
                     self._recorder.shed()
                 raise
         seconds = time.monotonic() - started
@@ -178,7 +186,7 @@ class Classifier:
             received,
             encoding,
             seconds,
-            answer.telling_s,
+            answer.importance_s,
             answer.compute_s,
             errand.waited_s,
             warning,

@@ -37,7 +37,7 @@ class Runtime(Protocol):
     def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray: ...
 
 
-class Told(Protocol):
+class WithImportance(Protocol):
     """What a runtime says of one text and its tokens."""
 
     @property
@@ -48,15 +48,17 @@ class Told(Protocol):
         """float32 [tokens]: the attention that each token received; None if it was not wanted."""
 
     @property
-    def telling_s(self) -> float:
+    def importance_s(self) -> float:
         """Seconds that importance took beyond the logits."""
 
 
 @runtime_checkable
-class TellingRuntime(Runtime, Protocol):
-    """One that can tell which tokens are important, as `pliant.kernels.encoder.telling_classifier.load` returns it."""
+class ImportanceRuntime(Runtime, Protocol):
+    """One that can tell which tokens are important, as `pliant.kernels.encoder.importance_classifier.load` returns it."""
 
-    def tell(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> Told: ...
+    def with_importance(
+        self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]
+    ) -> WithImportance: ...
 
 
 class Runtimes(Protocol):
@@ -85,7 +87,7 @@ class LoadError(Exception):
 class _Computation(NamedTuple):
     logits: np.ndarray
     importance: np.ndarray | None
-    telling_s: float
+    importance_s: float
     seconds: float
     """Telling included."""
 
@@ -215,7 +217,7 @@ class Engine:
             self._queued_s = self._queued_s - expected_s if self._outstanding else 0.0
             if not self._outstanding:
                 self._idle.set()
-        times.observe(time.monotonic(), query.length, computation.seconds - computation.telling_s)
+        times.observe(time.monotonic(), query.length, computation.seconds - computation.importance_s)
         self.uses[runtime.max_length] += 1
         self._latencies.append(time.perf_counter() - arrived)
         computed = query.length if runtime.dynamic else runtime.max_length
@@ -225,8 +227,8 @@ class Engine:
             max_length=runtime.max_length,
             computed=computed,
             importance=b"" if computation.importance is None else computation.importance.tobytes(),
-            telling_s=computation.telling_s,
-            compute_s=computation.seconds - computation.telling_s,
+            importance_s=computation.importance_s,
+            compute_s=computation.seconds - computation.importance_s,
         )
 
     def report(self) -> Report:
@@ -265,21 +267,21 @@ class Engine:
             return 0.0
         curve = times.curve(time.monotonic())
         expected_s, idle_s = curve.seconds(query.length), curve.idle_seconds(query.length)
-        return retry_after(self._queued_s, expected_s, idle_s, query.budget_s, query.utility)
+        return retry_after(self._queued_s, expected_s, idle_s, query.budget_s, query.slack_share)
 
     def _compute(self, runtime: Runtime, query: Query) -> _Computation:
         ids = np.frombuffer(query.ids, dtype="<i4")
-        importance, telling_s = None, 0.0
+        importance, importance_s = None, 0.0
         self._computing_since = started = time.perf_counter()
         try:
-            if query.telling and isinstance(runtime, TellingRuntime):
-                told = runtime.tell(ids, query.telling.wants)
-                logits, importance, telling_s = told.logits, told.importance, told.telling_s
+            if query.importance_request and isinstance(runtime, ImportanceRuntime):
+                told = runtime.with_importance(ids, query.importance_request.wants)
+                logits, importance, importance_s = told.logits, told.importance, told.importance_s
             else:
                 logits = runtime(ids)
         finally:
             self._computing_since = None
-        return _Computation(logits, importance, telling_s, time.perf_counter() - started)
+        return _Computation(logits, importance, importance_s, time.perf_counter() - started)
 
 
 def _measure(runtime: Runtime) -> dict[int, float]:

@@ -75,7 +75,7 @@ def application(
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        reason = f"internal error: {type(error).__name__}; the log tells more"
+        reason = f"internal error: {type(error).__name__}; see the log"
         return error_response(request.scope, RequestError(Outcome.FAILED, reason))
 
     if api_keys:

@@ -64,9 +64,9 @@ class Gateway:
         calls = _Planner(planner)
         self._follower = Follower(calls.exchange, self._tables, self._tallies)
         used = {kind.name: kind for kind in self._kinds.values()}
-        self._boards = {name: kind.follower(partial(calls.ask, name), config) for name, kind in used.items()}
+        self._catalogs = {name: kind.follower(partial(calls.ask, name), config) for name, kind in used.items()}
         self._services = Services(list(self._described()))
-        runs = [self._follower.run(), *(board.run() for board in self._boards.values() if board)]
+        runs = [self._follower.run(), *(catalog.run() for catalog in self._catalogs.values() if catalog)]
         self._following = [asyncio.create_task(each) for each in runs]
         self._fetching = ThreadPoolExecutor(len(config.services), thread_name_prefix="fetching")
         self._opening = [asyncio.create_task(self._open(service)) for service in self._services]
@@ -108,7 +108,7 @@ class Gateway:
             RayTransport(handle) if handle else None,
             self._outcomes[service.name],
             self._tallies[service.name],
-            self._boards[kind.name],
+            self._catalogs[kind.name],
             {part.name: part for part in self._services if part.name in config.parts()},
         )
         while True:
@@ -141,7 +141,7 @@ class Gateway:
         routers = [
             router
             for name, kind in self._known.items()
-            for router in kind.routers(self._services, self._boards.get(name), gateway)
+            for router in kind.routers(self._services, self._catalogs.get(name), gateway)
         ]
         return application(
             gateway,
@@ -166,7 +166,7 @@ class Gateway:
             "requests": self._outcomes[name],
             "plan": self._follower.of(name).plan,
             "replicas": self._tables[name].replicas(),
-            **kind.facts(service, self._boards[kind.name]),
+            **kind.facts(service, self._catalogs[kind.name]),
         }
 
 

@@ -53,7 +53,7 @@ class Guidance:
 
 
 Entry = TypeVar("Entry")
-"""What is registered on a board."""
+"""What is registered on a catalog."""
 
 
 class Rejected(NamedTuple):
@@ -66,7 +66,7 @@ class Rejected(NamedTuple):
     fault: Fault | None = None
 
 
-class BoardNews(NamedTuple, Generic[Entry]):
+class CatalogNews(NamedTuple, Generic[Entry]):
     """What became of entries since a gateway last heard."""
 
     life: str

@@ -80,7 +80,7 @@ class RayTransport(Generic[Query, Answer]):
 
     async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
         """The reply to the only query of `parcel`."""
-        with told():
+        with mapped_errors():
             response = self._one.remote(parcel)
             try:
                 return cast("Answer | Refusal", await response)
@@ -96,9 +96,9 @@ class RayTransport(Generic[Query, Answer]):
 async def streamed(method: Any, parcel: Parcel[Any]) -> AsyncGenerator[Any, None]:
     """What a streaming `method` of a handle yields for `parcel`. To close it ends the call in the replica.
 
-    Raises as `told` does.
+    Raises as `mapped_errors` does.
     """
-    with told():
+    with mapped_errors():
         response = cast(DeploymentResponseGenerator[Any], method.remote(parcel))
         try:
             async for item in response:
@@ -114,7 +114,7 @@ def obey(handle: DeploymentHandle[Any]) -> None:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def mapped_errors() -> Iterator[None]:
     """Raises NotDeployedError when there is no replica at all to call, and ReplicaLostError when the one that is called
     within dies, or raises anything itself.
 

@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from pliant.config.cluster import GatewayConfig, ServingConfig
 from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.catalog.board_follower import BoardFollower
+from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
@@ -64,11 +64,11 @@ class VisionKind(Kind[VisionConfig]):
         return CatalogPart(TaskRegistry(planning.config))
 
     def routers(
-        self, services: Services, follower: BoardFollower[Any] | None, gateway: GatewayConfig
+        self, services: Services, follower: CatalogFollower[Any] | None, gateway: GatewayConfig
     ) -> Sequence[APIRouter]:
         return [task_routes.router(services, cast(TaskFollower, follower), round(gateway.max_body_mb * 2**20))]
 
-    def facts(self, service: Service, follower: BoardFollower[Any] | None) -> Mapping[str, Any]:
+    def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
         tasks = cast(TaskFollower, follower)
         return {"tasks": [entry.task.name for entry in tasks.of(service.name)], "problems": list(tasks.problems)}
 

@@ -187,7 +187,7 @@ class Tasks:
             logger.exception("task %s cannot be unloaded", task.name)
 
 
-class Settler:
+class TaskReconciler:
     """Brings registered tasks before images need them, and removes those that are not registered any more."""
 
     def __init__(self, service: str, tasks: Tasks) -> None:

@@ -1,28 +1,28 @@
 """Dispatch: which replica gets a text, over replicas that come, switch, and go: Arlo's Request Scheduler (§3.4).
 
 A replica has one runtime or several (see `residency`), up to a max_length, and a *home*: the length of the texts that
-it is to have first. A *level* is all replicas with the same home and max_length; one that has a single runtime is at
+it is to have first. A *group* is all replicas with the same home and max_length; one that has a single runtime is at
 home there. Its head is the least congested of them: congestion is the work that is queued there, in seconds, as what a
-text takes depends on its length (see `service_curve`). A text's candidates are the levels that it fits into: the level
+text takes depends on its length (see `service_curve`). A text's candidates are the groups that it fits into: the group
 where it is at home, then those of longer homes in rising length, then those of shorter homes, the nearest first.
 
-The head gets it that is predicted to answer it soonest; of busy heads, each level further from home counts as much as
+The head gets it that is predicted to answer it soonest; of busy heads, each group further from home counts as much as
 the shortest text takes. So short texts stay off replicas that long ones fill as long as that costs little, and either
 may spill over. A head with a single runtime that has no more to do than one text gets it at once: longer runtimes would
 take longer for it, and are there for longer texts. `Algorithm1` is the paper's rule instead.
 
 Beyond the paper:
 
-- Replicas of a level need not be equally fast: of two that are equally congested the faster one is the head.
+- Replicas of a group need not be equally fast: of two that are equally congested the faster one is the head.
 - With a deadline, the head that is chosen must also be predicted to meet it (see `admission`); else the first replica
-  that can, among the same levels in their order, gets the request. If none can, it is refused with a time after which
+  that can, among the same groups in their order, gets the request. If none can, it is refused with a time after which
   to come back.
 - Several dispatchers may send to the same replicas. What others have there is known from reports that are a second or
   two old. It counts in full in predictions, but little in congestion: dispatchers that choose by it all run to the
   same replica, and then away from it, in ever greater numbers. Instead each has a share of the replicas for its own
   (see `shares`), and on another's a text more counts as queued than it has sent there.
 
-Replicas of a level that are about equally fast form a *pool*, which is a bucket queue: one ring of replicas for each
+Replicas of a group that are about equally fast form a *pool*, which is a bucket queue: one ring of replicas for each
 amount of congestion, in steps of the shortest text. A dispatch or completion moves one replica to another ring, in
 O(1); where all texts take the same time the order is exact. Within a ring the one that waited longest leads.
 """
@@ -57,10 +57,10 @@ _ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class Algorithm1:
-    """The paper's rule: the first head whose congestion is below a threshold, which decays from level to level.
+    """The paper's rule: the first head whose congestion is below a threshold, which decays from group to group.
 
     Congestion is counted as a share of what a replica can do within the SLO, `threshold` is the paper's lambda, `decay`
-    its alpha, and `peek` its L, the most levels that are looked at. When all their heads are busier than that, the head
+    its alpha, and `peek` its L, the most groups that are looked at. When all their heads are busier than that, the head
     at the text's home gets it, however long its queue. Raises ValueError for values out of range.
     """
 
@@ -140,7 +140,7 @@ class _Replica:
         return self.congestion + self.extra
 
 
-class _Level:
+class _Group:
     """The replicas of one home and max_length; `front` anchors the ring of the least congested of them."""
 
     __slots__ = ("front", "limit", "place", "pools", "several")
@@ -166,12 +166,12 @@ class _Level:
 
 
 class _Pool:
-    """About equally fast replicas of one level, in rings by congestion; `lowest` is the first ring not empty."""
+    """About equally fast replicas of one group, in rings by congestion; `lowest` is the first ring not empty."""
 
-    __slots__ = ("level", "lowest", "rings", "size", "speed", "tick")
+    __slots__ = ("group", "lowest", "rings", "size", "speed", "tick")
 
-    def __init__(self, level: _Level, speed: int, tick: int) -> None:
-        self.level = level
+    def __init__(self, group: _Group, speed: int, tick: int) -> None:
+        self.group = group
         self.speed = speed
         """A step on the scale of service times."""
         self.tick = tick
@@ -220,7 +220,7 @@ class _Pool:
 
 
 def _congestion(pool: _Pool) -> tuple[int, int]:
-    """What the pools of a level are compared by: the congestion of the front, then the faster first."""
+    """What the pools of a group are compared by: the congestion of the front, then the faster first."""
     return pool.lowest * pool.tick, pool.speed
 
 
@@ -237,12 +237,12 @@ class Dispatcher(Generic[R]):
         if not slo_s > 0:
             raise ValueError(f"slo_s must be positive, got {slo_s}")
         self._limits = _limits(slo_s, algorithm_1) if algorithm_1 else None
-        """Of Algorithm 1: microseconds from which on a head is congested, by its level's place among candidates."""
+        """Of Algorithm 1: microseconds from which on a head is congested, by its group's place among candidates."""
         self._replicas: dict[R, _Replica] = {}
-        self._levels: dict[tuple[int, int], _Level] = {}
+        self._groups: dict[tuple[int, int], _Group] = {}
         """By home and max_length."""
-        self._candidates: list[tuple[_Level, ...]] = []
-        """By length: the levels that may serve it, in the order in which they are tried."""
+        self._candidates: list[tuple[_Group, ...]] = []
+        """By length: the groups that may serve it, in the order in which they are tried."""
         self._own: frozenset[R] | None = None
 
     @property
@@ -264,23 +264,23 @@ class Dispatcher(Generic[R]):
         if record is None:
             record = self._replicas[replica] = _Replica(replica)
             record.away = self._is_away(replica)
-        elif record.pool and record.tables is tables and record.pool.level.place == place:
+        elif record.pool and record.tables is tables and record.pool.group.place == place:
             return
         self.suspend(replica)
         record.tables = tables
         record.table, record.idle = tables
-        level = self._levels.get(place)
-        if level is None:
+        group = self._groups.get(place)
+        if group is None:
             at_once = self._limits[0] if self._limits else record.table[0] + 1 if place[0] == max_length else 1
-            level = self._levels[place] = _Level(place, at_once)
+            group = self._groups[place] = _Group(place, at_once)
             self._list_candidates()
         speed = round(math.log(record.table[-1]) / _EQUALLY_FAST)
-        pool = next((pool for pool in level.pools if pool.speed == speed), None)
+        pool = next((pool for pool in group.pools if pool.speed == speed), None)
         if pool is None:
-            pool = _Pool(level, speed, record.table[0])
-            level.pools.append(pool)
+            pool = _Pool(group, speed, record.table[0])
+            group.pools.append(pool)
         pool.attach(record)
-        level.elect()
+        group.elect()
 
     def suspend(self, replica: R) -> None:
         """Send nothing more to `replica` until it is assigned again; what it has to do still counts."""
@@ -288,14 +288,14 @@ class Dispatcher(Generic[R]):
         if record is None or record.pool is None:
             return
         pool = record.pool
-        level = pool.level
+        group = pool.group
         pool.detach(record)
         if not pool.size:
-            level.pools.remove(pool)
-        if level.pools:
-            level.elect()
+            group.pools.remove(pool)
+        if group.pools:
+            group.elect()
         else:
-            self._levels = {place: level for place, level in self._levels.items() if level.pools}
+            self._groups = {place: group for place, group in self._groups.items() if group.pools}
             self._list_candidates()
 
     def remove(self, replica: R) -> None:
@@ -324,36 +324,36 @@ class Dispatcher(Generic[R]):
                 _reattach(record)
 
     def dispatch(
-        self, length: int, budget_s: float | None = None, utility: float = 1.0, avoid: Collection[R] = ()
+        self, length: int, budget_s: float | None = None, slack_share: float = 1.0, avoid: Collection[R] = ()
     ) -> tuple[R, float, int]:
         """Choose the replica for a text of `length` tokens (at least 0), and count the work for it there.
 
         Returns the replica, the seconds after which it is predicted to answer, and the work, for `complete`. `budget_s`
-        is the time left until the request's deadline, in seconds (finite), and `utility` the share of its slack that it
+        is the time left until the request's deadline, in seconds (finite), and `slack_share` the share of its slack that it
         may spend waiting, 0 to 1 (see `admission`); without a budget every request is taken. None of `avoid` is chosen.
 
-        Raises NoRuntimeError when no routable replica holds the length; of the levels that are looked at,
+        Raises NoRuntimeError when no routable replica holds the length; of the groups that are looked at,
         AllAvoidedError when all replicas are to be avoided, and DeadlineError when none can meet the deadline. Nothing
         is counted then.
         """
         try:
-            levels = self._candidates[length]
+            groups = self._candidates[length]
         except IndexError:
             raise NoRuntimeError(length, self.longest) from None
         # The usual case first, and replicas are relinked in place, here and in `complete`: calls are what costs.
-        level = levels[0]
-        replica = level.front.next
-        if avoid or replica.congestion >= level.limit:
-            replica = self._search(levels, length, avoid)
+        group = groups[0]
+        replica = group.front.next
+        if avoid or replica.congestion >= group.limit:
+            replica = self._search(groups, length, avoid)
         took = replica.table[length]
         congestion = replica.congestion + took
         predicted_s = (congestion + replica.extra) * _SECONDS
         if (
             budget_s is not None
-            and (predicted_s > budget_s or utility < 1.0)
-            and _retry_after(replica, length, budget_s, utility)
+            and (predicted_s > budget_s or slack_share < 1.0)
+            and _retry_after(replica, length, budget_s, slack_share)
         ):
-            replica = _first_in_time(levels, length, budget_s, utility, avoid)
+            replica = _first_in_time(groups, length, budget_s, slack_share, avoid)
             took = replica.table[length]
             congestion = replica.congestion + took
             predicted_s = (congestion + replica.extra) * _SECONDS
@@ -377,11 +377,11 @@ class Dispatcher(Generic[R]):
             while (front := rings[lowest]).next is front:
                 lowest += 1
             pool.lowest = lowest
-            level = pool.level
-            if level.several:
-                level.elect()
+            group = pool.group
+            if group.several:
+                group.elect()
             else:
-                level.front = front
+                group.front = front
         return replica.name, predicted_s, took
 
     def complete(self, replica: R, work: int) -> None:
@@ -415,37 +415,37 @@ class Dispatcher(Generic[R]):
         record.next = anchor
         if place < pool.lowest:
             pool.lowest = place
-            level = pool.level
-            if level.several:
-                level.elect()
+            group = pool.group
+            if group.several:
+                group.elect()
             else:
-                level.front = anchor
+                group.front = anchor
 
     def sent_s(self, replica: R) -> float:
         """Seconds of work that were sent to `replica` and not completed, suspended or not; 0 when it is not known."""
         record = self._replicas.get(replica)
         return (record.work - record.others) * _SECONDS if record else 0.0
 
-    def levels(self) -> dict[int, dict[R, float]]:
+    def groups(self) -> dict[int, dict[R, float]]:
         """The routable replicas and the seconds of work there, others' included, by home in rising order."""
         found: dict[int, dict[R, float]] = {}
-        for (home, _), level in sorted(self._levels.items()):
-            works = {record.name: record.work * _SECONDS for pool in level.pools for record in pool}
+        for (home, _), group in sorted(self._groups.items()):
+            works = {record.name: record.work * _SECONDS for pool in group.pools for record in pool}
             found.setdefault(home, {}).update(works)
         return found
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every sum, ring, front and table agrees with the others. Slow: for tests."""
         routable = {record.name: record for record in self._replicas.values() if record.pool}
-        listed = [record for level in self._levels.values() for pool in level.pools for record in pool]
+        listed = [record for group in self._groups.values() for pool in group.pools for record in pool]
         assert len(listed) == len(routable), "a replica is in two rings or none"
         assert all(routable[record.name] is record for record in listed), "a ring holds a replica that has left"
         assert all(record.work >= record.others >= 0 for record in self._replicas.values()), "work is negative"
-        for level in self._levels.values():
-            pool = min(level.pools, key=_congestion)
-            assert level.front is pool.rings[pool.lowest], "the least congested does not lead"
-            for pool in level.pools:
-                assert pool.level is level, "a pool is in a level that is not its own"
+        for group in self._groups.values():
+            pool = min(group.pools, key=_congestion)
+            assert group.front is pool.rings[pool.lowest], "the least congested does not lead"
+            for pool in group.pools:
+                assert pool.group is group, "a pool is in a group that is not its own"
                 assert sum(1 for _ in pool) == pool.size > 0, "a pool's size is wrong"
                 taken = [place for place, anchor in enumerate(pool.rings) if anchor.next is not anchor]
                 assert pool.lowest == taken[0], "the lowest ring is empty, or is not the lowest"
@@ -459,7 +459,7 @@ class Dispatcher(Generic[R]):
                         anchor = anchor.next
                     assert anchor is pool.rings[pool.place(record.congestion)], "a replica is in the wrong ring"
         for length, candidates in enumerate(self._candidates):
-            fitting = [level for (_, max_length), level in self._levels.items() if max_length >= length]
+            fitting = [group for (_, max_length), group in self._groups.items() if max_length >= length]
             assert set(candidates) <= set(fitting), "a length has a candidate that it does not fit into"
             assert self._limits or len(candidates) == len(fitting), "a length lacks a candidate"
 
@@ -469,26 +469,26 @@ class Dispatcher(Generic[R]):
     def _list_candidates(self) -> None:
         self._candidates = []
         most = len(self._limits) if self._limits else None
-        for edge in sorted({edge for place in self._levels for edge in place}):
+        for edge in sorted({edge for place in self._groups for edge in place}):
             # All lengths since the edge before have the same candidates.
-            fitting = [(home < edge, abs(home - edge), longest) for home, longest in self._levels if longest >= edge]
+            fitting = [(home < edge, abs(home - edge), longest) for home, longest in self._groups if longest >= edge]
             places = [(edge + (-far if shorter else far), longest) for shorter, far, longest in sorted(fitting)[:most]]
-            levels = tuple(self._levels[place] for place in places)
-            self._candidates += [levels] * (edge + 1 - len(self._candidates))
+            groups = tuple(self._groups[place] for place in places)
+            self._candidates += [groups] * (edge + 1 - len(self._candidates))
 
-    def _search(self, levels: tuple[_Level, ...], length: int, avoid: Collection[R]) -> _Replica:
+    def _search(self, groups: tuple[_Group, ...], length: int, avoid: Collection[R]) -> _Replica:
         """The replica that is chosen when the head at home is busy or is to be avoided."""
         found = None
         if self._limits:
-            for level, limit in zip(levels, self._limits, strict=False):
-                head = _first_allowed(level, avoid) if avoid else level.front.next
+            for group, limit in zip(groups, self._limits, strict=False):
+                head = _first_allowed(group, avoid) if avoid else group.front.next
                 if head and head.congestion < limit:
                     return head
                 found = found or head
         else:
             least, handicap = math.inf, 0
-            for level in levels:
-                head = _first_allowed(level, avoid) if avoid else level.front.next
+            for group in groups:
+                head = _first_allowed(group, avoid) if avoid else group.front.next
                 if not head:
                     continue
                 table = head.table
@@ -510,8 +510,8 @@ def _limits(slo_s: float, rule: Algorithm1) -> list[int]:
     return [math.ceil(capacity * rule.threshold * rule.decay**rank - _ROUNDING) for rank in range(rule.peek)]
 
 
-def _first_allowed(level: _Level, avoid: Collection[Any]) -> _Replica | None:
-    return next((replica for replica in level if replica.name not in avoid), None)
+def _first_allowed(group: _Group, avoid: Collection[Any]) -> _Replica | None:
+    return next((replica for replica in group if replica.name not in avoid), None)
 
 
 def _reattach(replica: _Replica) -> None:
@@ -520,24 +520,24 @@ def _reattach(replica: _Replica) -> None:
     if pool is not None:
         pool.detach(replica)
         pool.attach(replica)
-        pool.level.elect()
+        pool.group.elect()
 
 
-def _retry_after(replica: _Replica, length: int, budget_s: float, utility: float) -> float:
+def _retry_after(replica: _Replica, length: int, budget_s: float, slack_share: float) -> float:
     service_s, idle_s = replica.table[length] * _SECONDS, replica.idle[length] * _SECONDS
-    return retry_after(replica.work * _SECONDS, service_s, idle_s, budget_s, utility)
+    return retry_after(replica.work * _SECONDS, service_s, idle_s, budget_s, slack_share)
 
 
 def _first_in_time(
-    levels: tuple[_Level, ...], length: int, budget_s: float, utility: float, avoid: Collection[Any]
+    groups: tuple[_Group, ...], length: int, budget_s: float, slack_share: float, avoid: Collection[Any]
 ) -> _Replica:
-    """The first replica, level by level, that can meet the deadline; raises DeadlineError when there is none."""
+    """The first replica, group by group, that can meet the deadline; raises DeadlineError when there is none."""
     soonest_s = fastest_s = math.inf
-    for level in levels:
-        for replica in level:
+    for group in groups:
+        for replica in group:
             if replica.name in avoid:
                 continue
-            wait_s = _retry_after(replica, length, budget_s, utility)
+            wait_s = _retry_after(replica, length, budget_s, slack_share)
             if not wait_s:
                 return replica
             soonest_s = min(soonest_s, wait_s)
@@ -548,7 +548,7 @@ def _first_in_time(
 def shares(held: Mapping[R, int], dispatchers: Collection[str]) -> dict[str, list[R]]:
     """By dispatcher: the replicas that it has for its own; `held` is the max_length of each.
 
-    All dispatchers that know of the same replicas and of each other find the same shares, equal in each level up to one
+    All dispatchers that know of the same replicas and of each other find the same shares, equal in each group up to one
     replica.
     """
     replicas = sorted(held, key=lambda replica: (held[replica], str(replica)))

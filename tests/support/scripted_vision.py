@@ -1,4 +1,4 @@
-"""Stand-ins for what a gateway's vision service talks to: a planner with a board of tasks, and obedient replicas."""
+"""Stand-ins for what a gateway's vision service talks to: a planner with a catalog of tasks, and obedient replicas."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from support.call_path import CallPath
 
 from pliant.config.vision import VisionConfig
-from pliant.deployments.serving.catalog.board import Board, Seen
-from pliant.deployments.serving.messages import BoardNews, Rejected
+from pliant.deployments.serving.catalog.catalog import Catalog, Seen
+from pliant.deployments.serving.messages import CatalogNews, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.vision.endpoint import VisionClassifier
@@ -46,11 +46,11 @@ def task(name: str = "parity", labels: tuple[str, ...] = ("even", "odd"), servic
 
 
 class TaskPlanner:
-    """The planner's part: has a board of tasks; loads what lies at /tasks, and can be dead."""
+    """The planner's part: has a catalog of tasks; loads what lies at /tasks, and can be dead."""
 
     def __init__(self, *entries: RegisteredTask) -> None:
-        self.board: Board[RegisteredTask] = Board(gone_s=10)
-        self.board.put({f"{entry.service}/{entry.task.name}": entry for entry in entries})
+        self.catalog: Catalog[RegisteredTask] = Catalog(gone_s=10)
+        self.catalog.put({f"{entry.service}/{entry.task.name}": entry for entry in entries})
         self.dead = False
 
     async def __call__(self, method: str, *args: Any) -> Any:
@@ -59,20 +59,20 @@ class TaskPlanner:
             raise ConnectionError("dead")
         return await getattr(self, method)(*args)
 
-    async def news(self, follower: str, seen: Seen, wait: bool) -> BoardNews[RegisteredTask]:
-        return await self.board.follow(follower, seen, 5 if wait else 0)
+    async def news(self, follower: str, seen: Seen, wait: bool) -> CatalogNews[RegisteredTask]:
+        return await self.catalog.follow(follower, seen, 5 if wait else 0)
 
     async def load(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask | Rejected:
         if not path.startswith("/tasks/"):
             return Rejected(Outcome.REJECTED, f"path: {path!r} lies outside", fault=Fault.FORBIDDEN)
         entry = task(name, service=service)
-        self.board.put({f"{service}/{name}": entry})
+        self.catalog.put({f"{service}/{name}": entry})
         return entry
 
     async def unload(self, service: str, name: str) -> RegisteredTask | Rejected:
-        if (entry := self.board.entries.get(f"{service}/{name}")) is None:
+        if (entry := self.catalog.entries.get(f"{service}/{name}")) is None:
             return Rejected(Outcome.REJECTED, f"task: {service} has no {name!r}", fault=Fault.NOT_FOUND)
-        self.board.put({f"{service}/{name}": None})
+        self.catalog.put({f"{service}/{name}": None})
         return entry
 
 

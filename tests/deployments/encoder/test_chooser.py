@@ -24,9 +24,9 @@ class Gateway:
         self.table.sync(replicas or {"short": report(64), "long": report(512)})
 
     def choose(
-        self, length: int, budget_s: float | None = None, utility: float = 1.0, avoid: Collection[str] = ()
+        self, length: int, budget_s: float | None = None, slack_share: float = 1.0, avoid: Collection[str] = ()
     ) -> Choice:
-        return self.table.choose(TextWant(length, budget_s, utility), avoid)
+        return self.table.choose(TextWant(length, budget_s, slack_share), avoid)
 
     def chosen(self, length: int, **options: Any) -> str:
         """Nothing is sent there."""

@@ -333,7 +333,7 @@ async def test_an_error_in_the_middle_is_the_last_event(serve: Serve) -> None:
         await read(await client.completions.create(**GREEDY, stream=True), texts)
     assert "".join(texts) == greedy("hello")[:3]
     client, replicas = serve(Replicas(a=Replica(gives=[Piece(ids("a"), "a"), ValueError("secret")])))
-    with pytest.raises(openai.APIError, match="internal error; the server's log tells more"):
+    with pytest.raises(openai.APIError, match="internal error; see the server's log"):
         await read(await client.completions.create(**GREEDY, stream=True), texts)
     assert replicas.ends == [Outcome.FAILED]
 

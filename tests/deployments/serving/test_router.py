@@ -85,7 +85,7 @@ async def test_whatever_a_call_raises_is_one_of_three(raised: BaseException, tol
 
 async def test_a_client_that_leaves_is_no_loss() -> None:
     async def call() -> None:
-        with told():
+        with mapped_errors():
             await asyncio.Event().wait()
 
     task = asyncio.create_task(call())
@@ -97,7 +97,7 @@ async def test_a_client_that_leaves_is_no_loss() -> None:
 
 async def test_a_stream_that_is_closed_is_no_loss() -> None:
     async def pieces() -> Any:
-        with told():
+        with mapped_errors():
             yield 1
             yield 2
 

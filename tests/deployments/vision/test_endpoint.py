@@ -175,13 +175,13 @@ async def test_a_task_that_was_replaced_is_asked_for_anew() -> None:
     newer = newer._replace(task=newer.task._replace(revision="2"))
 
     def replaced(_: Any) -> Refusal:
-        planner.board.put({"digits/parity": newer})
+        planner.catalog.put({"digits/parity": newer})
         return UNLOADED
 
     vision, replicas, _ = service(Replicas(replaced, brightness, names="a"), planner)
     [prediction] = await vision.classify([WHITE], VisionParameters(slo_ms=60_000.0))
     assert (prediction.labels[0], replicas.queries[-1].task) == ("odd", newer.task)
-    planner.board.put({"digits/parity": None})
+    planner.catalog.put({"digits/parity": None})
     replicas.replies = [UNLOADED]
     assert (await refused(vision.classify([WHITE], VisionParameters(slo_ms=60_000.0)))).fault == Fault.NOT_FOUND
 
@@ -313,7 +313,7 @@ async def test_without_a_name_the_model_s_own_head_is_meant() -> None:
     planner = TaskPlanner(own)
     vision, *_ = service(planner=planner)
     assert (await vision.classify([WHITE], VisionParameters()))[0].labels == ["cat", "dog"]
-    planner.board.put({"digits/parity": task()})
+    planner.catalog.put({"digits/parity": task()})
     assert (await vision.classify([WHITE], VisionParameters()))[0].labels == ["cat", "dog"]
     assert (await vision.classify([WHITE], VisionParameters(task="parity")))[0].labels == ["even", "odd"]
     assert (await vision.classify([WHITE], VisionParameters(task="model")))[0].labels == ["cat", "dog"]
@@ -323,7 +323,7 @@ async def test_which_task_is_meant() -> None:
     planner = TaskPlanner(task())
     vision, _, follower = service(planner=planner)
     await vision.classify([WHITE], VisionParameters())
-    planner.board.put({"digits/large": task("large")})
+    planner.catalog.put({"digits/large": task("large")})
     await vision.classify([WHITE], VisionParameters(task="large"))
     error = await refused(vision.classify([WHITE], VisionParameters()))
     assert (error.outcome, error.reason) == (

@@ -44,7 +44,7 @@ class Instance:
     tick: int = 0
     """Of the first of the replicas that are as fast."""
     at_once: int = 0
-    """Work up to which the head of the level gets a text of its own at once; of the first of the level's replicas."""
+    """Work up to which the head of the group gets a text of its own at once; of the first of the group's replicas."""
     routable: bool = True
     sent: list[int] = field(default_factory=list)
     others: int = 0
@@ -68,10 +68,10 @@ class Instance:
     def ring(self) -> int:
         return self.congestion // self.tick
 
-    def wait_s(self, length: int, budget_s: float, utility: float) -> float:
+    def wait_s(self, length: int, budget_s: float, slack_share: float) -> float:
         service_s = microseconds(self.curve.seconds(length)) / 1e6
         idle_s = microseconds(self.curve.idle_seconds(length)) / 1e6
-        return retry_after(self.work / 1e6, service_s, idle_s, budget_s, utility)
+        return retry_after(self.work / 1e6, service_s, idle_s, budget_s, slack_share)
 
 
 class AgainstReference(RuleBasedStateMachine):
@@ -101,10 +101,10 @@ class AgainstReference(RuleBasedStateMachine):
         if before:
             now.sent, now.others = before.sent, before.others
         self.instances.pop(name, None)
-        level = self.held(home, max_length)
+        group = self.held(home, max_length)
         alone = microseconds(curve.seconds(0)) if home == max_length else 0
-        now.at_once = level[0].at_once if level else alone
-        peers = [peer for peer in level if peer.speed == now.speed]
+        now.at_once = group[0].at_once if group else alone
+        peers = [peer for peer in group if peer.speed == now.speed]
         now.tick = peers[0].tick if peers else microseconds(curve.seconds(0))
         now.since = next(self.changes)
         self.instances[name] = now
@@ -150,37 +150,39 @@ class AgainstReference(RuleBasedStateMachine):
     @rule(
         length=st.integers(0, 520),
         budget_s=st.none() | st.integers(-100, 3000).map(lambda budget: budget / 1000),
-        utility=st.sampled_from([0.0, 1 / 3, 1.0]),
+        slack_share=st.sampled_from([0.0, 1 / 3, 1.0]),
         avoid=st.just(frozenset[str]()) | st.frozensets(st.sampled_from(NAMES)),
         times=st.integers(1, 30),
     )
-    def dispatch(self, length: int, budget_s: float | None, utility: float, avoid: frozenset[str], times: int) -> None:
+    def dispatch(
+        self, length: int, budget_s: float | None, slack_share: float, avoid: frozenset[str], times: int
+    ) -> None:
         for _ in range(times):
-            levels = self.levels(length)
-            if not levels:
+            groups = self.groups(length)
+            if not groups:
                 with pytest.raises(NoRuntimeError):
-                    self.dispatcher.dispatch(length, budget_s, utility, avoid)
+                    self.dispatcher.dispatch(length, budget_s, slack_share, avoid)
                 return
-            allowed = [[instance for instance in level if instance.name not in avoid] for level in levels]
+            allowed = [[instance for instance in group if instance.name not in avoid] for group in groups]
             if not any(allowed):
                 with pytest.raises(AllAvoidedError):
-                    self.dispatcher.dispatch(length, budget_s, utility, avoid)
+                    self.dispatcher.dispatch(length, budget_s, slack_share, avoid)
                 return
             expected: Instance | None = self.chosen(allowed, length)
             if budget_s is not None:
                 order = [expected, *itertools.chain(*allowed)]
-                waits = [instance.wait_s(length, budget_s, utility) for instance in order if instance]
+                waits = [instance.wait_s(length, budget_s, slack_share) for instance in order if instance]
                 expected = next((each for each, wait_s in zip(order, waits, strict=True) if not wait_s), None)
             if expected is None:
                 with pytest.raises(DeadlineError) as refusal:
-                    self.dispatcher.dispatch(length, budget_s, utility, avoid)
+                    self.dispatcher.dispatch(length, budget_s, slack_share, avoid)
                 assert refusal.value.retry_after_s == pytest.approx(min(waits))
                 fastest_s = min(instance.curve.idle_seconds(length) for instance in itertools.chain(*allowed))
                 assert refusal.value.service_s == pytest.approx(fastest_s, abs=1e-6)
                 return
             took = microseconds(expected.curve.seconds(length))
             predicted_s = (expected.work + took) / 1e6
-            assert self.dispatcher.dispatch(length, budget_s, utility, avoid) == (
+            assert self.dispatcher.dispatch(length, budget_s, slack_share, avoid) == (
                 expected.name,
                 pytest.approx(predicted_s),
                 took,
@@ -195,8 +197,8 @@ class AgainstReference(RuleBasedStateMachine):
             if each.routable and (each.home, each.max_length) == (home, max_length)
         ]
 
-    def levels(self, length: int) -> list[list[Instance]]:
-        """The levels to look at, from the text's home up and then down, each with the least congested first."""
+    def groups(self, length: int) -> list[list[Instance]]:
+        """The groups to look at, from the text's home up and then down, each with the least congested first."""
         places = {(each.home, each.max_length) for each in self.instances.values() if each.routable}
         up = sorted(place for place in places if place[0] >= length)
         down = sorted((place for place in places if place[0] < length <= place[1]), key=lambda at: (-at[0], at[1]))
@@ -212,9 +214,9 @@ class AgainstReference(RuleBasedStateMachine):
         }
         return sorted(instances, key=lambda each: (leads[each.speed], each.speed, each.ring, each.since))
 
-    def chosen(self, levels: Collection[list[Instance]], length: int) -> Instance:
+    def chosen(self, groups: Collection[list[Instance]], length: int) -> Instance:
         """Algorithm 1, lines 6 to 20; without it the head that is predicted to answer soonest."""
-        heads = [level[0] if level else None for level in levels]
+        heads = [group[0] if group else None for group in groups]
         if self.algorithm_1:
             for rank, head in enumerate(heads):
                 limit = SLO_S * self.algorithm_1.threshold * self.algorithm_1.decay**rank
@@ -241,7 +243,7 @@ class AgainstReference(RuleBasedStateMachine):
             assert self.dispatcher.sent_s(name) == pytest.approx(sum(instance.sent) / 1e6)
             if instance.routable:
                 expected.setdefault(instance.home, {})[name] = pytest.approx(instance.work / 1e6)
-        assert self.dispatcher.levels() == expected
+        assert self.dispatcher.groups() == expected
         routable = [instance.max_length for instance in self.instances.values() if instance.routable]
         assert self.dispatcher.longest == max(routable, default=0)
 

@@ -34,7 +34,7 @@ def load(dispatcher: Dispatcher[str], replica: str, max_length: int, service_s: 
 
 
 def test_worked_example() -> None:
-    """Arlo §3.4, figure 5: of the levels for length 200, 54/60 is too busy at 0.85 and 28/48 is not at 0.765.
+    """Arlo §3.4, figure 5: of the groups for length 200, 54/60 is too busy at 0.85 and 28/48 is not at 0.765.
 
     Once all are too busy, the next requests are queued at the text's home.
     """
@@ -129,14 +129,14 @@ def test_switching_keeps_the_work_and_death_forgets_it() -> None:
         dispatcher.dispatch(1)
     dispatcher.complete("a", work)
     assign(dispatcher, "a", 128, 0.2)
-    assert dispatcher.levels() == {128: {"a": pytest.approx(0.1)}}
+    assert dispatcher.groups() == {128: {"a": pytest.approx(0.1)}}
     dispatcher.complete("a", work)
     assert dispatcher.sent_s("a") == 0
     with pytest.raises(ValueError, match="has less to do"):
         dispatcher.complete("a", work)
     dispatcher.remove("a")
     dispatcher.complete("a", work)
-    assert dispatcher.levels() == {}
+    assert dispatcher.groups() == {}
 
 
 def test_a_late_ideal_level_yields_to_a_longer_one_in_time() -> None:
@@ -202,7 +202,7 @@ def test_a_report_of_almost_endless_work_is_taken_for_much() -> None:
     dispatcher.dispatch(1)
     dispatcher.dispatch(1)
     dispatcher.check_integrity()
-    assert dispatcher.levels()[64]["a"] == pytest.approx(1000, rel=1e-3)
+    assert dispatcher.groups()[64]["a"] == pytest.approx(1000, rel=1e-3)
 
 
 def test_a_dispatcher_uses_its_own_replicas_first() -> None:
@@ -279,14 +279,14 @@ def test_a_resident_runtime_is_never_slower_than_a_longer_one() -> None:
 
 
 def test_texts_stay_at_home_while_that_costs_little_and_spill_both_ways() -> None:
-    """Of busy replicas, each level further from home counts as much as the shortest text takes, here 10 ms."""
+    """Of busy replicas, each group further from home counts as much as the shortest text takes, here 10 ms."""
     dispatcher: Dispatcher[str] = Dispatcher(slo_s=1.0)
     times = resident({64: 0.01, 512: 0.08})
     for home in (64, 512):
         dispatcher.assign(str(home), 512, times, home)
     assert [choose(dispatcher, 64) for _ in range(5)] == ["64", "512", "64", "64", "512"]
     assert [choose(dispatcher, 512) for _ in range(2)] == ["512", "64"]
-    assert dispatcher.levels() == {64: {"64": pytest.approx(0.11)}, 512: {"512": pytest.approx(0.1)}}
+    assert dispatcher.groups() == {64: {"64": pytest.approx(0.11)}, 512: {"512": pytest.approx(0.1)}}
 
 
 def test_a_new_home_needs_no_other_runtimes() -> None:
@@ -296,7 +296,7 @@ def test_a_new_home_needs_no_other_runtimes() -> None:
     assert choose(dispatcher, 64) == "a"
     for name, home in (("a", 512), ("b", 64)):
         dispatcher.assign(name, 512, resident({64: 0.01, 512: 0.08}), home)
-    assert dispatcher.levels() == {64: {"b": 0.0}, 512: {"a": pytest.approx(0.01)}}
+    assert dispatcher.groups() == {64: {"b": 0.0}, 512: {"a": pytest.approx(0.01)}}
     with pytest.raises(ValueError, match="home"):
         dispatcher.assign("a", 64, resident({64: 0.01}), 128)
 
@@ -306,4 +306,4 @@ def test_bad_assignments(max_length: int, service_s: float) -> None:
     dispatcher: Dispatcher[str] = Dispatcher(slo_s=1.0)
     with pytest.raises(ValueError, match="must be positive"):
         assign(dispatcher, "a", max_length, service_s)
-    assert dispatcher.levels() == {}
+    assert dispatcher.groups() == {}

@@ -13,7 +13,7 @@ from pliant.deployments.encoder.endpoint import Prediction, each
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.kinds import Listed
 from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.catalog.board_follower import BoardFollower
+from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.kind import Kind, Opening
@@ -84,7 +84,7 @@ class EchoKind(Kind[EchoConfig]):
     def most_ongoing(self, config: EchoConfig) -> int:
         return 64
 
-    def facts(self, service: Service, follower: BoardFollower[Any] | None) -> Mapping[str, Any]:
+    def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
         return {"longest": service.endpoint.longest} if service.endpoint else {}
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
