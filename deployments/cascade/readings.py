@@ -107,8 +107,8 @@ class Readings:
     async def pruned(self, level: str, pruner: str, alpha: float, given: Sequence[tuple[One, One]]) -> list[One]:
         """What `level` says of texts less the words that `pruner` gave too little attention; with the time to prune.
 
-        `given` is each text as the pruner has read it, telling, and as `level` has read it whole: that also goes for a
-        text of which nothing is pruned, or whose rest it cannot take. What telling takes the pruner is not in it.
+        `given` is each text as the pruner has read it, with importance, and as `level` has read it whole: that also
+        goes for a text of which nothing is pruned, or whose rest it cannot take. What importance takes is not in it.
         """
         found = []
         for number, (told, whole) in enumerate(given):

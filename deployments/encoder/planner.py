@@ -1,4 +1,4 @@
-"""The encoders' part of the planner: a scheduler for each service, once its replicas can say what they may hold."""
+"""The encoders' part of the planner: a runtime scheduler for each service, once replicas report their lengths."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class ModelRuntimes:
         try:
             return self._load(max_length, self._importance)
         except ModelError as error:
-            if not self._telling:
+            if not self._importance:
                 raise
             untold = error
         plain = self._load(max_length, importance=False)

@@ -17,11 +17,13 @@ from prometheus_client.core import Metric
 
 from pliant.config.base import ServiceConfig
 from pliant.config.cluster import GatewayConfig, ServingConfig
+from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.catalog.follower import CatalogFollower
-from pliant.deployments.serving.courier import Transport
+from pliant.deployments.serving.courier import Courier, Transport
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.least_held import LeastHeld
 from pliant.deployments.serving.messages import Guidance, News
+from pliant.deployments.serving.outcome import Recorder
 from pliant.deployments.serving.services import Answers, Endpoint, Service, Services
 from pliant.deployments.serving.table import Chooser, ReplicaTable
 
@@ -47,8 +49,6 @@ class Opening(Generic[C]):
     fetch: Fetch
     table: ReplicaTable[Any, Any]
     """Of its replicas; empty for a service that has none of its own."""
-    chooser: Chooser[Any, Any]
-    """The table's."""
     handle: Any
     """Of its deployment; None for a service that has no replicas of its own."""
     transport: Transport[Any, Any] | None
@@ -61,6 +61,11 @@ class Opening(Generic[C]):
     """The kind's."""
     parts: Mapping[str, Service]
     """The services that it is made of, by name."""
+
+    def caller(self, recorder: Recorder) -> Caller[Any, Any, Any]:
+        """Has the service's replicas answer whole, not piece by piece."""
+        assert self.transport
+        return Caller(self.table, recorder, Courier(self.table.gateway, self.transport))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.parcels import Parcel, Refusal
-from pliant.deployments.serving.table import feed
+from pliant.deployments.serving.table import Chooser, ReplicaTable, feed
 
 _SUSPECT_S = 1.0
 
@@ -107,10 +107,17 @@ async def streamed(method: Any, parcel: Parcel[Any]) -> AsyncGenerator[Any, None
             response.cancel()  # type: ignore[no-untyped-call]
 
 
-def obey(handle: DeploymentHandle[Any]) -> None:
-    """Have the router of `handle` run in this loop, not in a thread of its own, from now on: the table needs no lock,
-    and a call no hand-over."""
-    handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
+def table_of(service: str, chooser: Chooser[Any, Any], handle: DeploymentHandle[Any] | None) -> ReplicaTable[Any, Any]:
+    """The replicas of `service`, which the router of `handle` keeps true; it stays empty without one.
+
+    The router runs in this loop, not in a thread of its own, from now on: the table needs no lock, and a call no
+    hand-over.
+    """
+    table: ReplicaTable[Any, Any] = ReplicaTable(chooser)
+    if handle:
+        handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
+        feed(service).follow(table)
+    return table
 
 
 @contextmanager

@@ -201,7 +201,7 @@ class TaskReconciler:
         """Registered tasks that could not be loaded, and why."""
         return {task: reason for task, reason in self._failed.items() if task not in self._tasks}
 
-    async def settle(self, registered: Iterable[TaskRef]) -> None:
+    async def reconcile(self, registered: Iterable[TaskRef]) -> None:
         """From now on these are registered, and no others. One that cannot be loaded is logged, and not tried again
         until it is registered anew, or an image needs it. What takes another's place is there before that one goes."""
         now = list(dict.fromkeys(registered))

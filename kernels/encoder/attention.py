@@ -1,4 +1,4 @@
-"""How the tokens of a text attend to each other, with or without telling how much."""
+"""How the tokens of a text attend to each other, with or without saying how much."""
 
 import math
 from typing import Protocol

@@ -49,7 +49,7 @@ class LevelProfile:
 Reread = Callable[[str, str, float], Reading]
 """(reader, pruner, alpha): the reader on the texts less the words that the pruner gave too little attention; costly.
 
-What telling takes the pruner is not in the reader's latency, but in `LevelProfile.importance_s`.
+What importance takes the pruner is not in the reader's latency, but in `LevelProfile.importance_s`.
 """
 
 

@@ -2,8 +2,9 @@
 
 A replica serves its requests one after another. A request that finds work for `wait_s` seconds there, and takes
 `service_s` itself, is predicted to be answered after wait_s + service_s. It has `budget_s` seconds left, so its slack
-is budget_s - service_s, and its `slack_share` (0 to 1) is the share of that slack it may spend waiting: one of slack_share 1
-may come in at the last moment, one of slack_share 0 gets idle replicas only. As load rises, low utilities are shed first.
+is budget_s - service_s, and `slack_share` (0 to 1) is how much of it the request may spend waiting: with 1 it may come
+in at the last moment, with 0 it gets idle replicas only. As load rises, low shares are shed first. Clients set it as
+`slack_share`.
 
 Arlo's scheduler (§3.4) never refuses, and turns overload into latency; this rule goes beyond the paper.
 """

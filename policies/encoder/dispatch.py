@@ -329,7 +329,7 @@ class Dispatcher(Generic[R]):
         """Choose the replica for a text of `length` tokens (at least 0), and count the work for it there.
 
         Returns the replica, the seconds after which it is predicted to answer, and the work, for `complete`. `budget_s`
-        is the time left until the request's deadline, in seconds (finite), and `slack_share` the share of its slack that it
+        is the time left until the request's deadline, in seconds (finite), and `slack_share` how much of its slack it
         may spend waiting, 0 to 1 (see `admission`); without a budget every request is taken. None of `avoid` is chosen.
 
         Raises NoRuntimeError when no routable replica holds the length; of the groups that are looked at,

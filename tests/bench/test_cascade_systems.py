@@ -158,7 +158,7 @@ def test_every_system_answers_every_text_in_every_pass() -> None:
         assert found[name].costs == [3.0] * 3
 
 
-async def test_a_profile_reads_through_the_runtimes_and_times_telling_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_profile_reads_through_the_runtimes_and_times_importance_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 3.0])
     monkeypatch.setattr("pliant.bench.cascade.compiled.time.perf_counter", lambda: next(clock))
     seen = await CompiledReader(cast("dict[str, Model]", {"small": Sure(1)})).read("small", "easy and", True)

@@ -1,4 +1,4 @@
-"""The other side of a catalog: knows all that is registered there, and bears the planner's absence.
+"""The follower's side of a catalog: knows all that is registered there, and bears the planner's absence.
 
 Plain asyncio, without Ray. The planner may be gone for as long as it likes: what is known goes on as it went.
 """

@@ -187,7 +187,9 @@ class Slow(Levels):
         )
 
 
-async def test_texts_pay_once_for_telling_however_many_levels_read_them_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_texts_pay_once_for_importance_however_many_levels_read_them_pruned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("pliant.deployments.cascade.readings.time.perf_counter", lambda: 0.0)
     models = [Model(*SMALL), Model("middle", 0.92, 0.004), Model(*LARGE)]
     free, paid = Slow(*models), Slow(*models)

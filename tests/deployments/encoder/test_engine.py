@@ -364,10 +364,10 @@ class Kernel:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, Kernel]:
     """A plain one, and one that should tell, but cannot."""
-    plain, telling = Kernel(), Kernel(ModelError("m does not tell how its tokens attend to each other"))
-    monkeypatch.setattr(runtimes, "_kernel", lambda tells: telling if tells else plain)
+    plain, attentive = Kernel(), Kernel(ModelError("m does not tell how its tokens attend to each other"))
+    monkeypatch.setattr(runtimes, "_kernel", lambda importance: attentive if importance else plain)
     monkeypatch.setattr(runtimes.sources, "fetch", lambda _model, **_: Path())
-    return plain, telling
+    return plain, attentive
 
 
 def encoder(**options: Any) -> EncoderConfig:
@@ -377,13 +377,13 @@ def encoder(**options: Any) -> EncoderConfig:
 async def test_a_model_that_cannot_tell_answers_all_the_same(
     kernels: tuple[Kernel, Kernel], caplog: pytest.LogCaptureFixture
 ) -> None:
-    plain, telling = kernels
+    plain, attentive = kernels
     found = ModelRuntimes(encoder(importance=True))
     engine = Engine(found)
     await engine.hold(8)
     found.compile(16, lambda: 0.0)
     await engine.hold(16)
-    assert telling.calls == [("load", 8)]
+    assert attentive.calls == [("load", 8)]
     assert plain.calls == [("load", 8), ("prepare", 16), ("load", 16)]
     [record] = caplog.records
     assert "m answers, but cascades that begin with it leave out no words; say prune: false there" in record.message

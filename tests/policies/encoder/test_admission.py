@@ -1,4 +1,4 @@
-"""The admission rule: fair to slack_share and budget, and honest about when to come back."""
+"""The admission rule: fair to slack and budget, and honest about when to come back."""
 
 from __future__ import annotations
 
