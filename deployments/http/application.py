@@ -7,11 +7,14 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from pliant import __version__
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http import hugging_face, open_inference
+from pliant.deployments.http.openapi import document
+from pliant.deployments.http.places import PROBES, Places
 from pliant.deployments.http.statuses import error_response
 from pliant.deployments.http.tenancy import Tenancy
 from pliant.deployments.serving.keys import Tenants
@@ -36,6 +39,7 @@ def application(
     With `tenants`, every path but the health probes works for one of them, or asks for `Authorization: Bearer KEY`.
     """
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
+    app.openapi = document(app, PROBES if tenants and tenants.ask_for_keys else None)  # type: ignore[method-assign]
     max_body = round(config.max_body_mb * 2**20)
     for router in routers:
         app.include_router(router)
@@ -48,7 +52,7 @@ def application(
         current().check("observe")
         return stats()
 
-    @app.get("/metrics", tags=["Status"])
+    @app.get("/metrics", tags=["Status"], response_class=PlainTextResponse)
     async def metrics_page() -> Response:
         """The same for Prometheus, as one URL."""
         current().check("observe")
@@ -76,9 +80,10 @@ def application(
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        reason = f"internal error: {type(error).__name__}; the log tells more"
+        reason = f"internal error: {type(error).__name__}; see the log"
         return error_response(request.scope, RequestError(Outcome.FAILED, reason))
 
+    app.add_middleware(Places, config=config, services=len(list(services)))
     if tenants:
         app.add_middleware(Tenancy, tenants=tenants)
     return app

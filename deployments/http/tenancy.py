@@ -5,13 +5,12 @@ from __future__ import annotations
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pliant.deployments.http.statuses import error_response
+from pliant.deployments.http.places import PROBES
+from pliant.deployments.http.statuses import below_root, error_response
 from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.tenants import Account, act_for
 
-_OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
-"""What load balancers probe without a key."""
 _NO_WORK = ("GET", "HEAD", "OPTIONS")
 """Methods of requests that are not limited."""
 
@@ -24,7 +23,7 @@ class Tenancy:
         self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _path(scope) in _OPEN_PATHS:
+        if scope["type"] != "http" or below_root(scope) in PROBES:
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
@@ -63,8 +62,3 @@ def _telling(account: Account, send: Send) -> Send:
         await send(message)
 
     return told
-
-
-def _path(scope: Scope) -> str:
-    """The request's path below the application's route prefix."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))

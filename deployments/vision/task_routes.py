@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pliant.config.tenants import Right
 from pliant.deployments.http.body import read_body
+from pliant.deployments.http.openapi import json_body
 from pliant.deployments.http.parameters import validated_json
 from pliant.deployments.http.validation import named
 from pliant.deployments.serving.outcome import Outcome, RequestError
@@ -56,14 +57,7 @@ def router(services: Services, tasks: TaskFollower | None, max_body: int) -> API
     async def listed(model: str) -> list[dict[str, Any]]:
         return [_card(entry) for entry in registry(model, "infer").of(model)]
 
-    schema = {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": LoadRequest.model_json_schema()}},
-        }
-    }
-
-    @api.post("/{task}/load", openapi_extra=schema)
+    @api.post("/{task}/load", openapi_extra=json_body(LoadRequest))
     async def load(request: Request, model: str, task: str) -> dict[str, Any]:
         known = registry(model, "manage")
         call = validated_json(LoadRequest, await read_body(request, max_body)).parameters

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, create_model
 
 from pliant.config.base import ServiceConfig, ServiceName, Strict
+from pliant.config.http import HttpOptions
 from pliant.config.problems import explain
 from pliant.config.tenants import ANONYMOUS, UNNAMED, TenantConfig
 from pliant.errors import ConfigError, ModelError
@@ -35,7 +36,11 @@ class GatewayConfig(Strict):
     replicas: Annotated[int, Field(ge=1)] = 1
     cpus: Annotated[float, Field(ge=0)] = 0.5
     max_ongoing_requests: Annotated[int, Field(ge=1)] = 256
-    """HTTP requests that one replica works on at a time; as many again may wait for it, more get 429."""
+    """HTTP requests to services that one replica works on at a time, and bodies that it receives; more get 429.
+
+    Health probes, status pages and whoever loads adapters or tasks have places of their own."""
+    max_per_service: Annotated[int, Field(ge=1)] | None = None
+    """Of these, the most of one service; None: three quarters, where there are several."""
     max_body_mb: Annotated[float, Field(gt=0)] = 4
     max_texts: Annotated[int, Field(ge=1)] = 64
     """Texts or images in one request."""
@@ -48,6 +53,12 @@ class GatewayConfig(Strict):
     """Environment variable that holds keys of `tenants`, as NAME:SHA256, separated by commas or white space."""
     keys_file: str | None = None
     """A file of the same, on each machine with a gateway; what changes in it counts within a second."""
+    behind_proxy: bool = False
+    """Something in front of the cluster has TLS, and keys or the like, and strangers reach nothing else."""
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return any((self.api_keys_env, self.keys_env, self.keys_file))
 
 
 @dataclass(frozen=True)
@@ -68,16 +79,14 @@ class ServingConfig:
 class ClusterConfig:
     """What the rest of pliant reads from a cluster.yaml."""
 
-    host: str
-    port: int
+    http: HttpOptions
     route_prefix: str
     serving: ServingConfig
 
     @property
     def address(self) -> str:
         """The base URL under which this machine reaches the service."""
-        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
-        return f"http://{host}:{self.port}{self.route_prefix.rstrip('/')}"
+        return f"{self.http.url}{self.route_prefix.rstrip('/')}"
 
 
 class _ApplicationConfig(Strict):
@@ -94,25 +103,11 @@ class _ApplicationConfig(Strict):
     external_scaler_enabled: Any = None
 
 
-class _HttpOptions(Strict):
-    """Serve's HTTP options; only the address is ours to know."""
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    root_path: Any = None
-    request_timeout_s: Any = None
-    keep_alive_timeout_s: Any = None
-    ssl_keyfile: Any = None
-    ssl_certfile: Any = None
-    ssl_keyfile_password: Any = None
-    ssl_ca_certs: Any = None
-
-
 class _ClusterFile(Strict):
     """A Serve config file."""
 
     proxy_location: Any = None
-    http_options: _HttpOptions = _HttpOptions()
+    http_options: HttpOptions = HttpOptions()
     grpc_options: Any = None
     controller_options: Any = None
     logging_config: Any = None
@@ -122,7 +117,7 @@ class _ClusterFile(Strict):
 
 
 CLUSTER_KEYS = tuple(_ClusterFile.model_fields)
-HTTP_KEYS = tuple(_HttpOptions.model_fields)
+HTTP_KEYS = tuple(HttpOptions.model_fields)
 APPLICATION_KEYS = tuple(_ApplicationConfig.model_fields)
 
 
@@ -182,7 +177,10 @@ class Reader:
                     f"and max replicas, for which it must be {AUTOSCALING_POLICY}"
                 ]
             )
-        return ClusterConfig(file.http_options.host, file.http_options.port, application.route_prefix, serving)
+        gateway = serving.gateway
+        if wrong := list(file.http_options.problems(gateway.asks_for_keys, gateway.behind_proxy)):
+            raise ConfigError([f"http_options.{problem}" for problem in wrong])
+        return ClusterConfig(file.http_options, application.route_prefix, serving)
 
 
 def check_models(config: ServingConfig) -> None:
