@@ -94,11 +94,11 @@ class CascadeClassifier:
         serving = self.serving
         account = current()
         slo_s = account.slo_ms(parameters.slo_ms or self._config.slo_ms) / 1e3
-        utility = account.utility(parameters.utility)
+        slack_share = account.utility(parameters.utility)
         with counted(self._recorder) as ending:
             if serving is None:
                 raise RequestError(Outcome.UNAVAILABLE, f"{self.name} is not ready yet: {self.state}", _COME_BACK_S)
-            run = CascadeRun(self.name, text, slo_s, utility, serving, self._config.degrade, self._recorder)
+            run = CascadeRun(self.name, text, slo_s, slack_share, serving, self._config.degrade, self._recorder)
             await run.run()
             if run.degraded:
                 ending.outcome = Outcome.DEGRADED

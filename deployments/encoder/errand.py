@@ -61,8 +61,13 @@ class TextErrand(Errand[TextWant, Query, Answer]):
         self._importance_request = importance_request
 
     def want(self, late: bool) -> TextWant:
-        importance = self._importance_request is not None
-        return TextWant(self._length, self._budget_s(late), self._slack_share, importance, self.tenant.name)
+        return TextWant(
+            self._length,
+            self._budget_s(late),
+            self._slack_share,
+            self._importance_request is not None,
+            self.tenant.name,
+        )
 
     def query(self, late: bool) -> Query:
         return Query(

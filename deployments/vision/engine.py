@@ -35,6 +35,10 @@ logger = logging.getLogger("pliant")
 _MOST_BROKEN = 3
 """Batches in a row whose computation may break down before the replica counts as broken."""
 _RETRY_S = 0.1
+_PATIENCE = 2.5
+"""Times what is foreseen of a batch, after which what waits behind it had better be answered elsewhere."""
+_LEAST_PATIENCE_S = 0.25
+"""However soon it is foreseen to end: a busy machine stops processes for as long."""
 _LEAD = 2.0
 """Of the time that a decision takes: so long before a batch should end it is decided what runs next."""
 _EVICTION_LAG_S = 0.001
@@ -102,6 +106,8 @@ class Engine:
         self._expiry: asyncio.TimerHandle | None = None
         self._running = 0
         self._computing_since: float | None = None
+        self._stalls_at = math.inf
+        """When the batch under way takes much too long."""
         self._probe: Waiting | None = None
         """What will be computed though it seems to be too late, to see whether it is."""
         self._ahead: Step[Waiting] | None = None
@@ -300,6 +306,7 @@ class Engine:
         foreseen_s = self._pace.foreseen_s(gamma, len(queries))
         lead_s = min(_LEAD * self._statistics.decision_s, foreseen_s / 2)
         end = started + foreseen_s
+        self._stalls_at = started + max(_LEAST_PATIENCE_S, _PATIENCE * foreseen_s)
         deciding = asyncio.get_running_loop().call_at(end - lead_s, self._decide_ahead, end)
         try:
             logits = await self._device.run(images, tasks, gamma)
@@ -318,7 +325,7 @@ class Engine:
             self._fail(queries, gamma, failure)
         finally:
             deciding.cancel()
-            self._running, self._computing_since = 0, None
+            self._running, self._computing_since, self._stalls_at = 0, None, math.inf
 
     def _answer(
         self, queries: Sequence[Waiting], logits: Sequence[NDArray[np.float32]], gamma: int, started: float
@@ -351,13 +358,20 @@ class Engine:
                 query.settle(_broken_down(failure))
 
     def _drop_late(self) -> None:
-        """Evict what could not be answered in time any more even if it ran now, alone and fast (type 4)."""
+        """Evict what could not be answered in time any more even if it ran now, alone and fast (type 4).
+
+        Behind a batch that stalls it is not load that makes it late, and another replica may answer it.
+        """
         now = _now()
         for query in self._batcher.drop_late(now + self._pace.soonest_s):
             self._share.remove(query)
             if self._is_probe(query.deadline):
                 self._probe = query
                 self._changed.set()
+                continue
+            if now > self._stalls_at:
+                self._statistics.failed += 1
+                query.settle(Refusal("failed", f"one batch has taken {self.computing_s():.1f} s"))
                 continue
             self._statistics.evicted += 1
             waited_ms = (now - query.arrival) * 1e3

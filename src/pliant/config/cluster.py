@@ -58,7 +58,7 @@ class GatewayConfig(Strict):
 
     @property
     def asks_for_keys(self) -> bool:
-        return any((self.api_keys_env, self.keys_env, self.keys_file))
+        return bool(self.api_keys_env or self.keys_env or self.keys_file)
 
 
 @dataclass(frozen=True)

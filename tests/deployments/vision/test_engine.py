@@ -174,6 +174,21 @@ def test_what_cannot_be_in_time_any_more_is_evicted_at_once() -> None:
     virtual_loop.run(main())
 
 
+def test_what_waits_behind_a_batch_that_stalls_may_be_answered_by_another_replica() -> None:
+    async def main() -> None:
+        async with House(slow=1000) as house:
+            hangs = asyncio.create_task(house.engine.classify(query(budget_s=60.0)))
+            await asyncio.sleep(0.001)
+            reply = await house.engine.classify(query(budget_s=1.0))
+            assert isinstance(reply, Refusal)
+            assert (reply.cause, hangs.done()) == ("failed", False)
+            assert isinstance(await hangs, Answer)
+            report = house.engine.report()
+            assert (report["failed"], report["evicted"]) == (1, 0)
+
+    virtual_loop.run(main())
+
+
 def test_without_time_nothing_is_tried() -> None:
     async def main() -> None:
         async with House() as house:
