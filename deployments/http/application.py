@@ -39,7 +39,7 @@ def application(
     With `tenants`, every path but the health probes works for one of them, or asks for `Authorization: Bearer KEY`.
     """
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
-    app.openapi = document(app, PROBES if tenants else None)  # type: ignore[method-assign]
+    app.openapi = document(app, PROBES if tenants and tenants.ask_for_keys else None)  # type: ignore[method-assign]
     max_body = round(config.max_body_mb * 2**20)
     for router in routers:
         app.include_router(router)

@@ -127,6 +127,11 @@ class Tenants:
             for name, tenant in configs.items()
         }
 
+    @property
+    def ask_for_keys(self) -> bool:
+        """Whether there are any."""
+        return self._keys.asked
+
     def of(self, authorization: str) -> Account | None:
         """Who sends this header, which may be empty; None if nobody may who does."""
         if not self._keys.asked or not authorization:
