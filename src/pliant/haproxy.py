@@ -136,7 +136,6 @@ def environment(tls: Tls | None) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # of a gateway that died before it said a word
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(2**18),  # what is longer cannot be sent again
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",  # of silence in the midst of a body, or of an answer
-        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",  # a gateway that hangs is left after two
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "900",  # for streams of before a change of gateways
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, len(os.sched_getaffinity(0)))),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",  # until HAProxy knows that a gateway leaves
