@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yaml
 from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
-from support.waiting import HANGS_AFTER_S, wait_until
+from support.waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S, wait_until
 
 from pliant import haproxy
 
@@ -32,7 +32,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     args = content["applications"][0]["args"]
     args["gateway"]["replicas"] = 2
     args["services"] = {name: {**args["services"][name], "replicas": 1} for name in ("topics-small", "chat")}
-    args["services"]["chat"]["slo_ms"] = PATIENT_MS
+    args["services"]["chat"] |= {"slo_ms": PATIENT_MS, "timeout_s": PROCESS_HANGS_AFTER_S}
     with serving(content, tmp_path_factory.mktemp("edge")) as started:
         started.await_ready()
         yield started
