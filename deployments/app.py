@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -39,12 +39,17 @@ def build(args: dict[str, Any]) -> Application:
 
     Raises RayServeException with a line for each problem: of it alone Serve shows the message without a traceback.
     """
+    return assemble(checked(args))
+
+
+def checked(args: dict[str, Any], parse: Callable[[dict[str, Any]], ServingConfig] = kinds.parse) -> ServingConfig:
+    """What `args` say, as `parse` reads them. Raises what `build` does."""
     try:
-        config = kinds.parse(args)
+        config = parse(args)
         check_models(config)
     except PliantError as error:
         raise RayServeException(str(error)) from None
-    return assemble(config)
+    return config
 
 
 def assemble(

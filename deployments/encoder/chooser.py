@@ -8,13 +8,13 @@ from pliant.deployments.encoder.errand import TextWant
 from pliant.deployments.encoder.messages import Report
 from pliant.deployments.serving.table import Choice, NoReplicaError, NoTimeError
 from pliant.policies.encoder.admission import DeadlineError
-from pliant.policies.encoder.dispatch import AllAvoidedError, Dispatcher, NoRuntimeError
+from pliant.policies.encoder.dispatch import AllAvoidedError, Dispatcher, NoRuntimeError, shares
 from pliant.policies.encoder.service_curve import ServiceCurve
 
-_TELLING = 3.0
+_IMPORTANCE = 3.0
 """What a text may take of whose tokens is told, over what is predicted for it and those before it without that.
 
-To tell takes more than another pass over a long text (see `kernels.encoder.telling_classifier`).
+To tell takes more than another pass over a long text (see `kernels.encoder.importance_classifier`).
 """
 
 
@@ -23,6 +23,10 @@ class EncoderChooser:
 
     def __init__(self, slo_s: float) -> None:
         self._dispatcher: Dispatcher[str] = Dispatcher(slo_s)
+        self._held: dict[str, int] = {}
+        """By replica: the max_length that it last held."""
+        self._me = ""
+        self._gateways: frozenset[str] = frozenset()
 
     def serves(self, length: int) -> bool:
         """Whether some replica may be sent texts of `length` tokens now."""
@@ -32,6 +36,9 @@ class EncoderChooser:
         """One that switches holds nothing, and is not chosen."""
         if report["curve"]:
             self._dispatcher.assign(replica, report["max_length"], ServiceCurve(report["curve"]))
+            if self._held.get(replica) != report["max_length"]:
+                self._held[replica] = report["max_length"]
+                self._divide()
         else:
             self._dispatcher.suspend(replica)
         self._dispatcher.report(replica, others)
@@ -41,15 +48,27 @@ class EncoderChooser:
 
     def remove(self, replica: str) -> None:
         self._dispatcher.remove(replica)
+        if self._held.pop(replica, None):
+            self._divide()
+
+    def share(self, me: str, gateways: Collection[str]) -> None:
+        """Each gateway prefers replicas of its own, so that they do not all run to the same one."""
+        if (me, gateways) != (self._me, self._gateways):
+            self._me, self._gateways = me, frozenset(gateways)
+            self._divide()
 
     def choose(self, want: TextWant, avoid: Collection[str]) -> Choice:
         try:
-            replica, seconds, work = self._dispatcher.dispatch(want.length, want.budget_s, want.utility, avoid)
+            replica, seconds, work = self._dispatcher.dispatch(want.length, want.budget_s, want.slack_share, avoid)
         except (NoRuntimeError, AllAvoidedError) as error:
             raise NoReplicaError(str(error)) from None
         except DeadlineError as error:
             raise NoTimeError(error.retry_after_s, error.service_s) from None
-        return Choice(replica, seconds * _TELLING if want.tells else seconds, work)
+        return Choice(replica, seconds * _IMPORTANCE if want.importance else seconds, work)
 
     def done(self, choice: Choice) -> None:
         self._dispatcher.complete(choice.replica, choice.work)
+
+    def _divide(self) -> None:
+        several = len(self._gateways) > 1
+        self._dispatcher.prefer(shares(self._held, self._gateways)[self._me] if several else None)

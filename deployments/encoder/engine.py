@@ -18,9 +18,10 @@ import numpy as np
 from pliant.deployments.encoder.messages import Answer, Query, Report
 from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.parcels import Refusal
+from pliant.errors import PliantError
 from pliant.formats.profile import Profile
 from pliant.policies.encoder.admission import retry_after
-from pliant.policies.encoder.service_curve import ServiceTimes, lengths_to_measure
+from pliant.policies.encoder.service_curve import ServiceCurve, ServiceTimes, lengths_to_measure
 
 _RECENT_LATENCIES = 512
 _MEASURED_CALLS = 5
@@ -37,7 +38,7 @@ class Runtime(Protocol):
     def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray: ...
 
 
-class Told(Protocol):
+class WithImportance(Protocol):
     """What a runtime says of one text and its tokens."""
 
     @property
@@ -48,15 +49,17 @@ class Told(Protocol):
         """float32 [tokens]: the attention that each token received; None if it was not wanted."""
 
     @property
-    def telling_s(self) -> float:
+    def importance_s(self) -> float:
         """Seconds that importance took beyond the logits."""
 
 
 @runtime_checkable
-class TellingRuntime(Runtime, Protocol):
-    """One that can tell which tokens are important, as `pliant.kernels.encoder.telling_classifier.load` returns it."""
+class ImportanceRuntime(Runtime, Protocol):
+    """One that also gives the importance of tokens: see `pliant.kernels.encoder.importance_classifier`."""
 
-    def tell(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> Told: ...
+    def with_importance(
+        self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]
+    ) -> WithImportance: ...
 
 
 class Runtimes(Protocol):
@@ -78,16 +81,16 @@ class Runtimes(Protocol):
         """The fastest there is by now; at once, so that it is the uncompiled model where nothing else is."""
 
 
-class LoadError(Exception):
+class LoadError(PliantError):
     """A runtime could not be loaded; the replica holds what it held before."""
 
 
 class _Computation(NamedTuple):
     logits: np.ndarray
     importance: np.ndarray | None
-    telling_s: float
+    importance_s: float
     seconds: float
-    """Telling included."""
+    """Those for importance included."""
 
 
 class Engine:
@@ -119,8 +122,8 @@ class Engine:
         """Why it holds no runtime at all; until it does, all requests are refused."""
         self.compiling: set[int] = set()
         """Lengths of which a compiled runtime is yet to come."""
-        self.uncompiled = ""
-        """Why some stay uncompiled."""
+        self.uncompiled: dict[int, str] = {}
+        """Lengths that stay so, and why."""
         self.uses: Counter[int] = Counter()
         """Answers by the max_length of the runtime that computed them."""
         self._latencies: deque[float] = deque(maxlen=_RECENT_LATENCIES)
@@ -188,7 +191,7 @@ class Engine:
         return runtime, self._measured[known]
 
     def _quarantined(self, max_length: int, failure: Exception) -> LoadError:
-        reason = f"{type(failure).__name__}: {failure}"
+        reason = str(failure) if isinstance(failure, PliantError) else f"{type(failure).__name__}: {failure}"
         self._failed[max_length] = reason
         return LoadError(f"{max_length} tokens: {reason}")
 
@@ -200,8 +203,9 @@ class Engine:
         runtime, times = self._runtime, self._times
         if runtime is None or times is None or query.length > runtime.max_length:
             return Refusal("moved", "it does not hold a runtime for this length", report=self.report())
-        expected_s = self.seconds(query)
-        if wait_s := self._must_wait_s(times, query):
+        curve = times.curve(time.monotonic())
+        expected_s = curve.seconds(query.length)
+        if wait_s := self._must_wait_s(curve, query):
             return Refusal("busy", "its queue is too long for the deadline", wait_s, Outcome.SHED, report=self.report())
         arrived = time.perf_counter()
         self._outstanding += 1
@@ -215,7 +219,7 @@ class Engine:
             self._queued_s = self._queued_s - expected_s if self._outstanding else 0.0
             if not self._outstanding:
                 self._idle.set()
-        times.observe(time.monotonic(), query.length, computation.seconds - computation.telling_s)
+        times.observe(time.monotonic(), query.length, computation.seconds - computation.importance_s)
         self.uses[runtime.max_length] += 1
         self._latencies.append(time.perf_counter() - arrived)
         computed = query.length if runtime.dynamic else runtime.max_length
@@ -225,8 +229,8 @@ class Engine:
             max_length=runtime.max_length,
             computed=computed,
             importance=b"" if computation.importance is None else computation.importance.tobytes(),
-            telling_s=computation.telling_s,
-            compute_s=computation.seconds - computation.telling_s,
+            importance_s=computation.importance_s,
+            compute_s=computation.seconds - computation.importance_s,
         )
 
     def report(self) -> Report:
@@ -241,7 +245,7 @@ class Engine:
             backend=self._runtime.backend if self._runtime else "",
             device=self._runtimes.device,
             compiling=sorted(self.compiling),
-            uncompiled=self.uncompiled,
+            uncompiled=dict(self.uncompiled),
             failed=dict(self._failed),
             waiting=self._outstanding,
             served=self.uses.total(),
@@ -259,27 +263,26 @@ class Engine:
         """That `query` should take here, without waiting; 0 if nobody knows."""
         return self._times.curve(time.monotonic()).seconds(query.length) if self._times else 0.0
 
-    def _must_wait_s(self, times: ServiceTimes, query: Query) -> float:
+    def _must_wait_s(self, curve: ServiceCurve, query: Query) -> float:
         """Seconds until `query` could be admitted; 0 when it can be now."""
         if query.budget_s is None:
             return 0.0
-        curve = times.curve(time.monotonic())
         expected_s, idle_s = curve.seconds(query.length), curve.idle_seconds(query.length)
-        return retry_after(self._queued_s, expected_s, idle_s, query.budget_s, query.utility)
+        return retry_after(self._queued_s, expected_s, idle_s, query.budget_s, query.slack_share)
 
     def _compute(self, runtime: Runtime, query: Query) -> _Computation:
         ids = np.frombuffer(query.ids, dtype="<i4")
-        importance, telling_s = None, 0.0
+        importance, importance_s = None, 0.0
         self._computing_since = started = time.perf_counter()
         try:
-            if query.telling and isinstance(runtime, TellingRuntime):
-                told = runtime.tell(ids, query.telling.wants)
-                logits, importance, telling_s = told.logits, told.importance, told.telling_s
+            if query.importance_request and isinstance(runtime, ImportanceRuntime):
+                told = runtime.with_importance(ids, query.importance_request.wants)
+                logits, importance, importance_s = told.logits, told.importance, told.importance_s
             else:
                 logits = runtime(ids)
         finally:
             self._computing_since = None
-        return _Computation(logits, importance, telling_s, time.perf_counter() - started)
+        return _Computation(logits, importance, importance_s, time.perf_counter() - started)
 
 
 def _measure(runtime: Runtime) -> dict[int, float]:

@@ -13,8 +13,6 @@ from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.metric_tables import encoder_metrics
 from pliant.deployments.encoder.metrics import TextMetrics
 from pliant.deployments.encoder.planner import EncoderPart
-from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.kind import Kind, Opening, Planning
 from pliant.deployments.serving.services import Answers
 from pliant.models import sources
@@ -35,12 +33,12 @@ class EncoderKind(Kind[EncoderConfig]):
     async def open(self, opening: Opening[EncoderConfig]) -> Classifier:
         folder = await opening.fetch(sources.fetch)
         recorder = TextMetrics(opening.name, self.name, opening.outcomes, opening.tally)
-        assert opening.transport
-        assert isinstance(opening.chooser, EncoderChooser)
-        courier = Courier(opening.table.gateway, opening.transport)
-        caller = Caller(opening.table, recorder, courier)
+        chooser = opening.table.chooser
+        assert isinstance(chooser, EncoderChooser)
         info = sources.describe(folder)
-        return Classifier(opening.name, opening.config, folder, info, opening.chooser, caller, recorder)
+        return Classifier(
+            opening.name, opening.config, folder, info, chooser, opening.table, opening.caller(recorder), recorder
+        )
 
     def part(self, planning: Planning) -> EncoderPart:
         return EncoderPart(planning)

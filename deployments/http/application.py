@@ -74,7 +74,7 @@ def application(
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        reason = f"internal error: {type(error).__name__}; the log tells more"
+        reason = f"internal error: {type(error).__name__}; see the log"
         return error_response(request.scope, RequestError(Outcome.FAILED, reason))
 
     app.add_middleware(Places, config=config, services=len(list(services)))

@@ -21,7 +21,7 @@ logger = logging.getLogger("pliant")
 
 _MOST_UNREAD = 16
 """Pieces of several answers that may wait for the client."""
-_INTERNAL = RequestError(Outcome.FAILED, "internal error; the server's log tells more")
+_INTERNAL = RequestError(Outcome.FAILED, "internal error; see the server's log")
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies on the way shall neither keep nor hold back what passes."""
 _DONE = b"data: [DONE]\n\n"

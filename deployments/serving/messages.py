@@ -35,6 +35,8 @@ class Step(NamedTuple):
     text: str
     done: float
     """The share of it that is done."""
+    failed: bool = False
+    """It is over, and `text` is why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,12 @@ class Guidance:
     """Of replicas that switched lately; newer than what Ray Serve has spread yet."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """For people and Prometheus."""
+    gateways: frozenset[str] = frozenset()
+    """Those that send to the service's replicas."""
 
 
 Entry = TypeVar("Entry")
-"""What is registered on a board."""
+"""What is registered in a catalog."""
 
 
 class Rejected(NamedTuple):
@@ -66,7 +70,7 @@ class Rejected(NamedTuple):
     fault: Fault | None = None
 
 
-class BoardNews(NamedTuple, Generic[Entry]):
+class CatalogNews(NamedTuple, Generic[Entry]):
     """What became of entries since a gateway last heard."""
 
     life: str

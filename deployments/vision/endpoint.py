@@ -19,6 +19,7 @@ from pliant.config.vision import VisionConfig
 from pliant.deployments.http.images import ImageError, ImageReader, Pixels
 from pliant.deployments.http.parameters import VisionParameters
 from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.least_held import Share
 from pliant.deployments.serving.outcome import Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
@@ -95,14 +96,7 @@ class VisionClassifier:
         started = time.monotonic()
         task = await self._tasks.find(self.name, parameters.task)
         _check_labels(len(images), task, parameters)
-        if len(images) == 1:
-            return [await self._classify(images[0], task, parameters, started)]
-        calls = [asyncio.create_task(self._classify(image, task, parameters, started)) for image in images]
-        try:
-            return await asyncio.gather(*calls)
-        finally:
-            for each in calls:
-                each.cancel()
+        return await each([self._classify(image, task, parameters, started) for image in images])
 
     async def _classify(
         self, image: Image, task: RegisteredTask, parameters: VisionParameters, started: float

@@ -1,4 +1,4 @@
-"""How the tokens of a text attend to each other, with or without telling how much."""
+"""How the tokens of a text attend to each other, with or without saying how much."""
 
 import math
 from typing import Protocol
@@ -27,7 +27,7 @@ class Fused:
         return functional.scaled_dot_product_attention(q[:, :, :kept], k, v, attn_mask=self._open)
 
 
-class Telling:
+class Stepwise:
     """Step by step, so that the weights can be added up to the importance of each token; `mask` as above."""
 
     def __init__(self, ids: Tensor, mask: Tensor | None) -> None:

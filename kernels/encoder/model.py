@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import LayerNorm, Linear, Module, ModuleList, Parameter, functional
 
-from pliant.kernels.encoder.attention import Attention, Fused, Telling
+from pliant.kernels.encoder.attention import Attention, Fused, Stepwise
 from pliant.models.encoder_shape import EncoderShape
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -110,6 +110,6 @@ class EncoderClassifier(Module):
 
         `mask` [n, tokens] is 1 for texts' tokens and 0 for padding; without one, nothing is padded, which is faster.
         """
-        attention = Telling(ids, mask) if self.importance else Fused(mask)
+        attention = Stepwise(ids, mask) if self.importance else Fused(mask)
         logits = self.head(self.encoder(ids, attention, kept=1)[:, 0])
-        return torch.cat([logits, attention.received], 1) if isinstance(attention, Telling) else logits
+        return torch.cat([logits, attention.received], 1) if isinstance(attention, Stepwise) else logits

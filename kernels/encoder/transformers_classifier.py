@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pliant.errors import ModelError
 from pliant.kernels.encoder.importance import received
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 _TRIAL = 8
 """Tokens of the text that shows whether a model's attention weights can be had."""
@@ -22,7 +22,7 @@ class TransformersClassifier(torch.nn.Module):
 
     def __init__(self, folder: Path, *, device: str, dtype: torch.dtype, importance: bool = False) -> None:
         super().__init__()
-        mend()
+        declare()
         from transformers import AutoModelForSequenceClassification
         from transformers.utils import logging
 

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from pliant.models.encoder_shape import EncoderShape
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_config_leaves_out_is_as_in_transformers(kind: str) -> None:
-    mend()
+    declare()
     from transformers import AutoConfig
 
     full = AutoConfig.for_model(kind).to_dict()

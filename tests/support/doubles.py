@@ -25,7 +25,7 @@ def report(max_length: int, version: int = 1, service_s: float = 0.01, failed: d
         backend="aoti",
         device="a processor",
         compiling=[],
-        uncompiled="",
+        uncompiled={},
         failed=failed or {},
         waiting=0,
         served=0,

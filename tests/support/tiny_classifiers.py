@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,7 +37,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
 
 def save(folder: Path, kind: str, **options: Any) -> Path:
     """`folder`, with a random classifier of that model type; `options` are of its config. All weights differ from 0."""
-    mend()
+    declare()
     import transformers as hf
 
     torch.manual_seed(0)
@@ -52,7 +52,7 @@ def save(folder: Path, kind: str, **options: Any) -> Path:
 
 def read(folder: Path) -> PreTrainedModel:
     """The classifier in `folder` as transformers computes it step by step."""
-    mend()
+    declare()
     import transformers as hf
 
     model: PreTrainedModel = hf.AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager")

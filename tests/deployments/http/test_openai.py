@@ -335,9 +335,9 @@ async def test_an_error_in_the_middle_is_the_last_event(serve: Serve) -> None:
         await read(await client.completions.create(**GREEDY, stream=True), texts)
     assert "".join(texts) == greedy("hello")[:3]
     client, replicas = serve(Replicas(a=Replica(gives=[Piece(ids("a"), "a"), ValueError("secret")])))
-    with pytest.raises(openai.APIError, match="internal error; the server's log tells more"):
+    with pytest.raises(openai.APIError, match="internal error; see the server's log"):
         await read(await client.completions.create(**GREEDY, stream=True), texts)
-    assert replicas.ends == [Outcome.FAILED]
+    assert replicas.recorder.ends == [Outcome.FAILED]
 
 
 async def test_one_failure_ends_all_choices(serve: Serve) -> None:
@@ -389,7 +389,7 @@ async def test_a_client_that_leaves_a_stream_ends_it(tmp_path: Path, choices: in
     await asyncio.sleep(0.01)
     assert replicas.replicas["a"].live == 0
     assert len(sent) < 20
-    assert replicas.ends == [Outcome.CANCELLED] * choices
+    assert replicas.recorder.ends == [Outcome.CANCELLED] * choices
 
 
 async def test_log_probabilities_of_completions(serve: Serve) -> None:

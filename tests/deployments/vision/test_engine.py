@@ -20,7 +20,7 @@ from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.vision.engine import Engine, Waiting
 from pliant.deployments.vision.messages import Answer, Query
-from pliant.deployments.vision.tasks import Settler, Tasks, key
+from pliant.deployments.vision.tasks import TaskReconciler, Tasks, key
 from pliant.formats.vision_task import TaskError, TaskRef
 from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy
 from pliant.policies.vision.token_profile import TokenProfile
@@ -105,7 +105,7 @@ class House:
         self.engine = Engine(self.device, self.tasks, profile, chosen, limit)
 
     async def __aenter__(self) -> House:
-        await Settler("s", self.tasks).settle([task("a"), task("plain", ())])
+        await TaskReconciler("s", self.tasks).reconcile([task("a"), task("plain", ())])
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -441,15 +441,15 @@ def test_tasks_make_room_for_others_unless_they_are_in_use() -> None:
 def test_registered_tasks_are_brought_and_others_removed() -> None:
     async def main() -> None:
         loader = Loader(broken={"3"})
-        settler = Settler("s", Tasks(loader))
+        reconciler = TaskReconciler("s", Tasks(loader))
         one, two, three = map(task, "123")
-        await settler.settle([one, two, three])
-        await settler.settle([two, three, two._replace(revision="2")])
+        await reconciler.reconcile([one, two, three])
+        await reconciler.reconcile([two, three, two._replace(revision="2")])
         assert loader.held == {key(two), key(two._replace(revision="2"))}
         assert loader.loads == ["1", "2", "3", "2"]
-        assert settler.failed == {three: "task 3: is broken"}
-        await settler.settle([])
-        assert not settler.failed
+        assert reconciler.failed == {three: "task 3: is broken"}
+        await reconciler.reconcile([])
+        assert not reconciler.failed
 
     virtual_loop.run(main())
 
@@ -457,10 +457,10 @@ def test_registered_tasks_are_brought_and_others_removed() -> None:
 def test_a_task_that_takes_the_place_of_another_is_there_first() -> None:
     async def main() -> None:
         tasks = Tasks(Loader())
-        settler = Settler("s", tasks)
+        reconciler = TaskReconciler("s", tasks)
         old, new = task("a"), task("a")._replace(revision="2")
-        await settler.settle([old])
-        settling = asyncio.create_task(settler.settle([new]))
+        await reconciler.reconcile([old])
+        settling = asyncio.create_task(reconciler.reconcile([new]))
         await asyncio.sleep(LOAD_S / 2)
         assert old in tasks
         await settling
@@ -478,7 +478,7 @@ def test_whatever_a_load_raises_is_told_and_harms_nothing_else() -> None:
                 return await super().load(task)
 
         tasks = Tasks(Full())
-        await Settler("s", tasks).settle([task("big"), task("a")])
+        await TaskReconciler("s", tasks).reconcile([task("big"), task("a")])
         assert tasks.names() == ["a"]
         errors = []
         for _ in range(2):
