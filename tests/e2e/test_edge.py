@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from e2e.application import IMPORT_PATH
 from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
 from support.waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S, wait_until
 
@@ -24,11 +25,12 @@ HEADERS = {"x-request-id": "one-of-mine"}
 
 
 @pytest.fixture(scope="module")
-def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def edge(tmp_path_factory: pytest.TempPathFactory, faults_folder: None) -> Iterator[Cluster]:
     """Two gateways before one replica of each kind that is asked."""
     if not haproxy.environment(None):
         pytest.skip("there is no HAProxy here")
     content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    content["applications"][0]["import_path"] = IMPORT_PATH
     args = content["applications"][0]["args"]
     args["gateway"]["replicas"] = 2
     args["services"] = {name: {**args["services"][name], "replicas": 1} for name in ("topics-small", "chat")}
