@@ -97,7 +97,7 @@ class _Bind:
         for path, target in ((link, tls.certificate), (folder / "certificate.pem.key", tls.key)):
             path.unlink(missing_ok=True)
             path.symlink_to(target)
-        options = f" ssl crt {link} alpn h2,http/1.1"
+        options = f" ssl crt {link}"
         if tls.authorities is None:
             return cls(options, ())
         options += f" ca-file {tls.authorities} verify required ca-ignore-err all crt-ignore-err all"
