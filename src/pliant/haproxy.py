@@ -40,12 +40,11 @@ _HEAD_WITHIN_S = 10
 _ONCE = ("/load_lora_adapter", "/unload_lora_adapter", "/load", "/unload")
 """What the paths end with of requests that are not the same a second time."""
 _ERRORS = {
-    "400 Bad Request": "the request is no HTTP, or its head is too long",
-    "408 Request Timeout": f"the head of the request did not arrive within {_HEAD_WITHIN_S} s",
     "502 Bad Gateway": "the gateway broke off; come back",
     "503 Service Unavailable": "no gateway can be reached; come back",
     "504 Gateway Timeout": "the gateway did not answer",
 }
+"""What HAProxy says of a head that is no HTTP, or late, cannot be changed."""
 _END = "-----END CERTIFICATE-----"
 _STRANGER = "no certificate by one of those that this server trusts"
 
