@@ -20,6 +20,7 @@ _BENCHES = {
     "adapters": "pliant.bench.adapters.compare",
     "cascade": "pliant.bench.cascade.compare",
     "vision": "pliant.bench.vision.compare",
+    "tenants": "pliant.bench.tenants.compare",
 }
 """NAME -> the module whose `run` takes Options and gives a Report."""
 

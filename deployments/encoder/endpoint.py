@@ -5,7 +5,6 @@ Plain asyncio, without Ray.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,12 +25,9 @@ from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
 from pliant.deployments.serving.table import ReplicaTable
+from pliant.deployments.serving.tenants import current
+from pliant.deployments.serving.tokenizing import CHARACTERS_PER_TOKEN, tokenize
 from pliant.models.sources import ModelInfo
-
-_LONG_TEXT = 4_000
-"""Characters from which on a text is tokenized in a thread, so that the event loop stays responsive."""
-_CHARACTERS_PER_TOKEN = 64
-"""A text with more characters than this per token of the longest runtime is too long without looking closer."""
 
 
 class TextRecorder(Recorder, Protocol):
@@ -128,7 +124,7 @@ class Classifier:
     @property
     def most_characters(self) -> int:
         """Of a text; what comes after them is never read."""
-        return self._longest * _CHARACTERS_PER_TOKEN
+        return self._longest * CHARACTERS_PER_TOKEN
 
     @property
     def down(self) -> bool:
@@ -162,6 +158,7 @@ class Classifier:
             encoding, warning = await self._tokenize(text)
             ids = np.array(encoding.ids, dtype="<i4")
             self._recorder.arrived(len(ids))
+            current().spend(len(ids))
             errand = TextErrand(
                 self.name,
                 ids.tobytes(),
@@ -196,29 +193,27 @@ class Classifier:
         )
 
     async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
-        reading = await self.read(text, (parameters.slo_ms or self._config.slo_ms) / 1e3, parameters.utility)
+        account = current()
+        slo_ms = account.slo_ms(parameters.slo_ms or self._config.slo_ms)
+        reading = await self.read(text, slo_ms / 1e3, account.utility(parameters.utility))
         scores = apply(parameters.function_to_apply or self._default_function, reading.logits)
         order = likeliest(scores, parameters.top_k)
         return Prediction([self.labels[index] for index in order], scores[order].tolist(), reading.warning)
 
     async def _tokenize(self, text: str) -> tuple[Encoding, str | None]:
         longest = self._longest
-        most = longest * _CHARACTERS_PER_TOKEN
-        if len(text) > most and not self._config.truncate:
+        if len(text) > self.most_characters and not self._config.truncate:
             raise _too_long(f"text of {len(text)} characters; {self.name} takes at most {longest} tokens")
-        if len(text) > _LONG_TEXT:
-            encoding = await asyncio.to_thread(self._tokenizer.encode, text[:most])
-        else:
-            encoding = self._tokenizer.encode(text)
+        encoding, read = await tokenize(self._tokenizer, text[: self.most_characters], longest, offsets=True)
         if not len(encoding):
             raise RequestError(Outcome.REJECTED, "a text has no tokens; send at least one word")
-        if len(encoding) <= longest and len(text) <= most:
+        if len(encoding) <= longest and read == len(text):
             return encoding, None
+        count = f"{len(encoding)}" if read == len(text) else f"more than {len(encoding)}"
         if not self._config.truncate:
-            raise _too_long(f"text of {len(encoding)} tokens; {self.name} takes at most {longest}")
-        cut = await asyncio.to_thread(self._cutter.encode, text[:most])
-        given = f"{len(encoding)}" if len(text) <= most else f"more than {len(encoding)}"
-        return cut, f"text cut to the first {len(cut)} of {given} tokens"
+            raise _too_long(f"text of {count} tokens; {self.name} takes at most {longest}")
+        cut, _ = await tokenize(self._cutter, text[:read], longest, offsets=True)
+        return cut, f"text cut to the first {len(cut)} of {count} tokens"
 
 
 def _too_long(reason: str) -> RequestError:

@@ -8,7 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pliant.deployments.serving import parcels
+from pliant.deployments.serving.tenants import Tenant
 from pliant.policies.encoder.confidence import confidence, softmax
+
+MOST_WAITING = 1024
+"""Texts in a replica; of more, those are refused that the tenant sent last which is furthest over its share."""
 
 
 class Assignment(NamedTuple):
@@ -43,6 +47,7 @@ class Query(NamedTuple):
     """Share of its slack that it may spend waiting, 0 to 1."""
     importance_request: ImportanceRequest | None = None
     """For which answers to tell the attention that each token received, too."""
+    tenant: Tenant = Tenant()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class Report(parcels.Report):
     failed: dict[int, str]
     """Lengths that it could not load, and why; it is not asked for them again for some time."""
     waiting: int
+    tenants: dict[str, float]
+    """Seconds of work that wait, by tenant."""
     computed_tokens: int
     """Of the texts that it has answered, padding included."""
     p50_ms: float

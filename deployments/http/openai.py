@@ -16,16 +16,16 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from pliant.deployments.http.body import read_body
+from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Json, Shape, usage
 from pliant.deployments.http.openai_schemas import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    body_schema,
     parsed,
 )
 from pliant.deployments.http.openai_stream import EventStream, begun, interleaved
+from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.places import hold
 from pliant.deployments.http.resumption import Delivered, drawn, last_event, rest
 from pliant.deployments.llm.request import Generation, Piece, merged
@@ -40,6 +40,7 @@ _MOST_ANSWERS = 64
 def router(models: ServedModels, max_body: int) -> APIRouter:
     """The routes over `models`. `max_body` is in bytes."""
     api = APIRouter(prefix="/v1", tags=["OpenAI"])
+    media = answers("application/json", "text/event-stream")
 
     @api.get("/models")
     async def listing() -> Response:
@@ -49,9 +50,10 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
     async def card(model: str) -> Json:
         return (await models.find(model)).card()
 
-    @api.post("/completions", openapi_extra=body_schema(CompletionRequest))
+    @api.post("/completions", openapi_extra=json_body(CompletionRequest), responses=media)
     async def complete(request: Request) -> Response:
-        call = parsed(CompletionRequest, await read_body(request, max_body))
+        body = await read_body(request, max_body)
+        call = await off_loop(len(body), lambda: parsed(CompletionRequest, body))
         served = await models.find(call.model)
         model = served.base
         hold(request.scope, model.name)
@@ -64,9 +66,10 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         delivered = last_event(request, len(generations)) if call.stream else None
         return await _answer(served, call, generations, shape, sum(map(len, prompts)), f"cmpl-{name}", delivered)
 
-    @api.post("/chat/completions", openapi_extra=body_schema(ChatRequest))
+    @api.post("/chat/completions", openapi_extra=json_body(ChatRequest), responses=media)
     async def chat(request: Request) -> Response:
-        call = parsed(ChatRequest, await read_body(request, max_body))
+        body = await read_body(request, max_body)
+        call = await off_loop(len(body), lambda: parsed(ChatRequest, body))
         served = await models.find(call.model)
         model = served.base
         hold(request.scope, model.name)

@@ -98,6 +98,7 @@ class AdapterSource:
             ranks=adapter.ranks,
             created=entry.created,
             base=self._config.model,
+            owner=entry.owner,
         )
         self._store.keep(adapter.name, made, instead_of and self._of_folder(instead_of))
 
@@ -153,4 +154,6 @@ class AdapterSource:
         return self._folders
 
     def _entry(self, name: str, kept: StoredAdapter) -> Registered:
-        return Registered(self.service, AdapterRef(name, kept.folder, kept.revision, kept.ranks), kept.created)
+        return Registered(
+            self.service, AdapterRef(name, kept.folder, kept.revision, kept.ranks), kept.created, kept.owner
+        )

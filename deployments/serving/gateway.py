@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -22,12 +21,14 @@ from pliant.config.cluster import ServingConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.follower import Follower, Tally
+from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.kind import Kind, Opening
 from pliant.deployments.serving.messages import Guidance, News
+from pliant.deployments.serving.metrics import TenantMetrics
 from pliant.deployments.serving.router import RayTransport, table_of
 from pliant.deployments.serving.services import Replicas, Service, Services
 from pliant.deployments.serving.status import exposition
-from pliant.errors import ConfigError, PliantError
+from pliant.errors import PliantError
 
 logger = logging.getLogger("pliant")
 
@@ -49,6 +50,7 @@ class Gateway:
         planner: Handle,
     ) -> None:
         self._config = config
+        self._tenants = Tenants(config, TenantMetrics())
         self._known = kinds
         self._kinds = {name: kinds[service.kind] for name, service in config.services.items()}
         self._handles = handles
@@ -146,13 +148,14 @@ class Gateway:
             self._stats,
             lambda: exposition(self._stats(), self._known),
             routers,
-            _api_keys(gateway.api_keys_env),
+            self._tenants,
         )
 
     def _stats(self) -> dict[str, Any]:
         return {
             "gateway": self._name,
             "planner_reached": self._follower.reached,
+            "tenants": self._tenants.facts(),
             "services": {service.name: self._facts(service) for service in self._services},
         }
 
@@ -180,12 +183,3 @@ class _Planner:
     async def ask(self, kind: str, method: str, *args: Any) -> Any:
         """See `Planner.ask`."""
         return await answer(self._handle.ask.remote(kind, method, *args))
-
-
-def _api_keys(variable: str | None) -> list[str]:
-    if variable is None:
-        return []
-    keys = [key.strip() for key in os.environ.get(variable, "").split(",") if key.strip()]
-    if not keys:
-        raise ConfigError([f"gateway.api_keys_env: got {variable}; the gateway's environment has no keys in it"])
-    return keys

@@ -70,6 +70,27 @@ class Rejected(NamedTuple):
     fault: Fault | None = None
 
 
+class Manager(NamedTuple):
+    """Who changes what is registered."""
+
+    tenant: str = ""
+    manages_all: bool = True
+    """Whether also what others loaded, and what lies in folders."""
+    services: tuple[str, ...] | None = None
+    """Those of which it may change entries; None: all."""
+
+    def owns(self, owner: str) -> bool:
+        """Whether it may unload or replace what `owner` loaded, or nobody did if that is empty."""
+        return self.manages_all or self.tenant == owner
+
+    def may_use(self, service: str) -> bool:
+        return self.services is None or service in self.services
+
+
+OPERATOR = Manager()
+"""Whoever runs the cluster."""
+
+
 class CatalogNews(NamedTuple, Generic[Entry]):
     """What became of entries since a gateway last heard."""
 

@@ -73,7 +73,7 @@ class TaskSource:
         served = set()
         for name, kept in self._store.loaded.items():
             try:
-                yield self.read(name, kept.folder, kept.created)
+                yield self.read(name, kept.folder, kept.created)._replace(owner=kept.owner)
                 served.add(name)
             except PliantError as error:
                 yield TaskError(f"{name}, loaded earlier, is not served: {error}")
@@ -100,7 +100,9 @@ class TaskSource:
         kept = self._store.loaded.get(name)
         if kept is None:
             return None
-        return RegisteredTask(self.service, TaskRef(name, kept.folder, "", 0, ()), (), 0, 0, kept.created)
+        return RegisteredTask(
+            self.service, TaskRef(name, kept.folder, "", 0, ()), (), 0, 0, kept.created, owner=kept.owner
+        )
 
     def keep(self, entry: RegisteredTask, instead_of: RegisteredTask | None) -> None:
         """Write down that a client loaded `entry`. Raises FileError, and then nothing is changed."""
@@ -164,7 +166,7 @@ def _check_small(info: TaskInfo) -> None:
 
 
 def _made(entry: RegisteredTask) -> StoredEntry:
-    return StoredEntry(folder=entry.task.folder, created=entry.created)
+    return StoredEntry(folder=entry.task.folder, created=entry.created, owner=entry.owner)
 
 
 def _name(item: RegisteredTask | PliantError) -> str | None:

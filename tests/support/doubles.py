@@ -28,6 +28,7 @@ def report(max_length: int, version: int = 1, service_s: float = 0.01, failed: d
         uncompiled={},
         failed=failed or {},
         waiting=0,
+        tenants={},
         served=0,
         computed_tokens=0,
         p50_ms=0.0,

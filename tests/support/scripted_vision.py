@@ -11,7 +11,7 @@ from support.call_path import Played, Recorder
 
 from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.catalog import Catalog, Seen
-from pliant.deployments.serving.messages import CatalogNews, Rejected
+from pliant.deployments.serving.messages import CatalogNews, Manager, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.vision.endpoint import VisionClassifier
@@ -62,14 +62,14 @@ class TaskPlanner:
     async def news(self, follower: str, seen: Seen, wait: bool) -> CatalogNews[RegisteredTask]:
         return await self.catalog.follow(follower, seen, 5 if wait else 0)
 
-    async def load(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask | Rejected:
+    async def load(self, service: str, name: str, path: str, replace: bool, by: Manager) -> RegisteredTask | Rejected:
         if not path.startswith("/tasks/"):
             return Rejected(Outcome.REJECTED, f"path: {path!r} lies outside", fault=Fault.FORBIDDEN)
         entry = task(name, service=service)
         self.catalog.put({f"{service}/{name}": entry})
         return entry
 
-    async def unload(self, service: str, name: str) -> RegisteredTask | Rejected:
+    async def unload(self, service: str, name: str, by: Manager) -> RegisteredTask | Rejected:
         if (entry := self.catalog.entries.get(f"{service}/{name}")) is None:
             return Rejected(Outcome.REJECTED, f"task: {service} has no {name!r}", fault=Fault.NOT_FOUND)
         self.catalog.put({f"{service}/{name}": None})

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from pliant.deployments.serving.catalog.catalog import Catalog
 from pliant.deployments.serving.catalog.confinement import MissingError, OutsideError
 from pliant.deployments.serving.catalog.store import FileError
-from pliant.deployments.serving.messages import Entry, Rejected
+from pliant.deployments.serving.messages import Entry, Manager, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.errors import PliantError
 
@@ -137,6 +137,15 @@ class Registry(ABC, Generic[Entry, S]):
                     self.catalog.put({self._key(item): item})
                     known += 1
             logger.info("%s: knows %d %s", service, known, self.what)
+
+    def _check_owner(self, by: Manager, name: str, owner: str) -> None:
+        """Raise RejectedError unless `by` may unload or replace `name`, which `owner` loaded."""
+        if not by.owns(owner):
+            loaded = "another tenant loaded it" if owner else "no tenant loaded it"
+            reason = (
+                f"{name!r} is not {by.tenant}'s to unload or replace: {loaded}, and the right 'manage-all' is lacking"
+            )
+            raise RejectedError(Outcome.REJECTED, reason, fault=Fault.FORBIDDEN)
 
     def _complain(self, problem: str) -> None:
         logger.error("%s", problem)

@@ -22,6 +22,8 @@ class StoredEntry(BaseModel):
 
     folder: str
     created: int
+    owner: str = ""
+    """The tenant that loaded it."""
 
 
 K = TypeVar("K", bound=StoredEntry)

@@ -192,7 +192,8 @@ class _Watch:
         self._process = process
         self._started = started
         keys = os.environ.get(cluster.serving.gateway.api_keys_env or "", "")
-        headers = {"Authorization": f"Bearer {keys.split(',')[0].strip()}"} if keys else {}
+        key = os.environ.get("PLIANT_API_KEY") or keys.split(",")[0].strip()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.Client(headers=headers, timeout=5, verify=cluster.http.trust())
 
     def look(self) -> Snapshot:
@@ -281,7 +282,7 @@ def _ended(process: _Process, log: Path, verbose: bool) -> int:
 
 def _examples(cluster: ClusterConfig) -> dict[str, str]:
     """By service, a line with which to try it."""
-    key = " -H 'Authorization: Bearer KEY'" if cluster.serving.gateway.api_keys_env else ""
+    key = " -H 'Authorization: Bearer KEY'" if cluster.serving.gateway.asks_for_keys else ""
     trusted = f" --cacert {cluster.http.ssl_certfile}" if cluster.http.ssl_certfile else ""
     examples = {name: service.example(name) for name, service in cluster.serving.services.items()}
     return {

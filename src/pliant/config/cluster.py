@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union
 
@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from pliant.config.base import ServiceConfig, ServiceName, Strict
 from pliant.config.http import HttpOptions
 from pliant.config.problems import explain
+from pliant.config.tenants import ANONYMOUS, UNNAMED, TenantConfig
 from pliant.errors import ConfigError, ModelError
 
 IMPORT_PATH = "pliant.deployments.app:build"
@@ -46,9 +47,18 @@ class GatewayConfig(Strict):
     max_megapixels: Annotated[float, Field(gt=0, le=80)] = 25
     """Of one image, as it arrives; a larger one is refused before it is decoded."""
     api_keys_env: str | None = None
-    """Environment variable that holds the accepted API keys, separated by commas; without it all may call."""
+    """Environment variable that holds API keys as they are, separated by commas: all of the tenant `default`, which may
+    do all unless `tenants` says otherwise."""
+    keys_env: str | None = None
+    """Environment variable that holds keys of `tenants`, as NAME:SHA256, separated by commas or white space."""
+    keys_file: str | None = None
+    """A file of the same, on each machine with a gateway; what changes in it counts within a second."""
     behind_proxy: bool = False
     """Something in front of the cluster has TLS, and keys or the like, and strangers reach nothing else."""
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return bool(self.api_keys_env or self.keys_env or self.keys_file)
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,8 @@ class ServingConfig:
 
     gateway: GatewayConfig
     services: Mapping[str, ServiceConfig]
+    tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
+    """Those that are said anything of."""
 
     def of(self, kind: type[Config]) -> dict[str, Config]:
         """The services whose config is a `kind`, by name."""
@@ -116,7 +128,11 @@ class Reader:
         service: Any = Annotated[Union[tuple(kinds)], Field(discriminator="kind")]  # noqa: UP007
         services: Any = Annotated[dict[ServiceName, service], Field(min_length=1)]
         self._args: type[BaseModel] = create_model(
-            "Args", __base__=Strict, gateway=(GatewayConfig, GatewayConfig()), services=(services, ...)
+            "Args",
+            __base__=Strict,
+            gateway=(GatewayConfig, GatewayConfig()),
+            services=(services, ...),
+            tenants=(dict[ServiceName, TenantConfig], {}),
         )
 
     def parse(self, args: Mapping[str, Any]) -> ServingConfig:
@@ -130,9 +146,15 @@ class Reader:
             raise ConfigError(
                 [f"services.{name}: the {name} itself has this name; choose another" for name in reserved]
             )
-        if wrong := [*_shared_registries(services), *_conflicts(services)]:
+        tenants: dict[str, TenantConfig] = valid.tenants
+        if wrong := [
+            *_shared_registries(services),
+            *_conflicts(services),
+            *_unknown_services(tenants, services),
+            *_keyless(tenants, valid.gateway),
+        ]:
             raise ConfigError(wrong)
-        return ServingConfig(valid.gateway, _with_settings(services))
+        return ServingConfig(valid.gateway, _with_settings(services), tenants)
 
     def read(self, path: Path) -> ClusterConfig:
         """Read and validate a whole cluster.yaml. Raises ConfigError with a line for each problem."""
@@ -156,7 +178,7 @@ class Reader:
                 ]
             )
         gateway = serving.gateway
-        if wrong := list(file.http_options.problems(gateway.api_keys_env is not None, gateway.behind_proxy)):
+        if wrong := list(file.http_options.problems(gateway.asks_for_keys, gateway.behind_proxy)):
             raise ConfigError([f"http_options.{problem}" for problem in wrong])
         return ClusterConfig(file.http_options, application.route_prefix, serving)
 
@@ -187,6 +209,20 @@ def _conflicts(services: Mapping[str, ServiceConfig]) -> Iterator[str]:
     for name, service in services.items():
         for problem in service.conflicts(services):
             yield f"services.{name}.{problem}"
+
+
+def _unknown_services(tenants: Mapping[str, TenantConfig], services: Mapping[str, ServiceConfig]) -> Iterator[str]:
+    for name, tenant in tenants.items():
+        for service in tenant.services or ():
+            if service not in services:
+                yield f"tenants.{name}.services: got {service}; there are: {', '.join(services)}"
+
+
+def _keyless(tenants: Mapping[str, TenantConfig], gateway: GatewayConfig) -> Iterator[str]:
+    """What is wrong with tenants that nobody could be."""
+    if not (gateway.keys_env or gateway.keys_file):
+        for name in tenants.keys() - {ANONYMOUS, *((UNNAMED,) if gateway.api_keys_env else ())}:
+            yield f"tenants.{name}: there are no keys of it; name a gateway.keys_file, or a gateway.keys_env"
 
 
 def _shared_registries(services: Mapping[str, ServiceConfig]) -> Iterator[str]:

@@ -63,7 +63,7 @@ class HttpOptions(Strict):
         elif self.ssl_certfile and self.ssl_keyfile:
             yield from self._unusable(self.ssl_certfile, self.ssl_keyfile)
         if self.public and not behind_proxy:
-            lacks = [] if keys else ["API keys (gateway.api_keys_env)"]
+            lacks = [] if keys else ["API keys (gateway.api_keys_env, keys_env or keys_file)"]
             lacks += [] if self.ssl_certfile else ["TLS (http_options.ssl_certfile and ssl_keyfile)"]
             if lacks:
                 yield (

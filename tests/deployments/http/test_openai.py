@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openai.types import Completion
 from support.scripted import TOKENIZER, Replica, Replicas, ids, language_model, said
+from support.tenants import keyed
 from tokenizers import Tokenizer, decoders, models
 
 from pliant.config.cluster import GatewayConfig
@@ -50,7 +51,7 @@ def greedy(prompt: str, max_tokens: int = 12) -> str:
 def gateway(folder: Path, replicas: Replicas, keys: Collection[str] = (), **options: Any) -> FastAPI:
     models = {"chat": language_model(folder, replicas, **options)}
     config, services = GatewayConfig(max_body_mb=0.02), Services.of("prompts", models)
-    return application(config, services, dict, bytes, LlmKind().routers(services, None, config), keys)
+    return application(config, services, dict, bytes, LlmKind().routers(services, None, config), keyed(keys))
 
 
 @pytest.fixture

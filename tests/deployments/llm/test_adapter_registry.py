@@ -17,6 +17,7 @@ from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog import store
 from pliant.deployments.serving.catalog.catalog import Catalog
+from pliant.deployments.serving.messages import OPERATOR, Manager
 from pliant.deployments.serving.outcome import Fault, Outcome
 
 pytestmark = pytest.mark.virtual_time
@@ -398,3 +399,47 @@ async def test_a_change_waits_for_the_gateways_that_are_there() -> None:
     await catalog.spread(0.01)
     now = 11.0
     await catalog.spread(5)
+
+
+MINE, OTHER = Manager("mine", False), Manager("other", False)
+
+
+async def test_an_adapter_is_its_tenant_s(house: House) -> None:
+    for name in ("found",):
+        adapter_folder(house.adapters / name)
+    for name in ("sql", "law"):
+        adapter_folder(house.more / name)
+    registry = await house.open()
+    entry = await registry.load("a", "sql", by=MINE)
+    assert entry.owner == "mine"
+    for again in (registry, await house.open()):
+        for name, reason in (("a", "another tenant loaded it"), ("found", "no tenant loaded it")):
+            assert await refused(again.unload(name, by=OTHER), reason) is Fault.FORBIDDEN
+            assert await refused(again.load(name, "law", None, True, by=OTHER), "'manage-all'") is Fault.FORBIDDEN
+        assert again.catalog.entries["a"] == entry
+    await registry.load("a", "law", None, True, by=MINE)
+    await registry.unload("a", by=MINE)
+    await registry.load("b", "law", by=MINE)
+    await registry.unload("b", by=OPERATOR)
+    await registry.unload("found", by=OPERATOR)
+
+
+async def test_an_adapter_that_cannot_be_served_now_is_its_tenant_s_all_the_same(house: House) -> None:
+    folder = adapter_folder(house.more / "sql")
+    adapter_folder(house.more / "law")
+    await (await house.open()).load("a", "sql", by=MINE)
+    folder.rename(house.folder / "away")
+    registry = await house.open()
+    assert names(registry) == []
+    assert await refused(registry.load("a", "law", by=OTHER), "another tenant loaded it") is Fault.FORBIDDEN
+    assert await refused(registry.unload("a", by=OTHER), "another tenant loaded it") is Fault.FORBIDDEN
+    await registry.unload("a", by=MINE)
+
+
+@pytest.mark.parametrize("named", ["chat", None])
+async def test_adapters_are_loaded_for_services_that_one_may_use(house: House, named: str | None) -> None:
+    adapter_folder(house.more / "sql")
+    registry = await house.open()
+    elsewhere = Manager("mine", False, ("topics",))
+    assert await refused(registry.load("a", "sql", named, by=elsewhere), "may not use") is Fault.FORBIDDEN
+    await registry.load("a", "sql", named, by=Manager("mine", False, ("chat",)))

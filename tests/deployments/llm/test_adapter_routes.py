@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 from support.peft_folders import adapter_folder, model_folder
 from support.scripted import Replica, Replicas, language_model, report
+from support.tenants import keyed
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
@@ -31,7 +32,7 @@ def gateway(
     models: Mapping[str, LanguageModel], adapters: AdapterFollower | None, keys: Collection[str] = ()
 ) -> FastAPI:
     config, services = GatewayConfig(), Services.of("prompts", models)
-    return application(config, services, dict, bytes, LlmKind().routers(services, adapters, config), keys)
+    return application(config, services, dict, bytes, LlmKind().routers(services, adapters, config), keyed(keys))
 
 
 class Cluster:

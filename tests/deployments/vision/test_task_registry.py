@@ -17,7 +17,7 @@ from support.vision_folders import change_tensors, vision_folder
 from pliant.deployments import kinds
 from pliant.deployments.serving.catalog.catalog import Seen
 from pliant.deployments.serving.catalog.follower import CatalogFollower
-from pliant.deployments.serving.messages import CatalogNews
+from pliant.deployments.serving.messages import OPERATOR, CatalogNews, Manager
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.planner import Planner
 from pliant.deployments.vision import task_registry
@@ -253,3 +253,21 @@ async def test_a_load_is_refused_when_a_replica_cannot_load_it(
     assert await gateway.catch_up()
     assert sorted(gateway.known) == ["digits/found", "digits/new"]
     assert sorted(loader.held) == ["found", "new"]
+
+
+async def test_a_task_is_its_tenant_s(house: House) -> None:
+    mine, other = Manager("mine", False), Manager("other", False)
+    house.task(house.tasks / "found")
+    for name in ("parity", "digit"):
+        house.task(house.more / name)
+    registry = await house.open()
+    entry = await registry.load("digits", "a", "parity", by=mine)
+    assert entry.owner == "mine"
+    for again in (registry, await house.open()):
+        for name, reason in (("a", "another tenant loaded it"), ("found", "no tenant loaded it")):
+            assert await refused(again.unload("digits", name, by=other), reason) is Fault.FORBIDDEN
+            assert await refused(again.load("digits", name, "digit", True, by=other), "'manage-all'") is Fault.FORBIDDEN
+        assert again.catalog.entries["digits/a"] == entry
+    await registry.load("digits", "a", "digit", True, by=mine)
+    await registry.unload("digits", "a", by=mine)
+    await registry.unload("digits", "found", by=OPERATOR)
