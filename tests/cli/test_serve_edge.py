@@ -26,7 +26,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_haproxy_where_it_is_installed(installed: Path) -> None:
     found = edge(HttpOptions())
-    assert found["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert found[haproxy.SWITCH] == "1"
+    assert found[haproxy.PASSWORD] != edge(HttpOptions())[haproxy.PASSWORD]
     assert found["RAY_SERVE_HAPROXY_BINARY_PATH"] == str(installed)
     assert haproxy.TLS not in found
 
@@ -42,8 +43,12 @@ def test_serve_s_own_proxy_elsewhere(installed: Path) -> None:
     assert edge(HttpOptions(**TLS)) == {}
 
 
-def test_client_certificates_need_haproxy(installed: Path) -> None:
-    installed.unlink()
+@pytest.mark.parametrize("why", ["not installed", "not wanted"])
+def test_client_certificates_need_haproxy(installed: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    if why == "not installed":
+        installed.unlink()
+    else:
+        monkeypatch.setenv(haproxy.SWITCH, "0")
     with pytest.raises(ConfigError) as error:
         edge(HttpOptions(**TLS, ssl_ca_certs="/a.pem"))
     assert error.value.problems[0].startswith("http_options.ssl_ca_certs: only HAProxy asks clients")

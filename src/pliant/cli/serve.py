@@ -112,7 +112,7 @@ def _check_port(cluster: ClusterConfig) -> None:
 
 def edge(http: HttpOptions) -> dict[str, str]:
     """What has Ray put HAProxy in front of gateways, where it can. Raises ConfigError where it must and cannot."""
-    if http.ssl_keyfile_password is None:  # of which HAProxy knows none
+    if os.environ.get(haproxy.SWITCH) != "0" and http.ssl_keyfile_password is None:  # of which HAProxy knows none
         tls = None
         if http.ssl_certfile and http.ssl_keyfile:
             authorities = os.path.abspath(http.ssl_ca_certs) if http.ssl_ca_certs else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
 
 import pytest
 import uvicorn
@@ -24,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from support.asgi import Exchange
 from support.waiting import until
 
+from pliant import haproxy
 from pliant.deployments.http.edge import Edge, middlewares
 
 Headers = list[tuple[bytes, bytes]]
@@ -79,6 +79,23 @@ async def refused(path: str, status: int, *headers: tuple[bytes, bytes]) -> Exch
             await send(message)
 
     return await Exchange(Edge(RequestIdMiddleware(serve)), path, "GET").over()
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "status"),
+    [("/stats", b"sesame", 200), ("/stats", b"other", 403), ("/stats", None, 403), ("/-/healthz", None, 200)],
+)
+async def test_a_gateway_behind_haproxy_answers_nobody_else(path: str, said: bytes | None, status: int) -> None:
+    seen: Headers = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.extend(scope["headers"])
+        for message in convert_object_to_asgi_messages("fine", 200):
+            await send(message)
+
+    headers = [] if said is None else [(haproxy.PASSWORD_HEADER.encode(), said)]
+    answer = await Exchange(Edge(app, password="sesame"), path, "GET", headers).over()
+    assert (answer.status, seen) == (status, [])
 
 
 async def test_serve_s_refusals_are_json() -> None:
@@ -140,6 +157,9 @@ async def test_who_does_not_read_is_cut_off(parts: int | None) -> None:
     await serving
 
 
-def test_serve_takes_the_middleware() -> None:
-    made: Any = validate_http_proxy_callback_return(middlewares())
-    assert [each.cls for each in made] == [Edge]
+@pytest.mark.parametrize("password", [None, "sesame"])
+def test_serve_takes_the_middleware(monkeypatch: pytest.MonkeyPatch, password: str | None) -> None:
+    if password:
+        monkeypatch.setenv(haproxy.PASSWORD, password)
+    [made] = validate_http_proxy_callback_return(middlewares())
+    assert (made.cls, made.kwargs) == (Edge, {"password": password})
