@@ -99,7 +99,7 @@ def test_refuses_wrong_lengths_and_unknown_tokens(runtimes, case) -> None:
 def test_a_dynamic_runtime_computes_no_padding(runtimes, monkeypatch) -> None:
     runtime, widths = runtimes[TELLING], []
     forward = runtime._forward
-    monkeypatch.setattr(runtime, "_forward", lambda inputs: widths.append(inputs.shape[1]) or forward(inputs))
+    monkeypatch.setattr(runtime, "_forward", lambda inputs: widths.append(inputs.shape[2]) or forward(inputs))
     for length in (24, 1, 2, 3, 17):
         runtime(np.full(length, 5))
     assert widths == [24, 2, 2, 3, 17]
@@ -186,9 +186,12 @@ def test_refuses_what_it_cannot_serve(classifier, name, arguments, reason) -> No
 
 @pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("kind", ["bert", "albert"])
-def test_refuses_an_encoder_without_a_classifier(classifier, kind, tmp_path) -> None:
+def test_refuses_a_classifier_without_its_head(classifier, kind, tmp_path) -> None:
     tiny_classifiers.read(classifier(kind)).base_model.save_pretrained(tmp_path / kind)
-    with pytest.raises(ModelError, match=r"is no trained sequence classifier: it has no weights for .*classifier\.wei"):
+    shutil.copy(classifier(kind) / "config.json", tmp_path / kind)
+    with pytest.raises(
+        ModelError, match=r"is no trained encoder for its task: it has no weights for .*classifier\.wei"
+    ):
         load(tmp_path / kind, 8)
 
 
