@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
 from pliant.kernels.compiled_forward import find_compiler
 from pliant.kernels.cuda_graph import CudaGraph, Forward
+from pliant.kernels.encoder.texts import Accepted, Output, Text
 from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec, package, package_folder
 from pliant.turns import COMPILE, turn
 
@@ -39,24 +40,6 @@ _SOON = -math.inf
 """The urgency of what somebody waits for."""
 
 _warn_once = functools.cache(logging.getLogger("pliant").warning)
-
-
-class Text(NamedTuple):
-    """One text, or two that are read together."""
-
-    ids: np.ndarray | Sequence[int]
-    """Of its tokens, special ones included."""
-    types: np.ndarray | Sequence[int] | None = None
-    """1 for tokens of the second of two texts, else 0; None: all 0, as for models that do not tell them apart."""
-
-
-class Output(NamedTuple):
-    """What an encoder says of one text."""
-
-    logits: np.ndarray
-    """float32 [labels], [tokens, labels] of a model that labels tokens, or an embedding [dimensions]."""
-    importance: np.ndarray | None
-    """float32 [tokens]: the attention that each token received (see `importance.received`), if the runtime gives it."""
 
 
 class Runtime:
@@ -88,8 +71,7 @@ class Runtime:
         self.importance = importance
         self._narrowest = 1 if backend == "eager" else SHORTEST_DYNAMIC
         self._pad = pad
-        self._vocabulary = vocabulary
-        self._token_types = token_types
+        self._accepted = Accepted(max_length, vocabulary, token_types)
         self._rows = rows(token_types)
         size = self._rows * batch * max_length
         self._buffer = torch.ones(size, dtype=torch.int64, pin_memory=backend == "cuda-graph")
@@ -113,15 +95,13 @@ class Runtime:
     def run_all(self, texts: Sequence[Text]) -> list[Output]:
         """What there is to say of each text; none knows of the others.
 
-        Raises `ValueError` if there are no texts or more than `batch`, one has no ids or more than `max_length`, or one
-        that is not in the vocabulary, or token types that the model has not, or not one for each token.
+        Raises `ValueError` if there are no texts or more than `batch`, and as `Accepted.check` does.
         """
         if not 0 < len(texts) <= self.batch:
             raise ValueError(f"got {len(texts)} texts; this runtime takes 1 to {self.batch}")
+        for text in texts:
+            self._accepted.check(text)
         lengths = [len(text.ids) for text in texts]
-        for length in lengths:
-            if not 0 < length <= self.max_length:
-                raise ValueError(f"got {length} token ids; this runtime takes 1 to {self.max_length}")
         width = max(*lengths, self._narrowest) if self.dynamic else self.max_length
         count = len(texts) if self.backend == "eager" else self.batch
         inputs = self._buffer[: self._rows * count * width].view(self._rows, count, width)
@@ -133,25 +113,13 @@ class Runtime:
             places[0, row, :length] = text.ids
             places[1, row, :length] = 1
             if text.types is not None:
-                self._place_types(places[2:, row, :length], text.types)
-        if places[0].min() < 0 or places[0].max() >= self._vocabulary:
-            raise ValueError(
-                f"token ids must lie in 0 to {self._vocabulary - 1}; got {places[0].min()} to {places[0].max()}"
-            )
+                places[2:, row, :length] = text.types
         found = self._forward(inputs).numpy()
         if self.importance:
             return [Output(row[:-width], row[-width:][:length]) for row, length in zip(found, lengths, strict=False)]
         if found.ndim == 3:
             return [Output(row[:length], None) for row, length in zip(found, lengths, strict=False)]
         return [Output(row, None) for row in found[: len(texts)]]
-
-    def _place_types(self, into: np.ndarray, types: np.ndarray | Sequence[int]) -> None:
-        found = np.asarray(types)
-        most = max(self._token_types, 1)
-        if found.shape != into.shape[1:] or found.min() < 0 or found.max() >= most:
-            raise ValueError(f"there must be a token type from 0 to {most - 1} for each token")
-        if len(into):
-            into[0] = found
 
 
 def rows(token_types: int) -> int:

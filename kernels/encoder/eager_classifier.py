@@ -1,7 +1,7 @@
 """An uncompiled encoder: what runtimes are compiled from and compared with, and what stands in for them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, Union
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from pliant.models.encoder_shape import EncoderShape
 
 if TYPE_CHECKING:
     from pliant.kernels.encoder.transformers_classifier import TransformersClassifier
+
+Model = Union[EncoderModel, "TransformersClassifier"]
+"""Both have `padded`, and say what they must be given."""
 
 
 class Facts(TypedDict):
@@ -56,9 +59,7 @@ class EagerClassifier(torch.nn.Module):
         return {"pad": self.model.pad, "vocabulary": self.model.vocabulary, "token_types": token_types}
 
 
-def load_model(
-    folder: Path, device: str, dtype: torch.dtype, importance: bool = False
-) -> "EncoderModel | TransformersClassifier":
+def load_model(folder: Path, device: str, dtype: torch.dtype, importance: bool = False) -> Model:
     """The encoder in `folder` with the head that its files describe: ours, or transformers'. Raises ModelError."""
     config = read_json(folder / "config.json")
     if shape := EncoderShape.from_config(config):

@@ -148,8 +148,8 @@ class Encoder(Module):
         """What each layer must know of positions."""
         if rotary := self.shape.rotary:
             size = self.shape.hidden // self.shape.heads
-            turns = [_turns(layout.positions, size, theta, x.dtype) for theta in (rotary.theta, rotary.local_theta)]
-            return [turns[local] for local in rotary.local]
+            both = [turns(layout.positions, size, theta, x.dtype) for theta in (rotary.theta, rotary.local_theta)]
+            return [both[local] for local in rotary.local]
         shared: object = None
         if self.distances is not None:
             shared = by_distance(self.distances, layout.longest)
@@ -207,6 +207,7 @@ class EncoderModel(Module):
         self.pad = shape.pad
         self.vocabulary = shape.vocab
         self.token_types = shape.token_types
+        self.labels_tokens = head.task == "tokens"
         self.encoder = Encoder(shape)
         self.head = Head(head)
 
@@ -231,7 +232,8 @@ class EncoderModel(Module):
         return found if self.head.shape.pooling else found.view(*ids.shape, -1)
 
 
-def _turns(positions: Tensor, size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def turns(positions: Tensor, size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines by which heads of `size` numbers are turned at `positions`, each [positions, 1, size / 2]."""
     steps = 1.0 / (theta ** (torch.arange(0, size, 2, device=positions.device, dtype=torch.float) / size))
     angles = positions[:, None].float() * steps
     return angles.cos().to(dtype)[:, None], angles.sin().to(dtype)[:, None]

@@ -70,6 +70,7 @@ class TransformersClassifier(torch.nn.Module):
         self.head: Head | None = None
         if task == "embed":
             self.head = _head(folder, head_of(folder, config, Sizes("", model.config.hidden_size, 0.0)), device, dtype)
+        self.labels_tokens = task == "tokens"
         self.importance = importance
         pad = model.config.pad_token_id
         self.pad: int = 0 if pad is None else pad
