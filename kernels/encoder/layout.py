@@ -134,7 +134,8 @@ class Packed:
     def __init__(self, lengths: Sequence[int], device: torch.device | str) -> None:
         self.longest = max(lengths)
         self._lengths = torch.tensor(lengths, device=device)
-        self._starts = self._lengths.cumsum(0) - self._lengths
+        self._bounds = torch.tensor([0, *lengths], device=device).cumsum(0)
+        self._starts = self._bounds[:-1]
         self._split = list(lengths)
         self._device = device
 
@@ -146,6 +147,10 @@ class Packed:
         return torch.cat([part.cumsum(0) for part in torch.split(chosen, self._split)])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, window: int | None, firsts: bool) -> Tensor:
+        if bias is None and q.is_cuda:
+            from pliant.kernels.encoder.triton_attention import attend  # which a CPU has not
+
+            return attend(q, k, v, self._bounds, self.longest, window, firsts)
         found = []
         for parts in zip(*(torch.split(each, self._split) for each in (q, k, v)), strict=True):
             queries, keys, values = (part.transpose(0, 1)[None] for part in parts)
