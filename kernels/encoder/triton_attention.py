@@ -74,7 +74,7 @@ def _attend(
     block_dim: tl.constexpr,
     queries: tl.constexpr,
     keys: tl.constexpr,
-):
+) -> None:
     text, head = tl.program_id(1), tl.program_id(2)
     start = tl.load(starts + text)
     length = tl.load(starts + text + 1) - start
