@@ -18,6 +18,7 @@ from ray import serve
 from pliant.deployments.autoscaling import PLANNER
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.messages import STARTING, Step
+from pliant.errors import PliantError
 from pliant.turns import LOADING, turn
 
 _EVERY_S = 0.5
@@ -37,22 +38,22 @@ class Startup:
         """None once it can answer."""
         self._gateways = asyncio.Event()
         """Set when the planner has heard of a gateway."""
-        self._telling: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     def __call__(self, text: str, done: float) -> None:
         self._step = Step(text, done)
 
     async def __aenter__(self) -> Startup:
-        self._telling = asyncio.create_task(self._tell())
+        self._reporting = asyncio.create_task(self._report())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._telling
-        self._step = None
+        assert self._reporting
+        self._step = None if error is None else Step(f"failed: {_reason(error)}", 0.0, failed=True)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._telling, _ANSWER_WITHIN_S)
+            await asyncio.wait_for(self._reporting, _ANSWER_WITHIN_S)
 
     @asynccontextmanager
     async def loading(self, folder: Path) -> AsyncIterator[None]:
@@ -74,8 +75,8 @@ class Startup:
         finally:
             turns.__exit__(None, None, None)
 
-    async def _tell(self) -> None:
-        """Tell each step, and at last that there is none any more."""
+    async def _report(self) -> None:
+        """Report each step, and at last that there is none any more, or why there is none."""
         replica = serve.get_replica_context().replica_id.unique_id
         planner = await asyncio.to_thread(serve.get_deployment_handle, PLANNER)  # it asks Serve's controller
         told, quiet_s = None, 0.0
@@ -87,10 +88,16 @@ class Startup:
                         if await answer(planner.starting.remote(self._service, replica, step)):
                             self._gateways.set()
                     told, quiet_s = step, 0.0
-            if step is None:
+            if step is None or step.failed:
                 return
             await asyncio.sleep(_EVERY_S)
             quiet_s += _EVERY_S
+
+
+def _reason(error: BaseException) -> str:
+    """In one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines and isinstance(error, PliantError) else f"{type(error).__name__}: {' '.join(lines[:1])}"
 
 
 def _size(folder: Path) -> float:

@@ -17,7 +17,7 @@ HEAVY = TRAINING | VISION | COMPILER | {"torch", "huggingface_hub"}
 SERVE = "pliant.deployments"
 ENCODER = (
     f"{SERVE}.encoder.replica",
-    "pliant.kernels.encoder.telling_classifier",
+    "pliant.kernels.encoder.importance_classifier",
     "pliant.kernels.encoder.eager_classifier",
 )
 KINDS = tuple(module for _, module in kinds.KINDS)

@@ -13,8 +13,8 @@ from tokenizers import Encoding, Tokenizer
 from pliant.bench.cascade.levels import Prepared
 from pliant.deployments.cascade.pruning import Words, read_words
 from pliant.deployments.cascade.readings import Level, Seen
-from pliant.kernels.encoder import compiled_classifier, telling_classifier
-from pliant.kernels.encoder.telling_classifier import Told
+from pliant.kernels.encoder import compiled_classifier, importance_classifier
+from pliant.kernels.encoder.importance_classifier import WithImportance
 from pliant.models.sources import describe
 from pliant.policies.cascade.label_agreement import columns
 
@@ -37,7 +37,7 @@ class Model:
         self._tokenizer.enable_truncation(longest)
         self._columns = list(columns(level.labels, describe(folder).labels))
         self._plain = compiled_classifier.load(folder, longest, dynamic=True)
-        self._telling = telling_classifier.load(folder, longest, dynamic=True)
+        self._stepwise = importance_classifier.load(folder, longest, dynamic=True)
 
     def encode(self, text: str) -> Encoding:
         return self._tokenizer.encode(text)
@@ -47,17 +47,17 @@ class Model:
         logits: NDArray[np.float32] = self._plain(encoding.ids)[self._columns]
         return logits
 
-    def tell(self, encoding: Encoding, wanted: Wanted) -> Told:
+    def with_importance(self, encoding: Encoding, wanted: Wanted) -> WithImportance:
         """Its logits as a level of a cascade, and the importance of tokens if it can tell and these want it."""
         if not self.level.importance:
-            return Told(self.read(encoding), None, 0.0)
-        told = self._telling.tell(encoding.ids, wanted)
+            return WithImportance(self.read(encoding), None, 0.0)
+        told = self._stepwise.with_importance(encoding.ids, wanted)
         return told._replace(logits=told.logits[self._columns])
 
     def words(self, text: str) -> Words:
         """The words of `text` and how important they are, also for a level that need not tell."""
         encoding = self.encode(text)
-        importance = self._telling.tell(encoding.ids, lambda _: True).importance
+        importance = self._stepwise.with_importance(encoding.ids, lambda _: True).importance
         assert importance is not None
         return read_words([text], encoding, importance)[0]
 
@@ -73,9 +73,11 @@ class CompiledReader:
         started = time.perf_counter()
         encoding = model.encode(text)
         encoded = time.perf_counter()
-        told = model.tell(encoding, lambda _: importance)
-        computed_s = time.perf_counter() - encoded - told.telling_s
-        return Seen(told.logits, told.importance, encoding, encoded - started + computed_s, told.telling_s, computed_s)
+        told = model.with_importance(encoding, lambda _: importance)
+        computed_s = time.perf_counter() - encoded - told.importance_s
+        return Seen(
+            told.logits, told.importance, encoding, encoded - started + computed_s, told.importance_s, computed_s
+        )
 
 
 def load(

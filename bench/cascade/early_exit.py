@@ -22,10 +22,10 @@ from pliant.bench.cascade.fine_tuning import pad
 from pliant.bench.cascade.tasks import Texts
 from pliant.policies.cascade.calibration import Floats, Integers
 from pliant.policies.encoder.confidence import confidence, softmax
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 from pliant.zoo.repeatable import one_thread
 
-mend()
+declare()
 from transformers import BertForSequenceClassification  # noqa: E402
 
 _FILE = "exits.safetensors"

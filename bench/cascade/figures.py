@@ -123,7 +123,7 @@ def _calibration(studied: Studied, cascade: Candidate, suffix: str) -> list[Figu
 def _pruning(studied: Studied, cascade: Candidate, suffix: str) -> list[Figure]:
     pruned = outcome.pruning(cascade, studied.test, max(cascade.alphas, default=0.0))
     beside = (
-        f"{pruned.saved_net:.1%} with what telling and pruning take; {pruned.share:.1%} of words gone, "
+        f"{pruned.saved_net:.1%} with what importance and pruning take; {pruned.share:.1%} of words gone, "
         f"{pruned.accuracy_lost:+.2%} of accuracy lost, on {len(pruned.words)} texts that reach the last level"
     )
     found = [

@@ -17,10 +17,10 @@ from torch.nn import functional
 
 from pliant.bench.cascade.tasks import Texts
 from pliant.errors import ModelError
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 from pliant.zoo.repeatable import one_thread
 
-mend()
+declare()
 from transformers import BertConfig, BertForSequenceClassification  # noqa: E402
 
 Progress = Callable[[float], object]

@@ -35,7 +35,7 @@ from pliant.deployments.app import assemble
 from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.kinds import parse
-from pliant.kernels.encoder import compiled_classifier, telling_classifier
+from pliant.kernels.encoder import compiled_classifier, importance_classifier
 from pliant.models import sources
 from pliant.policies.cascade.calibration import Floats
 
@@ -65,7 +65,7 @@ class DynamicReplica(EncoderReplica):
     """Computes each text at its own length."""
 
     def runtimes(self, config: EncoderConfig) -> Runtimes:
-        kernel = telling_classifier if config.importance else compiled_classifier
+        kernel = importance_classifier if config.importance else compiled_classifier
         return Loaded(config, partial(kernel.load, sources.fetch(config.model), dynamic=True))
 
 

@@ -98,7 +98,7 @@ def early_gap(early: Floats, lost: Floats) -> float:
 def seconds(candidate: Candidate, readings: Readings, stops: Integers) -> Floats:
     """How long each text takes, [n]: what each level takes that it reaches, and once what tells what to prune."""
     read = reads(candidate, readings)
-    total = read[0].seconds + np.where((stops > 0) & any(candidate.alphas), read[0].telling_s, 0.0)
+    total = read[0].seconds + np.where((stops > 0) & any(candidate.alphas), read[0].importance_s, 0.0)
     for level, of in enumerate(read[1:], 1):
         total += np.where(stops >= level, of.seconds, 0.0)
     return total
@@ -122,6 +122,6 @@ def pruning(candidate: Candidate, readings: Readings, alpha: float) -> Pruning:
         pruned=counts[1],
         whole_s=whole.compute_s[reach],
         pruned_s=less.compute_s[reach],
-        extra_s=(readings.whole[first].telling_s + pruning_s)[reach],
+        extra_s=(readings.whole[first].importance_s + pruning_s)[reach],
         lost=(readings.right(whole) - readings.right(less))[reach],
     )

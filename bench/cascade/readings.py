@@ -37,9 +37,9 @@ class Read:
         return np.array([one.compute_s for one in self.ones])
 
     @cached_property
-    def telling_s(self) -> Floats:
+    def importance_s(self) -> Floats:
         """What it takes beyond that to know which words are important, [n]."""
-        return np.array([one.telling_s for one in self.ones])
+        return np.array([one.importance_s for one in self.ones])
 
 
 class Readings:

@@ -14,7 +14,7 @@ import numpy as np
 
 from pliant.bench.cascade.compiled import Model
 from pliant.deployments.cascade.pruning import read_words
-from pliant.deployments.encoder.messages import Telling
+from pliant.deployments.encoder.messages import ImportanceRequest
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import Candidate
 
@@ -78,19 +78,19 @@ def cascade(candidate: Candidate, models: Mapping[str, Model], seed: int) -> Sys
     def wanted(text: str) -> Callable[[np.ndarray], bool]:
         if not pruning:
             return lambda _: False
-        return Telling(policy.temperatures[0], policy.sure_from(text, 0)).wants
+        return ImportanceRequest(policy.temperatures[0], policy.sure_from(text, 0)).wants
 
     def answer(text: str) -> float:
         started = time.perf_counter()
         encoding = levels[0].encode(text)
-        told = levels[0].tell(encoding, wanted(text))
+        told = levels[0].with_importance(encoding, wanted(text))
         [words] = [None] if told.importance is None else read_words([text], encoding, told.importance)
         logits = [told.logits]
         cost = levels[0].bytes * (time.perf_counter() - started)
         while policy.decide(text, level := len(logits) - 1, logits[-1]).reroute:
             started, later = time.perf_counter(), levels[level + 1]
             rest = words.prune(candidate.alphas[level]).text if words else text
-            logits.append(later.tell(later.encode(rest), lambda _: False).logits)
+            logits.append(later.with_importance(later.encode(rest), lambda _: False).logits)
             cost += later.bytes * (time.perf_counter() - started)
         policy.vote(logits).argmax()
         return cost

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pliant.cache import cache_folder, made_once
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 _BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 _POSITIONS = 2048
@@ -56,7 +56,7 @@ def _folder(size: Size, dtype: str, prefix: str = "") -> Path:
 
 
 def _save(size: Size, dtype: str, folder: Path) -> None:
-    mend()
+    declare()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

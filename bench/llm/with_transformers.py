@@ -14,7 +14,7 @@ from pliant.bench.llm.outcome import Outcome, Recorder
 from pliant.bench.llm.systems import Batch
 from pliant.bench.llm.workload import Integers, Request, Workload
 from pliant.errors import PliantError
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 _PAGE = 32
 _POLL_S = 0.005
@@ -27,7 +27,7 @@ class ContinuousBatchingError(PliantError):
 
 def load(folder: Path, dtype: str, device: str, attention: str = "sdpa") -> Any:
     """The model as transformers runs it."""
-    mend()
+    declare()
     from transformers import AutoModelForCausalLM
 
     logging.getLogger("transformers").setLevel(logging.ERROR)

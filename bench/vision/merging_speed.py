@@ -17,9 +17,9 @@ from pliant.kernels.vision import executor as vit_executor
 from pliant.kernels.vision import profile as vit_profile
 from pliant.kernels.vision.executor import VisionExecutor
 from pliant.models.vision_info import CONFIG, WEIGHTS, merging_gammas
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
-mend()
+declare()
 import timm  # noqa: E402
 
 

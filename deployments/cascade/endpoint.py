@@ -13,12 +13,14 @@ import numpy as np
 
 from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade.messages import CascadeEntry
-from pliant.deployments.cascade.passage import Passage, PassageRecorder
 from pliant.deployments.cascade.route import Serving
-from pliant.deployments.encoder.endpoint import Classifier, Details, Prediction, each
+from pliant.deployments.cascade.run import CascadeRecorder, CascadeRun
+from pliant.deployments.encoder.endpoint import Classifier, Details, Prediction
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Outcome, RequestError, counted
 from pliant.deployments.serving.scores import likeliest
+from pliant.deployments.serving.tenants import current
 from pliant.policies.cascade.calibration import Floats
 
 _COME_BACK_S = 5.0
@@ -33,7 +35,7 @@ class CascadeClassifier:
         config: CascadeConfig,
         levels: Mapping[str, Classifier],
         entry: Callable[[], CascadeEntry | None],
-        recorder: PassageRecorder,
+        recorder: CascadeRecorder,
     ) -> None:
         self.name = name
         self.levels = config.levels
@@ -90,26 +92,28 @@ class CascadeClassifier:
 
     async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
         serving = self.serving
-        slo_s = (parameters.slo_ms or self._config.slo_ms) / 1e3
+        account = current()
+        slo_s = account.slo_ms(parameters.slo_ms or self._config.slo_ms) / 1e3
+        slack_share = account.utility(parameters.utility)
         with counted(self._recorder) as ending:
             if serving is None:
                 raise RequestError(Outcome.UNAVAILABLE, f"{self.name} is not ready yet: {self.state}", _COME_BACK_S)
-            passage = Passage(self.name, text, slo_s, parameters.utility, serving, self._config.degrade, self._recorder)
-            await passage.run()
-            if passage.degraded:
+            run = CascadeRun(self.name, text, slo_s, slack_share, serving, self._config.degrade, self._recorder)
+            await run.run()
+            if run.degraded:
                 ending.outcome = Outcome.DEGRADED
-            probabilities = passage.probabilities
+            probabilities = run.probabilities
         order = likeliest(probabilities, parameters.top_k)
         sure = float(probabilities.max())
-        self._recorder.answered(passage.level, passage.seconds, slo_s, sure)
-        warnings = passage.warnings
+        self._recorder.answered(run.level, run.seconds, slo_s, sure)
+        warnings = run.warnings
         if serving.choice.unmet:
-            warnings.append(f"{self.name} does not keep what it should; /stats tells why")
+            warnings.append(f"{self.name} does not keep what it should; see /stats")
         return Prediction(
             [self.labels[index] for index in order],
             _scores(probabilities, parameters)[order].tolist(),
             "; ".join(warnings) or None,
-            Details(passage.level, sure, passage.pruned, passage.degraded),
+            Details(run.level, sure, run.pruned, run.degraded),
         )
 
     def facts(self) -> dict[str, Any]:

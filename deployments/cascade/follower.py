@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from pliant.deployments.cascade.messages import CascadeEntry
-from pliant.deployments.serving.catalog.board_follower import BoardFollower
+from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.kind import Ask
 
 
-class CascadeFollower(BoardFollower[CascadeEntry]):
+class CascadeFollower(CatalogFollower[CascadeEntry]):
     """Keeps `known`, the cascades by name, in step with the planner while `run` runs."""
 
     def __init__(self, ask: Ask) -> None:

@@ -15,7 +15,7 @@ from pliant.deployments.cascade.follower import CascadeFollower
 from pliant.deployments.cascade.metrics import CascadeMetrics
 from pliant.deployments.cascade.planner import CascadePart
 from pliant.deployments.cascade.status import cascade_metrics
-from pliant.deployments.serving.catalog.board_follower import BoardFollower
+from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
 from pliant.deployments.serving.services import Answers, Service
 
@@ -38,7 +38,7 @@ class CascadeKind(Kind[CascadeConfig]):
     def part(self, planning: Planning) -> CascadePart:
         return CascadePart(planning)
 
-    def facts(self, service: Service, follower: BoardFollower[Any] | None) -> Mapping[str, Any]:
+    def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
         return cast(CascadeClassifier, service.endpoint).facts() if service.endpoint else {}
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:

@@ -11,10 +11,10 @@ from pliant.config.cascade import CascadeConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.readings import Level, Seen, UnreadableError
 from pliant.deployments.encoder.endpoint import Classifier
-from pliant.deployments.encoder.messages import Answer, Report, Telling
+from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Report
 from pliant.deployments.serving.outcome import Outcome, RequestError, Retry
 
-_ALWAYS = Telling(temperature=1.0, below=math.inf)
+_ALWAYS = ImportanceRequest(temperature=1.0, below=math.inf)
 _RETRY_S = 1.0
 _PATIENCE_S = 120.0
 """How long one text may stay without an answer before the profile is given up."""
@@ -35,7 +35,9 @@ class ClassifierReader:
         give_up = time.monotonic() + self._patience_s
         while True:
             try:
-                found = await self._classifiers[level].read(text, None, telling=_ALWAYS if importance else None)
+                found = await self._classifiers[level].read(
+                    text, None, importance_request=_ALWAYS if importance else None
+                )
             except RequestError as error:
                 if error.outcome is Outcome.REJECTED:
                     raise UnreadableError(error.reason) from None
@@ -44,9 +46,9 @@ class ClassifierReader:
                 await asyncio.sleep(_RETRY_S)
             else:
                 if not (found.interrupted or found.waited_s) or time.monotonic() > give_up:
-                    seconds = found.seconds - found.telling_s
+                    seconds = found.seconds - found.importance_s
                     return Seen(
-                        found.logits, found.importance, found.encoding, seconds, found.telling_s, found.compute_s
+                        found.logits, found.importance, found.encoding, seconds, found.importance_s, found.compute_s
                     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pliant.deployments.cascade.passage import Reason
+from pliant.deployments.cascade.run import Reason
 from pliant.deployments.serving.metrics import Requests, counter, gauge, histogram
 
 _SURE = [0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0]
 
 
 class CascadeMetrics(Requests):
-    """As a gateway sees it; a `PassageRecorder`. `level` is a service, of answers the last one that read the text."""
+    """As a gateway sees it; a `CascadeRecorder`. `level` is a service, of answers the last one that read the text."""
 
     def __init__(self, service: str, kind: str, outcomes: Counter[str]) -> None:
         super().__init__(service, kind, outcomes)

@@ -19,9 +19,9 @@ from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.table import Profiled, folder_of, identity, keep, load
 from pliant.deployments.encoder.endpoint import Classifier
-from pliant.deployments.serving.catalog.board import Board, Seen
+from pliant.deployments.serving.catalog.catalog import Catalog, Seen
 from pliant.deployments.serving.kind import Part, Planning
-from pliant.deployments.serving.messages import BoardNews
+from pliant.deployments.serving.messages import CatalogNews
 from pliant.errors import DataError, PliantError
 from pliant.models import sources
 from pliant.policies.cascade.choice import NoCandidateError
@@ -47,7 +47,7 @@ class _RefusedError(Exception):
 
 
 class CascadePart(Part):
-    """The cascades' part of the planner; `board` has them by service.
+    """The cascades' part of the planner; `catalog` has them by service.
 
     A cascade is profiled as soon as its levels can answer, and again once they are compiled if they were not then; the
     first choice serves meanwhile. What fails is tried again for ever, after the first of `pauses_s`, which doubles up
@@ -56,7 +56,7 @@ class CascadePart(Part):
     """
 
     def __init__(self, planning: Planning, pauses_s: tuple[float, float] = _PAUSES_S) -> None:
-        self.board: Board[CascadeEntry] = Board(_GONE_S)
+        self.catalog: Catalog[CascadeEntry] = Catalog(_GONE_S)
         self._planning = planning
         self._encoders = planning.config.of(EncoderConfig)
         self._pauses_s = pauses_s
@@ -70,9 +70,9 @@ class CascadePart(Part):
             for name, cascade in planning.config.of(CascadeConfig).items()
         ]
 
-    async def news(self, follower: str, seen: Seen, wait: bool) -> BoardNews[CascadeEntry]:
+    async def news(self, follower: str, seen: Seen, wait: bool) -> CatalogNews[CascadeEntry]:
         """What became of cascades since `seen`: now, or else as soon as there is something, or after some seconds."""
-        return await self.board.follow(follower, seen, _NEWS_WITHIN_S if wait else 0)
+        return await self.catalog.follow(follower, seen, _NEWS_WITHIN_S if wait else 0)
 
     def check(self) -> None:
         """Raise RuntimeError if a cascade is not seen to any more, though nothing was chosen for it."""
@@ -129,12 +129,12 @@ class CascadePart(Part):
             folder = folder_of(name, identity(config, self._encoders, folders, texts, backends))
             profiled = await self._profiled(name, config, classifiers, texts, None if provisional else folder)
         except DataError as error:
-            raise _RefusedError("cannot use its labelled texts; /stats tells why", str(error)) from None
+            raise _RefusedError("cannot use its labelled texts; see /stats", str(error)) from None
         try:
             return provisional, await asyncio.to_thread(choose_for, config, profiled)
         except NoCandidateError as error:
             raise _RefusedError(
-                "cannot keep what it promises; /stats tells why",
+                "cannot keep what it promises; see /stats",
                 f"{error}; the profile is in {folder}: delete it to have the levels measured again",
             ) from None
 
@@ -210,15 +210,15 @@ class CascadePart(Part):
             logger.info("%s: %s", name, choice.conformal)
         if choice.unmet:
             logger.error("%s: does not keep its promise, but serves, as it may degrade: %s", name, choice.unmet)
-        self.board.put({name: CascadeEntry(name, state, choice)})
+        self.catalog.put({name: CascadeEntry(name, state, choice)})
 
     def _tell(self, name: str, state: str) -> None:
         logger.info("%s: %s", name, state)
-        self.board.put({name: CascadeEntry(name, state, None)})
+        self.catalog.put({name: CascadeEntry(name, state, None)})
 
     def _complain(self, entry: CascadeEntry, bug: Exception | None = None) -> None:
         """Tell what is wrong; the log once, though it be found again and again, and where in case of a `bug`."""
-        self.board.put({entry.service: entry})
+        self.catalog.put({entry.service: entry})
         if self._complaints.get(entry.service) != entry.problem:
             self._complaints[entry.service] = entry.problem
             logger.error("%s: %s: %s", entry.service, entry.state, entry.problem, exc_info=bug)

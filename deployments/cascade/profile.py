@@ -104,8 +104,8 @@ class _Level:
         return np.array([one.seconds for one in self.ones])
 
     @property
-    def telling_s(self) -> Floats:
-        return np.array([one.telling_s for one in self.ones])
+    def importance_s(self) -> Floats:
+        return np.array([one.importance_s for one in self.ones])
 
     @cached_property
     def probabilities(self) -> Floats:
@@ -193,7 +193,7 @@ async def _find(levels: Sequence[_Level], readings: Readings | None) -> list[Can
     """
     named = {level.name: level for level in levels}
     profiles = [
-        LevelProfile(level.name, level.temperature, Reading(level.probabilities, level.latency_s), level.telling_s)
+        LevelProfile(level.name, level.temperature, Reading(level.probabilities, level.latency_s), level.importance_s)
         for level in levels
     ]
 

@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     encoding: Encoding
     seconds: float
     """From asking to the answer, without what importance took."""
-    telling_s: float
+    importance_s: float
     """What that took."""
     compute_s: float
     """Of `seconds`, what the model itself took: the rest is the way there and back, and whatever was in it."""
@@ -75,7 +75,7 @@ class One(NamedTuple):
     """What the model itself took."""
     words: Words | None
     """With their importance, if the level tells."""
-    telling_s: float
+    importance_s: float
     """What it takes to know them, beyond `seconds`: a text that is not pruned does without."""
 
 
@@ -107,8 +107,8 @@ class Readings:
     async def pruned(self, level: str, pruner: str, alpha: float, given: Sequence[tuple[One, One]]) -> list[One]:
         """What `level` says of texts less the words that `pruner` gave too little attention; with the time to prune.
 
-        `given` is each text as the pruner has read it, telling, and as `level` has read it whole: that also goes for a
-        text of which nothing is pruned, or whose rest it cannot take. What telling takes the pruner is not in it.
+        `given` is each text as the pruner has read it, with importance, and as `level` has read it whole: that also
+        goes for a text of which nothing is pruned, or whose rest it cannot take. What importance takes is not in it.
         """
         found = []
         for number, (told, whole) in enumerate(given):
@@ -130,9 +130,9 @@ class Readings:
         started = time.perf_counter()
         if seen.importance is not None:
             [words] = read_words([text], seen.encoding, seen.importance)
-        telling_s = seen.telling_s + time.perf_counter() - started
+        importance_s = seen.importance_s + time.perf_counter() - started
         logits = seen.logits.astype(np.float64)[self._columns[level]]
-        return One(logits, seen.seconds, seen.compute_s, words, telling_s)
+        return One(logits, seen.seconds, seen.compute_s, words, importance_s)
 
 
 def _hop_s(read: Sequence[One | None]) -> float:

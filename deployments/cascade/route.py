@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.reroutes import Reroutes
 from pliant.deployments.encoder.endpoint import Classifier
-from pliant.deployments.encoder.messages import Telling
+from pliant.deployments.encoder.messages import ImportanceRequest
 from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.label_agreement import columns
 
@@ -41,11 +41,11 @@ class Route:
         after_s = sum(self.latency_s[index + 1 :])
         return max(left_s - after_s, min(left_s, 2 * self.latency_s[index]))
 
-    def telling(self, text: str) -> Telling | None:
+    def importance_request(self, text: str) -> ImportanceRequest | None:
         """The first level tells which tokens are important if the text will go on, and lose words."""
         if not any(self.alphas):
             return None
-        return Telling(self.policy.temperatures[0], self.policy.sure_from(text, 0))
+        return ImportanceRequest(self.policy.temperatures[0], self.policy.sure_from(text, 0))
 
     def most_characters(self, index: int) -> int:
         """Of a text that are read by a level after `index`."""

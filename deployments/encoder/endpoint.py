@@ -5,12 +5,11 @@ Plain asyncio, without Ray.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +18,16 @@ from tokenizers import Encoding, Tokenizer
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.errand import TextErrand, TextWant
-from pliant.deployments.encoder.messages import Answer, Query, Telling
+from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query, Report
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
+from pliant.deployments.serving.table import ReplicaTable
+from pliant.deployments.serving.tenants import current
+from pliant.deployments.serving.tokenizing import CHARACTERS_PER_TOKEN, tokenize
 from pliant.models.sources import ModelInfo
-
-_LONG_TEXT = 4_000
-"""Characters from which on a text is tokenized in a thread, so that the event loop stays responsive."""
-_CHARACTERS_PER_TOKEN = 64
-"""A text with more characters than this per token of the longest runtime is too long without looking closer."""
-
-Answered = TypeVar("Answered")
 
 
 class TextRecorder(Recorder, Protocol):
@@ -81,7 +77,7 @@ class Reading:
     encoding: Encoding
     seconds: float
     """Since `read` was called."""
-    telling_s: float
+    importance_s: float
     """Of these, what importance took beyond the logits."""
     compute_s: float
     """Of these, what the logits took."""
@@ -102,6 +98,7 @@ class Classifier:
         folder: Path,
         info: ModelInfo,
         chooser: EncoderChooser,
+        table: ReplicaTable[TextWant, Report],
         caller: Caller[TextWant, Query, Answer],
         recorder: TextRecorder,
     ) -> None:
@@ -109,6 +106,7 @@ class Classifier:
         self.labels = list(info.labels)
         self._config = config
         self._chooser = chooser
+        self._table = table
         self._caller = caller
         self._recorder = recorder
         self._default_function = "softmax" if info.chooses else "sigmoid"
@@ -121,12 +119,12 @@ class Classifier:
 
     @property
     def ready(self) -> bool:
-        return self._chooser.serves(self._longest)
+        return self._table.ready and self._chooser.serves(self._longest)
 
     @property
     def most_characters(self) -> int:
         """Of a text; what comes after them is never read."""
-        return self._longest * _CHARACTERS_PER_TOKEN
+        return self._longest * CHARACTERS_PER_TOKEN
 
     @property
     def down(self) -> bool:
@@ -136,7 +134,7 @@ class Classifier:
     async def classify(self, texts: Sequence[str], parameters: ClassifyParameters) -> list[Prediction]:
         """Answer all `texts`, or raise the RequestError of the first that fails."""
         if parameters.details:
-            reason = f"parameters.details: {self.name} is no cascade, and has none to tell"
+            reason = f"parameters.details: {self.name} is no cascade, and has none"
             raise RequestError(Outcome.REJECTED, reason)
         return await each([self._classify(text, parameters) for text in texts])
 
@@ -144,15 +142,15 @@ class Classifier:
         self,
         text: str,
         slo_s: float | None,
-        utility: float = 1.0,
-        telling: Telling | None = None,
+        slack_share: float = 1.0,
+        importance_request: ImportanceRequest | None = None,
         within_s: float | None = None,
     ) -> Reading:
         """What a replica says of `text` within `slo_s` seconds; None: however late.
 
-        With `telling` also of its tokens, for the answers that this wants it of. A caller that can do without an answer
-        waits for it no longer than `within_s`, and not at all for replicas that are not there. Raises RequestError; its
-        fault is TIMED_OUT when the time was too short, and DOWN when no replica is there.
+        `importance_request` asks for the importance of its tokens, too. A caller that can do without an answer waits
+        for it no longer than `within_s`, and not at all for replicas that are not there. Raises RequestError; its fault
+        is TIMED_OUT when the time was too short, and DOWN when no replica is there.
         """
         started = time.monotonic()
         timeout_s = max(self._config.timeout_s, slo_s or 0.0) if within_s is None else within_s
@@ -160,13 +158,22 @@ class Classifier:
             encoding, warning = await self._tokenize(text)
             ids = np.array(encoding.ids, dtype="<i4")
             self._recorder.arrived(len(ids))
+            current().spend(len(ids))
             errand = TextErrand(
-                self.name, ids.tobytes(), len(ids), started, slo_s, utility, telling, timeout_s, within_s is None
+                self.name,
+                ids.tobytes(),
+                len(ids),
+                started,
+                slo_s,
+                slack_share,
+                importance_request,
+                timeout_s,
+                within_s is None,
             )
             try:
                 answer, interrupted = await self._caller.answer(errand)
             except RequestError as error:
-                if error.outcome is Outcome.SHED and utility == 1:
+                if error.outcome is Outcome.SHED and slack_share == 1:
                     self._recorder.shed()
                 raise
         seconds = time.monotonic() - started
@@ -178,7 +185,7 @@ class Classifier:
             received,
             encoding,
             seconds,
-            answer.telling_s,
+            answer.importance_s,
             answer.compute_s,
             errand.waited_s,
             warning,
@@ -186,42 +193,28 @@ class Classifier:
         )
 
     async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
-        reading = await self.read(text, (parameters.slo_ms or self._config.slo_ms) / 1e3, parameters.utility)
+        account = current()
+        slo_ms = account.slo_ms(parameters.slo_ms or self._config.slo_ms)
+        reading = await self.read(text, slo_ms / 1e3, account.utility(parameters.utility))
         scores = apply(parameters.function_to_apply or self._default_function, reading.logits)
         order = likeliest(scores, parameters.top_k)
         return Prediction([self.labels[index] for index in order], scores[order].tolist(), reading.warning)
 
     async def _tokenize(self, text: str) -> tuple[Encoding, str | None]:
         longest = self._longest
-        most = longest * _CHARACTERS_PER_TOKEN
-        if len(text) > most and not self._config.truncate:
+        if len(text) > self.most_characters and not self._config.truncate:
             raise _too_long(f"text of {len(text)} characters; {self.name} takes at most {longest} tokens")
-        if len(text) > _LONG_TEXT:
-            encoding = await asyncio.to_thread(self._tokenizer.encode, text[:most])
-        else:
-            encoding = self._tokenizer.encode(text)
+        encoding, read = await tokenize(self._tokenizer, text[: self.most_characters], longest, offsets=True)
         if not len(encoding):
             raise RequestError(Outcome.REJECTED, "a text has no tokens; send at least one word")
-        if len(encoding) <= longest and len(text) <= most:
+        if len(encoding) <= longest and read == len(text):
             return encoding, None
+        count = f"{len(encoding)}" if read == len(text) else f"more than {len(encoding)}"
         if not self._config.truncate:
-            raise _too_long(f"text of {len(encoding)} tokens; {self.name} takes at most {longest}")
-        cut = await asyncio.to_thread(self._cutter.encode, text[:most])
-        given = f"{len(encoding)}" if len(text) <= most else f"more than {len(encoding)}"
-        return cut, f"text cut to the first {len(cut)} of {given} tokens"
+            raise _too_long(f"text of {count} tokens; {self.name} takes at most {longest}")
+        cut, _ = await tokenize(self._cutter, text[:read], longest, offsets=True)
+        return cut, f"text cut to the first {len(cut)} of {count} tokens"
 
 
 def _too_long(reason: str) -> RequestError:
     return RequestError(Outcome.REJECTED, reason, fault=Fault.TOO_LONG)
-
-
-async def each(answers: Sequence[Coroutine[Any, Any, Answered]]) -> list[Answered]:
-    """All `answers`, which come at the same time; when one fails or the client leaves, the others end."""
-    if len(answers) == 1:
-        return [await answers[0]]
-    tasks = [asyncio.create_task(answer) for answer in answers]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()

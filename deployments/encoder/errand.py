@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pliant.deployments.encoder.messages import Answer, Query, Telling
+from pliant.config.tenants import ANONYMOUS
+from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query
 from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
@@ -21,10 +22,11 @@ class TextWant(NamedTuple):
     """In tokens."""
     budget_s: float | None
     """Seconds left until the SLO; None once it must be answered however late."""
-    utility: float
+    slack_share: float
     """Share of its slack that it may spend waiting, 0 to 1."""
-    tells: bool = False
+    importance: bool = False
     """Whether the importance of its tokens may be told, too."""
+    tenant: str = ANONYMOUS
 
 
 class TextErrand(Errand[TextWant, Query, Answer]):
@@ -40,11 +42,12 @@ class TextErrand(Errand[TextWant, Query, Answer]):
         length: int,
         started: float,
         slo_s: float | None,
-        utility: float,
-        telling: Telling | None,
+        slack_share: float,
+        importance_request: ImportanceRequest | None,
         timeout_s: float,
         waits: bool,
     ) -> None:
+        super().__init__()
         self.subject = service
         self.timeout_s = timeout_s
         self.waits = waits
@@ -54,14 +57,22 @@ class TextErrand(Errand[TextWant, Query, Answer]):
         self._length = length
         self._started = started
         self._slo_s = slo_s
-        self._utility = utility
-        self._telling = telling
+        self._slack_share = slack_share
+        self._importance_request = importance_request
 
     def want(self, late: bool) -> TextWant:
-        return TextWant(self._length, self._budget_s(late), self._utility, self._telling is not None)
+        return TextWant(
+            self._length,
+            self._budget_s(late),
+            self._slack_share,
+            self._importance_request is not None,
+            self.tenant.name,
+        )
 
     def query(self, late: bool) -> Query:
-        return Query(self._ids, self._length, self._budget_s(late), self._utility, self._telling)
+        return Query(
+            self._ids, self._length, self._budget_s(late), self._slack_share, self._importance_request, self.tenant
+        )
 
     def waited(self) -> None:
         """It gets its time once more, so that the queue behind a replica that comes back is no longer than usual."""

@@ -10,11 +10,10 @@ from prometheus_client.core import Metric
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.endpoint import Classifier
+from pliant.deployments.encoder.messages import MOST_WAITING
 from pliant.deployments.encoder.metric_tables import encoder_metrics
 from pliant.deployments.encoder.metrics import TextMetrics
 from pliant.deployments.encoder.planner import EncoderPart
-from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.kind import Kind, Opening, Planning
 from pliant.deployments.serving.services import Answers
 from pliant.models import sources
@@ -29,18 +28,22 @@ class EncoderKind(Kind[EncoderConfig]):
 
         return EncoderReplica
 
+    def most_ongoing(self, config: EncoderConfig) -> int:
+        """More than wait in an engine, which refuses by tenant."""
+        return 2 * MOST_WAITING
+
     def chooser(self, config: EncoderConfig) -> EncoderChooser:
         return EncoderChooser(config.slo_ms / 1e3)
 
     async def open(self, opening: Opening[EncoderConfig]) -> Classifier:
         folder = await opening.fetch(sources.fetch)
         recorder = TextMetrics(opening.name, self.name, opening.outcomes, opening.tally)
-        assert opening.transport
-        assert isinstance(opening.chooser, EncoderChooser)
-        courier = Courier(opening.table.gateway, opening.transport)
-        caller = Caller(opening.table, recorder, courier)
+        chooser = opening.table.chooser
+        assert isinstance(chooser, EncoderChooser)
         info = sources.describe(folder)
-        return Classifier(opening.name, opening.config, folder, info, opening.chooser, caller, recorder)
+        return Classifier(
+            opening.name, opening.config, folder, info, chooser, opening.table, opening.caller(recorder), recorder
+        )
 
     def part(self, planning: Planning) -> EncoderPart:
         return EncoderPart(planning)

@@ -8,7 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pliant.deployments.serving import parcels
+from pliant.deployments.serving.tenants import Tenant
 from pliant.policies.encoder.confidence import confidence, softmax
+
+MOST_WAITING = 1024
+"""Texts in a replica; of more, those are refused that the tenant sent last which is furthest over its share."""
 
 
 class Assignment(NamedTuple):
@@ -18,7 +22,7 @@ class Assignment(NamedTuple):
     max_length: int
 
 
-class Telling(NamedTuple):
+class ImportanceRequest(NamedTuple):
     """Which answers are to come with the importance of tokens: those that a cascade is not sure of."""
 
     temperature: float
@@ -39,10 +43,11 @@ class Query(NamedTuple):
     """How many there are."""
     budget_s: float | None
     """Seconds left until the SLO; None once the request must be answered however late (its first replica failed)."""
-    utility: float
+    slack_share: float
     """Share of its slack that it may spend waiting, 0 to 1."""
-    telling: Telling | None = None
+    importance_request: ImportanceRequest | None = None
     """For which answers to tell the attention that each token received, too."""
+    tenant: Tenant = Tenant()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class Answer:
     """Tokens that it computed, padding included."""
     importance: bytes = b""
     """float32, one per token of the query; empty unless the query wants it, and the runtime tells."""
-    telling_s: float = 0.0
+    importance_s: float = 0.0
     """Seconds that importance took beyond the logits."""
     compute_s: float = 0.0
     """Seconds that the logits took."""
@@ -74,11 +79,13 @@ class Report(parcels.Report):
     device: str
     compiling: list[int]
     """Lengths that are not compiled yet: what it computes on may change."""
-    uncompiled: str
-    """Why the model stays uncompiled; empty unless it does."""
+    uncompiled: dict[int, str]
+    """Lengths that stay uncompiled, and why."""
     failed: dict[int, str]
     """Lengths that it could not load, and why; it is not asked for them again for some time."""
     waiting: int
+    tenants: dict[str, float]
+    """Seconds of work that wait, by tenant."""
     computed_tokens: int
     """Of the texts that it has answered, padding included."""
     p50_ms: float

@@ -1,4 +1,4 @@
-"""The encoders' part of the planner: a conductor for each service, once its replicas can say what they may hold."""
+"""The encoders' part of the planner: a runtime scheduler for each service, once replicas report their lengths."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pliant.config.encoder import EncoderConfig
-from pliant.deployments.encoder.conductor import Conductor
 from pliant.deployments.encoder.lengths import Lengths
 from pliant.deployments.encoder.messages import Assignment, Report
+from pliant.deployments.encoder.runtime_scheduler import RuntimeScheduler
 from pliant.deployments.serving.kind import Part, Planning
 from pliant.deployments.serving.messages import Guidance, News
 from pliant.deployments.serving.table import ReplicaTable
@@ -29,39 +29,39 @@ class EncoderPart(Part):
 
     def __init__(self, planning: Planning) -> None:
         self._planning = planning
-        self._conductors: dict[str, Conductor] = {}
+        self._schedulers: dict[str, RuntimeScheduler] = {}
         self._tasks = [
             asyncio.create_task(self._conduct(name, service))
             for name, service in planning.config.of(EncoderConfig).items()
         ]
 
     def hear(self, service: str, news: News) -> None:
-        if conductor := self._conductors.get(service):
-            conductor.hear(news)
+        if scheduler := self._schedulers.get(service):
+            scheduler.hear(news)
 
     def guidance(self) -> Mapping[str, Guidance]:
-        return {name: conductor.guidance() for name, conductor in self._conductors.items()}
+        return {name: scheduler.guidance() for name, scheduler in self._schedulers.items()}
 
     def wanted(self) -> Mapping[str, int]:
-        wanted = {name: conductor.wanted() for name, conductor in self._conductors.items()}
+        wanted = {name: scheduler.wanted() for name, scheduler in self._schedulers.items()}
         return {name: replicas for name, replicas in wanted.items() if replicas is not None}
 
     def check(self) -> None:
         for task in self._tasks:
             if task.done():
-                raise RuntimeError(f"a conductor has ended: {task}")
+                raise RuntimeError(f"a scheduler has ended: {task}")
 
     async def _conduct(self, name: str, config: EncoderConfig) -> None:
         handle, table = self._planning.handles[name], self._planning.tables[name]
-        conductor = None
+        scheduler = None
         while True:
             try:
-                if conductor is not None:
-                    await conductor.step()
+                if scheduler is not None:
+                    await scheduler.step()
                 elif lengths := await _lengths(name, config, table, handle):
-                    conductor = Conductor(name, config, lengths, table, _Calls(handle), self._planning.changed)
-                    self._conductors[name] = conductor
-                await asyncio.sleep(_STEP_S if conductor else _RETRY_S)
+                    scheduler = RuntimeScheduler(name, config, lengths, table, _Calls(handle), self._planning.changed)
+                    self._schedulers[name] = scheduler
+                await asyncio.sleep(_STEP_S if scheduler else _RETRY_S)
             except Exception:
                 logger.exception("%s: planning failed; trying again", name)
                 await asyncio.sleep(_RETRY_S)

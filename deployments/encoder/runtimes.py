@@ -30,7 +30,7 @@ class ModelRuntimes:
         self._config = config
         self._folder = sources.fetch(config.model)
         self.device = device(config)
-        self._telling = config.importance
+        self._importance = config.importance
         self._dynamic = False
         self._held: set[int] = set()
 
@@ -45,7 +45,7 @@ class ModelRuntimes:
         """Of `lengths`, and of what was loaded, those that are not compiled yet; the longest until all are known."""
         if not self._config.lengths and not self.profile:
             return set(self.lengths)
-        kernel = _kernel(self._telling)
+        kernel = _kernel(self._importance)
         return {
             length for length in {*self.lengths, *self._held} if not kernel.is_prepared(max_length=length, **self._what)
         }
@@ -59,19 +59,19 @@ class ModelRuntimes:
 
     def compile(self, max_length: int, urgency: Callable[[], float]) -> None:
         """Make `load(max_length)` give a compiled runtime, at low priority. Raises CannotCompileError, ModelError."""
-        _kernel(self._telling).prepare(max_length=max_length, urgency=urgency, **self._what)
+        _kernel(self._importance).prepare(max_length=max_length, urgency=urgency, **self._what)
 
     def load(self, max_length: int) -> Runtime:
         """The compiled runtime if it is there, or else the uncompiled model. Raises ModelError."""
         self._held.add(max_length)
         try:
-            return self._load(max_length, self._telling)
+            return self._load(max_length, self._importance)
         except ModelError as error:
-            if not self._telling:
+            if not self._importance:
                 raise
             untold = error
-        plain = self._load(max_length, telling=False)
-        self._telling = False
+        plain = self._load(max_length, importance=False)
+        self._importance = False
         logger.warning(
             "%s answers, but cascades that begin with it leave out no words; say prune: false there: %s",
             self._config.model,
@@ -90,16 +90,16 @@ class ModelRuntimes:
             "dynamic": self._dynamic,
         }
 
-    def _load(self, max_length: int, telling: bool) -> Runtime:
-        runtime: Runtime = _kernel(telling).load(max_length=max_length, compiling=False, **self._what)
+    def _load(self, max_length: int, importance: bool) -> Runtime:
+        runtime: Runtime = _kernel(importance).load(max_length=max_length, compiling=False, **self._what)
         return runtime
 
 
-def _kernel(telling: bool) -> ModuleType:
+def _kernel(importance: bool) -> ModuleType:
     """Imports torch, which the application's builder can do without."""
-    from pliant.kernels.encoder import compiled_classifier, telling_classifier
+    from pliant.kernels.encoder import compiled_classifier, importance_classifier
 
-    return telling_classifier if telling else compiled_classifier
+    return importance_classifier if importance else compiled_classifier
 
 
 def device(config: EncoderConfig) -> str:

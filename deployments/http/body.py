@@ -1,16 +1,24 @@
-"""Request bodies: bounded, decompressed."""
+"""Request bodies: bounded, decompressed, and parsed without holding up the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Callable
+from typing import TypeVar
 
 from fastapi import Request
 
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 
+T = TypeVar("T")
+
 LARGE = 65_536
 """Bytes from which on a body is parsed in a thread, so that the event loop stays responsive."""
+MOST_VALUES = 262_144
+"""In a JSON body: each takes some dozens of bytes and nanoseconds, however few bytes it was sent in."""
+MOST_NESTED = 65_536
+"""Lists, objects and their keys, which take hundreds."""
 _RECEIVE_WITHIN_S = 30
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
@@ -63,3 +71,33 @@ def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
     if decompressor.unused_data:
         raise RequestError(Outcome.REJECTED, f"the {encoding} body goes on after its end; send one member")
     return content
+
+
+async def off_loop(size: int, parse: Callable[[], T]) -> T:
+    """What `parse` returns of a body of `size` bytes; in a thread if it is large."""
+    return await asyncio.to_thread(parse) if size > LARGE else parse()
+
+
+def check_json(body: bytes) -> None:
+    """Raise RequestError for a JSON `body` of so many values that to parse it would take long, or much memory.
+
+    It costs some milliseconds a megabyte, and is exact for JSON: what stands in strings does not count. Of anything
+    else it counts at least all that a parser reads before the first error.
+    """
+    if _count(body, b",:[{") <= MOST_NESTED:
+        return
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    if bare.count(b'"') <= 2 * MOST_VALUES:
+        bare = b"".join(bare.split(b'"')[::2])
+        if _count(bare, b",[{") < MOST_VALUES and _count(bare, b":[{") <= MOST_NESTED:
+            return
+    raise RequestError(
+        Outcome.REJECTED,
+        f"the JSON has more than {MOST_VALUES} values, or {MOST_NESTED} lists, objects and keys; send less at once, "
+        "and tensors in binary",
+        fault=Fault.TOO_LARGE,
+    )
+
+
+def _count(text: bytes, marks: bytes) -> int:
+    return sum(map(text.count, marks))

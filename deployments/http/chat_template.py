@@ -1,15 +1,19 @@
 """Chat templates: a conversation as the one text that a model was trained to continue.
 
 Templates come with models, from strangers, so they run in jinja2's sandbox. They see what transformers'
-`apply_chat_template` shows them.
+`apply_chat_template` shows them. Special tokens are the template's alone: what looks like one in a message, such as an
+end of turn with a system prompt of the client's own behind it, is text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from itertools import chain, islice
+from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -19,15 +23,28 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.errors import ModelError
 
+_MOST_MARKED = 4_096
+"""Special tokens in the messages of a conversation."""
+
+
+class Part(NamedTuple):
+    """A piece of a rendered conversation."""
+
+    text: str
+    as_text: bool
+    """It looks like a special token and is none, because a message has it."""
+
 
 class ChatTemplate:
     """Renders conversations."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens` are what templates know by name, such as bos_token and eos_token.
+    def __init__(self, source: str, special_tokens: Mapping[str, str], control: Collection[str] = ()) -> None:
+        """`special_tokens` are what templates know by name, such as bos_token and eos_token; `control` are the texts
+        of all those that a tokenizer would find.
 
         Raises ModelError for a `source` that is no template.
         """
+        self._control = re.compile(_any_of(control)) if control else None
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
@@ -38,6 +55,27 @@ class ChatTemplate:
         except TemplateError as error:
             raise ModelError(f"the model's chat template is no jinja2 template: {error}; mend or remove it") from None
         self._special_tokens = dict(special_tokens)
+
+    def parts(self, messages: Sequence[Mapping[str, str]]) -> list[Part]:
+        """What `render` makes of `messages`, to be tokenized part by part: one part, if none has a special token.
+
+        Special tokens in messages are marked before the template is rendered, by what nobody can foresee.
+        """
+        control = self._control
+        texts = [text for message in messages for text in message.values()]
+        if control is None or not any(map(control.search, texts)):
+            return [Part(self.render(messages), as_text=False)]
+        found = chain.from_iterable(map(control.finditer, texts))
+        if next(islice(found, _MOST_MARKED, None), None):
+            reason = f"messages: have more than {_MOST_MARKED} texts of special tokens"
+            raise RequestError(Outcome.REJECTED, reason, param="messages")
+        nonce = secrets.token_hex(8)
+        begin, end = f"\ue000{nonce}", f"\ue001{nonce}"
+        marked = [
+            {key: control.sub(rf"{begin}\g<0>{end}", text) if key != "role" else text for key, text in message.items()}
+            for message in messages
+        ]
+        return list(_split(self.render(marked), begin, end, control))
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text of `messages` up to where the assistant's answer begins.
@@ -55,6 +93,32 @@ class ChatTemplate:
         except Exception as error:
             reason = f"messages: the model's chat template fails on them: {type(error).__name__}: {error}"
             raise RequestError(Outcome.REJECTED, reason, param="messages") from error
+
+
+def _split(text: str, begin: str, end: str, control: re.Pattern[str]) -> Iterator[Part]:
+    """The parts of `text` in which special tokens are marked; a template may have cut a mark off from its other."""
+    at = 0
+    for marked in re.finditer(f"{begin}({control.pattern}){end}", text):
+        yield from _unmarked(text[at : marked.start()], begin, end)
+        yield Part(marked[1], as_text=True)
+        at = marked.end()
+    yield from _unmarked(text[at:], begin, end)
+
+
+def _unmarked(text: str, begin: str, end: str) -> Iterator[Part]:
+    if text := text.replace(begin, "").replace(end, ""):
+        yield Part(text, as_text=False)
+
+
+def _any_of(texts: Collection[str]) -> str:
+    """A pattern of the longest of `texts` that matches, which takes no longer the more there are."""
+    by_first: dict[str, list[str]] = {}
+    for text in filter(None, texts):
+        by_first.setdefault(text[0], []).append(text[1:])
+    ways = [re.escape(first) + _any_of(rest) for first, rest in by_first.items()]
+    if len(ways) == 1 and "" not in texts:
+        return ways[0]
+    return f"(?:{'|'.join(ways)})" + "?" * ("" in texts) if ways else ""
 
 
 class _GenerationTag(Extension):

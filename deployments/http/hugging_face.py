@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pliant.deployments.cascade.endpoint import TextClassifier
 from pliant.deployments.encoder.endpoint import Prediction
-from pliant.deployments.http.body import LARGE, read_body
+from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.image_tensors import decoded
+from pliant.deployments.http.openapi import json_body
 from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters, explain, validated_json
+from pliant.deployments.http.places import hold
 from pliant.deployments.http.validation import bounded, finder
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
 from pliant.deployments.vision.endpoint import MANY_LABELS, VisionClassifier, VisionPrediction
+
+Inputs = str | Annotated[list[str], Field(fail_fast=True)]
 
 
 class TextClassificationRequest(BaseModel):
@@ -31,7 +35,7 @@ class TextClassificationRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    inputs: str | list[str]
+    inputs: Inputs
     parameters: ClassifyParameters = ClassifyParameters()
     options: dict[str, Any] = {}
     """Of the hosted service (caching, waiting for a model): accepted, without effect."""
@@ -42,7 +46,7 @@ class ImageClassificationRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    inputs: str | list[str]
+    inputs: Inputs
     parameters: VisionParameters = VisionParameters()
     options: dict[str, Any] = {}
     """As above."""
@@ -52,25 +56,18 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
     """The route over `services`. `max_body` is in bytes, `most` texts or images are in a request."""
     api = APIRouter(tags=["Hugging Face"])
     find = finder(services, "texts", "images")
-    schemas = [TextClassificationRequest.model_json_schema(), ImageClassificationRequest.model_json_schema()]
-    schema = {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": {"anyOf": schemas}},
-                "image/*": {"schema": {"type": "string", "format": "binary"}},
-            },
-        }
-    }
+    image = {"type": "string", "format": "binary"}
+    schema = json_body(TextClassificationRequest, ImageClassificationRequest, **{"image/*": image})
 
     @api.post("/models/{model}", openapi_extra=schema)
     async def classify(request: Request, model: str) -> Response:
         service = await find(model)
         body = await read_body(request, max_body)
+        hold(request.scope, service.name)
         if service.answers == "images":
             return await _classify_images(service.endpoint, body, request.query_params, most)
         classifier: TextClassifier = service.endpoint
-        call = validated_json(TextClassificationRequest, body)
+        call = await off_loop(len(body), lambda: validated_json(TextClassificationRequest, body))
         texts = bounded([call.inputs] if isinstance(call.inputs, str) else call.inputs, most, "text")
         predictions = await classifier.classify(texts, call.parameters)
         return JSONResponse([_scored(prediction, call.parameters.details) for prediction in predictions])
@@ -89,7 +86,7 @@ async def _classify_images(vision: VisionClassifier, body: bytes, query: Mapping
         encoded = bounded([call.inputs] if isinstance(call.inputs, str) else call.inputs, most, "image")
         return call, [decoded(text) for text in encoded]
 
-    call, images = await asyncio.to_thread(parsed) if len(body) > LARGE else parsed()
+    call, images = await off_loop(len(body), parsed)
     parameters = in_url.model_copy(update=call.parameters.model_dump(exclude_unset=True))
     return await _written(await vision.classify(images, parameters), single=isinstance(call.inputs, str))
 

@@ -10,6 +10,7 @@ import base64
 import binascii
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,13 @@ from pliant.deployments.http.images import ImageReader
 from pliant.deployments.http.tensors import (
     InferRequest,
     InputTensor,
-    check_column,
+    column,
     elements,
     is_binary,
     only_input,
     strings,
 )
-from pliant.deployments.http.validation import bounded, check_count
+from pliant.deployments.http.validation import check_count
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.vision.endpoint import Image
 
@@ -38,17 +39,13 @@ def images(call: InferRequest, tail: bytes, reader: ImageReader, most: int) -> l
     tensor = only_input(call, "image")
     binary = is_binary(tensor, tail)
     if tensor.datatype == "BYTES":
-        check_column(tensor.shape)
         data = elements(tail) if binary else map(decoded, strings(tensor.data or []))
-        encoded: list[Image] = list(data)
-        if len(encoded) != math.prod(tensor.shape):
-            raise RequestError(Outcome.REJECTED, f"inputs.0.shape: got {tensor.shape} for {len(encoded)} images")
-        return bounded(encoded, most, "image")
+        return list[Image](column(tensor, data, most, "image"))
     if tensor.datatype not in _PIXELS:
         raise RequestError(
             Outcome.REJECTED, f"inputs.0.datatype: got {tensor.datatype!r}; allowed: BYTES, {', '.join(_PIXELS)}"
         )
-    if len(tensor.shape) != 4 or min(tensor.shape) < 0:
+    if len(tensor.shape) != 4:
         wanted = "[n, height, width, channels] or [n, channels, height, width]"
         raise RequestError(Outcome.REJECTED, f"inputs.0.shape: got {tensor.shape}; allowed for pixels: {wanted}")
     check_count(tensor.shape[0], most, "image")
@@ -74,18 +71,30 @@ def _binary(tensor: InputTensor, tail: bytes) -> NDArray[Any]:
 
 
 def _in_json(tensor: InputTensor) -> NDArray[Any]:
-    try:
-        values = np.array(tensor.data or [])
-    except ValueError:
-        raise RequestError(Outcome.REJECTED, "inputs.0.data: its lists are of unequal lengths") from None
-    if values.size != math.prod(tensor.shape):
-        raise _wrong_size(tensor.shape, values.size)
+    """NumPy sees the numbers only once it is known that they are numbers, in range, and as many as there should be."""
+    values = _flat(tensor.data or [], len(tensor.shape))
+    if len(values) != math.prod(tensor.shape):
+        raise _wrong_size(tensor.shape, len(values))
     integers = tensor.datatype == "UINT8"
-    if values.size and (values.dtype.kind not in ("iu" if integers else "iuf")):
+    if not set(map(type, values)) <= ({int} if integers else {int, float}):
         raise RequestError(Outcome.REJECTED, f"inputs.0.data: allowed: {'whole ' * integers}numbers")
-    if integers and values.size and not 0 <= values.min() <= values.max() <= 255:
-        raise RequestError(Outcome.REJECTED, f"inputs.0.data: got {values.min()} to {values.max()}; allowed: 0 to 255")
-    return values.astype(_PIXELS[tensor.datatype]).reshape(tensor.shape)
+    if not 0 <= min(values) <= max(values) <= (255 if integers else 1):
+        given = f"got {min(values)!s:.60} to {max(values)!s:.60}"
+        allowed = "0 to 255" if integers else "from 0 to 1, not normalised; or send UINT8"
+        raise RequestError(Outcome.REJECTED, f"inputs.0.data: {given}; allowed: {allowed}")
+    return np.array(values, _PIXELS[tensor.datatype]).reshape(tensor.shape)
+
+
+def _flat(data: list[Any], most_deep: int) -> list[Any]:
+    """What is in the lists of `data`, which are nested up to `most_deep`. Raises RequestError if they differ."""
+    for _ in range(most_deep - 1):
+        lists = sum(type(each) is list for each in data)
+        if not lists:
+            break
+        if lists < len(data) or len(set(map(len, data))) > 1:
+            raise RequestError(Outcome.REJECTED, "inputs.0.data: its lists are of unequal lengths")
+        data = list(chain.from_iterable(data))
+    return data
 
 
 def _wrong_size(shape: Sequence[int], numbers: int) -> RequestError:

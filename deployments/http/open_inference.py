@@ -11,7 +11,6 @@ Of texts that a cascade classified there are also `level` (BYTES), `confidence` 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,14 +19,16 @@ from fastapi.responses import JSONResponse
 
 from pliant import __version__
 from pliant.deployments.cascade.endpoint import CascadeClassifier, TextClassifier
-from pliant.deployments.http.body import LARGE, read_body
+from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.image_tensors import images
+from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters, validated, validated_json
+from pliant.deployments.http.places import hold
 from pliant.deployments.http.tensors import (
     HEADER_LENGTH,
     InferRequest,
     OutputTensor,
-    check_column,
+    column,
     elements,
     is_binary,
     only_input,
@@ -36,7 +37,7 @@ from pliant.deployments.http.tensors import (
     split,
     strings,
 )
-from pliant.deployments.http.validation import VERSION, bounded, finder, named
+from pliant.deployments.http.validation import VERSION, finder, named
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Answers, Services, not_ready
 from pliant.deployments.vision.endpoint import MANY_LABELS, Image, VisionClassifier
@@ -78,18 +79,16 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
             raise not_ready(service)
         return JSONResponse({"name": model, "ready": True})
 
-    schema = {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": InferRequest.model_json_schema()}},
-        }
-    }
+    binary = {"type": "string", "format": "binary"}
+    schema = json_body(InferRequest, **{"application/octet-stream": binary})
+    media = answers("application/json", "application/octet-stream")
 
-    @api.post("/models/{model}/versions/{version}/infer", openapi_extra=schema)
-    @api.post("/models/{model}/infer", openapi_extra=schema)
+    @api.post("/models/{model}/versions/{version}/infer", openapi_extra=schema, responses=media)
+    @api.post("/models/{model}/infer", openapi_extra=schema, responses=media)
     async def infer(request: Request, model: str, version: str = VERSION) -> Response:
         service = await find(model, version)
         body = await read_body(request, max_body)
+        hold(request.scope, service.name)
         header = request.headers.get(HEADER_LENGTH)
         if service.answers == "images":
             return await _classify_images(service.endpoint, body, header, most)
@@ -99,9 +98,12 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
 
 
 async def _classify_texts(classifier: TextClassifier, body: bytes, header: str | None, most: int) -> Response:
-    head, tail = split(body, header)
-    call = validated_json(InferRequest, head)
-    texts = _texts(call, tail, most)
+    def parsed() -> tuple[InferRequest, list[str]]:
+        head, tail = split(body, header)
+        call = validated_json(InferRequest, head)
+        return call, _texts(call, tail, most)
+
+    call, texts = await off_loop(len(body), parsed)
     parameters = validated(ClassifyParameters, call.options())
     binary = requested(call, _text_outputs(classifier))
     if not call.outputs and not parameters.details:
@@ -123,7 +125,7 @@ async def _classify_images(vision: VisionClassifier, body: bytes, header: str | 
         call = validated_json(InferRequest, head)
         return call, images(call, tail, vision.reader, most)
 
-    call, found = await asyncio.to_thread(parsed) if len(body) > LARGE else parsed()
+    call, found = await off_loop(len(body), parsed)
     binary = requested(call, _IMAGE_OUTPUTS)
     predictions = await vision.classify(found, validated(VisionParameters, call.options()))
     tensors = {
@@ -174,14 +176,9 @@ def _texts(call: InferRequest, tail: bytes, most: int) -> list[str]:
     tensor = only_input(call, "text")
     if tensor.datatype != "BYTES":
         raise RequestError(Outcome.REJECTED, f"inputs.0.datatype: got {tensor.datatype!r}; allowed: BYTES")
-    check_column(tensor.shape)
     if is_binary(tensor, tail):
-        texts = [_utf8(element) for element in elements(tail)]
-    else:
-        texts = list(strings(tensor.data or []))
-    if len(texts) != math.prod(tensor.shape):
-        raise RequestError(Outcome.REJECTED, f"inputs.0.shape: got {tensor.shape} for {len(texts)} texts")
-    return bounded(texts, most, "text")
+        return column(tensor, map(_utf8, elements(tail)), most, "text")
+    return column(tensor, strings(tensor.data or []), most, "text")
 
 
 def _utf8(element: bytes) -> str:

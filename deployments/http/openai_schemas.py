@@ -12,12 +12,15 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from pliant.deployments.http.body import check_json
+from pliant.deployments.http.parameters import given, problems, too_many
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.sampling import MOST_LOGPROBS
 
 M = TypeVar("M", bound=BaseModel)
 
 _MOST_CHOICES = 16
+_MOST_MESSAGES = 4_096
 _MOST_STOPS = 16
 _MOST_STOP_CHARACTERS = 256
 _INT64 = 2**63
@@ -42,7 +45,7 @@ def _zero(value: float | None) -> float | None:
     return value
 
 
-Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 Lists = Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=_MOST_STOP_CHARACTERS)]
@@ -67,7 +70,7 @@ class GenerationRequest(_Body):
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
     """The same seed gives the same answer; the i-th choice is sampled with seed + i."""
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
-    stop: Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | Stop | None = None
+    stop: Annotated[list[Stop], Field(max_length=_MOST_STOPS, fail_fast=True)] | Stop | None = None
     ignore_eos: bool = False
     """Go on to max_tokens. Not of OpenAI, but of most servers; for load tests."""
     stream: bool | None = None
@@ -164,7 +167,7 @@ class Message(_Body):
 class ChatRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """The newer name of max_tokens."""
     logprobs: bool | None = None
@@ -230,18 +233,16 @@ _BODIES = (CompletionRequest, ChatRequest, Message, TextPart, StreamOptions, Loa
 _FIELDS = {field for body in _BODIES for field in body.model_fields}
 
 
-def body_schema(body: type[BaseModel]) -> dict[str, Any]:
-    """What OpenAPI says of a route that takes a `body`."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": body.model_json_schema()}}}}
-
-
 def parsed(model: type[M], body: bytes) -> M:
     """The JSON `body` as a `model`. Raises RequestError that names the parameter that is wrong."""
+    check_json(body)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        problem = max(error.errors(include_url=False), key=lambda problem: len(problem["loc"]))
-        raise _refusal(problem, model) from None
+        found = problems(error, len(body))
+        if not found:
+            raise RequestError(Outcome.REJECTED, too_many(error, model)) from None
+        raise _refusal(max(found, key=lambda problem: len(problem["loc"])), model) from None
 
 
 def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> RequestError:
@@ -262,8 +263,5 @@ def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> RequestError:
         )
     if param.startswith("prompt"):
         param, loc = "prompt", loc[:1]
-    given = repr(problem["input"])
     wanted = _WANTED.get(str(loc[-1]), problem["msg"].removeprefix("Value error, "))
-    return RequestError(
-        Outcome.REJECTED, f"{param}: got {given if len(given) <= 60 else given[:57] + '...'}; {wanted}", param=param
-    )
+    return RequestError(Outcome.REJECTED, f"{param}: {given(problem)}{wanted}", param=param)

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
+from pliant.deployments.http.body import LARGE, check_json
 from pliant.deployments.serving.outcome import Outcome, RequestError
 
 M = TypeVar("M", bound=BaseModel)
+
+_MOST_PROBLEMS = 100
+"""That pydantic is asked about: it makes an object of each."""
 
 
 class ClassifyParameters(BaseModel):
@@ -55,23 +60,45 @@ def validated(model: type[M], content: Any) -> M:
 
 def validated_json(model: type[M], body: bytes) -> M:
     """The JSON `body` as a `model`. Raises RequestError."""
+    check_json(body)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise RequestError(Outcome.REJECTED, explain(error, model)) from None
+        raise RequestError(Outcome.REJECTED, explain(error, model, len(body))) from None
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    return "; ".join(_line(problem, model) for problem in error.errors(include_url=False)[:5])
+def problems(error: ValidationError, size: int = 0) -> list[ErrorDetails]:
+    """What is wrong in a body of `size` bytes, without what was given if that is much; none if there is too much."""
+    if error.error_count() > _MOST_PROBLEMS:
+        return []
+    return error.errors(include_url=False, include_context=False, include_input=size <= LARGE)
 
 
-def _line(problem: Any, model: type[BaseModel]) -> str:
+def too_many(error: ValidationError, model: type[BaseModel]) -> str:
+    """What to say where `problems` are too many."""
+    return f"body: {error.error_count()} of its keys and values are wrong; known keys: {', '.join(model.model_fields)}"
+
+
+def given(problem: ErrorDetails) -> str:
+    """What to say of the value that is a `problem`."""
+    if "input" not in problem:
+        return ""
+    text = repr(problem["input"])
+    return f"got {text if len(text) <= 60 else text[:57] + '...'}; "
+
+
+def explain(error: ValidationError, model: type[BaseModel], size: int = 0) -> str:
+    """What is wrong with a body of `size` bytes that was to be a `model`."""
+    found = problems(error, size)
+    return "; ".join(_line(problem, model) for problem in found[:5]) or too_many(error, model)
+
+
+def _line(problem: ErrorDetails, model: type[BaseModel]) -> str:
     key = ".".join(map(str, problem["loc"])) or "body"
     if problem["type"] == "extra_forbidden":
-        inner: Any = None if len(problem["loc"]) == 1 else model.model_fields[problem["loc"][0]].annotation
+        inner: Any = None if len(problem["loc"]) == 1 else model.model_fields[str(problem["loc"][0])].annotation
         allowed: type[BaseModel] = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else model
         return f"{key}: unknown; allowed: {', '.join(allowed.model_fields)}"
     if problem["type"] in ("missing", "json_invalid"):
         return f"{key}: {problem['msg']}"
-    given = repr(problem["input"])
-    return f"{key}: got {given if len(given) <= 60 else given[:57] + '...'}; {problem['msg']}"
+    return f"{key}: {given(problem)}{problem['msg']}"

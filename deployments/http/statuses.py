@@ -64,6 +64,7 @@ OPENAI: dict[Outcome | Fault, OpenAI] = {
     Fault.MEDIA_TYPE: OpenAI(415, "invalid_request_error"),
     Fault.TOO_LONG: OpenAI(422, "invalid_request_error"),
     Outcome.SHED: OpenAI(BUSY, "rate_limit_error", "rate_limit_exceeded"),
+    Fault.QUOTA: OpenAI(BUSY, "insufficient_quota", "insufficient_quota"),
     Fault.EVICTED: OpenAI(503, "server_error", "service_unavailable"),
     Outcome.TOO_LATE: OpenAI(504, "server_error"),
     Fault.SHORT_SLO: OpenAI(BUSY, "rate_limit_error", "rate_limit_exceeded"),
@@ -72,6 +73,8 @@ OPENAI: dict[Outcome | Fault, OpenAI] = {
     Outcome.FAILED: OpenAI(500, "server_error"),
 }
 
+_MOST_REASON = 2_000
+"""Characters: what was wrong may be as long as a body."""
 _OPENAI_PREFIX = "/v1"
 
 
@@ -82,13 +85,17 @@ def error_response(scope: Scope, error: RequestError) -> JSONResponse:
     if speaks_openai(scope):
         return JSONResponse(openai_body(error), _openai(error).status, headers)
     status = STATUSES.get(error.fault or error.outcome) or STATUSES[error.outcome]
-    return JSONResponse({"error": error.reason}, status, headers)
+    return JSONResponse({"error": _reason(error)}, status, headers)
 
 
 def openai_body(error: RequestError) -> dict[str, Any]:
     """OpenAI's error object, which may also be an event of a stream."""
     row = _openai(error)
-    return {"error": {"message": error.reason, "type": row.type, "param": error.param, "code": row.code}}
+    return {"error": {"message": _reason(error), "type": row.type, "param": error.param, "code": row.code}}
+
+
+def _reason(error: RequestError) -> str:
+    return error.reason if len(error.reason) <= _MOST_REASON else f"{error.reason[:_MOST_REASON]}..."
 
 
 def _openai(error: RequestError) -> OpenAI:
@@ -97,5 +104,10 @@ def _openai(error: RequestError) -> OpenAI:
 
 def speaks_openai(scope: Scope) -> bool:
     """Whether the client of this HTTP request expects errors in OpenAI's shape."""
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    path = below_root(scope)
     return path == _OPENAI_PREFIX or path.startswith(f"{_OPENAI_PREFIX}/")
+
+
+def below_root(scope: Scope) -> str:
+    """The request's path below the application's route prefix."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))

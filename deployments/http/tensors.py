@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 from fastapi import Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from pliant.deployments.http.validation import VERSION
+from pliant.deployments.http.validation import VERSION, check_count
 from pliant.deployments.serving.outcome import Outcome, RequestError
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+T = TypeVar("T")
+
 _PACKED = {"FP32": "<f4", "INT32": "<i4"}
+_MOST_TENSORS = 16
+_MOST_DIMENSIONS = 8
+_Extent = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class InputTensor(BaseModel):
     name: str
-    shape: list[int]
+    shape: Annotated[list[_Extent], Field(max_length=_MOST_DIMENSIONS, fail_fast=True)]
     datatype: str
     parameters: dict[str, Any] = {}
     data: list[Any] | None = None
@@ -38,8 +45,8 @@ class InferRequest(BaseModel):
 
     id: str | None = None
     parameters: dict[str, Any] = {}
-    inputs: list[InputTensor]
-    outputs: list[RequestedOutput] | None = None
+    inputs: Annotated[list[InputTensor], Field(max_length=_MOST_TENSORS, fail_fast=True)]
+    outputs: Annotated[list[RequestedOutput], Field(max_length=_MOST_TENSORS, fail_fast=True)] | None = None
 
     def options(self) -> dict[str, Any]:
         """`parameters` without those that are the protocol's own."""
@@ -68,7 +75,7 @@ def split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
 def only_input(call: InferRequest, name: str) -> InputTensor:
     """The one tensor that there is, and that is called so. Raises RequestError."""
     if len(call.inputs) != 1 or call.inputs[0].name != name:
-        given = ", ".join(tensor.name for tensor in call.inputs) or "none"
+        given = ", ".join(tensor.name[:60] for tensor in call.inputs) or "none"
         raise RequestError(Outcome.REJECTED, f"inputs: got {given}; exactly one is allowed, named {name}")
     return call.inputs[0]
 
@@ -85,10 +92,17 @@ def is_binary(tensor: InputTensor, tail: bytes) -> bool:
     return True
 
 
-def check_column(shape: Sequence[int]) -> None:
-    """Raise RequestError unless `shape` is that of n elements."""
-    if not shape or min(shape) < 0 or len(shape) > 2 or shape[1:] not in ([], [1]):
+def column(tensor: InputTensor, data: Iterable[T], most: int, what: str) -> list[T]:
+    """The `data` of a `tensor` of shape [n] or [n, 1], n of at most `most`, each `what`. Raises RequestError."""
+    shape = tensor.shape
+    if not shape or len(shape) > 2 or shape[1:] not in ([], [1]):
         raise RequestError(Outcome.REJECTED, f"inputs.0.shape: got {shape}; allowed: [n] or [n, 1]")
+    check_count(math.prod(shape), most, what)
+    found = list(islice(data, shape[0] + 1))
+    if len(found) != shape[0]:
+        count = len(found) if len(found) < shape[0] else f"more than {shape[0]}"
+        raise RequestError(Outcome.REJECTED, f"inputs.0.shape: got {shape} for {count} {what}s")
+    return found
 
 
 def strings(data: Sequence[Any]) -> Iterator[str]:

@@ -41,7 +41,7 @@ class Stager(Protocol):
     def stage(self, adapter: AdapterInfo) -> Tensor: ...
 
 
-class AdapterSource(Protocol):
+class AdapterReader(Protocol):
     """Where adapters come from."""
 
     def bytes(self, ref: AdapterRef) -> int:
@@ -93,7 +93,7 @@ class AdapterLoader:
     with `close`.
     """
 
-    def __init__(self, source: AdapterSource, most: int = _MOST) -> None:
+    def __init__(self, source: AdapterReader, most: int = _MOST) -> None:
         self._source = source
         self._most = most
         self._changed = Condition()

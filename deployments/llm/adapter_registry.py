@@ -13,9 +13,10 @@ from functools import partial
 
 from pliant.config.cluster import ServingConfig
 from pliant.config.llm import LlmConfig
-from pliant.deployments.llm.adapter_shelf import AdapterShelf
+from pliant.deployments.llm.adapter_source import AdapterSource
 from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
+from pliant.deployments.serving.messages import OPERATOR, Manager
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.errors import PliantError
 from pliant.formats.adapter_info import AdapterInfo
@@ -25,7 +26,7 @@ MOST_ADAPTERS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
-class AdapterRegistry(Registry[Registered, AdapterShelf]):
+class AdapterRegistry(Registry[Registered, AdapterSource]):
     """The adapters of all language models of `config` that have some. To clients all their names are model names."""
 
     what = "adapters"
@@ -37,77 +38,79 @@ class AdapterRegistry(Registry[Registered, AdapterShelf]):
 
     def __init__(self, config: ServingConfig, clock: Callable[[], float] = time.time) -> None:
         self._models = frozenset(config.services)
-        shelves = {
-            name: AdapterShelf(name, service, service.adapters)
+        sources = {
+            name: AdapterSource(name, service, service.adapters)
             for name, service in config.of(LlmConfig).items()
             if service.adapters
         }
-        super().__init__(shelves, clock)
+        super().__init__(sources, clock)
         self._refresh = asyncio.create_task(self._read_again())
 
-    async def load(self, name: str, path: str, service: str | None = None, in_place: bool = False) -> Registered:
+    async def load(
+        self, name: str, path: str, service: str | None = None, in_place: bool = False, by: Manager = OPERATOR
+    ) -> Registered:
         """Register the adapter in the folder `path` as `name`, for `service` or else for the one that it fits.
 
-        With `in_place` it may take the place of one of that name. When this returns it is on disk, and the gateways
-        that answer within a second know of it; others ask when they are given the name.
+        With `in_place` it may take the place of one of that name, if that is `by`'s. When this returns it is on disk,
+        and the gateways that answer within a second know of it; others ask when they are given the name.
 
         Raises RejectedError. Then nothing is changed, unless its reason says that the file may yet be written.
         """
         await self.started()
-        shelves = self._open_shelves(service)
+        sources = self._open_sources(service, by)
         self._check_name(name)
-        self._check_free(name, in_place)
-        shelf, info = await self._fitting(path, shelves)
-        entry = await self._change(lambda: self._put(name, shelf, info, in_place))
+        self._check_free(name, in_place, by)
+        source, info = await self._fitting(path, sources)
+        entry = await self._change(lambda: self._put(name, source, info, in_place, by))
         logger.info("%s: loaded adapter %s of rank %d", entry.service, name, entry.adapter.rank)
         return entry
 
-    async def unload(self, name: str) -> Registered:
-        """Forget `name`; requests under way end as they would have.
+    async def unload(self, name: str, by: Manager = OPERATOR) -> Registered:
+        """Forget `name`, if it is `by`'s; requests under way end as they would have.
 
         When this returns the gateways that answer within a second refuse new ones; others do once they hear of it.
         Raises RejectedError as `load` does.
         """
         await self.started()
-        known = await self._change(lambda: self._remove(name))
+        known = await self._change(lambda: self._remove(name, by))
         logger.info("%s: unloaded adapter %s", known.service, name)
         return known
 
-    async def _stock(self) -> None:
-        await super()._stock()
-        for service, shelf in self._shelves.items():
-            mine = {name for name, entry in self.board.entries.items() if entry.service == service}
-            for name in sorted(shelf.pinned - mine):
+    async def _scan(self) -> None:
+        await super()._scan()
+        for service, source in self._sources.items():
+            mine = {name for name, entry in self.catalog.entries.items() if entry.service == service}
+            for name in sorted(source.pinned - mine):
                 self._complain(f"{service}: adapters.pinned: got {name}; there is no such adapter in the folder")
 
     async def _read_again(self) -> None:
         """Look, one after another, whether the files of what was believed at the start are still the same."""
         await self.started()
-        for name, entry in list(self.board.entries.items()):
-            shelf = self._shelves[entry.service]
-            if shelf.kept(name) != entry:
+        for name, entry in list(self.catalog.entries.items()):
+            source = self._sources[entry.service]
+            if source.kept(name) != entry:
                 continue
             found: AdapterInfo | PliantError
             try:
-                found = await self._read(partial(shelf.read, entry.adapter.folder))
+                found = await self._read(partial(source.read, entry.adapter.folder))
             except PliantError as error:
                 found = error
             except Exception:
                 logger.exception("%s: %s cannot be looked at again", entry.service, name)
                 continue
-            if self.board.entries.get(name) is not entry:
+            if self.catalog.entries.get(name) is not entry:
                 continue
             if isinstance(found, PliantError):
                 self._complain(f"{entry.service}: {name}, loaded earlier: {found}")
             elif found.ref(name) != entry.adapter:
-                self.board.put({name: entry._replace(adapter=found.ref(name))})
+                self.catalog.put({name: entry._replace(adapter=found.ref(name))})
 
     def _key(self, entry: Registered) -> str:
         return entry.adapter.name
 
     def _check(self, entry: Registered) -> None:
         self._check_name(entry.adapter.name)
-        self._check_free(entry.adapter.name, in_place=False)
+        self._check_free(entry.adapter.name, in_place=False, by=OPERATOR)
 
     def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name):
@@ -116,67 +119,78 @@ class AdapterRegistry(Registry[Registered, AdapterShelf]):
         if name in self._models:
             raise _rejected(f"{name!r} is the name of a model; choose another")
 
-    def _check_free(self, name: str, in_place: bool) -> None:
-        known = self.board.entries.get(name)
-        if known is not None and not in_place:
+    def _check_free(self, name: str, in_place: bool, by: Manager) -> None:
+        known = self.catalog.entries.get(name)
+        if known is not None and in_place:
+            self._check_owner(by, name, known.owner)
+        elif known is not None:
             raise _rejected(
                 f"the adapter {name!r} of {known.service} is loaded already, from {known.adapter.folder}; unload it "
                 "first, or send load_inplace: true to replace it"
             )
-        if known is None and len(self.board.entries) >= MOST_ADAPTERS:
+        if known is None and len(self.catalog.entries) >= MOST_ADAPTERS:
             raise _rejected(f"{MOST_ADAPTERS} adapters are loaded, as many as there may be; unload some")
 
     def _check_movable(self, name: str) -> None:
-        for service, shelf in self._shelves.items():
-            if name in shelf.pinned:
+        for service, source in self._sources.items():
+            if name in source.pinned:
                 reason = f"{name!r} is pinned by the configuration of {service}"
                 raise _rejected(f"{reason}; take it out of adapters.pinned first")
 
-    def _open_shelves(self, service: str | None) -> list[AdapterShelf]:
-        """Those that clients may change, of `service` or of all. Raises RejectedError if there are none."""
-        if service is not None and service not in self._shelves:
-            reason = f"base_model_name: got {service[:60]!r}; with adapters there are: {', '.join(self._shelves)}"
+    def _open_sources(self, service: str | None, by: Manager) -> list[AdapterSource]:
+        """Those that `by` may change, of `service` or of all. Raises RejectedError if there are none."""
+        allowed = {name: source for name, source in self._sources.items() if by.may_use(name)}
+        if service is not None and service not in self._sources:
+            reason = f"base_model_name: got {service[:60]!r}; with adapters there are: {', '.join(allowed)}"
             raise RejectedError(Outcome.REJECTED, reason, "base_model_name")
-        shelves = [self._shelves[service]] if service else list(self._shelves.values())
-        return [shelf for shelf in shelves if shelf.runtime] or [self._open(shelf) for shelf in shelves]
+        if not allowed or (service and service not in allowed):
+            reason = f"tenant {by.tenant} may not use {service or 'any model that takes adapters'}"
+            raise RejectedError(Outcome.REJECTED, reason, "base_model_name", Fault.FORBIDDEN)
+        sources = [allowed[service]] if service else list(allowed.values())
+        return [source for source in sources if source.runtime] or [self._open(source) for source in sources]
 
-    async def _fitting(self, path: str, shelves: Sequence[AdapterShelf]) -> tuple[AdapterShelf, AdapterInfo]:
-        """The adapter at `path`, and the one of `shelves` that it is for."""
-        found = await self._find(path, shelves, lambda shelf: shelf.read(path))
-        fits = [(shelf, info) for shelf, info in zip(shelves, found, strict=True) if isinstance(info, AdapterInfo)]
-        meant = [(shelf, info) for shelf, info in fits if shelf.trained_on(info.base)]
+    async def _fitting(self, path: str, sources: Sequence[AdapterSource]) -> tuple[AdapterSource, AdapterInfo]:
+        """The adapter at `path`, and the one of `sources` that it is for."""
+        found = await self._find(path, sources, lambda source: source.read(path))
+        fits = [(source, info) for source, info in zip(sources, found, strict=True) if isinstance(info, AdapterInfo)]
+        meant = [(source, info) for source, info in fits if source.trained_on(info.base)]
         for choice in (fits, meant):
             if len(choice) == 1:
                 return choice[0]
         if fits:
-            names = ", ".join(shelf.service for shelf, _ in fits)
+            names = ", ".join(source.service for source, _ in fits)
             reason = f"base_model_name: must be given, because {path!r} fits several models: {names}"
             raise RejectedError(Outcome.REJECTED, reason, "base_model_name")
         raise self._misfit(error for error in found if isinstance(error, PliantError))
 
-    async def _put(self, name: str, shelf: AdapterShelf, info: AdapterInfo, in_place: bool) -> Registered:
-        self._check_free(name, in_place)  # meanwhile somebody else may have taken the name
+    async def _put(
+        self, name: str, source: AdapterSource, info: AdapterInfo, in_place: bool, by: Manager
+    ) -> Registered:
+        self._check_free(name, in_place, by)  # meanwhile somebody else may have taken the name
         self._check_movable(name)
-        known = self.board.entries.get(name)
-        if known and known.service != shelf.service:
-            reason = f"{name!r} is an adapter of {known.service}, and this one is of {shelf.service}"
+        if kept := source.kept(name):  # whether it is served now or not
+            self._check_owner(by, name, kept.owner)
+        known = self.catalog.entries.get(name)
+        if known and known.service != source.service:
+            reason = f"{name!r} is an adapter of {known.service}, and this one is of {source.service}"
             raise _rejected(f"{reason}; unload it first")
-        entry = Registered(shelf.service, info.ref(name), int(self._clock()))
-        await self._write(lambda: shelf.keep(entry, known))
-        self.board.put({name: entry})
+        entry = Registered(source.service, info.ref(name), int(self._clock()), by.tenant)
+        await self._write(lambda: source.keep(entry, known))
+        self.catalog.put({name: entry})
         return entry
 
-    async def _remove(self, name: str) -> Registered:
-        known = self.board.entries.get(name)
-        kept = (entry for shelf in self._shelves.values() if (entry := shelf.kept(name)))
+    async def _remove(self, name: str, by: Manager) -> Registered:
+        known = self.catalog.entries.get(name)
+        kept = (entry for source in self._sources.values() if (entry := source.kept(name)))
         entry = known or next(kept, None)
         if entry is None:
             raise _rejected(f"there is no adapter {name[:200]!r}; /v1/models lists those there are", Fault.NOT_FOUND)
         self._check_movable(name)
-        shelf = self._open(self._shelves[entry.service])
-        await self._write(lambda: shelf.forget(entry))
+        self._check_owner(by, name, entry.owner)
+        source = self._open(self._sources[entry.service])
+        await self._write(lambda: source.forget(entry))
         if known:
-            self.board.put({name: None})
+            self.catalog.put({name: None})
         return entry
 
 

@@ -31,7 +31,7 @@ class Served(NamedTuple):
         return answer in self.rows or answer in self.prompts
 
 
-class Flight(NamedTuple):
+class Iteration(NamedTuple):
     """An iteration under way."""
 
     launched: Launched
@@ -43,22 +43,22 @@ class Flight(NamedTuple):
     """Those who give back their memory when it is over."""
 
 
-class Flights(deque[Flight]):
+class InFlight(deque[Iteration]):
     """The iterations that are under way, oldest first."""
 
-    def last_for(self, answer: Answer) -> Flight | None:
+    def last_for(self, answer: Answer) -> Iteration | None:
         """The last that computes anything for `answer`."""
-        return next((flight for flight in reversed(self) if flight.served.has(answer)), None)
+        return next((iteration for iteration in reversed(self) if iteration.served.has(answer)), None)
 
     def drop(self, answers: Collection[Answer]) -> None:
         """What is computed for these means nothing any more."""
-        for served in (flight.served for flight in self):
+        for served in (iteration.served for iteration in self):
             for computed in (served.firsts, served.rows):
                 computed[:] = [None if answer in answers else answer for answer in computed]
 
     def tokens(self) -> list[Answer]:
         """For each token that is being computed, whose it will be."""
-        served = (flight.served for flight in self)
+        served = (iteration.served for iteration in self)
         return [answer for one in served for answer in (*one.firsts, *one.rows) if answer]
 
 

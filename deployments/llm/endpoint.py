@@ -31,12 +31,14 @@ from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.least_held import Share
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.table import ReplicaTable
+from pliant.deployments.serving.tenants import current
+from pliant.deployments.serving.tokenizing import CHARACTERS_PER_TOKEN, tokenize
 from pliant.models.sources import DecoderInfo
 
-_LONG_TEXT = 4_000
-"""Characters from which on a text is tokenized in a thread, so that the event loop stays responsive."""
-_CHARACTERS_PER_TOKEN = 64
-"""A text with more characters than this per token of the longest prompt is too long without looking closer."""
+_LONG_CHAT = 1_024
+"""Characters from which on a conversation is rendered in a thread, so that the event loop stays responsive."""
+_MANY_MESSAGES = 16
+"""The same, of messages."""
 
 
 class LlmRecorder(Recorder, Protocol):
@@ -76,7 +78,10 @@ class LanguageModel:
         self._table = table
         self._caller = caller
         self._recorder = recorder
-        self._template = ChatTemplate(info.chat_template, info.special_tokens) if info.chat_template else None
+        self._as_text = _as_text(self.tokenizer)
+        self._template = (
+            ChatTemplate(info.chat_template, info.special_tokens, self._as_text) if info.chat_template else None
+        )
 
     @property
     def ready(self) -> bool:
@@ -94,7 +99,7 @@ class LanguageModel:
 
     async def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """The tokens of a text, with those that the tokenizer adds, or of token ids. Raises RequestError."""
-        ids = await self._tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
+        ids = tuple(await self._tokenize(prompt) if isinstance(prompt, str) else prompt)
         if not ids:
             raise RequestError(Outcome.REJECTED, "prompt: has no tokens; send at least one", param="prompt")
         if (highest := max(ids)) >= self._vocabulary:
@@ -107,22 +112,31 @@ class LanguageModel:
         if self._template is None:
             reason = f"{self.name} has no chat template; send a prompt to /v1/completions"
             raise RequestError(Outcome.REJECTED, reason, param="messages")
-        if sum(len(message["content"]) for message in messages) > _LONG_TEXT:
-            text = await asyncio.to_thread(self._template.render, messages)
+        length = sum(len(message["content"]) for message in messages)
+        self._check_characters(length)
+        if length > _LONG_CHAT or len(messages) > _MANY_MESSAGES:
+            parts = await asyncio.to_thread(self._template.parts, messages)
         else:
-            text = self._template.render(messages)
-        if ids := await self._tokenize(text, add_special_tokens=False):
-            return ids
+            parts = self._template.parts(messages)
+        ids: list[int] = []
+        for part in parts:
+            ids += self._as_text[part.text] if part.as_text else await self._tokenize(part.text, special=False)
+        if ids:
+            return tuple(ids)
         reason = "messages: the model's chat template makes no text of them"
         raise RequestError(Outcome.REJECTED, reason, param="messages")
 
-    async def _tokenize(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        if len(text) > self.max_length * _CHARACTERS_PER_TOKEN:
-            raise self._too_long(f"a prompt of {len(text)} characters")
-        if len(text) <= _LONG_TEXT:
-            return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        encoding = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        return tuple(encoding.ids)
+    async def _tokenize(self, text: str, special: bool = True) -> Sequence[int]:
+        self._check_characters(len(text))
+        most = self.max_length
+        encoding, read = await tokenize(self.tokenizer, text, most, special)
+        if read < len(text):
+            raise self._too_long(f"a prompt of more than {most} tokens")
+        return encoding.ids
+
+    def _check_characters(self, length: int) -> None:
+        if length > self.max_length * CHARACTERS_PER_TOKEN:
+            raise self._too_long(f"a prompt of {length} characters")
 
     def tokens_for(self, prompt: Sequence[int], wanted: int | None) -> int:
         """How long the answer to `prompt` may be: as `wanted`, or else what is usual and fits.
@@ -153,11 +167,24 @@ class LanguageModel:
         adapter = generation.adapter
         subject = f"{adapter.name} ({self.name})" if adapter else self.name
         errand = AnswerErrand(generation, subject, self._config.slo_ms / 1e3, self._config.timeout_s)
+        account = current()
+        account.spend(len(generation.prompt))
         with counted(self._recorder):
             async with aclosing(self._caller.stream(errand)) as pieces:
                 async for piece in pieces:
                     first_s = first_s or time.monotonic() - started
                     count += len(piece.tokens)
+                    account.spend(len(piece.tokens))
                     yield piece
         rank = adapter.rank if adapter else 0
         self._recorder.answered(time.monotonic() - started, first_s, len(generation.prompt), count, rank)
+
+
+def _as_text(tokenizer: Tokenizer) -> dict[str, list[int]]:
+    """What the texts of special tokens are made of where they are only texts."""
+    special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+    tokenizer.encode_special_tokens = True
+    try:
+        return {text: tokenizer.encode(text, add_special_tokens=False).ids for text in special}
+    finally:
+        tokenizer.encode_special_tokens = False

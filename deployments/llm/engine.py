@@ -29,7 +29,7 @@ from pliant.deployments.llm.adapter_loader import AdapterLoader
 from pliant.deployments.llm.adapters import Adapters
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.answer import TooLongError as TooLongError
-from pliant.deployments.llm.batch import Batch, Flight, Flights
+from pliant.deployments.llm.batch import Batch, InFlight, Iteration
 from pliant.deployments.llm.detokenizer import TokenBytes
 from pliant.deployments.llm.executor import Executor
 from pliant.deployments.llm.report import LlmReport, PredictorReport
@@ -96,9 +96,11 @@ class Engine:
         self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, executor.slot_bytes)
         self._batch = Batch(executor, compact)
         self._adapters = Adapters(executor, scheduler, loader)
-        self._flights = Flights()
+        self._in_flight = InFlight()
         self._open: dict[str, Answer] = {}
         """All that have not ended: they wait, have a slot, or have their last tokens in flight."""
+        self._owed: list[Item] = []
+        """What is to be said of requests that ended between two steps."""
         self._settled = True
         """Whether the scheduler has been asked since the last request ended."""
         self._read_at = -math.inf
@@ -153,7 +155,10 @@ class Engine:
         now, within_s = self._clock(), generation.first_token_within_s
         job = self._room.job(answer, self._adapters.bytes(answer.adapter), now)
         if not generation.generated:  # one that was begun elsewhere is not made to begin again
-            self._room.refuse(job, self._load(answer.adapter), within_s, self._speeds)
+            load = self._load(answer.adapter)
+            if loser := self._room.refuse(job, load, within_s, self._speeds):
+                self._end(loser)
+                self._owed.append((loser.id, self._room.crowded_out_error(load, self._speeds)))
         if within_s is not None:
             answer.deadline = now + within_s
         self._room.enter(answer, job, now)
@@ -168,11 +173,11 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
-        return not self.failure and (self._occupied or self._adapters.loading or not self._settled)
+        return not self.failure and bool(self._owed or self._occupied or self._adapters.loading or not self._settled)
 
     @property
     def _occupied(self) -> bool:
-        return bool(self._open or self._flights)
+        return bool(self._open or self._in_flight)
 
     @property
     def looks_every_s(self) -> float | None:
@@ -192,7 +197,7 @@ class Engine:
 
         Does not raise: when the executor fails, every request gets a BrokenError, and `failure` says why.
         """
-        items: list[Item] = []
+        items, self._owed = self._owed, []
         if self.failure:
             return items
         try:
@@ -201,9 +206,9 @@ class Engine:
             self._settled = not self._occupied
             step = self._schedule(now, items)
             if step is not None:
-                self._flights.append(self._run(step))
+                self._in_flight.append(self._run(step))
             in_flight = 1 if step is not None and self._executor.pipelined else 0
-            idle = not self._flights
+            idle = not self._in_flight
             self._postprocess(in_flight, items)
             if self._debug:
                 self.check()
@@ -240,7 +245,7 @@ class Engine:
         for answer in answers:
             self._room.put_back(answer)
             self._batch.evict(answer)
-        self._flights.drop(answers)
+        self._in_flight.drop(answers)
         self._postprocess(0, items)
         for answer in answers:
             if answer.ended:
@@ -258,27 +263,27 @@ class Engine:
             left.append(len(job.key.ids))
         return list(zip(answers, chunks(left, budget), strict=True))
 
-    def _run(self, step: Step) -> Flight:
+    def _run(self, step: Step) -> Iteration:
         at = self._clock()
         launched = self._executor.launch(step)
         served = self._batch.launched(step)
         for answer in served.computed:
             if answer.adapter is None:
                 self._room.left(answer, at)
-        return Flight(launched, at, sum(len(prefill.ids) for prefill in step.prefills), served, [])
+        return Iteration(launched, at, sum(len(prefill.ids) for prefill in step.prefills), served, [])
 
     def _postprocess(self, in_flight: int, items: list[Item]) -> None:
         """Read what iterations sampled, until so many are under way, and end the answers that end with them."""
-        while len(self._flights) > in_flight:
-            flight = self._flights.popleft()
-            output = flight.launched.result()
+        while len(self._in_flight) > in_flight:
+            iteration = self._in_flight.popleft()
+            output = iteration.launched.result()
             before = len(items)
-            self._read(flight.served.firsts, output.first, output.first_logprobs, items)
-            self._read(flight.served.rows, output.tokens, output.logprobs, items)
+            self._read(iteration.served.firsts, output.first, output.first_logprobs, items)
+            self._read(iteration.served.rows, output.tokens, output.logprobs, items)
             now = self._clock()
-            seconds, self._read_at = now - max(flight.at, self._read_at), now
-            self._speeds.observe(flight.prompt_tokens, bool(flight.served.rows), len(items) - before, seconds)
-            for answer in flight.leaving:
+            seconds, self._read_at = now - max(iteration.at, self._read_at), now
+            self._speeds.observe(iteration.prompt_tokens, bool(iteration.served.rows), len(items) - before, seconds)
+            for answer in iteration.leaving:
                 self._room.left(answer, now)
 
     def _read(
@@ -310,8 +315,8 @@ class Engine:
         self._batch.evict(answer)
         if answer in self._room:
             self._room.cancel(answer, self._clock())
-        elif answer.adapter and (flight := self._flights.last_for(answer)):
-            flight.leaving.append(answer)
+        elif answer.adapter and (iteration := self._in_flight.last_for(answer)):
+            iteration.leaving.append(answer)
         else:
             self._room.left(answer, self._clock())
 
@@ -334,7 +339,7 @@ class Engine:
         for answer in self._open.values():
             self._batch.evict(answer)
         self._open.clear()
-        self._flights.clear()
+        self._in_flight.clear()
         self._room.clear()
         self._live_tokens = 0
 
@@ -378,14 +383,14 @@ class Engine:
 
     def check(self) -> None:
         """Raise SlotError, SchedulerError or CacheError unless all that is counted agrees. Slow: for debugging."""
-        self._batch.check(self._flights.tokens())
+        self._batch.check(self._in_flight.tokens())
         self._room.check()
         self._adapters.check()
         if self._batch.limit != self._adapters.limit:
             raise SlotError(f"{self._batch.limit} slots are used, but adapters leave {self._adapters.limit}")
         for answer in self._open.values():
             places = (answer in self._room) + (answer in self._batch)
-            if answer.ended or places > 1 or not (places or self._flights.last_for(answer)):
+            if answer.ended or places > 1 or not (places or self._in_flight.last_for(answer)):
                 raise SlotError(f"request {answer.id} has {places} places, ended {answer.ended}")
         if self._live_tokens != sum(answer.size for answer in self._open.values()):
             raise SlotError(f"{self._live_tokens} live tokens are counted, {len(self._open)} requests are open")

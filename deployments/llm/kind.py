@@ -23,7 +23,7 @@ from pliant.deployments.llm.metrics import AnswerMetrics
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.served_models import ServedModels
 from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.catalog.board_follower import BoardFollower
+from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
 from pliant.deployments.serving.least_held import Share
@@ -56,13 +56,13 @@ class LlmKind(Kind[LlmConfig]):
         return CatalogPart(AdapterRegistry(planning.config)) if _takes_adapters(planning.config) else None
 
     def routers(
-        self, services: Services, follower: BoardFollower[Any] | None, gateway: GatewayConfig
+        self, services: Services, follower: CatalogFollower[Any] | None, gateway: GatewayConfig
     ) -> Sequence[APIRouter]:
         adapters = cast("AdapterFollower | None", follower)
         most = round(gateway.max_body_mb * 2**20)
         return openai.router(ServedModels(services, adapters), most), adapter_routes.router(adapters, most)
 
-    def facts(self, service: Service, follower: BoardFollower[Any] | None) -> Mapping[str, Any]:
+    def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
         if not (adapters := cast("AdapterFollower | None", follower)):
             return {}
         registered = Counter(entry.service for entry in adapters.known.values())

@@ -10,9 +10,9 @@ Plain asyncio, without Ray: a `Transport` carries the parcels.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pliant.deployments.serving.parcels import Parcel, Refusal
 
@@ -84,6 +84,18 @@ class Courier(Generic[Query, Answer]):
                     reply.set_exception(error)
         for reply in replies:
             _settle(reply, Refusal("failed", "the replica did not answer"))
+
+
+async def each(answers: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """All `answers`, which come at the same time; when one fails or the client leaves, the others end."""
+    if len(answers) == 1:
+        return [await answers[0]]
+    tasks = [asyncio.create_task(answer) for answer in answers]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _settle(reply: asyncio.Future[Answer | Refusal], found: Answer | Refusal) -> None:

@@ -17,11 +17,13 @@ from prometheus_client.core import Metric
 
 from pliant.config.base import ServiceConfig
 from pliant.config.cluster import GatewayConfig, ServingConfig
-from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.courier import Transport
+from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.catalog.follower import CatalogFollower
+from pliant.deployments.serving.courier import Courier, Transport
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.least_held import LeastHeld
 from pliant.deployments.serving.messages import Guidance, News
+from pliant.deployments.serving.outcome import Recorder
 from pliant.deployments.serving.services import Answers, Endpoint, Service, Services
 from pliant.deployments.serving.table import Chooser, ReplicaTable
 
@@ -47,8 +49,6 @@ class Opening(Generic[C]):
     fetch: Fetch
     table: ReplicaTable[Any, Any]
     """Of its replicas; empty for a service that has none of its own."""
-    chooser: Chooser[Any, Any]
-    """The table's."""
     handle: Any
     """Of its deployment; None for a service that has no replicas of its own."""
     transport: Transport[Any, Any] | None
@@ -57,10 +57,15 @@ class Opening(Generic[C]):
     """How many requests ended how."""
     tally: Tally
     """Of which the planner hears."""
-    follower: BoardFollower[Any] | None
+    follower: CatalogFollower[Any] | None
     """The kind's."""
     parts: Mapping[str, Service]
     """The services that it is made of, by name."""
+
+    def caller(self, recorder: Recorder) -> Caller[Any, Any, Any]:
+        """Has the service's replicas answer whole, not piece by piece."""
+        assert self.transport
+        return Caller(self.table, recorder, Courier(self.table.gateway, self.transport))
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ class Kind(ABC, Generic[C]):
         """By which a gateway chooses replicas of one service."""
         return LeastHeld()
 
-    def follower(self, ask: Ask, config: ServingConfig) -> BoardFollower[Any] | None:
+    def follower(self, ask: Ask, config: ServingConfig) -> CatalogFollower[Any] | None:
         """What a gateway follows in the planner, for all services of the kind; None: there is nothing to follow."""
         return None
 
@@ -137,12 +142,12 @@ class Kind(ABC, Generic[C]):
         return None
 
     def routers(
-        self, services: Services, follower: BoardFollower[Any] | None, gateway: GatewayConfig
+        self, services: Services, follower: CatalogFollower[Any] | None, gateway: GatewayConfig
     ) -> Sequence[APIRouter]:
         """HTTP routes that only this kind has, whether there are services of it or not."""
         return ()
 
-    def facts(self, service: Service, follower: BoardFollower[Any] | None) -> Mapping[str, Any]:
+    def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
         """What /stats says of a service beyond what it says of all."""
         return {}
 

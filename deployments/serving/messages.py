@@ -35,6 +35,8 @@ class Step(NamedTuple):
     text: str
     done: float
     """The share of it that is done."""
+    failed: bool = False
+    """It is over, and `text` is why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,12 @@ class Guidance:
     """Of replicas that switched lately; newer than what Ray Serve has spread yet."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """For people and Prometheus."""
+    gateways: frozenset[str] = frozenset()
+    """Those that send to the service's replicas."""
 
 
 Entry = TypeVar("Entry")
-"""What is registered on a board."""
+"""What is registered in a catalog."""
 
 
 class Rejected(NamedTuple):
@@ -66,7 +70,28 @@ class Rejected(NamedTuple):
     fault: Fault | None = None
 
 
-class BoardNews(NamedTuple, Generic[Entry]):
+class Manager(NamedTuple):
+    """Who changes what is registered."""
+
+    tenant: str = ""
+    manages_all: bool = True
+    """Whether also what others loaded, and what lies in folders."""
+    services: tuple[str, ...] | None = None
+    """Those of which it may change entries; None: all."""
+
+    def owns(self, owner: str) -> bool:
+        """Whether it may unload or replace what `owner` loaded, or nobody did if that is empty."""
+        return self.manages_all or self.tenant == owner
+
+    def may_use(self, service: str) -> bool:
+        return self.services is None or service in self.services
+
+
+OPERATOR = Manager()
+"""Whoever runs the cluster."""
+
+
+class CatalogNews(NamedTuple, Generic[Entry]):
     """What became of entries since a gateway last heard."""
 
     life: str

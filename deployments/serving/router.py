@@ -22,7 +22,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.parcels import Parcel, Refusal
-from pliant.deployments.serving.table import feed
+from pliant.deployments.serving.table import Chooser, ReplicaTable, feed
 
 _SUSPECT_S = 1.0
 
@@ -80,7 +80,7 @@ class RayTransport(Generic[Query, Answer]):
 
     async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
         """The reply to the only query of `parcel`."""
-        with told():
+        with mapped_errors():
             response = self._one.remote(parcel)
             try:
                 return cast("Answer | Refusal", await response)
@@ -96,9 +96,9 @@ class RayTransport(Generic[Query, Answer]):
 async def streamed(method: Any, parcel: Parcel[Any]) -> AsyncGenerator[Any, None]:
     """What a streaming `method` of a handle yields for `parcel`. To close it ends the call in the replica.
 
-    Raises as `told` does.
+    Raises as `mapped_errors` does.
     """
-    with told():
+    with mapped_errors():
         response = cast(DeploymentResponseGenerator[Any], method.remote(parcel))
         try:
             async for item in response:
@@ -107,14 +107,21 @@ async def streamed(method: Any, parcel: Parcel[Any]) -> AsyncGenerator[Any, None
             response.cancel()  # type: ignore[no-untyped-call]
 
 
-def obey(handle: DeploymentHandle[Any]) -> None:
-    """Have the router of `handle` run in this loop, not in a thread of its own, from now on: the table needs no lock,
-    and a call no hand-over."""
-    handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
+def table_of(service: str, chooser: Chooser[Any, Any], handle: DeploymentHandle[Any] | None) -> ReplicaTable[Any, Any]:
+    """The replicas of `service`, which the router of `handle` keeps true; it stays empty without one.
+
+    The router runs in this loop, not in a thread of its own, from now on: the table needs no lock, and a call no
+    hand-over.
+    """
+    table: ReplicaTable[Any, Any] = ReplicaTable(chooser)
+    if handle:
+        handle._init(_run_router_in_separate_loop=False)  # type: ignore[no-untyped-call]
+        feed(service).follow(table)
+    return table
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def mapped_errors() -> Iterator[None]:
     """Raises NotDeployedError when there is no replica at all to call, and ReplicaLostError when the one that is called
     within dies, or raises anything itself.
 

@@ -63,6 +63,9 @@ class Chooser(Protocol[Want, ReportIn]):
     def remove(self, replica: str) -> None:
         """`replica` is gone."""
 
+    def share(self, me: str, gateways: Collection[str]) -> None:
+        """These gateways, of which this is `me`, send to the same replicas, and hear late of what the others send."""
+
     def choose(self, want: Want, avoid: Collection[str]) -> Choice:
         """The replica for `want`, none of `avoid`; the work counts there until `done`.
 
@@ -93,7 +96,7 @@ class ReplicaTable(Generic[Want, R]):
     def __init__(self, chooser: Chooser[Want, R], now: Callable[[], float] = lambda: time.monotonic()) -> None:
         self.gateway = uuid.uuid4().hex
         """Names this process to the replicas, which report by gateway what they hold."""
-        self._chooser = chooser
+        self.chooser = chooser
         self._now = now
         self._live: set[str] = set()
         self._lost: set[str] = set()
@@ -151,13 +154,13 @@ class ReplicaTable(Generic[Want, R]):
     def choose(self, want: Want, avoid: Collection[str] = ()) -> Choice:
         """As `Chooser.choose`."""
         self._readmit()
-        choice = self._chooser.choose(want, avoid)
+        choice = self.chooser.choose(want, avoid)
         self._outstanding[choice.replica] += 1
         return choice
 
     def done(self, choice: Choice) -> None:
         """As `Chooser.done`."""
-        self._chooser.done(choice)
+        self.chooser.done(choice)
         if choice.replica in self._outstanding:
             self._outstanding[choice.replica] -= 1
 
@@ -200,6 +203,7 @@ class ReplicaTable(Generic[Want, R]):
 
     def replicas(self) -> dict[str, dict[str, Any]]:
         """For people: each replica's latest report, the calls of this process there, and whether it is ejected."""
+        self._readmit()
         return {
             replica: {**report, "outstanding": self._outstanding[replica], "ejected": replica in self._ejected}
             for replica, report in self._reports.items()
@@ -225,11 +229,11 @@ class ReplicaTable(Generic[Want, R]):
         report = self._reports.get(replica)
         if not report or replica in self._moving or replica in self._suspects or replica in self._ejected:
             self._usable.discard(replica)
-            self._chooser.suspend(replica)
+            self.chooser.suspend(replica)
         else:
             self._usable.add(replica)
             held = report["held"]
-            self._chooser.update(replica, report, sum(held.values()) - held.get(self.gateway, 0.0))
+            self.chooser.update(replica, report, sum(held.values()) - held.get(self.gateway, 0.0))
 
     def _forget(self, replica: str) -> None:
         for group in (self._suspects, self._ejected, self._usable):
@@ -237,7 +241,7 @@ class ReplicaTable(Generic[Want, R]):
         self._health.pop(replica, None)
         self._reports.pop(replica, None)
         self._outstanding.pop(replica, None)
-        self._chooser.remove(replica)
+        self.chooser.remove(replica)
 
 
 class Feed:

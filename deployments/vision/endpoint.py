@@ -19,10 +19,12 @@ from pliant.config.vision import VisionConfig
 from pliant.deployments.http.images import ImageError, ImageReader, Pixels
 from pliant.deployments.http.parameters import VisionParameters
 from pliant.deployments.serving.call import Caller
+from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.least_held import Share
 from pliant.deployments.serving.outcome import Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
 from pliant.deployments.serving.table import ReplicaTable
+from pliant.deployments.serving.tenants import current
 from pliant.deployments.vision.errand import ImageErrand
 from pliant.deployments.vision.messages import Answer, Fate, Query, RegisteredTask
 from pliant.deployments.vision.report import ReplicaReport
@@ -95,20 +97,14 @@ class VisionClassifier:
         started = time.monotonic()
         task = await self._tasks.find(self.name, parameters.task)
         _check_labels(len(images), task, parameters)
-        if len(images) == 1:
-            return [await self._classify(images[0], task, parameters, started)]
-        calls = [asyncio.create_task(self._classify(image, task, parameters, started)) for image in images]
-        try:
-            return await asyncio.gather(*calls)
-        finally:
-            for each in calls:
-                each.cancel()
+        return await each([self._classify(image, task, parameters, started) for image in images])
 
     async def _classify(
         self, image: Image, task: RegisteredTask, parameters: VisionParameters, started: float
     ) -> VisionPrediction:
-        slo_s = (parameters.slo_ms or self._config.slo_ms or task.slo_ms) / 1e3
-        utility = parameters.utility or self._config.utility or task.utility
+        account = current()
+        slo_s = account.slo_ms(parameters.slo_ms or self._config.slo_ms or task.slo_ms) / 1e3
+        utility = account.utility(parameters.utility or self._config.utility or task.utility)
         deadline = started + slo_s
         with counted(self._recorder):
             pixels = await self._read(image, deadline)

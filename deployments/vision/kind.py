@@ -10,10 +10,8 @@ from prometheus_client.core import Metric
 
 from pliant.config.cluster import GatewayConfig, ServingConfig
 from pliant.config.vision import VisionConfig
-from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.catalog.board_follower import BoardFollower
+from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.catalog.part import CatalogPart
-from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
 from pliant.deployments.serving.services import Answers, Service, Services
 from pliant.deployments.vision import task_routes
@@ -42,9 +40,6 @@ class VisionKind(Kind[VisionConfig]):
     async def open(self, opening: Opening[VisionConfig]) -> VisionClassifier:
         folder = await opening.fetch(sources.fetch_vision)
         recorder = ImageMetrics(opening.name, self.name, opening.outcomes)
-        assert opening.transport
-        courier = Courier(opening.table.gateway, opening.transport)
-        caller = Caller(opening.table, recorder, courier)
         tasks = cast(TaskFollower, opening.follower)
         return VisionClassifier(
             opening.name,
@@ -53,7 +48,7 @@ class VisionKind(Kind[VisionConfig]):
             opening.gateway.max_megapixels,
             tasks,
             opening.table,
-            caller,
+            opening.caller(recorder),
             recorder,
         )
 
@@ -64,11 +59,11 @@ class VisionKind(Kind[VisionConfig]):
         return CatalogPart(TaskRegistry(planning.config))
 
     def routers(
-        self, services: Services, follower: BoardFollower[Any] | None, gateway: GatewayConfig
+        self, services: Services, follower: CatalogFollower[Any] | None, gateway: GatewayConfig
     ) -> Sequence[APIRouter]:
         return [task_routes.router(services, cast(TaskFollower, follower), round(gateway.max_body_mb * 2**20))]
 
-    def facts(self, service: Service, follower: BoardFollower[Any] | None) -> Mapping[str, Any]:
+    def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
         tasks = cast(TaskFollower, follower)
         return {"tasks": [entry.task.name for entry in tasks.of(service.name)], "problems": list(tasks.problems)}
 

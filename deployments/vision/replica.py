@@ -13,9 +13,9 @@ from ray import serve
 from pliant.config.vision import VisionConfig
 from pliant.deployments.autoscaling import PLANNER
 from pliant.deployments.serving.calls import answer
-from pliant.deployments.serving.catalog.board import Seen
-from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.messages import BoardNews
+from pliant.deployments.serving.catalog.catalog import Seen
+from pliant.deployments.serving.catalog.follower import CatalogFollower
+from pliant.deployments.serving.messages import CatalogNews
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.serving.replica import Desk
 from pliant.deployments.startup import Startup
@@ -23,7 +23,7 @@ from pliant.deployments.vision.assembly import assemble
 from pliant.deployments.vision.messages import Answer, Query, RegisteredTask
 from pliant.deployments.vision.metrics import VisionReplicaMetrics
 from pliant.deployments.vision.report import ReplicaReport
-from pliant.deployments.vision.tasks import Settler
+from pliant.deployments.vision.tasks import TaskReconciler
 from pliant.errors import ModelError
 from pliant.models import sources
 from pliant.models.sources import Progress
@@ -51,7 +51,7 @@ class VisionReplica:
                 self._assembled = await assemble(service, config)
             self._engine = self._assembled.engine
             self._desk = Desk(service, self._engine.classify)
-            self._settler = Settler(service, self._assembled.tasks)
+            self._reconciler = TaskReconciler(service, self._assembled.tasks)
             await self._begin(startup)
         self._following = asyncio.create_task(self._follow_for_ever())
         self._compiling = asyncio.create_task(self._compile()) if self._assembled.compiling else None
@@ -94,7 +94,7 @@ class VisionReplica:
 
     def _report(self) -> ReplicaReport:
         dropped = dict(self._assembled.useful.dropped())
-        failed = {task.name: reason for task, reason in self._settler.failed.items()}
+        failed = {task.name: reason for task, reason in self._reconciler.failed.items()}
         report = self._engine.report()
         return ReplicaReport(
             **report,
@@ -111,13 +111,13 @@ class VisionReplica:
         progress("loading tasks", 0.0)
         planner = await asyncio.to_thread(serve.get_deployment_handle, PLANNER)  # it asks Serve's controller
 
-        async def news(me: str, seen: Seen, wait: bool) -> BoardNews[RegisteredTask]:
-            news: BoardNews[RegisteredTask] = await answer(
-                planner.ask.remote("vision", "news", me, seen, wait, self._settler.failed)
+        async def news(me: str, seen: Seen, wait: bool) -> CatalogNews[RegisteredTask]:
+            news: CatalogNews[RegisteredTask] = await answer(
+                planner.ask.remote("vision", "news", me, seen, wait, self._reconciler.failed)
             )
             return news
 
-        self._board: BoardFollower[RegisteredTask] = BoardFollower(news, "tasks")
+        self._catalog: CatalogFollower[RegisteredTask] = CatalogFollower(news, "tasks")
         for _ in range(_FIRST_ATTEMPTS):
             if await self._follow(wait=False):
                 return
@@ -126,9 +126,9 @@ class VisionReplica:
 
     async def _follow(self, wait: bool) -> bool:
         """Learn which tasks there are, and have them in memory: only then the planner hears that, or of failures."""
-        reached = await self._board.ask(wait, _NEWS_WITHIN_S)
-        await self._settler.settle(
-            [entry.task for entry in self._board.known.values() if entry.service == self._service]
+        reached = await self._catalog.ask(wait, _NEWS_WITHIN_S)
+        await self._reconciler.reconcile(
+            [entry.task for entry in self._catalog.known.values() if entry.service == self._service]
         )
         return reached
 

@@ -1,6 +1,6 @@
 """Which tasks there are: found in folders at the start, loaded and unloaded by clients later (OTAS §III-A).
 
-Here a task is its description: replicas, which follow the board as gateways do, read its tensors.
+Here a task is its description: replicas, which follow the catalog as gateways do, read its tensors.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from itertools import count
 from pliant.config.cluster import ServingConfig
 from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
+from pliant.deployments.serving.messages import OPERATOR, Manager
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.vision.messages import RegisteredTask
-from pliant.deployments.vision.task_shelf import TaskShelf
+from pliant.deployments.vision.task_source import TaskSource
 from pliant.errors import PliantError
 from pliant.formats.vision_task import NAME
 
@@ -23,8 +24,8 @@ MOST_TASKS = 1_000
 """Of one service."""
 
 
-class TaskRegistry(Registry[RegisteredTask, TaskShelf]):
-    """The tasks of all vision services of `config`; `board` has them by service/name.
+class TaskRegistry(Registry[RegisteredTask, TaskSource]):
+    """The tasks of all vision services of `config`; `catalog` has them by service/name.
 
     A replica has heard of a task when it has loaded it, or cannot.
     """
@@ -37,34 +38,39 @@ class TaskRegistry(Registry[RegisteredTask, TaskShelf]):
     gone_s = 45.0
 
     def __init__(self, config: ServingConfig, clock: Callable[[], float] = time.time) -> None:
-        super().__init__({name: TaskShelf(name, service) for name, service in config.of(VisionConfig).items()}, clock)
+        super().__init__({name: TaskSource(name, service) for name, service in config.of(VisionConfig).items()}, clock)
         self._trials = count()
 
-    async def load(self, service: str, name: str, path: str, replace: bool = False) -> RegisteredTask:
-        """Register the task in the folder `path` as `name` of `service`; `replace`: maybe instead of one of that name.
+    async def load(
+        self, service: str, name: str, path: str, replace: bool = False, by: Manager = OPERATOR
+    ) -> RegisteredTask:
+        """Register the task in the folder `path` as `name` of `service`; `replace`: maybe instead of one of `by`'s.
 
         Replicas load it before clients may name it. When this returns it is on disk, and gateways and replicas have it,
         unless one takes half a minute. Raises RejectedError, also when a replica cannot load it. Then nothing is
         changed, unless its reason says that the file may yet be written.
         """
         await self.started()
-        shelf = self._open(self._shelf(service))
+        source = self._open(self._source(service))
         self._check_name(name)
-        self._check_free(service, name, replace)
-        [entry] = await self._find(path, [shelf], lambda shelf: shelf.read(name, path, int(self._clock())))
+        self._check_free(service, name, replace, by)
+        [entry] = await self._find(path, [source], lambda source: source.read(name, path, int(self._clock())))
         if isinstance(entry, PliantError):
             raise self._misfit([entry])
+        entry = entry._replace(owner=by.tenant)
         async with self._tried(entry):
-            await self._change(lambda: self._put(shelf, entry, replace))
+            await self._change(lambda: self._put(source, entry, replace, by))
         logger.info("%s: loaded task %s with %d labels", service, name, len(entry.labels))
         return entry
 
-    async def unload(self, service: str, name: str) -> RegisteredTask:
-        """Forget the task `name` of `service`. When this returns that is on disk, and gateways and replicas know it,
-        unless one takes half a minute. Raises RejectedError as `load` does.
+    async def unload(self, service: str, name: str, by: Manager = OPERATOR) -> RegisteredTask:
+        """Forget the task `name` of `service`, if it is `by`'s.
+
+        When this returns that is on disk, and gateways and replicas know it, unless one takes half a minute. Raises
+        RejectedError as `load` does.
         """
         await self.started()
-        known = await self._change(lambda: self._remove(self._shelf(service), name))
+        known = await self._change(lambda: self._remove(self._source(service), name, by))
         logger.info("%s: unloaded task %s", service, name)
         return known
 
@@ -73,62 +79,68 @@ class TaskRegistry(Registry[RegisteredTask, TaskShelf]):
 
     def _check(self, entry: RegisteredTask) -> None:
         self._check_name(entry.task.name)
-        self._check_free(entry.service, entry.task.name, replace=False)
+        self._check_free(entry.service, entry.task.name, replace=False, by=OPERATOR)
 
-    def _shelf(self, service: str) -> TaskShelf:
-        if service not in self._shelves:
-            there = ", ".join(self._shelves) or "none"
+    def _source(self, service: str) -> TaskSource:
+        if service not in self._sources:
+            there = ", ".join(self._sources) or "none"
             raise RejectedError(
                 Outcome.REJECTED, f"{service[:60]!r} is no vision service; there are: {there}", fault=Fault.NOT_FOUND
             )
-        return self._shelves[service]
+        return self._sources[service]
 
     def _check_name(self, name: str) -> None:
         if not NAME.fullmatch(name):
             wanted = "must be up to 64 letters, digits and ._-, beginning with a letter or digit"
             raise _rejected(f"got {name[:60]!r}; {wanted}")
 
-    def _check_free(self, service: str, name: str, replace: bool) -> None:
-        known = self.board.entries.get(f"{service}/{name}")
+    def _check_free(self, service: str, name: str, replace: bool, by: Manager) -> None:
+        known = self.catalog.entries.get(f"{service}/{name}")
         if known is not None:
             _check_movable(known)
             if not replace:
                 told = f"{service} has {name!r} already, from {known.task.folder}"
                 raise _rejected(f"{told}; unload it first, or send replace: true", Fault.CONFLICT)
-        elif sum(each.service == service and not each.coming for each in self.board.entries.values()) >= MOST_TASKS:
+            self._check_owner(by, name, known.owner)
+        elif sum(each.service == service and not each.coming for each in self.catalog.entries.values()) >= MOST_TASKS:
             raise _rejected(f"{service} has {MOST_TASKS} tasks, as many as there may be; unload some")
 
     @asynccontextmanager
     async def _tried(self, entry: RegisteredTask) -> AsyncIterator[None]:
         """Meanwhile replicas have `entry`, which clients may not name yet. Raises RejectedError if one cannot."""
         trial = f"{self._key(entry)} {next(self._trials)}"
-        self.board.put({trial: entry._replace(coming=True)})
+        self.catalog.put({trial: entry._replace(coming=True)})
         try:
-            await self.board.spread(self.spread_within_s)
-            if failure := self.board.failure(entry.task):
+            await self.catalog.spread(self.spread_within_s)
+            if failure := self.catalog.failure(entry.task):
                 raise RejectedError(Outcome.REJECTED, f"path: a replica cannot load it: {failure}", self.path)
             yield
         finally:
-            self.board.put({trial: None})
+            self.catalog.put({trial: None})
 
-    async def _put(self, shelf: TaskShelf, entry: RegisteredTask, replace: bool) -> RegisteredTask:
-        self._check_free(shelf.service, entry.task.name, replace)  # meanwhile somebody else may have taken the name
-        known = self.board.entries.get(self._key(entry))
-        await self._write(lambda: shelf.keep(entry, known))
-        self.board.put({self._key(entry): entry})
+    async def _put(self, source: TaskSource, entry: RegisteredTask, replace: bool, by: Manager) -> RegisteredTask:
+        self._check_free(
+            source.service, entry.task.name, replace, by
+        )  # meanwhile somebody else may have taken the name
+        if kept := source.kept(entry.task.name):  # whether it is served now or not
+            self._check_owner(by, entry.task.name, kept.owner)
+        known = self.catalog.entries.get(self._key(entry))
+        await self._write(lambda: source.keep(entry, known))
+        self.catalog.put({self._key(entry): entry})
         return entry
 
-    async def _remove(self, shelf: TaskShelf, name: str) -> RegisteredTask:
-        key = f"{shelf.service}/{name}"
-        known = self.board.entries.get(key)
-        entry = known or shelf.kept(name)
+    async def _remove(self, source: TaskSource, name: str, by: Manager) -> RegisteredTask:
+        key = f"{source.service}/{name}"
+        known = self.catalog.entries.get(key)
+        entry = known or source.kept(name)
         if entry is None:
-            raise _rejected(f"{shelf.service} has no {name[:100]!r}", Fault.NOT_FOUND)
+            raise _rejected(f"{source.service} has no {name[:100]!r}", Fault.NOT_FOUND)
         _check_movable(entry)
-        self._open(shelf)
-        await self._write(lambda: shelf.forget(entry))
+        self._check_owner(by, name, entry.owner)
+        self._open(source)
+        await self._write(lambda: source.forget(entry))
         if known:
-            self.board.put({key: None})
+            self.catalog.put({key: None})
         return entry
 
 

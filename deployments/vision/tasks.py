@@ -187,7 +187,7 @@ class Tasks:
             logger.exception("task %s cannot be unloaded", task.name)
 
 
-class Settler:
+class TaskReconciler:
     """Brings registered tasks before images need them, and removes those that are not registered any more."""
 
     def __init__(self, service: str, tasks: Tasks) -> None:
@@ -201,7 +201,7 @@ class Settler:
         """Registered tasks that could not be loaded, and why."""
         return {task: reason for task, reason in self._failed.items() if task not in self._tasks}
 
-    async def settle(self, registered: Iterable[TaskRef]) -> None:
+    async def reconcile(self, registered: Iterable[TaskRef]) -> None:
         """From now on these are registered, and no others. One that cannot be loaded is logged, and not tried again
         until it is registered anew, or an image needs it. What takes another's place is there before that one goes."""
         now = list(dict.fromkeys(registered))

@@ -107,7 +107,7 @@ class Padded:
         return added if among is None else added.masked_fill(~among, -torch.inf)
 
 
-class Weighing(Padded):
+class Stepwise(Padded):
     """The same step by step, so that attention weights can be added up to the importance of each token."""
 
     def __init__(self, like: Tensor, mask: Tensor | None) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import LayerNorm, Linear, Module, ModuleList, Parameter, functional
 
-from pliant.kernels.encoder.layout import Bias, Layout, Padded, Weighing
+from pliant.kernels.encoder.layout import Bias, Layout, Padded, Stepwise
 from pliant.kernels.encoder.relative import by_content, by_distance
 from pliant.models.encoder_head import HeadShape, Stage
 from pliant.models.encoder_shape import EncoderShape
@@ -225,9 +225,9 @@ class EncoderModel(Module):
         `mask` is as `Padded` says, and `types` [texts, width] as `Encoder.forward`. With `importance` that of each
         token comes behind the outputs of its text: [texts, outputs + width].
         """
-        layout = (Weighing if importance else Padded)(ids, mask)
+        layout = (Stepwise if importance else Padded)(ids, mask)
         found: Tensor = self(ids.flatten(), None if types is None else types.flatten(), layout)
-        if isinstance(layout, Weighing):
+        if isinstance(layout, Stepwise):
             return torch.cat([found, layout.received], 1)
         return found if self.head.shape.pooling else found.view(*ids.shape, -1)
 

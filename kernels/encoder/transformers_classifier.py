@@ -14,7 +14,7 @@ from pliant.kernels.encoder.model import Head
 from pliant.kernels.saved_tensors import SavedTensors
 from pliant.models.decoder_info import read_json
 from pliant.models.encoder_head import HeadShape, Sizes, head_of, task_of
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 _TRIAL = 8
 """Tokens of the text that shows whether a model's attention weights can be had."""
@@ -44,7 +44,7 @@ class TransformersClassifier(torch.nn.Module):
         importance: bool = False,
     ) -> None:
         super().__init__()
-        mend()
+        declare()
         import transformers
         from transformers.utils import logging
 

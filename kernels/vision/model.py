@@ -13,7 +13,7 @@ from pliant.kernels.vision import plain_vit
 from pliant.kernels.vision.plain_vit import PlainViT
 from pliant.kernels.vision.vit import TokenAdaptiveViT, check
 from pliant.models.vision_info import WEIGHTS, VisionInfo, read_vision
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 if TYPE_CHECKING:
     from timm.models import VisionTransformer
@@ -39,7 +39,7 @@ def load_model(folder: Path, dtype: str, device: str) -> "tuple[VisionInfo, Plai
 
 
 def _timms(folder: Path) -> "VisionTransformer":
-    mend()
+    declare()
     import timm
     from timm.models import VisionTransformer
 

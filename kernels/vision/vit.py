@@ -18,7 +18,7 @@ from pliant.errors import ModelError
 from pliant.kernels.vision import plain_vit
 from pliant.kernels.vision.plain_vit import PlainViT
 from pliant.kernels.vision.token_merging import log_sizes, match, merge, merges
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 if TYPE_CHECKING:
     from timm.layers.attention import Attention
@@ -155,7 +155,7 @@ def check(model: torch.nn.Module) -> None:
 def _refusal(model: torch.nn.Module) -> str | None:
     if isinstance(model, PlainViT):
         return None
-    mend()
+    declare()
     from timm.layers.attention import Attention
     from timm.models.vision_transformer import Block, VisionTransformer
 

@@ -194,8 +194,8 @@ class _Search:
             reached = reached * onward
         mass = np.stack(stops)
         latency = np.cumsum([reading.latency_s for reading in readings], axis=0)
-        if alpha and chain[0].telling_s is not None:
-            latency[1:] += chain[0].telling_s
+        if alpha and chain[0].importance_s is not None:
+            latency[1:] += chain[0].importance_s
         right, lost = float(expected.sum()), float((self._best - expected).sum())
         differing = float((expected * (1 - self._best) + (1 - expected) * self._best).sum())
         early_gap = 0.0 if alone else float(mass[0] @ (self._best - hits[0]) / (mass[0].sum() or 1.0))

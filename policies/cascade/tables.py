@@ -41,7 +41,7 @@ class LevelProfile:
     name: str
     temperature: float
     reading: Reading
-    telling_s: Floats | None = None
+    importance_s: Floats | None = None
     """[n]: what it takes to know which words of each text are important. A text pays it once, when it goes on from the
     first level of a chain that prunes. None: it costs nothing."""
 
@@ -49,7 +49,7 @@ class LevelProfile:
 Reread = Callable[[str, str, float], Reading]
 """(reader, pruner, alpha): the reader on the texts less the words that the pruner gave too little attention; costly.
 
-What telling takes the pruner is not in the reader's latency, but in `LevelProfile.telling_s`.
+What importance takes the pruner is not in the reader's latency, but in `LevelProfile.importance_s`.
 """
 
 
@@ -69,10 +69,10 @@ def check(levels: Sequence[LevelProfile], labels: NDArray[np.integer]) -> None:
         raise ValueError(f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}")
     for level in levels:
         check_reading(level.reading, (len(labels), classes), level.name)
-        if (telling_s := level.telling_s) is not None and (
-            telling_s.shape != labels.shape or not (np.isfinite(telling_s) & (telling_s >= 0)).all()
+        if (importance_s := level.importance_s) is not None and (
+            importance_s.shape != labels.shape or not (np.isfinite(importance_s) & (importance_s >= 0)).all()
         ):
-            raise ValueError(f"{level.name}: needs a time to tell of at least 0 s for each text, got {telling_s}")
+            raise ValueError(f"{level.name}: needs a time to tell of at least 0 s for each text, got {importance_s}")
 
 
 def check_reading(reading: Reading, shape: tuple[int, ...], what: str) -> None:

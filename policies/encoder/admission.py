@@ -2,8 +2,9 @@
 
 A replica serves its requests one after another. A request that finds work for `wait_s` seconds there, and takes
 `service_s` itself, is predicted to be answered after wait_s + service_s. It has `budget_s` seconds left, so its slack
-is budget_s - service_s, and its `utility` (0 to 1) is the share of that slack it may spend waiting: one of utility 1
-may come in at the last moment, one of utility 0 gets idle replicas only. As load rises, low utilities are shed first.
+is budget_s - service_s, and `slack_share` (0 to 1) is how much of it the request may spend waiting: with 1 it may come
+in at the last moment, with 0 it gets idle replicas only. As load rises, low shares are shed first. Clients set it as
+`slack_share`.
 
 Arlo's scheduler (§3.4) never refuses, and turns overload into latency; this rule goes beyond the paper.
 """
@@ -32,7 +33,7 @@ class DeadlineError(Exception):
         return f"every replica is too busy to meet the deadline; retry after {self.retry_after_s:.3f} s"
 
 
-def retry_after(wait_s: float, service_s: float, idle_s: float, budget_s: float, utility: float = 1.0) -> float:
+def retry_after(wait_s: float, service_s: float, idle_s: float, budget_s: float, slack_share: float = 1.0) -> float:
     """Seconds of work that a replica must finish before it may take a request; 0 when it may now, infinite when never.
 
     It has work for `wait_s`, and the request is expected to take `service_s` there. `idle_s` is the time that was
@@ -41,7 +42,7 @@ def retry_after(wait_s: float, service_s: float, idle_s: float, budget_s: float,
     """
     slack_s = budget_s - service_s
     if slack_s >= -ROUNDING_S:
-        missing_s = wait_s - utility * max(0.0, slack_s)
+        missing_s = wait_s - slack_share * max(0.0, slack_s)
     elif idle_s <= budget_s + ROUNDING_S:
         missing_s = wait_s
     else:

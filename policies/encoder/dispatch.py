@@ -1,24 +1,25 @@
 """Dispatch: which replica gets a request (Arlo §3.4, Algorithm 1), over replicas that come, switch, and go.
 
-A *level* is all replicas that hold one max_length. Its head is the least congested of them: congestion is the work that
-is queued there over what a replica can do within the SLO. Both are in seconds, as what a text takes depends on its
-length (see `service_curve`). The levels a text fits into are tried in rising length, at most `peek` of them: the first
-head whose congestion is below a threshold, which decays from level to level, gets the request.
+A *group* (in the paper a queue level) is all replicas that hold one max_length. Its head is the least congested of
+them: congestion is the work that is queued there over what a replica can do within the SLO. Both are in seconds, as
+what a text takes depends on its length (see `service_curve`). The groups a text fits into are tried in rising length,
+at most `peek` of them: the first head whose congestion is below a threshold, which decays from group to group, gets the
+request.
 
 Beyond the paper:
 
 - When all heads are busier than that, the one gets it that answers it soonest, for which longer runtimes count their
-  service time twice, as they hold up longer texts. The paper queues it at the shortest level, however long the queue.
-- Replicas of a level need not be equally fast: of two that are equally congested the faster one is the head.
+  service time twice, as they hold up longer texts. The paper queues it at the shortest group, however long the queue.
+- Replicas of a group need not be equally fast: of two that are equally congested the faster one is the head.
 - With a deadline, the head that Algorithm 1 chooses must also be predicted to meet it (see `admission`); else the first
-  replica that can, among the same levels in rising length, gets the request. If none can, it is refused with a time
+  replica that can, among the same groups in rising length, gets the request. If none can, it is refused with a time
   after which to come back.
 - Several dispatchers may send to the same replicas. What others have there is known from reports that are a second or
   two old. It counts in full in predictions, but little in congestion: dispatchers that choose by it all run to the
   same replica, and then away from it, in ever greater numbers. Instead each has a share of the replicas for its own
   (see `shares`), and on another's a text more counts as queued than it has sent there.
 
-Replicas of a level that are about equally fast form a *pool*, which is a bucket queue: one ring of replicas for each
+Replicas of a group that are about equally fast form a *pool*, which is a bucket queue: one ring of replicas for each
 amount of congestion, in steps of the shortest text. A dispatch or completion moves one replica to another ring, in
 O(1); where all texts take the same time the order is exact. Within a ring the one that waited longest leads.
 """
@@ -112,7 +113,7 @@ class _Replica:
         return self.congestion + self.extra
 
 
-class _Level:
+class _Group:
     """The replicas of one max_length; `front` anchors the ring of the least congested of them."""
 
     __slots__ = ("front", "pools", "several")
@@ -135,12 +136,12 @@ class _Level:
 
 
 class _Pool:
-    """About equally fast replicas of one level, in rings by congestion; `lowest` is the first ring not empty."""
+    """About equally fast replicas of one group, in rings by congestion; `lowest` is the first ring not empty."""
 
-    __slots__ = ("level", "lowest", "rings", "size", "speed", "tick")
+    __slots__ = ("group", "lowest", "rings", "size", "speed", "tick")
 
-    def __init__(self, level: _Level, speed: int, tick: int) -> None:
-        self.level = level
+    def __init__(self, group: _Group, speed: int, tick: int) -> None:
+        self.group = group
         self.speed = speed
         """A step on the scale of service times."""
         self.tick = tick
@@ -189,7 +190,7 @@ class _Pool:
 
 
 def _congestion(pool: _Pool) -> tuple[int, int]:
-    """What the pools of a level are compared by: the congestion of the front, then the faster first."""
+    """What the pools of a group are compared by: the congestion of the front, then the faster first."""
     return pool.lowest * pool.tick, pool.speed
 
 
@@ -209,18 +210,18 @@ class Dispatcher(Generic[R]):
                 f"got {slo_s}, {threshold}, {decay}, {peek}"
             )
         self._limits = [math.ceil(slo_s * _MICROSECONDS * threshold * decay**rank - _ROUNDING) for rank in range(peek)]
-        """By the level's place among the candidates: microseconds from which on its head is congested."""
+        """By the group's place among the candidates: microseconds from which on its head is congested."""
         self._limit = self._limits[0]
         self._replicas: dict[R, _Replica] = {}
-        self._levels: dict[int, _Level] = {}
-        self._candidates: list[tuple[_Level, ...]] = []
-        """By length: the levels that may serve it, in rising max_length, at most `peek`."""
+        self._groups: dict[int, _Group] = {}
+        self._candidates: list[tuple[_Group, ...]] = []
+        """By length: the groups that may serve it, in rising max_length, at most `peek`."""
         self._own: frozenset[R] | None = None
 
     @property
     def longest(self) -> int:
         """The greatest length that can be served now; 0 when nothing can."""
-        return max(self._levels, default=0)
+        return max(self._groups, default=0)
 
     def assign(self, replica: R, max_length: int, curve: ServiceCurve) -> None:
         """From now on `replica` takes texts of at most `max_length` tokens, and needs the seconds of `curve` for them.
@@ -239,17 +240,17 @@ class Dispatcher(Generic[R]):
         self.suspend(replica)
         record.tables = tables
         record.table, record.idle = tables
-        level = self._levels.get(max_length)
-        if level is None:
-            level = self._levels[max_length] = _Level()
+        group = self._groups.get(max_length)
+        if group is None:
+            group = self._groups[max_length] = _Group()
             self._list_candidates()
         speed = round(math.log(record.table[-1]) / _EQUALLY_FAST)
-        pool = next((pool for pool in level.pools if pool.speed == speed), None)
+        pool = next((pool for pool in group.pools if pool.speed == speed), None)
         if pool is None:
-            pool = _Pool(level, speed, record.table[0])
-            level.pools.append(pool)
+            pool = _Pool(group, speed, record.table[0])
+            group.pools.append(pool)
         pool.attach(record)
-        level.elect()
+        group.elect()
 
     def suspend(self, replica: R) -> None:
         """Send nothing more to `replica` until it is assigned again; what it has to do still counts."""
@@ -257,14 +258,14 @@ class Dispatcher(Generic[R]):
         if record is None or record.pool is None:
             return
         pool = record.pool
-        level = pool.level
+        group = pool.group
         pool.detach(record)
         if not pool.size:
-            level.pools.remove(pool)
-        if level.pools:
-            level.elect()
+            group.pools.remove(pool)
+        if group.pools:
+            group.elect()
         else:
-            self._levels = {length: level for length, level in self._levels.items() if level.pools}
+            self._groups = {length: group for length, group in self._groups.items() if group.pools}
             self._list_candidates()
 
     def remove(self, replica: R) -> None:
@@ -293,35 +294,35 @@ class Dispatcher(Generic[R]):
                 _reattach(record)
 
     def dispatch(
-        self, length: int, budget_s: float | None = None, utility: float = 1.0, avoid: Collection[R] = ()
+        self, length: int, budget_s: float | None = None, slack_share: float = 1.0, avoid: Collection[R] = ()
     ) -> tuple[R, float, int]:
         """Choose the replica for a text of `length` tokens (at least 0), and count the work for it there.
 
         Returns the replica, the seconds after which it is predicted to answer, and the work, for `complete`. `budget_s`
-        is the time left until the request's deadline, in seconds (finite), and `utility` the share of its slack that it
+        is the time left until the request's deadline, in seconds (finite), and `slack_share` how much of its slack it
         may spend waiting, 0 to 1 (see `admission`); without a budget every request is taken. None of `avoid` is chosen.
 
-        Raises NoRuntimeError when no routable replica holds the length; of the `peek` shortest levels that do,
+        Raises NoRuntimeError when no routable replica holds the length; of the `peek` shortest groups that do,
         AllAvoidedError when all replicas are to be avoided, and DeadlineError when none can meet the deadline. Nothing
         is counted then.
         """
         try:
-            levels = self._candidates[length]
+            groups = self._candidates[length]
         except IndexError:
             raise NoRuntimeError(length, self.longest) from None
         # The usual case first, and replicas are relinked in place, here and in `complete`: calls are what costs.
-        replica = levels[0].front.next
+        replica = groups[0].front.next
         if avoid or replica.congestion >= self._limit:
-            replica = self._search(levels, length, avoid)
+            replica = self._search(groups, length, avoid)
         took = replica.table[length]
         congestion = replica.congestion + took
         predicted_s = (congestion + replica.extra) * _SECONDS
         if (
             budget_s is not None
-            and (predicted_s > budget_s or utility < 1.0)
-            and _retry_after(replica, length, budget_s, utility)
+            and (predicted_s > budget_s or slack_share < 1.0)
+            and _retry_after(replica, length, budget_s, slack_share)
         ):
-            replica = _first_in_time(levels, length, budget_s, utility, avoid)
+            replica = _first_in_time(groups, length, budget_s, slack_share, avoid)
             took = replica.table[length]
             congestion = replica.congestion + took
             predicted_s = (congestion + replica.extra) * _SECONDS
@@ -345,11 +346,11 @@ class Dispatcher(Generic[R]):
             while (front := rings[lowest]).next is front:
                 lowest += 1
             pool.lowest = lowest
-            level = pool.level
-            if level.several:
-                level.elect()
+            group = pool.group
+            if group.several:
+                group.elect()
             else:
-                level.front = front
+                group.front = front
         return replica.name, predicted_s, took
 
     def complete(self, replica: R, work: int) -> None:
@@ -383,36 +384,36 @@ class Dispatcher(Generic[R]):
         record.next = anchor
         if place < pool.lowest:
             pool.lowest = place
-            level = pool.level
-            if level.several:
-                level.elect()
+            group = pool.group
+            if group.several:
+                group.elect()
             else:
-                level.front = anchor
+                group.front = anchor
 
     def sent_s(self, replica: R) -> float:
         """Seconds of work that were sent to `replica` and not completed, suspended or not; 0 when it is not known."""
         record = self._replicas.get(replica)
         return (record.work - record.others) * _SECONDS if record else 0.0
 
-    def levels(self) -> dict[int, dict[R, float]]:
+    def groups(self) -> dict[int, dict[R, float]]:
         """The routable replicas and the seconds of work there, others' included, by max_length in rising order."""
         return {
-            length: {record.name: record.work * _SECONDS for pool in level.pools for record in pool}
-            for length, level in sorted(self._levels.items())
+            length: {record.name: record.work * _SECONDS for pool in group.pools for record in pool}
+            for length, group in sorted(self._groups.items())
         }
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every sum, ring, front and table agrees with the others. Slow: for tests."""
         routable = {record.name: record for record in self._replicas.values() if record.pool}
-        listed = [record for level in self._levels.values() for pool in level.pools for record in pool]
+        listed = [record for group in self._groups.values() for pool in group.pools for record in pool]
         assert len(listed) == len(routable), "a replica is in two rings or none"
         assert all(routable[record.name] is record for record in listed), "a ring holds a replica that has left"
         assert all(record.work >= record.others >= 0 for record in self._replicas.values()), "work is negative"
-        for level in self._levels.values():
-            pool = min(level.pools, key=_congestion)
-            assert level.front is pool.rings[pool.lowest], "the least congested does not lead"
-            for pool in level.pools:
-                assert pool.level is level, "a pool is in a level that is not its own"
+        for group in self._groups.values():
+            pool = min(group.pools, key=_congestion)
+            assert group.front is pool.rings[pool.lowest], "the least congested does not lead"
+            for pool in group.pools:
+                assert pool.group is group, "a pool is in a group that is not its own"
                 assert sum(1 for _ in pool) == pool.size > 0, "a pool's size is wrong"
                 taken = [place for place, anchor in enumerate(pool.rings) if anchor.next is not anchor]
                 assert pool.lowest == taken[0], "the lowest ring is empty, or is not the lowest"
@@ -426,28 +427,28 @@ class Dispatcher(Generic[R]):
                         anchor = anchor.next
                     assert anchor is pool.rings[pool.place(record.congestion)], "a replica is in the wrong ring"
         for length, candidates in enumerate(self._candidates):
-            lengths = sorted(held for held in self._levels if held >= length)[: len(self._limits)]
-            levels = [self._levels[held] for held in lengths]
-            assert list(candidates) == levels, "the candidates of a length are wrong"
+            lengths = sorted(held for held in self._groups if held >= length)[: len(self._limits)]
+            groups = [self._groups[held] for held in lengths]
+            assert list(candidates) == groups, "the candidates of a length are wrong"
 
     def _is_away(self, replica: R) -> bool:
         return self._own is not None and replica not in self._own
 
     def _list_candidates(self) -> None:
-        lengths = sorted(self._levels)
+        lengths = sorted(self._groups)
         self._candidates = []
         for index, length in enumerate(lengths):
-            levels = tuple(self._levels[held] for held in lengths[index : index + len(self._limits)])
-            self._candidates += [levels] * (length + 1 - len(self._candidates))
+            groups = tuple(self._groups[held] for held in lengths[index : index + len(self._limits)])
+            self._candidates += [groups] * (length + 1 - len(self._candidates))
 
-    def _search(self, levels: tuple[_Level, ...], length: int, avoid: Collection[R]) -> _Replica:
+    def _search(self, groups: tuple[_Group, ...], length: int, avoid: Collection[R]) -> _Replica:
         """The replica that Algorithm 1 chooses; if all heads are congested, the one that the request costs least at."""
         cheapest = None
         least = math.inf
-        for level, limit in zip(levels, self._limits, strict=False):
-            head = level.front.next
+        for group, limit in zip(groups, self._limits, strict=False):
+            head = group.front.next
             if avoid and head.name in avoid:
-                allowed = [replica for replica in level if replica.name not in avoid]
+                allowed = [replica for replica in group if replica.name not in avoid]
                 if not allowed:
                     continue
                 head = allowed[0]
@@ -469,24 +470,24 @@ def _reattach(replica: _Replica) -> None:
     if pool is not None:
         pool.detach(replica)
         pool.attach(replica)
-        pool.level.elect()
+        pool.group.elect()
 
 
-def _retry_after(replica: _Replica, length: int, budget_s: float, utility: float) -> float:
+def _retry_after(replica: _Replica, length: int, budget_s: float, slack_share: float) -> float:
     service_s, idle_s = replica.table[length] * _SECONDS, replica.idle[length] * _SECONDS
-    return retry_after(replica.work * _SECONDS, service_s, idle_s, budget_s, utility)
+    return retry_after(replica.work * _SECONDS, service_s, idle_s, budget_s, slack_share)
 
 
 def _first_in_time(
-    levels: tuple[_Level, ...], length: int, budget_s: float, utility: float, avoid: Collection[Any]
+    groups: tuple[_Group, ...], length: int, budget_s: float, slack_share: float, avoid: Collection[Any]
 ) -> _Replica:
     """The first replica, in rising length, that can meet the deadline; raises DeadlineError when there is none."""
     soonest_s = fastest_s = math.inf
-    for level in levels:
-        for replica in level:
+    for group in groups:
+        for replica in group:
             if replica.name in avoid:
                 continue
-            wait_s = _retry_after(replica, length, budget_s, utility)
+            wait_s = _retry_after(replica, length, budget_s, slack_share)
             if not wait_s:
                 return replica
             soonest_s = min(soonest_s, wait_s)
@@ -497,7 +498,7 @@ def _first_in_time(
 def shares(held: Mapping[R, int], dispatchers: Collection[str]) -> dict[str, list[R]]:
     """By dispatcher: the replicas that it has for its own; `held` is the max_length of each.
 
-    All dispatchers that know of the same replicas and of each other find the same shares, equal in each level up to one
+    All dispatchers that know of the same replicas and of each other find the same shares, equal in each group up to one
     replica.
     """
     replicas = sorted(held, key=lambda replica: (held[replica], str(replica)))

@@ -247,8 +247,8 @@ def test_seconds_are_those_of_the_levels_that_a_text_reaches(readings: Readings)
     whole = outcome.seconds(candidate(("small", "large"), alpha=0.0), readings, stops)
     np.testing.assert_allclose(whole, np.where(stops, small + large, small))
     found = outcome.seconds(CASCADE, readings, stops)
-    telling_s, pruned_s = readings.whole["small"].telling_s, readings.pruned("large", "small", 0.5).seconds
-    np.testing.assert_allclose(found, np.where(stops, small + telling_s + pruned_s, small))
+    importance_s, pruned_s = readings.whole["small"].importance_s, readings.pruned("large", "small", 0.5).seconds
+    np.testing.assert_allclose(found, np.where(stops, small + importance_s + pruned_s, small))
     assert (pruned_s > 2 * SECONDS["large"] + HOP_S).all()
 
 

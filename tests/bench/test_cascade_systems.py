@@ -19,7 +19,7 @@ from pliant.bench.load import LoadError, session
 from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.readings import Level, Seen
 from pliant.deployments.cascade.table import Profiled
-from pliant.kernels.encoder.telling_classifier import Told
+from pliant.kernels.encoder.importance_classifier import WithImportance
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import Candidate
 from pliant.training.labelled_texts import LabelledText
@@ -88,15 +88,17 @@ class Sure:
         return TOKENIZER.encode(text)
 
     def read(self, encoding: Encoding) -> np.ndarray:
-        return self.tell(encoding, lambda _: False).logits
+        return self.with_importance(encoding, lambda _: False).logits
 
-    def tell(self, encoding: Encoding, wanted: Callable[[np.ndarray], bool]) -> Told:
+    def with_importance(self, encoding: Encoding, wanted: Callable[[np.ndarray], bool]) -> WithImportance:
         self.texts.append(encoding.tokens)
         logits = np.array([0.1 if "hard" in encoding.tokens else 20.0, 0.0], np.float32)
         if not wanted(logits):
-            return Told(logits, None, 0.0)
+            return WithImportance(logits, None, 0.0)
         self.told += 1
-        return Told(logits, np.array([0.1 if token == "and" else 5.0 for token in encoding.tokens], np.float32), 0.25)
+        return WithImportance(
+            logits, np.array([0.1 if token == "and" else 5.0 for token in encoding.tokens], np.float32), 0.25
+        )
 
 
 def _cascade(alpha: float) -> Candidate:
@@ -156,11 +158,11 @@ def test_every_system_answers_every_text_in_every_pass() -> None:
         assert found[name].costs == [3.0] * 3
 
 
-async def test_a_profile_reads_through_the_runtimes_and_times_telling_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_profile_reads_through_the_runtimes_and_times_importance_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 3.0])
     monkeypatch.setattr("pliant.bench.cascade.compiled.time.perf_counter", lambda: next(clock))
     seen = await CompiledReader(cast("dict[str, Model]", {"small": Sure(1)})).read("small", "easy and", True)
-    assert (seen.seconds, seen.compute_s, seen.telling_s) == (2.75, 1.75, 0.25)
+    assert (seen.seconds, seen.compute_s, seen.importance_s) == (2.75, 1.75, 0.25)
     assert seen.importance is not None
 
 

@@ -10,7 +10,7 @@ from support.scripted import TOKENIZER
 
 from pliant.deployments.llm.token_texts import TokenTexts
 from pliant.models.lora_layout import MODULES
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 NAME = "lora"
 """Of the service."""
@@ -31,7 +31,7 @@ class Oracle:
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)
-        mend()
+        declare()
         from transformers import LlamaConfig, LlamaForCausalLM
 
         config = LlamaConfig(

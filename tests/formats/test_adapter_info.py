@@ -22,7 +22,7 @@ from pliant.formats.adapter_info import CONFIG, WEIGHTS, AdapterError, AdapterIn
 from pliant.models import decoder_info
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import MODULES, LoraLayout
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "all": {"r": 4, "target_modules": list(MODULES)},
@@ -83,7 +83,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 
 def peft_folder(folder: Path, config: dict[str, Any], **how: Any) -> tuple[Path, Any]:
-    mend()
+    declare()
     from peft import LoraConfig, get_peft_model
 
     model = get_peft_model(decoders.make("llama3"), LoraConfig(**{"target_modules": ["q_proj"], **config}))
@@ -199,7 +199,7 @@ def test_more_than_plain_lora_is_refused(variant: str, shape: DecoderShape, tmp_
 
 
 def test_another_method_is_refused(shape: DecoderShape, tmp_path: Path) -> None:
-    mend()
+    declare()
     from peft import IA3Config, get_peft_model
 
     model = get_peft_model(decoders.make("llama3"), IA3Config(target_modules=["k_proj"], feedforward_modules=[]))

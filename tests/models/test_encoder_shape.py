@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pliant.models.encoder_shape import Disentangled, EncoderShape, Rotary
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "modernbert"]
 DISENTANGLED = {"relative_attention": True, "pos_att_type": "p2c|c2p"}
@@ -13,7 +13,7 @@ DISENTANGLED = {"relative_attention": True, "pos_att_type": "p2c|c2p"}
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_config_leaves_out_is_as_in_transformers(kind: str) -> None:
-    mend()
+    declare()
     from transformers import AutoConfig
 
     full = AutoConfig.for_model(kind).to_dict()

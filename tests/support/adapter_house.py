@@ -40,7 +40,7 @@ class House:
 
 
 def names(registry: AdapterRegistry) -> list[str]:
-    return sorted(registry.board.entries)
+    return sorted(registry.catalog.entries)
 
 
 async def refused(call: Any, match: str) -> Outcome | Fault:

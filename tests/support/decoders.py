@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,7 +55,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make(name: str, seed: int = 0) -> PreTrainedModel:
     """A random decoder; its biases and norms are random too, so that leaving one out shows."""
-    mend()
+    declare()
     import transformers
 
     prefix, changes = FAMILIES[name]
@@ -79,7 +79,7 @@ def save(name: str, folder: Path, seed: int = 0, **how: Any) -> PreTrainedModel:
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """What `save` wrote, in another dtype; unlike a model that is cast, with its RoPE still in float32."""
-    mend()
+    declare()
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()

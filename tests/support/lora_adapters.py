@@ -9,7 +9,7 @@ import torch
 from support.decoders import make
 
 from pliant.models.lora_layout import MODULES
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,7 +30,7 @@ def adapt(family: str, kind: str, folder: Path, seed: int = 0) -> PreTrainedMode
 
     Both of its matrices are random, and what they add is a third as large as the decoder's own.
     """
-    mend()
+    declare()
     from peft import LoraConfig, get_peft_model
 
     config = {"lora_alpha": 16, "target_modules": list(MODULES), "task_type": "CAUSAL_LM", **KINDS[kind]}

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from support.call_path import Recorder
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.deployments.cascade.readings import Seen, UnreadableError
 from pliant.deployments.encoder.endpoint import Reading
-from pliant.deployments.encoder.messages import Telling
+from pliant.deployments.encoder.messages import ImportanceRequest
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.candidates import Candidate
 from pliant.training.labelled_texts import LabelledText
@@ -44,13 +45,13 @@ class Model:
     """
 
     def __init__(
-        self, name: str, accuracy: float, seconds: float, labels: Sequence[str] = LABELS, telling: bool = True
+        self, name: str, accuracy: float, seconds: float, labels: Sequence[str] = LABELS, attentive: bool = True
     ) -> None:
         self.name = name
         self.labels = list(labels)
         self.accuracy = accuracy
         self.seconds = seconds
-        self.telling = telling
+        self.attentive = attentive
         self.read_texts: list[str] = []
 
     def logits(self, text: str) -> np.ndarray:
@@ -81,7 +82,7 @@ class Levels:
         if words > TOO_LONG:
             raise UnreadableError
         model.read_texts.append(text)
-        told = model.importance(text) if importance and model.telling else None
+        told = model.importance(text) if importance and model.attentive else None
         return Seen(model.logits(text), told, TOKENIZER.encode(text), model.seconds * words, 0.0, model.seconds * words)
 
 
@@ -106,11 +107,11 @@ class Service:
         self,
         text: str,
         slo_s: float | None,
-        utility: float = 1.0,
-        telling: Telling | None = None,
+        slack_share: float = 1.0,
+        importance_request: ImportanceRequest | None = None,
         within_s: float | None = None,
     ) -> Reading:
-        self.calls.append((text, slo_s, utility, telling is not None))
+        self.calls.append((text, slo_s, slack_share, importance_request is not None))
         await asyncio.sleep(0)
         if self.hangs:
             try:
@@ -127,19 +128,20 @@ class Service:
         if len(text.split()) > TOO_LONG:
             raise RequestError(Outcome.REJECTED, "too long", fault=Fault.TOO_LONG)
         logits = self.model.logits(text)
-        told = self.model.importance(text) if telling and self.model.telling and telling.wants(logits) else None
+        told = (
+            self.model.importance(text)
+            if importance_request and self.model.attentive and importance_request.wants(logits)
+            else None
+        )
         seconds = self.model.seconds * len(text.split())
         encoding = TOKENIZER.encode(text)
         return Reading(logits, told, encoding, seconds, 0.0, seconds, self.waited_s, None, self.interrupted)
 
 
-class Recorder:
-    """A cascade's, that remembers."""
-
+class CascadeRecorder(Recorder):
     def __init__(self) -> None:
-        self.events: list[Any] = []
+        super().__init__()
         self.drifts: list[tuple[str, bool]] = []
-        self.ends: list[Outcome] = []
 
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None:
         assert 0 < confidence <= 1
@@ -153,9 +155,6 @@ class Recorder:
 
     def degraded(self, level: str, reason: str) -> None:
         self.events.append(("degraded", level, reason))
-
-    def ended(self, outcome: Outcome) -> None:
-        self.ends.append(outcome)
 
     def retried(self, why: str) -> None:
         raise AssertionError("levels retry")

@@ -1,4 +1,4 @@
-"""Stand-ins for what a gateway's vision service talks to: a planner with a board of tasks, and obedient replicas."""
+"""Stand-ins for what a gateway's vision service talks to: a planner with a catalog of tasks, and obedient replicas."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from support.call_path import CallPath
+from support.call_path import Played, Recorder
 
 from pliant.config.vision import VisionConfig
-from pliant.deployments.serving.catalog.board import Board, Seen
-from pliant.deployments.serving.messages import BoardNews, Rejected
+from pliant.deployments.serving.catalog.catalog import Catalog, Seen
+from pliant.deployments.serving.messages import CatalogNews, Manager, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.vision.endpoint import VisionClassifier
@@ -46,11 +46,11 @@ def task(name: str = "parity", labels: tuple[str, ...] = ("even", "odd"), servic
 
 
 class TaskPlanner:
-    """The planner's part: has a board of tasks; loads what lies at /tasks, and can be dead."""
+    """The planner's part: keeps a catalog of tasks; loads what lies at /tasks, and can be dead."""
 
     def __init__(self, *entries: RegisteredTask) -> None:
-        self.board: Board[RegisteredTask] = Board(gone_s=10)
-        self.board.put({f"{entry.service}/{entry.task.name}": entry for entry in entries})
+        self.catalog: Catalog[RegisteredTask] = Catalog(gone_s=10)
+        self.catalog.put({f"{entry.service}/{entry.task.name}": entry for entry in entries})
         self.dead = False
 
     async def __call__(self, method: str, *args: Any) -> Any:
@@ -59,20 +59,20 @@ class TaskPlanner:
             raise ConnectionError("dead")
         return await getattr(self, method)(*args)
 
-    async def news(self, follower: str, seen: Seen, wait: bool) -> BoardNews[RegisteredTask]:
-        return await self.board.follow(follower, seen, 5 if wait else 0)
+    async def news(self, follower: str, seen: Seen, wait: bool) -> CatalogNews[RegisteredTask]:
+        return await self.catalog.follow(follower, seen, 5 if wait else 0)
 
-    async def load(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask | Rejected:
+    async def load(self, service: str, name: str, path: str, replace: bool, by: Manager) -> RegisteredTask | Rejected:
         if not path.startswith("/tasks/"):
             return Rejected(Outcome.REJECTED, f"path: {path!r} lies outside", fault=Fault.FORBIDDEN)
         entry = task(name, service=service)
-        self.board.put({f"{service}/{name}": entry})
+        self.catalog.put({f"{service}/{name}": entry})
         return entry
 
-    async def unload(self, service: str, name: str) -> RegisteredTask | Rejected:
-        if (entry := self.board.entries.get(f"{service}/{name}")) is None:
+    async def unload(self, service: str, name: str, by: Manager) -> RegisteredTask | Rejected:
+        if (entry := self.catalog.entries.get(f"{service}/{name}")) is None:
             return Rejected(Outcome.REJECTED, f"task: {service} has no {name!r}", fault=Fault.NOT_FOUND)
-        self.board.put({f"{service}/{name}": None})
+        self.catalog.put({f"{service}/{name}": None})
         return entry
 
 
@@ -83,7 +83,12 @@ def brightness(query: Query) -> Answer:
     return Answer(np.array(logits, dtype="<f4").tobytes(), -4, "in_time", 3)
 
 
-class Replicas(CallPath[Query, Answer, ReplicaReport]):
+class ImageRecorder(Recorder):
+    def answered(self, seconds: float, in_time: bool) -> None:
+        self.events.append(("answered", in_time))
+
+
+class Replicas(Played[Query, Answer, ReplicaReport, ImageRecorder]):
     """Give the scripted replies in turn, the last for ever; without any they look at the brightness."""
 
     def __init__(self, *replies: Reply | Callable[[Query], Reply], names: Iterable[str] = "abc") -> None:
@@ -92,7 +97,7 @@ class Replicas(CallPath[Query, Answer, ReplicaReport]):
         """The replicas, in order."""
         self.queries: list[Query] = []
         """That they were asked."""
-        super().__init__(names, report)
+        super().__init__(names, report, ImageRecorder())
 
     async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
         [query] = parcel.queries
@@ -105,9 +110,6 @@ class Replicas(CallPath[Query, Answer, ReplicaReport]):
         if isinstance(reply, Exception):
             raise reply
         return reply
-
-    def answered(self, seconds: float, in_time: bool) -> None:
-        self.recorded.append(("answered", in_time))
 
 
 class Silent(Replicas):
@@ -152,4 +154,4 @@ def service(
     config = VisionConfig(kind="vision", model="m", tasks="tasks", **options)
     follower = TaskFollower(planner or TaskPlanner(task()))
     way = replicas or Replicas()
-    return VisionClassifier("digits", config, INFO, 1, follower, way.table, way.caller, way), way, follower
+    return VisionClassifier("digits", config, INFO, 1, follower, way.table, way.caller, way.recorder), way, follower

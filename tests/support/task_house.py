@@ -41,7 +41,7 @@ class House:
 
 
 def names(registry: TaskRegistry) -> list[str]:
-    return sorted(registry.board.entries)
+    return sorted(registry.catalog.entries)
 
 
 async def refused(call: Any, match: str) -> Outcome | Fault:

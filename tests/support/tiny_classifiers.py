@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +52,7 @@ AUTO = {
 
 def save(folder: Path, kind: str, task: str = "classify", **options: Any) -> Path:
     """`folder`, with a random encoder of that model type; `options` are of its config. All weights differ from 0."""
-    mend()
+    declare()
     import transformers as hf
 
     torch.manual_seed(0)
@@ -67,7 +67,7 @@ def save(folder: Path, kind: str, task: str = "classify", **options: Any) -> Pat
 
 def read(folder: Path, task: str = "classify") -> PreTrainedModel:
     """The model in `folder` as transformers computes it step by step."""
-    mend()
+    declare()
     import transformers as hf
 
     model: PreTrainedModel = getattr(hf, AUTO[task]).from_pretrained(folder, attn_implementation="eager")

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from pliant.formats.vision_task import HEAD_BIAS, HEAD_WEIGHT, PROFILING, TASK, WEIGHTS, prompts_name, write_description
 from pliant.models.vision_info import VisionInfo, read_vision
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 3, "num_heads": 2, "num_classes": 5}
 """Of a VisionTransformer with 17 tokens."""
@@ -20,7 +20,7 @@ SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 3, "num_head
 
 def vision_model(**changes: Any) -> Any:
     """An untrained VisionTransformer."""
-    mend()
+    declare()
     import timm
     import torch
 
@@ -31,7 +31,7 @@ def vision_model(**changes: Any) -> Any:
 
 def vision_folder(folder: Path, model: Any = None, **how: Any) -> VisionInfo:
     """Saves a model as timm does."""
-    mend()
+    declare()
     from timm.models import save_for_hf
 
     save_for_hf(model or vision_model(), str(folder), safe_serialization=True, **how)

@@ -13,10 +13,10 @@ from support.vision_folders import vision_folder, vision_model
 
 from pliant.formats.vision_task import WEIGHTS, prompts_name, read_profiling, read_task
 from pliant.models.vision_info import VisionInfo
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 from pliant.training.vision import Examples, Head, Recipe, Task, Trainer, normalised
 
-mend()
+declare()
 from pliant.kernels.vision.vit import TokenAdaptiveViT  # noqa: E402
 
 TASK = Task("bright", ("dark", "bright"), 500, 0.5)

@@ -16,11 +16,11 @@ from pliant.errors import ModelError
 from pliant.formats.adapter_info import read_adapter
 from pliant.models import sources
 from pliant.models.lora_layout import MODULES
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 from pliant.zoo import adapters, docstrings, llama, shapes
 from pliant.zoo.shapes import AdapterShape, LlamaShape
 
-mend()
+declare()
 from peft import PeftModel  # noqa: E402
 
 TINY = LlamaShape(

@@ -20,12 +20,12 @@ from pliant.errors import ModelError
 from pliant.formats.vision_task import read_profiling, read_task
 from pliant.models import sources
 from pliant.models.vision_info import VisionInput, read_vision
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 from pliant.training.vision import normalised
 from pliant.zoo import digits, digits_vit, shapes
 from pliant.zoo.shapes import TaskShape, VitShape
 
-mend()
+declare()
 import timm  # noqa: E402
 
 from pliant.kernels.vision.vit import TokenAdaptiveViT  # noqa: E402

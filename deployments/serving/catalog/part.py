@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Generic
 
-from pliant.deployments.serving.catalog.board import Seen
+from pliant.deployments.serving.catalog.catalog import Seen
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError
 from pliant.deployments.serving.kind import Part
-from pliant.deployments.serving.messages import BoardNews, Entry, Rejected
+from pliant.deployments.serving.messages import CatalogNews, Entry, Rejected
 
 _NEWS_WITHIN_S = 5.0
 
@@ -28,12 +28,12 @@ class CatalogPart(Part, Generic[Entry]):
 
     async def news(
         self, follower: str, seen: Seen, wait: bool, failed: Mapping[Any, str] = MappingProxyType({})
-    ) -> BoardNews[Entry]:
+    ) -> CatalogNews[Entry]:
         """What became of entries since `seen`: now, or else as soon as there is something, or after some seconds.
 
         A replica that follows has seen an entry when it has it in memory, or says why it `failed`.
         """
-        return await self._registry.board.follow(follower, seen, _NEWS_WITHIN_S if wait else 0, failed)
+        return await self._registry.catalog.follow(follower, seen, _NEWS_WITHIN_S if wait else 0, failed)
 
     async def load(self, *what: Any) -> Entry | Rejected:
         """See the registry's own."""

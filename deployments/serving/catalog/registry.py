@@ -1,4 +1,4 @@
-"""What adapters and tasks have in common: found at the start, loaded and unloaded by clients, and told of on a board.
+"""What adapters and tasks have in common: found at the start, loaded and unloaded by clients, and listed in a catalog.
 
 Plain asyncio, without Ray; files are read in threads. What clients did is on disk before they are told so, and outlives
 the planner. Reads and writes have threads of their own, so that a folder that does not answer holds up no change.
@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
-from pliant.deployments.serving.catalog.board import Board
+from pliant.deployments.serving.catalog.catalog import Catalog
 from pliant.deployments.serving.catalog.confinement import MissingError, OutsideError
-from pliant.deployments.serving.catalog.ledger import FileError
-from pliant.deployments.serving.messages import Entry, Rejected
+from pliant.deployments.serving.catalog.store import FileError
+from pliant.deployments.serving.messages import Entry, Manager, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.errors import PliantError
 
@@ -28,7 +28,7 @@ _READ_WITHIN_S = 10.0
 _CHANGE_WITHIN_S = 3.0
 
 _T = TypeVar("_T")
-_Stocked = TypeVar("_Stocked", covariant=True)
+_Found = TypeVar("_Found", covariant=True)
 
 
 class UnavailableError(PliantError):
@@ -52,22 +52,22 @@ class RejectedError(PliantError):
         self.rejected = Rejected(outcome, reason, param, fault)
 
 
-class Shelf(Protocol[_Stocked]):
+class Source(Protocol[_Found]):
     """The entries of one service, as files have them. It blocks."""
 
     service: str
     runtime: bool
     """Whether clients may load and unload entries."""
 
-    def stock(self) -> Iterable[_Stocked | PliantError]:
+    def scan(self) -> Iterable[_Found | PliantError]:
         """All that is there, and what is wrong with what should be."""
 
 
-S = TypeVar("S", bound=Shelf)  # type: ignore[type-arg]  # of the registry's entries
+S = TypeVar("S", bound=Source)  # type: ignore[type-arg]  # of the registry's entries
 
 
 class Registry(ABC, Generic[Entry, S]):
-    """The entries of all services; `board` tells gateways and replicas of them. `clock` gives Unix seconds."""
+    """The entries of all services; `catalog` tells gateways and replicas of them. `clock` gives Unix seconds."""
 
     what: str
     """Names the entries."""
@@ -78,19 +78,19 @@ class Registry(ABC, Generic[Entry, S]):
     most_reading: int
     """Entries that are being loaded for clients at a time."""
     spread_within_s: float
-    """How long a change waits for those who follow the board."""
+    """How long a change waits for those who follow the catalog."""
     gone_s: float
     """One who has not asked for so long is not waited for any more."""
 
-    def __init__(self, shelves: Mapping[str, S], clock: Callable[[], float] = time.time) -> None:
-        self.board: Board[Entry] = Board(self.gone_s)
-        self._shelves = shelves
+    def __init__(self, sources: Mapping[str, S], clock: Callable[[], float] = time.time) -> None:
+        self.catalog: Catalog[Entry] = Catalog(self.gone_s)
+        self._sources = sources
         self._clock = clock
         self._readers = ThreadPoolExecutor(_READERS, f"{self.what}-read")
         self._writer = ThreadPoolExecutor(1, f"{self.what}-write")
         self._reading = 0
         self._changing = asyncio.Lock()
-        self._start = asyncio.create_task(self._stock())
+        self._start = asyncio.create_task(self._scan())
 
     @abstractmethod
     async def load(self, *what: Any) -> Entry:
@@ -102,7 +102,7 @@ class Registry(ABC, Generic[Entry, S]):
 
     @abstractmethod
     def _key(self, entry: Entry) -> str:
-        """What the board calls `entry`."""
+        """What the catalog calls `entry`."""
 
     @abstractmethod
     def _check(self, entry: Entry) -> None:
@@ -117,10 +117,10 @@ class Registry(ABC, Generic[Entry, S]):
         if self._start.done():
             self._start.result()
 
-    async def _stock(self) -> None:
-        for service, shelf in self._shelves.items():
+    async def _scan(self) -> None:
+        for service, source in self._sources.items():
             try:
-                found = await self._read(lambda shelf=shelf: list(shelf.stock()))  # type: ignore[misc]
+                found = await self._read(lambda source=source: list(source.scan()))  # type: ignore[misc]
             except Exception as error:
                 logger.exception("%s: its %s cannot be read", service, self.what)
                 self._complain(f"{service}: its {self.what} cannot be read: {error!r}")
@@ -134,30 +134,39 @@ class Registry(ABC, Generic[Entry, S]):
                 except PliantError as error:
                     self._complain(f"{service}: {error}")
                 else:
-                    self.board.put({self._key(item): item})
+                    self.catalog.put({self._key(item): item})
                     known += 1
             logger.info("%s: knows %d %s", service, known, self.what)
 
+    def _check_owner(self, by: Manager, name: str, owner: str) -> None:
+        """Raise RejectedError unless `by` may unload or replace `name`, which `owner` loaded."""
+        if not by.owns(owner):
+            loaded = "another tenant loaded it" if owner else "no tenant loaded it"
+            reason = (
+                f"{name!r} is not {by.tenant}'s to unload or replace: {loaded}, and the right 'manage-all' is lacking"
+            )
+            raise RejectedError(Outcome.REJECTED, reason, fault=Fault.FORBIDDEN)
+
     def _complain(self, problem: str) -> None:
         logger.error("%s", problem)
-        self.board.complain(problem)
+        self.catalog.complain(problem)
 
-    def _open(self, shelf: S) -> S:
-        """`shelf`, if clients may change it. Raises RejectedError."""
-        if not shelf.runtime:
+    def _open(self, source: S) -> S:
+        """`source`, if clients may change it. Raises RejectedError."""
+        if not source.runtime:
             forbidden = f"{self.what}.runtime: false, so clients neither load nor unload its {self.what}"
             remedy = f"set it to true, or put them into {self.what}.folder and restart"
-            raise RejectedError(Outcome.REJECTED, f"{shelf.service} has {forbidden}; {remedy}", fault=Fault.FORBIDDEN)
-        return shelf
+            raise RejectedError(Outcome.REJECTED, f"{source.service} has {forbidden}; {remedy}", fault=Fault.FORBIDDEN)
+        return source
 
-    async def _find(self, path: str, shelves: Iterable[S], read: Callable[[S], _T]) -> list[_T | PliantError]:
-        """What `read` makes of each of `shelves`, for a client that named `path`. Raises RejectedError."""
+    async def _find(self, path: str, sources: Iterable[S], read: Callable[[S], _T]) -> list[_T | PliantError]:
+        """What `read` makes of each of `sources`, for a client that named `path`. Raises RejectedError."""
         if self._reading >= self.most_reading:
             raise RejectedError(Outcome.SHED, f"{self._reading} {self.what} are being loaded; retry later")
         self._reading += 1
         try:
             async with asyncio.timeout(_READ_WITHIN_S):
-                return await self._read(lambda: [_attempt(read, shelf) for shelf in shelves])
+                return await self._read(lambda: [_attempt(read, source) for source in sources])
         except TimeoutError:
             reason = f"{self.path}: {path!r} could not be read within {_READ_WITHIN_S:g} s"
             raise RejectedError(Outcome.UNAVAILABLE, reason, self.path) from None
@@ -171,7 +180,7 @@ class Registry(ABC, Generic[Entry, S]):
         return RejectedError(outcome, f"{self.path}: {told}", self.path, fault)
 
     async def _change(self, change: Callable[[], Awaitable[Entry]]) -> Entry:
-        """Carry out `change` when no other is under way, and tell those who follow the board.
+        """Carry out `change` when no other is under way, and tell those who follow the catalog.
 
         Once begun it goes on, whether its caller is cancelled or waits no longer: memory and disk must agree.
         """
@@ -185,7 +194,7 @@ class Registry(ABC, Generic[Entry, S]):
             told = f"this may yet come about: see {self.see}" if writing else "nothing was changed: retry later"
             reason = f"a registry file could not be written within {_CHANGE_WITHIN_S:g} s; {told}"
             raise RejectedError(Outcome.UNAVAILABLE, reason) from None
-        await self.board.spread(self.spread_within_s)
+        await self.catalog.spread(self.spread_within_s)
         return changed
 
     async def _alone(self, change: Callable[[], Awaitable[Entry]]) -> Entry:
@@ -204,9 +213,9 @@ class Registry(ABC, Generic[Entry, S]):
         return await asyncio.get_running_loop().run_in_executor(self._readers, function)
 
 
-def _attempt(read: Callable[[S], _T], shelf: S) -> _T | PliantError:
+def _attempt(read: Callable[[S], _T], source: S) -> _T | PliantError:
     try:
-        return read(shelf)
+        return read(source)
     except PliantError as error:
         return error
 

@@ -7,7 +7,7 @@ import logging
 from functools import partial
 from typing import Any
 
-from pliant.deployments.serving.catalog.board_follower import BoardFollower
+from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.kind import Ask
 from pliant.deployments.serving.messages import Entry, Rejected
 from pliant.deployments.serving.outcome import Outcome, RequestError
@@ -18,7 +18,7 @@ COME_BACK_S = 5.0
 """When it is worth trying again what the planner could not do."""
 
 
-class RegistryFollower(BoardFollower[Entry]):
+class RegistryFollower(CatalogFollower[Entry]):
     """Keeps `known` in step with the registry while `run` runs.
 
     `what` names the entries, `see` tells where they are listed, and a change is waited for `change_within_s`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union
 
@@ -16,7 +16,9 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, create_model
 
 from pliant.config.base import ServiceConfig, ServiceName, Strict
+from pliant.config.http import HttpOptions
 from pliant.config.problems import explain
+from pliant.config.tenants import ANONYMOUS, UNNAMED, TenantConfig
 from pliant.errors import ConfigError, ModelError
 
 IMPORT_PATH = "pliant.deployments.app:build"
@@ -34,14 +36,29 @@ class GatewayConfig(Strict):
     replicas: Annotated[int, Field(ge=1)] = 1
     cpus: Annotated[float, Field(ge=0)] = 0.5
     max_ongoing_requests: Annotated[int, Field(ge=1)] = 256
-    """HTTP requests that one replica works on at a time; as many again may wait for it, more get 429."""
+    """HTTP requests to services that one replica works on at a time, and bodies that it receives; more get 429.
+
+    Health probes, status pages and whoever loads adapters or tasks have places of their own."""
+    max_per_service: Annotated[int, Field(ge=1)] | None = None
+    """Of these, the most of one service; None: three quarters, where there are several."""
     max_body_mb: Annotated[float, Field(gt=0)] = 4
     max_texts: Annotated[int, Field(ge=1)] = 64
     """Texts or images in one request."""
     max_megapixels: Annotated[float, Field(gt=0, le=80)] = 25
     """Of one image, as it arrives; a larger one is refused before it is decoded."""
     api_keys_env: str | None = None
-    """Environment variable that holds the accepted API keys, separated by commas; without it all may call."""
+    """Environment variable that holds API keys as they are, separated by commas: all of the tenant `default`, which may
+    do all unless `tenants` says otherwise."""
+    keys_env: str | None = None
+    """Environment variable that holds keys of `tenants`, as NAME:SHA256, separated by commas or white space."""
+    keys_file: str | None = None
+    """A file of the same, on each machine with a gateway; what changes in it counts within a second."""
+    behind_proxy: bool = False
+    """Something in front of the cluster has TLS, and keys or the like, and strangers reach nothing else."""
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return bool(self.api_keys_env or self.keys_env or self.keys_file)
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,8 @@ class ServingConfig:
 
     gateway: GatewayConfig
     services: Mapping[str, ServiceConfig]
+    tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
+    """Those that are said anything of."""
 
     def of(self, kind: type[Config]) -> dict[str, Config]:
         """The services whose config is a `kind`, by name."""
@@ -60,16 +79,14 @@ class ServingConfig:
 class ClusterConfig:
     """What the rest of pliant reads from a cluster.yaml."""
 
-    host: str
-    port: int
+    http: HttpOptions
     route_prefix: str
     serving: ServingConfig
 
     @property
     def address(self) -> str:
         """The base URL under which this machine reaches the service."""
-        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
-        return f"http://{host}:{self.port}{self.route_prefix.rstrip('/')}"
+        return f"{self.http.url}{self.route_prefix.rstrip('/')}"
 
 
 class _ApplicationConfig(Strict):
@@ -86,25 +103,11 @@ class _ApplicationConfig(Strict):
     external_scaler_enabled: Any = None
 
 
-class _HttpOptions(Strict):
-    """Serve's HTTP options; only the address is ours to know."""
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    root_path: Any = None
-    request_timeout_s: Any = None
-    keep_alive_timeout_s: Any = None
-    ssl_keyfile: Any = None
-    ssl_certfile: Any = None
-    ssl_keyfile_password: Any = None
-    ssl_ca_certs: Any = None
-
-
 class _ClusterFile(Strict):
     """A Serve config file."""
 
     proxy_location: Any = None
-    http_options: _HttpOptions = _HttpOptions()
+    http_options: HttpOptions = HttpOptions()
     grpc_options: Any = None
     controller_options: Any = None
     logging_config: Any = None
@@ -114,7 +117,7 @@ class _ClusterFile(Strict):
 
 
 CLUSTER_KEYS = tuple(_ClusterFile.model_fields)
-HTTP_KEYS = tuple(_HttpOptions.model_fields)
+HTTP_KEYS = tuple(HttpOptions.model_fields)
 APPLICATION_KEYS = tuple(_ApplicationConfig.model_fields)
 
 
@@ -125,7 +128,11 @@ class Reader:
         service: Any = Annotated[Union[tuple(kinds)], Field(discriminator="kind")]  # noqa: UP007
         services: Any = Annotated[dict[ServiceName, service], Field(min_length=1)]
         self._args: type[BaseModel] = create_model(
-            "Args", __base__=Strict, gateway=(GatewayConfig, GatewayConfig()), services=(services, ...)
+            "Args",
+            __base__=Strict,
+            gateway=(GatewayConfig, GatewayConfig()),
+            services=(services, ...),
+            tenants=(dict[ServiceName, TenantConfig], {}),
         )
 
     def parse(self, args: Mapping[str, Any]) -> ServingConfig:
@@ -139,9 +146,15 @@ class Reader:
             raise ConfigError(
                 [f"services.{name}: the {name} itself has this name; choose another" for name in reserved]
             )
-        if wrong := [*_shared_registries(services), *_conflicts(services)]:
+        tenants: dict[str, TenantConfig] = valid.tenants
+        if wrong := [
+            *_shared_registries(services),
+            *_conflicts(services),
+            *_unknown_services(tenants, services),
+            *_keyless(tenants, valid.gateway),
+        ]:
             raise ConfigError(wrong)
-        return ServingConfig(valid.gateway, _with_settings(services))
+        return ServingConfig(valid.gateway, _with_settings(services), tenants)
 
     def read(self, path: Path) -> ClusterConfig:
         """Read and validate a whole cluster.yaml. Raises ConfigError with a line for each problem."""
@@ -164,7 +177,10 @@ class Reader:
                     f"and max replicas, for which it must be {AUTOSCALING_POLICY}"
                 ]
             )
-        return ClusterConfig(file.http_options.host, file.http_options.port, application.route_prefix, serving)
+        gateway = serving.gateway
+        if wrong := list(file.http_options.problems(gateway.asks_for_keys, gateway.behind_proxy)):
+            raise ConfigError([f"http_options.{problem}" for problem in wrong])
+        return ClusterConfig(file.http_options, application.route_prefix, serving)
 
 
 def check_models(config: ServingConfig) -> None:
@@ -193,6 +209,20 @@ def _conflicts(services: Mapping[str, ServiceConfig]) -> Iterator[str]:
     for name, service in services.items():
         for problem in service.conflicts(services):
             yield f"services.{name}.{problem}"
+
+
+def _unknown_services(tenants: Mapping[str, TenantConfig], services: Mapping[str, ServiceConfig]) -> Iterator[str]:
+    for name, tenant in tenants.items():
+        for service in tenant.services or ():
+            if service not in services:
+                yield f"tenants.{name}.services: got {service}; there are: {', '.join(services)}"
+
+
+def _keyless(tenants: Mapping[str, TenantConfig], gateway: GatewayConfig) -> Iterator[str]:
+    """What is wrong with tenants that nobody could be."""
+    if not (gateway.keys_env or gateway.keys_file):
+        for name in tenants.keys() - {ANONYMOUS, *((UNNAMED,) if gateway.api_keys_env else ())}:
+            yield f"tenants.{name}: there are no keys of it; name a gateway.keys_file, or a gateway.keys_env"
 
 
 def _shared_registries(services: Mapping[str, ServiceConfig]) -> Iterator[str]:

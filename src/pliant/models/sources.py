@@ -189,9 +189,9 @@ def _with_converted_tokenizer(model: str, folder: Path, report: Progress) -> Pat
 
     def convert(made: Path) -> None:
         report(f"converting the tokenizer of {model}", 0.0)
-        from pliant.torchvision_mend import mend
+        from pliant.torchvision_ops import declare
 
-        mend()
+        declare()
         from transformers import AutoTokenizer
 
         try:

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 from pliant.zoo import docstrings, llama
 from pliant.zoo.repeatable import repeatable
 from pliant.zoo.shapes import ASSISTANT, BASE, BEGIN, END, USER, AdapterShape, Progress
 
-mend()
+declare()
 from peft import LoraConfig, get_peft_model  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402
 

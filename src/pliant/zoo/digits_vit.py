@@ -18,13 +18,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pliant.models.vision_info import CONFIG, WEIGHTS, VisionInput, vision_input
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 from pliant.training.vision import Examples, Features, Recipe, fit, normalised
 from pliant.zoo import digits
 from pliant.zoo.repeatable import repeatable
 from pliant.zoo.shapes import Progress, VitShape
 
-mend()
+declare()
 import timm  # noqa: E402
 from timm.models import VisionTransformer  # noqa: E402
 

@@ -30,13 +30,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from torch.nn import functional
 
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 from pliant.zoo import documents
 from pliant.zoo.documents import Conversation
 from pliant.zoo.repeatable import repeatable
 from pliant.zoo.shapes import ASSISTANT, BEGIN, END, SYSTEM, USER, LlamaShape, Progress
 
-mend()
+declare()
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
 
 SEED = 0

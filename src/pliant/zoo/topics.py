@@ -25,13 +25,13 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch import Tensor
 from torch.nn import functional
 
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 from pliant.zoo import corpus
 from pliant.zoo.corpus import LABELS, Text
 from pliant.zoo.repeatable import repeatable
 from pliant.zoo.shapes import Progress, Shape
 
-mend()
+declare()
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast  # noqa: E402
 
 SEED = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.scripted_cascade import LABELS, Model, Recorder, Service, candidate, texts
+from support.scripted_cascade import LABELS, CascadeRecorder, Model, Service, candidate, texts
 
 from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade.choice import Choice
@@ -39,7 +39,7 @@ class House:
     ) -> None:
         made = (("small", 0.7, LABELS), ("middle", 0.9, LABELS), ("large", 1.0, LABELS[::-1]))
         self.services = {name: Service(Model(name, accuracy, 0.001, labels)) for name, accuracy, labels in made}
-        self.recorder = Recorder()
+        self.recorder = CascadeRecorder()
         config = CascadeConfig(
             kind="cascade", levels=("small", "middle", "large"), data="d", accuracy_loss=0.01, **options
         )
@@ -98,7 +98,7 @@ async def test_the_large_level_reads_the_pruned_text() -> None:
 
 async def test_nothing_is_pruned_without_importance() -> None:
     house = House(candidate("small", "large", alpha=0.5))
-    house.services["small"].model.telling = False
+    house.services["small"].model.attentive = False
     prediction = await house.ask("w1 yes t5")
     assert house.services["large"].calls[0][0] == "w1 yes t5"
     assert prediction.details.words_pruned == 0
@@ -244,7 +244,7 @@ async def test_a_new_planner_does_not_undo_what_serves() -> None:
 async def test_a_promise_that_is_not_kept_is_told_with_each_answer() -> None:
     house = House(candidate("large"), unmet="no candidate meets accuracy_target 0.99")
     prediction = await house.ask("yes t1")
-    assert prediction.warning == "topics-c does not keep what it should; /stats tells why"
+    assert prediction.warning == "topics-c does not keep what it should; see /stats"
     assert not prediction.details.degraded
     assert house.cascade.facts()["unmet"] == "no candidate meets accuracy_target 0.99"
 

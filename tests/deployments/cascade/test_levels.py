@@ -22,10 +22,10 @@ from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.readings import Level, UnreadableError
 from pliant.deployments.encoder.engine import Runtime
 from pliant.deployments.serving.outcome import Outcome, RequestError
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 from pliant.training.labelled_texts import split
 
-mend()
+declare()
 from transformers import BertConfig, BertForSequenceClassification  # noqa: E402
 
 ENCODER = EncoderConfig(kind="encoder", model="m", lengths=(4, 64), replicas={"min": 1, "max": 1}, importance=True)
@@ -80,10 +80,10 @@ def test_what_replicas_run_on_names_processors_too() -> None:
 
 
 class Teller(Sleeper):
-    def tell(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> SimpleNamespace:
+    def with_importance(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> SimpleNamespace:
         logits = self(ids)
         assert wanted(logits)
-        return SimpleNamespace(logits=logits, importance=np.arange(len(ids), dtype=np.float32), telling_s=100.0)
+        return SimpleNamespace(logits=logits, importance=np.arange(len(ids), dtype=np.float32), importance_s=100.0)
 
 
 class Tellers(Sleepers):
@@ -116,7 +116,7 @@ async def test_levels_can_be_in_this_process(folder: Path, monkeypatch: pytest.M
     assert found.logits.tolist() == [5, 1]
     assert found.importance is not None
     assert found.importance.tolist() == [0, 1, 2, 3, 4]
-    assert found.telling_s == 100
+    assert found.importance_s == 100
     assert found.seconds < 0  # as if it had not taken them
     short = await ClassifierReader(classifiers).read("a", "yes", False)
     assert short.logits.tolist() == [3, 1]

@@ -74,9 +74,9 @@ async def entry(part: CascadePart, state: str) -> Any:
     seen = "", -1
     async with asyncio.timeout(20):
         while True:
-            news = await part.board.follow("test", seen, 20)
+            news = await part.catalog.follow("test", seen, 20)
             seen = news.life, news.version
-            found = part.board.entries.get("c")
+            found = part.catalog.entries.get("c")
             if found and state in found.state:
                 return found
 
@@ -210,7 +210,7 @@ async def test_a_cascade_that_nobody_sees_to_any_more_is_told() -> None:
 async def test_a_promise_that_cannot_be_kept_is_told(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     house = House(slo_ms=1)
     part = house.start()
-    found = await entry(part, "cannot keep what it promises; /stats tells why")
+    found = await entry(part, "cannot keep what it promises; see /stats")
     [kept] = [path for path in (cache / "cascades").iterdir() if path.is_dir()]
     assert found.refused
     assert found.choice is None
@@ -235,7 +235,7 @@ async def test_texts_that_come_later_will_do(monkeypatch: pytest.MonkeyPatch, ca
 
     monkeypatch.setattr(labelled_texts, "read", read)
     part = House().start()
-    found = await entry(part, "cannot use its labelled texts; /stats tells why")
+    found = await entry(part, "cannot use its labelled texts; see /stats")
     assert (found.refused, found.problem) == (True, "d: cannot be read: No such file")
     await asyncio.sleep(0.1)
     assert caplog.text.count("cannot use its labelled texts") == 1

@@ -110,7 +110,7 @@ async def test_labels_that_mean_other_things_are_told() -> None:
 
 
 async def test_levels_in_the_wrong_order_do_without_pruning(caplog: pytest.LogCaptureFixture) -> None:
-    reader = Levels(Model(*LARGE), Model(*SMALL, telling=False))
+    reader = Levels(Model(*LARGE), Model(*SMALL, attentive=False))
     found = await measured(reader)
     assert "not listed in rising accuracy (large 9" in caplog.text
     assert not any(any(candidate.alphas) for candidate in found.table.candidates)
@@ -177,19 +177,23 @@ async def test_a_few_slow_waits_move_neither_mean_nor_tail(monkeypatch: pytest.M
 
 
 class Slow(Levels):
-    """Telling which words are important takes the first level `telling_s`."""
+    """ImportanceRequest which words are important takes the first level `importance_s`."""
 
-    telling_s = 0.0
+    importance_s = 0.0
 
     async def read(self, level: str, text: str, importance: bool) -> Seen:
-        return (await super().read(level, text, importance))._replace(telling_s=self.telling_s if importance else 0.0)
+        return (await super().read(level, text, importance))._replace(
+            importance_s=self.importance_s if importance else 0.0
+        )
 
 
-async def test_texts_pay_once_for_telling_however_many_levels_read_them_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_texts_pay_once_for_importance_however_many_levels_read_them_pruned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("pliant.deployments.cascade.readings.time.perf_counter", lambda: 0.0)
     models = [Model(*SMALL), Model("middle", 0.92, 0.004), Model(*LARGE)]
     free, paid = Slow(*models), Slow(*models)
-    paid.telling_s = 1e-6
+    paid.importance_s = 1e-6
     without, told = await measured(free, texts(400)), await measured(paid, texts(400))
     pairs = list(zip(without.table.candidates, told.table.candidates, strict=True))
     assert {len(one.levels) for one, _ in pairs if any(one.alphas)} == {2, 3}

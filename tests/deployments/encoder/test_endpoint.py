@@ -15,7 +15,7 @@ from support.doubles import report
 from support.scripted_replicas import ANSWERS, Act, refuses
 from support.text_service import ANSWER, LOGITS, TextService, save_tokenizer
 
-from pliant.deployments.encoder.messages import Answer, Query, Telling
+from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
@@ -304,12 +304,14 @@ async def test_who_can_do_without_an_answer_does_not_wait_too_long_either(build:
 
 async def test_a_reading_tells_what_a_cascade_asks_for(build: Build) -> None:
     told = Answer(LOGITS.tobytes(), 8, 8, np.arange(4, dtype=np.float32).tobytes(), 0.125, 0.25)
-    service = build({"a": [ANSWERS, DIES], "b": [ANSWERS]}, answer=lambda query: told if query.telling else ANSWER)
-    reading = await service.classifier.read("a b", 0.5, 0.25, Telling(1.5, 0.9))
+    service = build(
+        {"a": [ANSWERS, DIES], "b": [ANSWERS]}, answer=lambda query: told if query.importance_request else ANSWER
+    )
+    reading = await service.classifier.read("a b", 0.5, 0.25, ImportanceRequest(1.5, 0.9))
     assert reading.logits.tolist() == LOGITS.tolist()
     assert reading.importance is not None
     assert reading.importance.tolist() == [0, 1, 2, 3]
-    assert (reading.telling_s, reading.compute_s) == (0.125, 0.25)
+    assert (reading.importance_s, reading.compute_s) == (0.125, 0.25)
     assert len(reading.encoding) == 4
     assert not reading.interrupted
     service.table.stop_routing({"b"})
@@ -321,11 +323,11 @@ async def test_a_reading_tells_what_a_cascade_asks_for(build: Build) -> None:
     assert again.interrupted
     assert service.replicas.asked == ["a", "a", "b"]
     first, second, _ = service.queries
-    assert first.telling == (1.5, 0.9)
+    assert first.importance_request == (1.5, 0.9)
     assert first.budget_s is not None
     assert 0.4 < first.budget_s <= 0.5
-    assert first.utility == 0.25
-    assert second.telling is None
+    assert first.slack_share == 0.25
+    assert second.importance_request is None
     assert second.budget_s is None
     assert [event[0] for event in service.recorder.events] == ["arrived", "answered"] * 2
 
@@ -333,7 +335,7 @@ async def test_a_reading_tells_what_a_cascade_asks_for(build: Build) -> None:
 async def test_to_tell_of_tokens_takes_longer_than_predicted_and_is_no_failure(build: Build) -> None:
     slow_teller = Act(1.0, pieces=None)
     service = build({"a": [slow_teller], "b": [slow_teller]}, service_s=0.2)
-    reading = await service.classifier.read("a b", None, telling=Telling(1.0, 2.0))
+    reading = await service.classifier.read("a b", None, importance_request=ImportanceRequest(1.0, 2.0))
     assert not reading.interrupted
     assert service.recorder.retries == []
     plain = await service.classifier.read("a b", None)
@@ -348,6 +350,16 @@ async def test_a_service_is_down_when_nothing_is_held_and_ready_when_the_longest
     assert not service.classifier.down
     assert not service.classifier.ready
     service.table.observe("r", report(8, version=2))
+    assert service.classifier.ready
+
+
+async def test_a_service_whose_longest_was_ejected_is_ready_again_though_nobody_asks(build: Build) -> None:
+    service = build({"long": [ANSWERS], "short": [ANSWERS]})
+    service.table.observe("short", report(4, version=2))
+    for _ in range(3):
+        service.table.failed("long")
+    assert not service.classifier.ready
+    await asyncio.sleep(1.1)
     assert service.classifier.ready
 
 

@@ -16,7 +16,7 @@ from support.waiting import until
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder import runtimes
 from pliant.deployments.encoder.engine import Engine, LoadError, Runtime
-from pliant.deployments.encoder.messages import Answer, Query, Telling
+from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.parcels import Parcel, Refusal
@@ -25,8 +25,8 @@ from pliant.errors import ModelError
 from pliant.policies.encoder.confidence import softmax
 
 
-def query(first: int = 1, length: int = 4, budget_s: float | None = None, utility: float = 1.0) -> Query:
-    return Query(np.array([first] * length, dtype="<i4").tobytes(), length, budget_s, utility)
+def query(first: int = 1, length: int = 4, budget_s: float | None = None, slack_share: float = 1.0) -> Query:
+    return Query(np.array([first] * length, dtype="<i4").tobytes(), length, budget_s, slack_share)
 
 
 def logits(answer: Answer | Refusal) -> list[float]:
@@ -74,7 +74,7 @@ async def test_the_queue_is_bounded_by_the_budget(engine: Engine) -> None:
 
 
 async def test_low_utility_does_not_wait(engine: Engine) -> None:
-    replies = await asyncio.gather(*(engine.infer(query(budget_s=1.0, utility=0)) for _ in range(3)))
+    replies = await asyncio.gather(*(engine.infer(query(budget_s=1.0, slack_share=0)) for _ in range(3)))
     assert [type(reply) for reply in replies] == [Answer, Refusal, Refusal]
 
 
@@ -195,11 +195,11 @@ class Reader(Sleeper):
         self._clock.now += self.slower * self.per_token_s * len(ids)
         return np.zeros(2, np.float32)
 
-    def tell(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> SimpleNamespace:
+    def with_importance(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> SimpleNamespace:
         logits = self(ids)
-        telling_s = 4 * self.per_token_s * len(ids)
-        self._clock.now += telling_s
-        return SimpleNamespace(logits=logits, importance=np.zeros(len(ids), np.float32), telling_s=telling_s)
+        importance_s = 4 * self.per_token_s * len(ids)
+        self._clock.now += importance_s
+        return SimpleNamespace(logits=logits, importance=np.zeros(len(ids), np.float32), importance_s=importance_s)
 
 
 class Readers(Sleepers):
@@ -262,10 +262,10 @@ async def test_a_runtime_that_has_become_slower_is_expected_to_be(reading: Engin
 async def test_to_tell_of_tokens_is_no_part_of_what_a_text_takes(reading: Engine) -> None:
     before_s = reading.report()["service_s"]
     for _ in range(10):
-        answer = await reading.infer(query(length=32)._replace(telling=Telling(1.0, 2.0)))
+        answer = await reading.infer(query(length=32)._replace(importance_request=ImportanceRequest(1.0, 2.0)))
         assert isinstance(answer, Answer)
         assert answer.importance
-        assert answer.telling_s == pytest.approx(4 * answer.compute_s)
+        assert answer.importance_s == pytest.approx(4 * answer.compute_s)
     assert reading.report()["service_s"] == pytest.approx(before_s)
 
 
@@ -311,11 +311,11 @@ async def test_cancelled_requests_are_not_computed(engine: Engine, sleepers: Sle
 class Teller(Sleeper):
     """A sleeper that says of each token how much attention it received: its index."""
 
-    def tell(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> SimpleNamespace:
+    def with_importance(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> SimpleNamespace:
         logits = self(ids)
         if not wanted(logits):
-            return SimpleNamespace(logits=logits, importance=None, telling_s=0.0)
-        return SimpleNamespace(logits=logits, importance=np.arange(len(ids), dtype=np.float32), telling_s=0.25)
+            return SimpleNamespace(logits=logits, importance=None, importance_s=0.0)
+        return SimpleNamespace(logits=logits, importance=np.arange(len(ids), dtype=np.float32), importance_s=0.25)
 
 
 class Tellers(Sleepers):
@@ -328,17 +328,17 @@ async def test_importance_is_told_of_answers_that_are_not_sure() -> None:
     await asyncio.gather(engine.hold(16), plain.hold(16))
     unasked = query(length=5)
     sure = float(softmax(logits(await engine.infer(unasked)), 2.0).max())
-    asked = unasked._replace(telling=Telling(2.0, sure + 1e-3))
-    surer = unasked._replace(telling=Telling(2.0, sure - 1e-3))
+    asked = unasked._replace(importance_request=ImportanceRequest(2.0, sure + 1e-3))
+    surer = unasked._replace(importance_request=ImportanceRequest(2.0, sure - 1e-3))
     told, untold, unable = await engine.infer(asked), await engine.infer(surer), await plain.infer(asked)
     assert isinstance(told, Answer)
     assert isinstance(untold, Answer)
     assert isinstance(unable, Answer)
     assert np.frombuffer(told.importance, "<f4").tolist() == [0, 1, 2, 3, 4]
-    assert told.telling_s == 0.25
+    assert told.importance_s == 0.25
     assert told.logits == untold.logits == unable.logits
     assert untold.importance == unable.importance == b""
-    assert untold.telling_s == 0
+    assert untold.importance_s == 0
 
 
 class Kernel:
@@ -364,10 +364,10 @@ class Kernel:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, Kernel]:
     """A plain one, and one that should tell, but cannot."""
-    plain, telling = Kernel(), Kernel(ModelError("m does not tell how its tokens attend to each other"))
-    monkeypatch.setattr(runtimes, "_kernel", lambda tells: telling if tells else plain)
+    plain, attentive = Kernel(), Kernel(ModelError("m does not tell how its tokens attend to each other"))
+    monkeypatch.setattr(runtimes, "_kernel", lambda importance: attentive if importance else plain)
     monkeypatch.setattr(runtimes.sources, "fetch", lambda _model, **_: Path())
-    return plain, telling
+    return plain, attentive
 
 
 def encoder(**options: Any) -> EncoderConfig:
@@ -377,17 +377,17 @@ def encoder(**options: Any) -> EncoderConfig:
 async def test_a_model_that_cannot_tell_answers_all_the_same(
     kernels: tuple[Kernel, Kernel], caplog: pytest.LogCaptureFixture
 ) -> None:
-    plain, telling = kernels
+    plain, attentive = kernels
     found = ModelRuntimes(encoder(importance=True))
     engine = Engine(found)
     await engine.hold(8)
     found.compile(16, lambda: 0.0)
     await engine.hold(16)
-    assert telling.calls == [("load", 8)]
+    assert attentive.calls == [("load", 8)]
     assert plain.calls == [("load", 8), ("prepare", 16), ("load", 16)]
     [record] = caplog.records
     assert "m answers, but cascades that begin with it leave out no words; say prune: false there" in record.message
-    answer = await engine.infer(query()._replace(telling=Telling(1.0, 2.0)))
+    answer = await engine.infer(query()._replace(importance_request=ImportanceRequest(1.0, 2.0)))
     assert isinstance(answer, Answer)
     assert answer.importance == b""
 

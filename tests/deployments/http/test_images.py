@@ -18,7 +18,7 @@ from PIL import Image
 from pliant.deployments.http.images import FORMATS, ImageError, ImageReader
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.models.vision_info import VisionInfo
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 INFO = VisionInfo(
     architecture="vit_tiny_patch16_224",
@@ -68,7 +68,7 @@ def png(width: int, height: int, pixels: bytes = b"") -> bytes:
     "changes", [{}, {"squash": True}, {"interpolation": "bilinear", "crop_pct": 1.0}, {"width": 48}]
 )
 def test_pixels_are_those_of_timm(size: tuple[int, int], changes: dict[str, Any]) -> None:
-    mend()
+    declare()
     from timm.data.transforms_factory import transforms_imagenet_eval
 
     info, image = replace(INFO, **changes), picture(*size)

@@ -13,9 +13,9 @@ from support.waiting import until
 from pliant.deployments.llm import adapter_follower
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.messages import Registered
-from pliant.deployments.serving.catalog import board_follower
-from pliant.deployments.serving.catalog.board import Board, Seen
-from pliant.deployments.serving.messages import BoardNews, Rejected
+from pliant.deployments.serving.catalog import follower as catalog_follower
+from pliant.deployments.serving.catalog.catalog import Catalog, Seen
+from pliant.deployments.serving.messages import CatalogNews, Manager, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.formats.adapter_info import AdapterRef
 
@@ -30,15 +30,15 @@ class Registry:
     """The planner's part, which can die, and comes back as another life."""
 
     def __init__(self) -> None:
-        self.board: Board[Registered] = Board(gone_s=10)
+        self.catalog: Catalog[Registered] = Catalog(gone_s=10)
         self.dead = False
         self.asked = 0
         self.hangs = False
 
     def restart(self) -> None:
-        entries = self.board.entries
-        self.board = Board(gone_s=10)
-        self.board.put(dict(entries))
+        entries = self.catalog.entries
+        self.catalog = Catalog(gone_s=10)
+        self.catalog.put(dict(entries))
         self.dead = False
 
     async def __call__(self, method: str, *args: Any) -> Any:
@@ -46,19 +46,21 @@ class Registry:
         await self._reach()
         return await getattr(self, method)(*args)
 
-    async def news(self, gateway: str, seen: Seen, wait: bool) -> BoardNews[Registered]:
+    async def news(self, gateway: str, seen: Seen, wait: bool) -> CatalogNews[Registered]:
         self.asked += not wait
-        return await self.board.follow(gateway, seen, 0.5 if wait else 0)
+        return await self.catalog.follow(gateway, seen, 0.5 if wait else 0)
 
-    async def load(self, name: str, path: str, service: str | None, in_place: bool) -> Registered | Rejected:
+    async def load(
+        self, name: str, path: str, service: str | None, in_place: bool, by: Manager
+    ) -> Registered | Rejected:
         if path == "wrong":
             return Rejected(Outcome.REJECTED, "outside", "lora_path", Fault.FORBIDDEN)
-        self.board.put({name: entry(name, path)})
+        self.catalog.put({name: entry(name, path)})
         return entry(name, path)
 
-    async def unload(self, name: str) -> Registered | Rejected:
-        known = self.board.entries[name]
-        self.board.put({name: None})
+    async def unload(self, name: str, by: Manager) -> Registered | Rejected:
+        known = self.catalog.entries[name]
+        self.catalog.put({name: None})
         return known
 
     async def _reach(self) -> None:
@@ -81,16 +83,16 @@ async def following(registry: Registry) -> AsyncIterator[AdapterFollower]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board_follower, "_RETRY_S", 0.01)
+    monkeypatch.setattr(catalog_follower, "_RETRY_S", 0.01)
 
 
 async def test_changes_arrive_unasked() -> None:
     registry = Registry()
-    registry.board.put({"a": entry("a"), "b": entry("b")})
+    registry.catalog.put({"a": entry("a"), "b": entry("b")})
     async with following(registry) as follower:
         await until(lambda: set(follower.known) == {"a", "b"})
-        registry.board.put({"a": None, "b": entry("b", "2"), "c": entry("c")})
-        registry.board.complain("p")
+        registry.catalog.put({"a": None, "b": entry("b", "2"), "c": entry("c")})
+        registry.catalog.complain("p")
         await until(lambda: follower.problems == ("p",))
         assert follower.known == {"b": entry("b", "2"), "c": entry("c")}
         assert follower.reached
@@ -115,7 +117,7 @@ async def test_errors_of_the_registry_reach_the_client() -> None:
 
 async def test_unknown_names_however_many_are_asked_about_together() -> None:
     registry = Registry()
-    registry.board.put({"a": entry("a")})
+    registry.catalog.put({"a": entry("a")})
     follower = AdapterFollower(registry)
     found = await asyncio.gather(*(follower.find(name) for name in ["a", *map(str, range(500))]))
     assert found == [entry("a"), *[None] * 500]
@@ -123,7 +125,7 @@ async def test_unknown_names_however_many_are_asked_about_together() -> None:
     first = asyncio.create_task(follower.find("b"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    registry.board.put({"b": entry("b"), "c": entry("c")})
+    registry.catalog.put({"b": entry("b"), "c": entry("c")})
     assert await asyncio.gather(*(follower.find("c") for _ in range(50))) == [entry("c")] * 50
     await first
     assert registry.asked <= 3, "those who came while the first was under way shared the next"
@@ -134,14 +136,14 @@ async def test_who_leaves_takes_nobody_along() -> None:
     follower = AdapterFollower(registry)
     leaves, stays = (asyncio.create_task(follower.find("a")) for _ in range(2))
     await asyncio.sleep(0)
-    registry.board.put({"a": entry("a")})
+    registry.catalog.put({"a": entry("a")})
     leaves.cancel()
     assert await stays == entry("a")
 
 
 async def test_without_the_planner_what_is_known_goes_on() -> None:
     registry = Registry()
-    registry.board.put({"a": entry("a")})
+    registry.catalog.put({"a": entry("a")})
     async with following(registry) as follower:
         await until(lambda: bool(follower.known))
         registry.dead = True
@@ -153,14 +155,14 @@ async def test_without_the_planner_what_is_known_goes_on() -> None:
                 await call
             assert error.value.outcome == Outcome.UNAVAILABLE
             assert error.value.retry_after_s
-        registry.board.put({"a": None, "c": entry("c")})
+        registry.catalog.put({"a": None, "c": entry("c")})
         registry.restart()
         await until(lambda: set(follower.known) == {"c"})
         assert follower.reached
 
 
 async def test_a_planner_that_hangs_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board_follower, "_CATCH_UP_WITHIN_S", 0.05)
+    monkeypatch.setattr(catalog_follower, "_CATCH_UP_WITHIN_S", 0.05)
     monkeypatch.setattr(adapter_follower, "_CHANGE_WITHIN_S", 0.05)
     registry = Registry()
     registry.hangs = True
@@ -173,16 +175,16 @@ async def test_a_planner_that_hangs_is_an_error_in_time(monkeypatch: pytest.Monk
 
 async def test_old_news_never_undo_newer_ones() -> None:
     """Two calls may be under way, and a planner that has died may be the last to answer."""
-    told: list[tuple[BoardNews[Registered], dict[str, Registered]]] = [
-        (BoardNews("life", 5, {"a": entry("a", "5")}, True, ()), {"a": entry("a", "5")}),
-        (BoardNews("life", 4, {"a": None}, False, ()), {"a": entry("a", "5")}),
-        (BoardNews("older life", 9, {"a": None}, False, ()), {"a": entry("a", "5")}),
-        (BoardNews("life", 7, {"a": None, "b": entry("b")}, False, ()), {"b": entry("b")}),
-        (BoardNews("newer life", 0, {}, True, ()), {}),
+    told: list[tuple[CatalogNews[Registered], dict[str, Registered]]] = [
+        (CatalogNews("life", 5, {"a": entry("a", "5")}, True, ()), {"a": entry("a", "5")}),
+        (CatalogNews("life", 4, {"a": None}, False, ()), {"a": entry("a", "5")}),
+        (CatalogNews("older life", 9, {"a": None}, False, ()), {"a": entry("a", "5")}),
+        (CatalogNews("life", 7, {"a": None, "b": entry("b")}, False, ()), {"b": entry("b")}),
+        (CatalogNews("newer life", 0, {}, True, ()), {}),
     ]
     coming = iter(told)
 
-    async def ask(method: str, *args: Any) -> BoardNews[Registered]:
+    async def ask(method: str, *args: Any) -> CatalogNews[Registered]:
         return next(coming)[0]
 
     follower = AdapterFollower(ask)

@@ -15,8 +15,9 @@ from support.waiting import until
 from pliant.deployments.llm import adapter_registry
 from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.llm.messages import Registered
-from pliant.deployments.serving.catalog import ledger
-from pliant.deployments.serving.catalog.board import Board
+from pliant.deployments.serving.catalog import store
+from pliant.deployments.serving.catalog.catalog import Catalog
+from pliant.deployments.serving.messages import OPERATOR, Manager
 from pliant.deployments.serving.outcome import Fault, Outcome
 
 pytestmark = pytest.mark.virtual_time
@@ -34,10 +35,10 @@ async def test_adapters_of_the_folder_are_there_from_the_start(house: House) -> 
     (house.adapters / ".git").mkdir()
     registry = await house.open()
     assert names(registry) == ["law", "sql"]
-    entry = registry.board.entries["sql"]
+    entry = registry.catalog.entries["sql"]
     assert (entry.service, entry.adapter.name, entry.adapter.rank) == ("chat", "sql", 8)
     assert entry.adapter.folder == str(house.adapters / "sql")
-    assert registry.board.problems == []
+    assert registry.catalog.problems == []
     assert not house.kept.exists(), "nobody has said anything yet"
 
 
@@ -50,8 +51,8 @@ async def test_what_is_wrong_in_the_folder_is_told_and_harms_nothing_else(house:
     registry = await house.open(pinned=["fine", "lost"])
     assert names(registry) == ["fine"]
     for text in ("wide", "'topics' is the name of a model", "got 'a name'", "empty", "got lost; there is no such"):
-        assert any(text in problem for problem in registry.board.problems), text
-    assert len(registry.board.problems) == 5
+        assert any(text in problem for problem in registry.catalog.problems), text
+    assert len(registry.catalog.problems) == 5
 
 
 @pytest.mark.parametrize("wrong", ["missing", "adapter"])
@@ -61,7 +62,7 @@ async def test_a_folder_that_is_none_of_adapters(house: House, wrong: str) -> No
     else:
         house.adapters.rmdir()
     registry = await house.open()
-    [problem] = registry.board.problems
+    [problem] = registry.catalog.problems
     assert "adapters.folder" in problem
     adapter_folder(house.more / "sql")
     assert await registry.load("sql", "sql")
@@ -76,7 +77,7 @@ async def test_load_and_unload_outlive_the_planner(house: House) -> None:
     await registry.unload("other")
     await registry.unload("found")
     again = await house.open()
-    assert again.board.entries == {"my-sql": entry}
+    assert again.catalog.entries == {"my-sql": entry}
     await again.load("found", "found")
     await again.unload("my-sql")
     assert names(await house.open()) == ["found"]
@@ -94,11 +95,11 @@ async def test_what_was_replaced_stays_so(house: House) -> None:
     adapter_folder(house.adapters / "sql", rank=2)
     adapter_folder(house.more / "better", rank=16)
     registry = await house.open()
-    first = registry.board.entries["sql"]
+    first = registry.catalog.entries["sql"]
     entry = await registry.load("sql", "better", in_place=True)
     assert entry.adapter.key != first.adapter.key
     again = await house.open()
-    assert again.board.entries == {"sql": entry}
+    assert again.catalog.entries == {"sql": entry}
     await again.unload("sql")
     assert names(await house.open()) == []
 
@@ -214,7 +215,7 @@ async def test_which_of_several_services(house: House) -> None:
         await refused(registry.load("c", "for-wide", in_place=True), "an adapter of chat, and this one is of wide")
         == Outcome.REJECTED
     )
-    assert {name: entry.service for name, entry in (await house.open(services)).board.entries.items()} == {
+    assert {name: entry.service for name, entry in (await house.open(services)).catalog.entries.items()} == {
         "a": "wide",
         "b": "twin",
         "c": "chat",
@@ -230,7 +231,7 @@ async def test_many_at_once_and_one_name_twice(house: House, monkeypatch: pytest
     outcomes = await asyncio.gather(*loads, *twice, return_exceptions=True)
     assert sum(isinstance(outcome, Registered) for outcome in outcomes) == 21
     assert all("loaded already" in str(outcome) for outcome in outcomes if not isinstance(outcome, Registered))
-    assert len((await house.open()).board.entries) == 21
+    assert len((await house.open()).catalog.entries) == 21
     monkeypatch.setattr(adapter_registry, "MOST_ADAPTERS", 21)
     assert (
         await refused(registry.load("more", "a0"), "21 adapters are loaded, as many as there may be")
@@ -248,7 +249,7 @@ async def test_a_file_that_cannot_be_written_changes_nothing(house: House, monke
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ledger, "_replace", full)
+    monkeypatch.setattr(store, "_replace", full)
     assert (
         await refused(registry.load("two", "sql"), "nothing was changed.*No space left on device")
         == Outcome.UNAVAILABLE
@@ -266,13 +267,13 @@ async def test_a_client_that_leaves_leaves_memory_and_disk_agreeing(
     adapter_folder(house.more / "sql")
     registry = await house.open()
     writing = asyncio.Event()
-    write, loop = ledger.write, asyncio.get_running_loop()
+    write, loop = store.write, asyncio.get_running_loop()
 
     def slow(*arguments: Any) -> None:
         loop.call_soon_threadsafe(writing.set)
         write(*arguments)
 
-    monkeypatch.setattr(ledger, "write", slow)
+    monkeypatch.setattr(store, "write", slow)
     load = asyncio.create_task(registry.load("sql", "sql"))
     await writing.wait()
     load.cancel()
@@ -284,7 +285,7 @@ async def test_a_client_that_leaves_leaves_memory_and_disk_agreeing(
 async def test_a_broken_file_is_put_aside(house: House) -> None:
     house.kept.write_text('{"format": 1, "base')
     registry = await house.open()
-    [problem] = registry.board.problems
+    [problem] = registry.catalog.problems
     assert "is no registry of adapters" in problem
     assert (house.folder / "kept.json.broken").read_text() == '{"format": 1, "base'
     adapter_folder(house.more / "sql")
@@ -297,7 +298,7 @@ async def test_a_file_that_cannot_be_read_is_not_overwritten(house: House) -> No
     adapter_folder(house.adapters / "sql")
     registry = await house.open()
     assert names(registry) == ["sql"]
-    [problem] = registry.board.problems
+    [problem] = registry.catalog.problems
     assert "cannot be read, so nothing is written there either" in problem
     assert (
         await refused(registry.unload("sql"), "nothing was changed, because .*kept.json cannot be read")
@@ -315,14 +316,14 @@ async def test_what_was_kept_is_checked_again(house: House) -> None:
     (house.more / "gone").rename(house.folder / "gone")
     registry = await house.open(max_rank=8)
     assert names(registry) == ["low"]
-    assert len(registry.board.problems) == 2
+    assert len(registry.catalog.problems) == 2
     (house.folder / "gone").rename(house.more / "gone")
     assert names(await house.open()) == ["gone", "high", "low"], "the file has not forgotten them"
     house.model = model_folder(house.folder / "wide", hidden_size=32)
     adapter_folder(house.more / "low", hidden=32)
     registry = await house.open()
     assert names(registry) == ["low"]
-    assert all(f"loaded earlier for {house.folder / 'model'}" in problem for problem in registry.board.problems)
+    assert all(f"loaded earlier for {house.folder / 'model'}" in problem for problem in registry.catalog.problems)
 
 
 async def test_thousands_cost_their_metadata_only(house: House) -> None:
@@ -333,11 +334,11 @@ async def test_thousands_cost_their_metadata_only(house: House) -> None:
     kept = json.loads(house.kept.read_text())
     house.kept.write_text(json.dumps({**kept, "loaded": dict.fromkeys(MANY, kept["loaded"]["sql"])}))
     registry = await house.open()
-    assert len(registry.board.entries) == len(MANY)
-    news = await registry.board.follow("g", ("", -1), 0)
+    assert len(registry.catalog.entries) == len(MANY)
+    news = await registry.catalog.follow("g", ("", -1), 0)
     assert (len(news.changes), news.whole) == (len(MANY), True)
     await registry.unload(MANY[0])
-    later = await registry.board.follow("g", (news.life, news.version), 0)
+    later = await registry.catalog.follow("g", (news.life, news.version), 0)
     assert (dict(later.changes), later.whole) == ({MANY[0]: None}, False), "news are what changed"
 
 
@@ -350,51 +351,95 @@ def entry(name: str) -> Registered:
 
 
 async def test_news_are_what_changed_since() -> None:
-    board = Board(gone_s=10)
-    board.put({"a": entry("a")})
-    first = await board.follow("g", ("another life", 7), 5)
+    catalog = Catalog(gone_s=10)
+    catalog.put({"a": entry("a")})
+    first = await catalog.follow("g", ("another life", 7), 5)
     assert (first.whole, dict(first.changes)) == (True, {"a": entry("a")})
-    waiting = asyncio.create_task(board.follow("g", (first.life, first.version), 5))
+    waiting = asyncio.create_task(catalog.follow("g", (first.life, first.version), 5))
     await asyncio.sleep(0)
-    board.put({"b": entry("b"), "a": None})
-    board.put({"b": entry("c")})
-    board.complain("p")
+    catalog.put({"b": entry("b"), "a": None})
+    catalog.put({"b": entry("c")})
+    catalog.complain("p")
     second = await waiting
     assert not second.whole
     assert dict(second.changes) in ({"a": None, "b": entry("b")}, {"a": None, "b": entry("c")})
-    third = await board.follow("g", (first.life, first.version), 0)
+    third = await catalog.follow("g", (first.life, first.version), 0)
     assert dict(third.changes) == {"a": None, "b": entry("c")}
     assert third.problems == ("p",)
-    idle = await board.follow("g", (third.life, third.version), 0.01)
+    idle = await catalog.follow("g", (third.life, third.version), 0.01)
     assert (idle.changes, idle.version) == ({}, third.version)
 
 
 async def test_who_missed_too_much_is_told_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pliant.deployments.serving.catalog.board._REMEMBERED", 3)
-    board = Board(gone_s=10)
-    life = (await board.follow("g", ("", -1), 0)).life
+    monkeypatch.setattr("pliant.deployments.serving.catalog.catalog._REMEMBERED", 3)
+    catalog = Catalog(gone_s=10)
+    life = (await catalog.follow("g", ("", -1), 0)).life
     for index in range(5):
-        board.put({f"a{index}": entry("x")})
+        catalog.put({f"a{index}": entry("x")})
     for seen, expected in ((1, 5), (2, 3), (5, 0)):
-        news = await board.follow("g", (life, seen), 0)
+        news = await catalog.follow("g", (life, seen), 0)
         assert (len(news.changes), news.whole) == (expected, seen == 1)
 
 
 async def test_a_change_waits_for_the_gateways_that_are_there() -> None:
     now = 0.0
-    board = Board(gone_s=10, clock=lambda: now)
+    catalog = Catalog(gone_s=10, clock=lambda: now)
     for gateway in "ab":
-        await board.follow(gateway, ("", -1), 0)
-    life = (await board.follow("a", ("", -1), 0)).life
-    board.put({"x": entry("x")})
-    waiting = asyncio.create_task(board.spread(5))
-    await board.follow("a", (life, 1), 0)
+        await catalog.follow(gateway, ("", -1), 0)
+    life = (await catalog.follow("a", ("", -1), 0)).life
+    catalog.put({"x": entry("x")})
+    waiting = asyncio.create_task(catalog.spread(5))
+    await catalog.follow("a", (life, 1), 0)
     for _ in range(10):
         await asyncio.sleep(0)  # whoever can go on does so within a few turns
     assert not waiting.done(), "b has not heard"
-    await board.follow("b", (life, 1), 0)
+    await catalog.follow("b", (life, 1), 0)
     await waiting
-    board.put({"y": entry("y")})
-    await board.spread(0.01)
+    catalog.put({"y": entry("y")})
+    await catalog.spread(0.01)
     now = 11.0
-    await board.spread(5)
+    await catalog.spread(5)
+
+
+MINE, OTHER = Manager("mine", False), Manager("other", False)
+
+
+async def test_an_adapter_is_its_tenant_s(house: House) -> None:
+    for name in ("found",):
+        adapter_folder(house.adapters / name)
+    for name in ("sql", "law"):
+        adapter_folder(house.more / name)
+    registry = await house.open()
+    entry = await registry.load("a", "sql", by=MINE)
+    assert entry.owner == "mine"
+    for again in (registry, await house.open()):
+        for name, reason in (("a", "another tenant loaded it"), ("found", "no tenant loaded it")):
+            assert await refused(again.unload(name, by=OTHER), reason) is Fault.FORBIDDEN
+            assert await refused(again.load(name, "law", None, True, by=OTHER), "'manage-all'") is Fault.FORBIDDEN
+        assert again.catalog.entries["a"] == entry
+    await registry.load("a", "law", None, True, by=MINE)
+    await registry.unload("a", by=MINE)
+    await registry.load("b", "law", by=MINE)
+    await registry.unload("b", by=OPERATOR)
+    await registry.unload("found", by=OPERATOR)
+
+
+async def test_an_adapter_that_cannot_be_served_now_is_its_tenant_s_all_the_same(house: House) -> None:
+    folder = adapter_folder(house.more / "sql")
+    adapter_folder(house.more / "law")
+    await (await house.open()).load("a", "sql", by=MINE)
+    folder.rename(house.folder / "away")
+    registry = await house.open()
+    assert names(registry) == []
+    assert await refused(registry.load("a", "law", by=OTHER), "another tenant loaded it") is Fault.FORBIDDEN
+    assert await refused(registry.unload("a", by=OTHER), "another tenant loaded it") is Fault.FORBIDDEN
+    await registry.unload("a", by=MINE)
+
+
+@pytest.mark.parametrize("named", ["chat", None])
+async def test_adapters_are_loaded_for_services_that_one_may_use(house: House, named: str | None) -> None:
+    adapter_folder(house.more / "sql")
+    registry = await house.open()
+    elsewhere = Manager("mine", False, ("topics",))
+    assert await refused(registry.load("a", "sql", named, by=elsewhere), "may not use") is Fault.FORBIDDEN
+    await registry.load("a", "sql", named, by=Manager("mine", False, ("chat",)))

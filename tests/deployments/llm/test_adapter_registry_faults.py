@@ -16,8 +16,8 @@ from support.peft_folders import adapter_folder, model_folder
 from support.waiting import HANGS_AFTER_S, until
 
 from pliant.deployments.llm import adapter_folders
-from pliant.deployments.serving.catalog import ledger
 from pliant.deployments.serving.catalog import registry as core
+from pliant.deployments.serving.catalog import store
 from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.errors import ModelError
@@ -68,13 +68,13 @@ async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
         adapter_folder(house.adapters / name)
     registry = await house.open()
     monkeypatch.setattr(core, "_CHANGE_WITHIN_S", 0.05)
-    replace = ledger._replace
+    replace = store._replace
 
     def slow(file: Path, content: bytes) -> None:
         answering.wait()
         replace(file, content)
 
-    monkeypatch.setattr(ledger, "_replace", slow)
+    monkeypatch.setattr(store, "_replace", slow)
     assert await refused(registry.unload("sql"), "within 0.05 s; this may yet come about") == Outcome.UNAVAILABLE
     assert (
         await refused(registry.unload("law"), "within 0.05 s; nothing was changed: retry later") == Outcome.UNAVAILABLE
@@ -95,7 +95,7 @@ async def test_another_service_s_file_is_left_alone(house: House) -> None:
     await both.load("theirs", "theirs", "other")
     kept = (house.folder / "others.json").read_text()
     registry = await house.open(registry=str(house.folder / "others.json"))
-    [problem] = registry.board.problems
+    [problem] = registry.catalog.problems
     assert "keeps the adapters of the service other, so it is neither used nor written; choose another" in problem
     assert (
         await refused(registry.load("mine", "mine"), "nothing was changed, because .* of the service other")
@@ -120,7 +120,7 @@ async def test_a_folder_that_cannot_be_read_is_told_and_the_rest_goes_on(
     monkeypatch.setattr(Path, "iterdir", iterdir)
     registry = await house.open(other(house, folder=str(house.folder / "others")))
     assert names(registry) == ["law", "sql"]
-    assert registry.board.problems == [f"chat: adapters.folder: {house.adapters} cannot be read: Permission denied"]
+    assert registry.catalog.problems == [f"chat: adapters.folder: {house.adapters} cannot be read: Permission denied"]
     registry.check()
 
 
@@ -169,7 +169,7 @@ async def test_links_lead_out_of_no_folder(house: House, monkeypatch: pytest.Mon
     (house.adapters / "link").symlink_to(outside)
     registry = await house.open()
     assert names(registry) == []
-    [problem] = registry.board.problems
+    [problem] = registry.catalog.problems
     assert "lies outside of the folders from which chat loads" in problem
     inside = adapter_folder(house.more / "sql")
     read = adapter_folders.read_adapter
@@ -195,14 +195,14 @@ async def test_what_does_not_fit_another_model_is_there_again_with_the_first(hou
     adapter_folder(house.more / "three", hidden=32)
     registry = await house.open()
     assert names(registry) == []
-    assert len(registry.board.problems) == 2
+    assert len(registry.catalog.problems) == 2
     await registry.load("three", "three")
     assert names(await house.open()) == ["three"]
     await registry.unload("two")
     house.model = first
     registry = await house.open()
     assert names(registry) == ["one"]
-    assert "three, loaded earlier for" in registry.board.problems[0]
+    assert "three, loaded earlier for" in registry.catalog.problems[0]
 
 
 async def test_what_is_away_can_be_unloaded_or_replaced_and_the_folder_s_stands_in(house: House) -> None:
@@ -214,13 +214,13 @@ async def test_what_is_away_can_be_unloaded_or_replaced_and_the_folder_s_stands_
     house.more.rename(house.folder / "away")
     adapter_folder(house.adapters / "sql", rank=8)
     registry = await house.open()
-    assert {name: entry.adapter.rank for name, entry in registry.board.entries.items()} == {"sql": 8}
+    assert {name: entry.adapter.rank for name, entry in registry.catalog.entries.items()} == {"sql": 8}
     await registry.unload("law")
     assert await refused(registry.unload("law"), "there is no adapter") == Fault.NOT_FOUND
     await registry.load("tax", "sql")
     (house.folder / "away").rename(house.more)
     registry = await house.open()
-    assert {name: entry.adapter.rank for name, entry in registry.board.entries.items()} == {"sql": 2, "tax": 8}
+    assert {name: entry.adapter.rank for name, entry in registry.catalog.entries.items()} == {"sql": 2, "tax": 8}
     house.more.rename(house.folder / "away")
     await (await house.open()).unload("sql")
     (house.folder / "away").rename(house.more)
@@ -236,14 +236,14 @@ async def test_weights_that_were_written_over_are_known_after_a_start(house: Hou
     adapter_folder(folder, rank=8, seed=1)
     (house.more / "spoilt" / "adapter_model.safetensors").unlink()
     registry = await house.open()
-    assert registry.board.entries == entries, "believed at first"
+    assert registry.catalog.entries == entries, "believed at first"
     await registry._refresh
-    entry = registry.board.entries["sql"]
+    entry = registry.catalog.entries["sql"]
     assert entry.adapter.rank == 8
     assert entry.adapter.revision != entries["sql"].adapter.revision
     assert entry.created == entries["sql"].created
-    assert registry.board.entries["same"] is not None
-    [problem] = registry.board.problems
+    assert registry.catalog.entries["same"] is not None
+    [problem] = registry.catalog.problems
     assert "spoilt, loaded earlier: " in problem
     await registry.unload("sql")
     assert names(await house.open()) == ["same", "spoilt"]
@@ -259,7 +259,7 @@ async def test_pinned_adapters_count_as_always_in_memory(house: House) -> None:
         adapter_folder(house.folder / "pins" / name, rank=32, hidden=1024)
     registry = await house.open(services)
     assert names(registry) == ["first"]
-    [problem] = registry.board.problems
+    [problem] = registry.catalog.problems
     expected = r"rank 32 takes 0.5 MB, .* tokens 0.1 MB, and pinned adapters 0.5 MB: 1.1 MB, but big has memory_mb: 1"
     assert re.search(expected, problem)
     assert await refused(registry.load("third", "second", "big"), "and pinned adapters 0.5 MB") == Outcome.REJECTED
@@ -275,14 +275,14 @@ async def test_a_pinned_name_is_the_folder_s(house: House) -> None:
     await registry.load("tax", "better")
     await registry.unload("law")
     registry = await house.open(pinned=["sql", "law", "tax"])
-    assert {name: entry.adapter.rank for name, entry in registry.board.entries.items()} == {"sql": 2, "law": 4}
-    assert [problem.split(";")[0] for problem in registry.board.problems] == [
+    assert {name: entry.adapter.rank for name, entry in registry.catalog.entries.items()} == {"sql": 2, "law": 4}
+    assert [problem.split(";")[0] for problem in registry.catalog.problems] == [
         *(f"chat: adapters.pinned: {name} is pinned, so it is the one of the folder" for name in ("sql", "tax")),
         "chat: adapters.pinned: got tax",
     ]
     assert await refused(registry.load("tax", "better"), "is pinned") == Outcome.REJECTED
     registry = await house.open()
-    assert {name: entry.adapter.rank for name, entry in registry.board.entries.items()} == {"sql": 16, "tax": 16}
+    assert {name: entry.adapter.rank for name, entry in registry.catalog.entries.items()} == {"sql": 16, "tax": 16}
 
 
 async def test_a_pinned_name_that_another_service_has_is_missed(house: House) -> None:
@@ -290,12 +290,12 @@ async def test_a_pinned_name_that_another_service_has_is_missed(house: House) ->
     adapter_folder(house.adapters / "sql")
     services = other(house, folder=str(house.folder / "others"), pinned=["sql"])
     registry = await house.open(services)
-    assert registry.board.entries["sql"].service == "chat"
-    assert any("other: adapters.pinned: got sql; there is no such" in problem for problem in registry.board.problems)
+    assert registry.catalog.entries["sql"].service == "chat"
+    assert any("other: adapters.pinned: got sql; there is no such" in problem for problem in registry.catalog.problems)
 
 
 async def test_a_file_of_an_unknown_form_is_put_aside_whole(house: House) -> None:
     house.kept.write_text(json.dumps({"format": 1, "loaded": {}}))
     registry = await house.open()
-    assert "is no registry of adapters" in registry.board.problems[0]
+    assert "is no registry of adapters" in registry.catalog.problems[0]
     assert json.loads((house.folder / "kept.json.broken").read_text())["format"] == 1

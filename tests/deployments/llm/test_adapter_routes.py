@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 from support.peft_folders import adapter_folder, model_folder
 from support.scripted import Replica, Replicas, language_model, report
+from support.tenants import keyed
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
@@ -31,7 +32,7 @@ def gateway(
     models: Mapping[str, LanguageModel], adapters: AdapterFollower | None, keys: Collection[str] = ()
 ) -> FastAPI:
     config, services = GatewayConfig(), Services.of("prompts", models)
-    return application(config, services, dict, bytes, LlmKind().routers(services, adapters, config), keys)
+    return application(config, services, dict, bytes, LlmKind().routers(services, adapters, config), keyed(keys))
 
 
 class Cluster:
@@ -97,7 +98,7 @@ async def test_an_adapter_is_a_model(cluster: Cluster, http: httpx.AsyncClient, 
         *[("my-sql", 8)] * 3,
         None,
     ]
-    assert [recorded[-1] for recorded in cluster.replicas.recorded] == [0, 8, 8, 8, 0]
+    assert [recorded[-1] for recorded in cluster.replicas.recorder.events] == [0, 8, 8, 8, 0]
     models = {model.id: model.model_dump() async for model in client.models.list()}
     assert (models["chat"]["parent"], models["chat"]["root"]) == (None, "m")
     assert (models["my-sql"]["parent"], models["my-sql"]["root"]) == ("chat", str(folder))
@@ -210,10 +211,10 @@ async def test_where_no_model_takes_adapters(tmp_path: Path) -> None:
 async def test_an_error_does_not_list_thousands(cluster: Cluster, http: httpx.AsyncClient) -> None:
     adapter_folder(cluster.roots / "sql")
     assert (await load(http, "sql", "sql")).status_code == 200
-    board = cluster.registry.board
-    entry = board.entries["sql"]
+    catalog = cluster.registry.catalog
+    entry = catalog.entries["sql"]
     names = [f"tenant-{index}" for index in range(2000)]
-    board.put({name: entry._replace(adapter=entry.adapter._replace(name=name)) for name in names})
+    catalog.put({name: entry._replace(adapter=entry.adapter._replace(name=name)) for name in names})
     answer = await http.post("/completions", json={"model": "nobody", **GREEDY})
     assert answer.status_code == 404
     message = answer.json()["error"]["message"]

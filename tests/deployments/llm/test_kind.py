@@ -21,7 +21,6 @@ from pliant.deployments.llm.request import Generation, merged
 from pliant.deployments.serving import metrics
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.kind import Opening
-from pliant.deployments.serving.least_held import LeastHeld
 from pliant.deployments.serving.parcels import Parcel
 from pliant.sampling import Sampling
 
@@ -75,7 +74,6 @@ async def test_another_replica_goes_on_whatever_is_raised(
         GatewayConfig(),
         fetch,
         replicas.table,
-        LeastHeld(),
         Handle({"a": Process(replicas, error, after), "b": Process(replicas)}),
         None,
         outcomes,

@@ -76,7 +76,7 @@ def test_its_keys_are_read_and_its_mistakes_told() -> None:
     with pytest.raises(ConfigError) as error:
         parsed(timeout=1)
     assert error.value.problems == [
-        "services.echo.timeout: unknown key; did you mean timeout_s? allowed: cpus, kind, replicas, timeout_s"
+        "services.echo.timeout: unknown key; did you mean timeout_s? allowed: answer_s, cpus, kind, replicas, timeout_s"
     ]
 
 

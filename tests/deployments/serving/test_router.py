@@ -16,7 +16,7 @@ from pliant.deployments.serving import table
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.least_held import LeastHeld, Share
 from pliant.deployments.serving.parcels import Parcel, Report
-from pliant.deployments.serving.router import ReplicaRouter, told
+from pliant.deployments.serving.router import ReplicaRouter, mapped_errors
 
 
 class Pending:
@@ -79,13 +79,13 @@ def test_router_and_gateway_meet_though_the_class_is_pickled() -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
 async def test_whatever_a_call_raises_is_one_of_three(raised: BaseException, told_as: type[Exception]) -> None:
-    with pytest.raises(told_as), told():
+    with pytest.raises(told_as), mapped_errors():
         raise raised
 
 
 async def test_a_client_that_leaves_is_no_loss() -> None:
     async def call() -> None:
-        with told():
+        with mapped_errors():
             await asyncio.Event().wait()
 
     task = asyncio.create_task(call())
@@ -97,7 +97,7 @@ async def test_a_client_that_leaves_is_no_loss() -> None:
 
 async def test_a_stream_that_is_closed_is_no_loss() -> None:
     async def pieces() -> Any:
-        with told():
+        with mapped_errors():
             yield 1
             yield 2
 

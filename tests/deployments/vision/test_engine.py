@@ -18,9 +18,10 @@ from support import virtual_loop
 
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Refusal
+from pliant.deployments.serving.tenants import Tenant
 from pliant.deployments.vision.engine import Engine, Waiting
 from pliant.deployments.vision.messages import Answer, Query
-from pliant.deployments.vision.tasks import Settler, Tasks, key
+from pliant.deployments.vision.tasks import TaskReconciler, Tasks, key
 from pliant.formats.vision_task import TaskError, TaskRef
 from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy
 from pliant.policies.vision.token_profile import TokenProfile
@@ -105,7 +106,7 @@ class House:
         self.engine = Engine(self.device, self.tasks, profile, chosen, limit)
 
     async def __aenter__(self) -> House:
-        await Settler("s", self.tasks).settle([task("a"), task("plain", ())])
+        await TaskReconciler("s", self.tasks).reconcile([task("a"), task("plain", ())])
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -441,15 +442,15 @@ def test_tasks_make_room_for_others_unless_they_are_in_use() -> None:
 def test_registered_tasks_are_brought_and_others_removed() -> None:
     async def main() -> None:
         loader = Loader(broken={"3"})
-        settler = Settler("s", Tasks(loader))
+        reconciler = TaskReconciler("s", Tasks(loader))
         one, two, three = map(task, "123")
-        await settler.settle([one, two, three])
-        await settler.settle([two, three, two._replace(revision="2")])
+        await reconciler.reconcile([one, two, three])
+        await reconciler.reconcile([two, three, two._replace(revision="2")])
         assert loader.held == {key(two), key(two._replace(revision="2"))}
         assert loader.loads == ["1", "2", "3", "2"]
-        assert settler.failed == {three: "task 3: is broken"}
-        await settler.settle([])
-        assert not settler.failed
+        assert reconciler.failed == {three: "task 3: is broken"}
+        await reconciler.reconcile([])
+        assert not reconciler.failed
 
     virtual_loop.run(main())
 
@@ -457,10 +458,10 @@ def test_registered_tasks_are_brought_and_others_removed() -> None:
 def test_a_task_that_takes_the_place_of_another_is_there_first() -> None:
     async def main() -> None:
         tasks = Tasks(Loader())
-        settler = Settler("s", tasks)
+        reconciler = TaskReconciler("s", tasks)
         old, new = task("a"), task("a")._replace(revision="2")
-        await settler.settle([old])
-        settling = asyncio.create_task(settler.settle([new]))
+        await reconciler.reconcile([old])
+        settling = asyncio.create_task(reconciler.reconcile([new]))
         await asyncio.sleep(LOAD_S / 2)
         assert old in tasks
         await settling
@@ -478,7 +479,7 @@ def test_whatever_a_load_raises_is_told_and_harms_nothing_else() -> None:
                 return await super().load(task)
 
         tasks = Tasks(Full())
-        await Settler("s", tasks).settle([task("big"), task("a")])
+        await TaskReconciler("s", tasks).reconcile([task("big"), task("a")])
         assert tasks.names() == ["a"]
         errors = []
         for _ in range(2):
@@ -606,3 +607,64 @@ def test_what_runs_next_is_chosen_while_a_batch_runs() -> None:
             assert busy == [False, True, True]
 
     virtual_loop.run(scene())
+
+
+GREEDY, MODEST = Tenant("greedy"), Tenant("modest")
+
+
+@pytest.mark.parametrize("policy", [ExactPolicy, Algorithm2Policy])
+def test_one_tenant_does_not_hold_up_another_whatever_its_images_are_worth(policy: type[Policy[Any]]) -> None:
+    async def main() -> None:
+        async with House(limit=1000, policy=policy) as house:
+            greedy = [query(budget_s=3600, utility=1e6)._replace(tenant=GREEDY) for _ in range(500)]
+            many = asyncio.create_task(house.ask(*greedy))
+            await asyncio.sleep(0.1)
+            modest = [query(1, budget_s=0.2)._replace(tenant=MODEST) for _ in range(8)]
+            replies = await house.ask(*modest)
+            assert [reply.fate for reply in replies if isinstance(reply, Answer)] == ["in_time"] * 8
+            assert not many.done()
+            assert all(isinstance(reply, Answer) for reply in await many)
+
+    virtual_loop.run(main())
+
+
+def test_a_batch_is_no_longer_than_others_can_wait() -> None:
+    async def main() -> None:
+        async with House(slow=1.0) as house:
+            await house.ask(query(budget_s=0.026)._replace(tenant=MODEST))
+            await house.ask(*(query(budget_s=3600)._replace(tenant=GREEDY) for _ in range(40)))
+            assert max(latency(*run) for run in house.device.runs[1:]) <= 0.013 * 1.2
+            await asyncio.sleep(100)
+            house.device.runs.clear()
+            await house.ask(*(query(budget_s=3600)._replace(tenant=GREEDY) for _ in range(40)))
+            assert max(rows for _, rows in house.device.runs) == 8, "nobody else came for long"
+
+    virtual_loop.run(main())
+
+
+def test_images_of_several_tenants_run_together_if_they_are_alike() -> None:
+    async def main() -> None:
+        async with House() as house:
+            alike = [query(number)._replace(tenant=Tenant("abcd"[number % 4])) for number in range(8)]
+            assert all(isinstance(reply, Answer) for reply in await house.ask(*alike))
+            assert len(house.device.runs) <= 2
+
+    virtual_loop.run(main())
+
+
+def test_a_full_queue_sheds_of_who_is_furthest_over_its_share() -> None:
+    async def main() -> None:
+        async with House(limit=16) as house:
+            first = asyncio.create_task(house.ask(query()))
+            await asyncio.sleep(0.001)
+            greedy = [query(budget_s=3600, utility=1000.0 + n)._replace(tenant=GREEDY) for n in range(20)]
+            many = asyncio.create_task(house.ask(*greedy))
+            await asyncio.sleep(0.001)
+            modest = await house.ask(*(query()._replace(tenant=MODEST) for _ in range(4)))
+            assert all(isinstance(reply, Answer) for reply in modest)
+            shed = [index for index, reply in enumerate(await many) if isinstance(reply, Refusal)]
+            assert shed == list(range(8)), "those of its own that are worth the least"
+            assert house.engine.report()["shed"] == 8
+            await first
+
+    virtual_loop.run(main())

@@ -18,6 +18,7 @@ from huggingface_hub import ImageClassificationOutputElement
 from huggingface_hub.inference._providers import get_provider_helper
 from PIL import Image
 from support.scripted_vision import INFO, Replicas, TaskPlanner, report, service, task
+from support.tenants import keyed
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
@@ -65,7 +66,7 @@ async def gateway(replicas: Replicas | None = None, *entries: Any, **options: An
     config = GatewayConfig(max_body_mb=0.1, max_texts=3)
     services = Services.of("images", {"digits": vision})
     routers = KIND.routers(services, follower, config)
-    app = application(config, services, dict, bytes, routers, options.pop("api_keys", ()))
+    app = application(config, services, dict, bytes, routers, keyed(options.pop("api_keys", ())))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pliant") as http:
         yield http
 
@@ -214,8 +215,15 @@ BAD: list[tuple[str, Any, int, str]] = [
     (INFER, tensor(np.zeros((1, 0, 8, 3), dtype=int), shape=[1, 0, 8, 3]), 400, "must have some pixels"),
     (INFER, tensor(np.zeros((0, 8, 8, 3)), shape=[0, 8, 8, 3]), 400, "got no image"),
     (INFER, tensor([], shape=[0, 2**40, 2**40, 3]), 400, "got no image"),
-    (INFER, tensor([], shape=[2**70, 0, 0, 3]), 413, "images in one request; at most 3 are allowed"),
-    (INFER, tensor([], shape=[1, 2**70, 0, 3]), 400, "must have some pixels"),
+    (INFER, tensor([], shape=[2**62, 0, 0, 3]), 413, "images in one request; at most 3 are allowed"),
+    (INFER, tensor([], shape=[1, 2**62, 0, 3]), 400, "must have some pixels"),
+    (INFER, tensor([0], shape=[1, 2**62, 2**62, 3]), 400, "numbers, for 1 of them"),
+    (INFER, tensor([0], shape=[1, 10**4000, 10**4000, 3]), 400, "inputs.0.shape.1: got 1000"),
+    (INFER, tensor([0], shape=[1] * 9), 400, "at most 8 items"),
+    (INFER, tensor([10**400, 0, 0], "FP32", shape=[1, 1, 1, 3]), 400, "from 0 to 1"),
+    (INFER, tensor(["x" * 20_000, *[""] * 2_000], shape=[1, 1, 667, 3]), 400, "whole numbers"),
+    (INFER, tensor([[[[[0]]]]], shape=[1, 1, 1, 1]), 400, "whole numbers"),
+    (INFER, tensor([[0, 0], 0], shape=[1, 1, 1, 3]), 400, "unequal lengths"),
     (INFER, tensor(pixels(0, 0, 0, 0)), 413, "4 images in one request"),
     (INFER, tensor(pixels(0) + 300.0), 400, "whole numbers"),
     (INFER, tensor(np.full((1, *SHAPE), 300)), 400, "got 300 to 300; allowed: 0 to 255"),

@@ -53,7 +53,7 @@ def replica() -> Any:
     made: Any = VisionReplica.__new__(VisionReplica)
     made._engine, made._following = Engine(), Following()
     made._desk = Desk("digits", made._engine.classify)
-    made._settler = SimpleNamespace(failed={QUERY.task: "is broken"})
+    made._reconciler = SimpleNamespace(failed={QUERY.task: "is broken"})
     made._assembled = SimpleNamespace(useful=SimpleNamespace(dropped=lambda: {2: 0}), compiling=False)
     return made
 

@@ -15,15 +15,15 @@ from support.task_house import House, names, refused
 from support.vision_folders import change_tensors, vision_folder
 
 from pliant.deployments import kinds
-from pliant.deployments.serving.catalog.board import Seen
-from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.messages import BoardNews
+from pliant.deployments.serving.catalog.catalog import Seen
+from pliant.deployments.serving.catalog.follower import CatalogFollower
+from pliant.deployments.serving.messages import OPERATOR, CatalogNews, Manager
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.planner import Planner
 from pliant.deployments.vision import task_registry
 from pliant.deployments.vision.messages import RegisteredTask
 from pliant.deployments.vision.task_follower import TaskFollower
-from pliant.deployments.vision.tasks import Settler, Tasks
+from pliant.deployments.vision.tasks import TaskReconciler, Tasks
 from pliant.formats.vision_task import WEIGHTS
 
 pytestmark = pytest.mark.virtual_time
@@ -49,10 +49,10 @@ async def test_tasks_of_the_folder_are_there_from_the_start(house: House) -> Non
     (house.tasks / "empty").mkdir()
     registry = await house.open()
     assert names(registry) == ["digits/large", "digits/parity"]
-    entry = registry.board.entries["digits/parity"]
+    entry = registry.catalog.entries["digits/parity"]
     assert (entry.service, entry.labels, entry.slo_ms, entry.utility) == ("digits", ("even", "odd"), 600, 0.5)
     assert entry.task.folder == str(house.tasks / "parity")
-    assert registry.board.problems == []
+    assert registry.catalog.problems == []
     assert not house.kept.exists(), "nobody has said anything yet"
 
 
@@ -62,9 +62,9 @@ async def test_what_is_wrong_in_the_folder_is_told_and_harms_nothing_else(house:
     change_tensors(house.task(house.tasks / "broken") / WEIGHTS, without="head.bias")
     registry = await house.open()
     assert names(registry) == ["digits/fine"]
-    assert len(registry.board.problems) == 2
+    assert len(registry.catalog.problems) == 2
     for text in ("head.bias", "digits has 'fine' already"):
-        assert any(text in problem for problem in registry.board.problems), text
+        assert any(text in problem for problem in registry.catalog.problems), text
 
 
 @pytest.mark.parametrize("wrong", ["missing", "task"])
@@ -74,7 +74,7 @@ async def test_a_folder_that_is_none_of_tasks(house: House, wrong: str) -> None:
     else:
         house.tasks.rmdir()
     registry = await house.open()
-    [problem] = registry.board.problems
+    [problem] = registry.catalog.problems
     assert "tasks.folder" in problem
     house.task(house.more / "parity")
     assert await registry.load("digits", "parity", "parity")
@@ -90,7 +90,7 @@ async def test_load_and_unload_outlive_the_planner(house: House) -> None:
     await registry.unload("digits", "other")
     await registry.unload("digits", "found")
     again = await house.open()
-    assert again.board.entries == {"digits/odd": entry}
+    assert again.catalog.entries == {"digits/odd": entry}
     await again.load("digits", "found", "found")
     await again.unload("digits", "odd")
     assert names(await house.open()) == ["digits/found"]
@@ -115,7 +115,7 @@ async def test_a_task_takes_the_place_of_another_only_when_asked_to(house: House
     )
     second = await registry.load("digits", "parity", "b", replace=True)
     assert first.task.key != second.task.key
-    assert (await house.open()).board.entries == {"digits/parity": second}
+    assert (await house.open()).catalog.entries == {"digits/parity": second}
 
 
 async def test_refusals(house: House, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ async def test_a_broken_file_is_put_aside(house: House) -> None:
     house.kept.write_text("{")
     registry = await house.open()
     assert names(registry) == ["digits/found"]
-    [problem] = registry.board.problems
+    [problem] = registry.catalog.problems
     assert "is no registry of tasks" in problem
     assert house.kept.with_name("kept.json.broken").exists()
 
@@ -175,7 +175,7 @@ async def test_a_kept_task_that_has_gone_is_told(house: House) -> None:
     shutil.rmtree(house.more / "fine")
     registry = await house.open()
     assert names(registry) == []
-    assert "a, loaded earlier, is not served: there is no folder" in registry.board.problems[0]
+    assert "a, loaded earlier, is not served: there is no folder" in registry.catalog.problems[0]
     assert json.loads(house.kept.read_text())["loaded"], "it may come back"
 
 
@@ -206,18 +206,18 @@ async def followed(house: House) -> AsyncIterator[tuple[TaskFollower, Loader]]:
     planner = Planner(digits, kinds.loaded(), {})
     ask = partial(planner.ask, "vision")
     gateway, loader = TaskFollower(ask), Loader()
-    settler = Settler("digits", Tasks(loader))
+    reconciler = TaskReconciler("digits", Tasks(loader))
 
-    async def news(me: str, seen: Seen, wait: bool) -> BoardNews[RegisteredTask]:
-        told: BoardNews[RegisteredTask] = await ask("news", me, seen, wait, settler.failed)
+    async def news(me: str, seen: Seen, wait: bool) -> CatalogNews[RegisteredTask]:
+        told: CatalogNews[RegisteredTask] = await ask("news", me, seen, wait, reconciler.failed)
         return told
 
-    replica: BoardFollower[RegisteredTask] = BoardFollower(news, "tasks")
+    replica: CatalogFollower[RegisteredTask] = CatalogFollower(news, "tasks")
 
     async def follow() -> None:
         while True:
             await replica.ask(wait=True, within_s=10)
-            await settler.settle([entry.task for entry in replica.known.values()])
+            await reconciler.reconcile([entry.task for entry in replica.known.values()])
 
     following = [asyncio.create_task(follow()), asyncio.create_task(gateway.run())]
     await gateway.find("digits", "found")
@@ -253,3 +253,21 @@ async def test_a_load_is_refused_when_a_replica_cannot_load_it(
     assert await gateway.catch_up()
     assert sorted(gateway.known) == ["digits/found", "digits/new"]
     assert sorted(loader.held) == ["found", "new"]
+
+
+async def test_a_task_is_its_tenant_s(house: House) -> None:
+    mine, other = Manager("mine", False), Manager("other", False)
+    house.task(house.tasks / "found")
+    for name in ("parity", "digit"):
+        house.task(house.more / name)
+    registry = await house.open()
+    entry = await registry.load("digits", "a", "parity", by=mine)
+    assert entry.owner == "mine"
+    for again in (registry, await house.open()):
+        for name, reason in (("a", "another tenant loaded it"), ("found", "no tenant loaded it")):
+            assert await refused(again.unload("digits", name, by=other), reason) is Fault.FORBIDDEN
+            assert await refused(again.load("digits", name, "digit", True, by=other), "'manage-all'") is Fault.FORBIDDEN
+        assert again.catalog.entries["digits/a"] == entry
+    await registry.load("digits", "a", "digit", True, by=mine)
+    await registry.unload("digits", "a", by=mine)
+    await registry.unload("digits", "found", by=OPERATOR)

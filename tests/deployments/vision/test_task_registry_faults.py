@@ -14,11 +14,11 @@ from support.task_house import House, names, refused
 from support.vision_folders import vision_folder, vision_model
 from support.waiting import HANGS_AFTER_S, until
 
-from pliant.deployments.serving.catalog import ledger
 from pliant.deployments.serving.catalog import registry as core
+from pliant.deployments.serving.catalog import store
 from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.outcome import Fault, Outcome
-from pliant.deployments.vision import task_shelf
+from pliant.deployments.vision import task_source
 from pliant.deployments.vision.task_registry import TaskRegistry
 from pliant.errors import ModelError
 from pliant.models import sources
@@ -61,7 +61,7 @@ async def test_reads_that_hang_block_no_change(
     registry = await house.open()
     monkeypatch.setattr(core, "_READ_WITHIN_S", 0.05)
     monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
-    monkeypatch.setattr(task_shelf, "read_task", lambda *_: answering.wait())
+    monkeypatch.setattr(task_source, "read_task", lambda *_: answering.wait())
     loads = [refused(registry.load("digits", f"x{index}", "found"), "could not be read within") for index in range(6)]
     assert await asyncio.gather(*loads) == [Outcome.UNAVAILABLE] * 6
     await registry.unload("digits", "found")
@@ -78,13 +78,13 @@ async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
         house.task(house.tasks / name)
     registry = await house.open()
     monkeypatch.setattr(core, "_CHANGE_WITHIN_S", 0.05)
-    replace = ledger._replace
+    replace = store._replace
 
     def slow(file: Path, content: bytes) -> None:
         answering.wait()
         replace(file, content)
 
-    monkeypatch.setattr(ledger, "_replace", slow)
+    monkeypatch.setattr(store, "_replace", slow)
     told = "within 0.05 s; this may yet come about: see the list of tasks"
     assert await refused(registry.unload("digits", "one"), told) == Outcome.UNAVAILABLE
     assert (
@@ -105,13 +105,13 @@ async def test_a_client_that_leaves_leaves_memory_and_disk_agreeing(
     house.task(house.more / "fine")
     registry = await house.open()
     writing = asyncio.Event()
-    write, loop = ledger.write, asyncio.get_running_loop()
+    write, loop = store.write, asyncio.get_running_loop()
 
     def slow(*arguments: Any) -> None:
         loop.call_soon_threadsafe(writing.set)
         write(*arguments)
 
-    monkeypatch.setattr(ledger, "write", slow)
+    monkeypatch.setattr(store, "write", slow)
     load = asyncio.create_task(registry.load("digits", "a", "fine"))
     await writing.wait()
     load.cancel()
@@ -139,7 +139,7 @@ async def test_another_service_s_file_is_left_alone(house: House) -> None:
     await both.unload("other", "theirs")
     kept = (house.folder / "others.json").read_text()
     registry = await house.open(registry=str(house.folder / "others.json"))
-    [problem] = registry.board.problems
+    [problem] = registry.catalog.problems
     assert "keeps the tasks of the service other, so it is neither used nor written; choose another" in problem
     reason = "nothing was changed, because .* of the service other"
     assert await refused(registry.load("digits", "mine", "mine"), reason) == Outcome.UNAVAILABLE
@@ -151,7 +151,7 @@ async def test_a_file_that_cannot_be_read_is_not_overwritten(house: House) -> No
     house.task(house.tasks / "found")
     registry = await house.open()
     assert names(registry) == ["digits/found"]
-    [problem] = registry.board.problems
+    [problem] = registry.catalog.problems
     assert "cannot be read, so nothing is written there either" in problem
     reason = "nothing was changed, because .*kept.json cannot be read"
     assert await refused(registry.unload("digits", "found"), reason) == Outcome.UNAVAILABLE
@@ -174,7 +174,7 @@ async def test_a_folder_that_cannot_be_read_is_told_and_the_rest_goes_on(
     monkeypatch.setattr(Path, "iterdir", iterdir)
     registry = await house.open(services)
     assert names(registry) == ["digits/a", "other/theirs"]
-    assert registry.board.problems == [f"digits: tasks.folder: {house.tasks} cannot be read: Permission denied"]
+    assert registry.catalog.problems == [f"digits: tasks.folder: {house.tasks} cannot be read: Permission denied"]
     registry.check()
 
 
@@ -223,10 +223,10 @@ async def test_links_lead_out_of_no_folder(house: House, monkeypatch: pytest.Mon
     (house.tasks / "link").symlink_to(outside)
     registry = await house.open()
     assert names(registry) == []
-    [problem] = registry.board.problems
+    [problem] = registry.catalog.problems
     assert "lies outside of the folders from which digits loads tasks" in problem
     inside = house.task(house.more / "fine")
-    read = task_shelf.read_task
+    read = task_source.read_task
 
     def swapped(folder: Path, *backbone: Any) -> Any:
         """Somebody is quicker."""
@@ -234,7 +234,7 @@ async def test_links_lead_out_of_no_folder(house: House, monkeypatch: pytest.Mon
         inside.symlink_to(outside)
         return read(folder, *backbone)
 
-    monkeypatch.setattr(task_shelf, "read_task", swapped)
+    monkeypatch.setattr(task_source, "read_task", swapped)
     assert await refused(registry.load("digits", "x", "fine"), "lies outside") == Fault.FORBIDDEN
 
 
@@ -247,15 +247,15 @@ async def test_what_is_away_can_be_unloaded_or_replaced_and_the_folder_s_stands_
     house.more.rename(house.folder / "away")
     house.task(house.tasks / "one", prompts=(2,))
     registry = await house.open()
-    assert {name: entry.task.prompts for name, entry in registry.board.entries.items()} == {"digits/one": (2,)}
-    assert len(registry.board.problems) == 3
+    assert {name: entry.task.prompts for name, entry in registry.catalog.entries.items()} == {"digits/one": (2,)}
+    assert len(registry.catalog.problems) == 3
     gone = await registry.unload("digits", "two")
     assert (gone.task.name, gone.task.folder) == ("two", str(house.more / "two"))
     assert await refused(registry.unload("digits", "two"), "digits has no 'two'") == Fault.NOT_FOUND
     await registry.load("digits", "three", "one")
     (house.folder / "away").rename(house.more)
     registry = await house.open()
-    found = {name: entry.task.prompts for name, entry in registry.board.entries.items()}
+    found = {name: entry.task.prompts for name, entry in registry.catalog.entries.items()}
     assert found == {"digits/one": (1,), "digits/three": (2,)}
     house.more.rename(house.folder / "away")
     await (await house.open()).unload("digits", "one")
@@ -271,7 +271,7 @@ async def test_what_does_not_fit_another_model_is_there_again_with_the_first(hou
     vision_folder(house.model, vision_model(embed_dim=32))
     registry = await house.open()
     assert names(registry) == []
-    assert "one, loaded earlier, is not served" in registry.board.problems[0]
+    assert "one, loaded earlier, is not served" in registry.catalog.problems[0]
     house.model = first
     assert names(await house.open()) == ["digits/one"]
 
@@ -279,7 +279,7 @@ async def test_what_does_not_fit_another_model_is_there_again_with_the_first(hou
 async def test_the_model_s_own_head_is_a_task_where_no_folder_is_given(house: House) -> None:
     house.task(house.more / "fine")
     registry = await house.open(folder=None)
-    [entry] = registry.board.entries.values()
+    [entry] = registry.catalog.entries.values()
     assert (entry.service, entry.task.name, entry.task.folder) == ("digits", "model", str(house.model))
     assert entry.labels == tuple(f"LABEL_{index}" for index in range(5))
     assert (entry.task.labels, entry.task.prompts) == (5, ())
@@ -300,10 +300,10 @@ async def test_a_service_without_any_task_is_told(house: House) -> None:
     house.model.mkdir()
     vision_folder(house.model, vision_model(num_classes=0))
     registry = await house.open(folder=None, roots=())
-    assert registry.board.problems == [
+    assert registry.catalog.problems == [
         "digits: has no tasks: its model has no head of its own; give it a folder of tasks, or roots"
     ]
-    assert (await house.open(folder=None)).board.problems == []
+    assert (await house.open(folder=None)).catalog.problems == []
 
 
 async def test_names_that_were_kept_are_checked(house: House) -> None:
@@ -313,15 +313,15 @@ async def test_names_that_were_kept_are_checked(house: House) -> None:
     house.kept.write_text(json.dumps({**kept, "loaded": {"a/b": kept["loaded"]["a"]}}))
     registry = await house.open()
     assert names(registry) == []
-    assert "must be up to 64 letters" in registry.board.problems[0]
+    assert "must be up to 64 letters" in registry.catalog.problems[0]
 
 
 async def test_tasks_that_are_too_large_are_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     house.task(house.more / "fine", images=3)
     registry = await house.open()
-    monkeypatch.setattr(task_shelf, "MOST_PROFILING", 2)
+    monkeypatch.setattr(task_source, "MOST_PROFILING", 2)
     assert (
         await refused(registry.load("digits", "x", "fine"), "has 3 images in its .*, for at most 2") == Outcome.REJECTED
     )
-    monkeypatch.setattr(task_shelf, "_MOST_BYTES", 100)
+    monkeypatch.setattr(task_source, "_MOST_BYTES", 100)
     assert await refused(registry.load("digits", "x", "fine"), "has [0-9,]+ bytes, for at most 100") == Outcome.REJECTED

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from pliant.kernels.decoder.decode_step import RowLogprobs
 from pliant.kernels.decoder.sampling import Needs, Sampler, Sampling, keep_top_k, keep_top_p, uniform
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
-mend()
+declare()
 from transformers.generation.logits_process import (  # noqa: E402
     TemperatureLogitsWarper,
     TopKLogitsWarper,

@@ -12,11 +12,11 @@ from support.compiled_cases import TELLING
 from support.tiny_classifiers import HEADS, LABELS, LAYERS, VOCABULARY
 
 from pliant.errors import ModelError
-from pliant.kernels.encoder import compiled_classifier, telling_classifier
+from pliant.kernels.encoder import compiled_classifier, importance_classifier
 from pliant.kernels.encoder.compiled_classifier import Runtime, load
 from pliant.kernels.encoder.eager_classifier import EagerClassifier
 from pliant.kernels.encoder.importance import received
-from pliant.kernels.encoder.telling_classifier import FUSED, TellingRuntime
+from pliant.kernels.encoder.importance_classifier import FUSED, ImportanceRuntime
 from pliant.kernels.runtime_cache import RuntimeSpec
 
 ARCHITECTURES = ["albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"]
@@ -117,11 +117,11 @@ class Counted:
 @pytest.mark.parametrize("length", [1, FUSED, FUSED + 1, 100])
 @pytest.mark.parametrize("wanted", [False, True])
 def test_long_texts_are_read_twice_if_their_importance_is_wanted_and_no_others(classifier, length, wanted) -> None:
-    plain, telling = (Counted(classifier("roberta"), 100, importance) for importance in (False, True))
-    runtime = TellingRuntime(plain.runtime, telling.runtime)
+    plain, stepwise = (Counted(classifier("roberta"), 100, importance) for importance in (False, True))
+    runtime = ImportanceRuntime(plain.runtime, stepwise.runtime)
     logits, importance = expected(classifier("roberta"), text(length))
     asked: list[np.ndarray] = []
-    told = runtime.tell(text(length), lambda said: bool(asked.append(said)) or wanted)
+    told = runtime.with_importance(text(length), lambda said: bool(asked.append(said)) or wanted)
     np.testing.assert_allclose(told.logits, logits, atol=TOLERANCE)
     np.testing.assert_array_equal(asked, [told.logits])
     if wanted:
@@ -130,8 +130,8 @@ def test_long_texts_are_read_twice_if_their_importance_is_wanted_and_no_others(c
     else:
         assert told.importance is None
     short = length <= FUSED
-    assert (plain.passes, telling.passes) == ((0, 1) if short else (1, int(wanted)))
-    assert (told.telling_s > 0) == (wanted and not short)
+    assert (plain.passes, stepwise.passes) == ((0, 1) if short else (1, int(wanted)))
+    assert (told.importance_s > 0) == (wanted and not short)
     np.testing.assert_array_equal(runtime(text(length)), told.logits)
 
 
@@ -142,14 +142,14 @@ def test_a_runtime_for_short_texts_holds_one_package(classifier, monkeypatch) ->
         made.append((max_length, importance))
         return Counted(folder, max_length, importance).runtime
 
-    monkeypatch.setattr(telling_classifier.compiled_classifier, "load", load)
-    monkeypatch.setattr(telling_classifier.compiled_classifier, "prepare", load)
-    for do in (telling_classifier.prepare, telling_classifier.load):
+    monkeypatch.setattr(importance_classifier.compiled_classifier, "load", load)
+    monkeypatch.setattr(importance_classifier.compiled_classifier, "prepare", load)
+    for do in (importance_classifier.prepare, importance_classifier.load):
         made.clear()
         do(classifier("bert"), FUSED)
         do(classifier("bert"), FUSED + 1)
         assert made == [(FUSED, True), (FUSED + 1, False), (FUSED + 1, True)]
-    runtime = telling_classifier.load(classifier("bert"), FUSED)
+    runtime = importance_classifier.load(classifier("bert"), FUSED)
     assert (runtime.max_length, runtime.backend, runtime.dynamic) == (FUSED, "eager", True)
 
 

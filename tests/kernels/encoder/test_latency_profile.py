@@ -14,7 +14,7 @@ from pliant.kernels.encoder import latency_profile
 from pliant.kernels.encoder.compiled_classifier import can_compile
 from pliant.kernels.encoder.latency_profile import find_steps, measure_profile, profile
 from pliant.kernels.runtime_cache import RuntimeSpec
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 LENGTHS = tuple(range(8, 513, 8))
 EDGES = tuple(range(64, 512, 64))
@@ -33,7 +33,7 @@ def stairs(length: float) -> float:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    mend()
+    declare()
     import transformers as hf
 
     config = hf.BertConfig(

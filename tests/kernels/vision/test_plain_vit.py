@@ -15,7 +15,7 @@ from pliant.kernels.vision import plain_vit
 from pliant.kernels.vision.model import load_model
 from pliant.kernels.vision.vit import TokenAdaptiveViT
 from pliant.models.vision_info import CONFIG, WEIGHTS, read_vision
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
 PLAIN: dict[str, dict[str, Any]] = {
     "class token": {},
@@ -59,7 +59,7 @@ def plain(path: Path) -> plain_vit.PlainViT | None:
 
 
 def timms(path: Path) -> Any:
-    mend()
+    declare()
     import timm
 
     model = timm.create_model(f"local-dir:{path}", pretrained=True)
@@ -94,7 +94,7 @@ def test_any_other_model_is_left_to_timm(tmp_path: Path, arguments: dict[str, An
 
 @pytest.mark.parametrize("name", NAMES)
 def test_architectures_are_what_timm_builds_by_that_name(name: str) -> None:
-    mend()
+    declare()
     import timm
 
     with torch.device("meta"):

@@ -13,9 +13,9 @@ from support.vision_folders import vision_model
 from torch import Tensor
 
 from pliant.errors import ModelError
-from pliant.torchvision_mend import mend
+from pliant.torchvision_ops import declare
 
-mend()
+declare()
 import timm  # noqa: E402
 from timm.layers import Attention, RmsNorm, SwiGLU, SwiGLUPacked  # noqa: E402
 from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock  # noqa: E402

@@ -338,12 +338,12 @@ def test_the_gap_is_to_the_best_model_though_the_chain_ends_in_another() -> None
     assert gaps["small",] == 0
 
 
-def test_a_text_pays_once_for_telling_if_it_goes_on_and_words_are_pruned() -> None:
+def test_a_text_pays_once_for_importance_if_it_goes_on_and_words_are_pruned() -> None:
     labels = true_labels(2, 400)
     cost = np.random.default_rng(0).uniform(0.001, 0.002, 400)
     plainly = profiles(labels, 2)
-    telling = [LevelProfile(one.name, one.temperature, one.reading, cost) for one in plainly]
-    free, paid = (find_candidates(levels, labels, Rereader(labels, levels, 0.05)) for levels in (plainly, telling))
+    paying = [LevelProfile(one.name, one.temperature, one.reading, cost) for one in plainly]
+    free, paid = (find_candidates(levels, labels, Rereader(labels, levels, 0.05)) for levels in (plainly, paying))
     costs = {(one.levels, one.cutoffs, one.alphas, one.slope): one for one in paid}
     compared = [(one, other) for one in free if (other := costs.get((one.levels, one.cutoffs, one.alphas, one.slope)))]
     assert {len(one.levels) for one, _ in compared if any(one.alphas)} == {2, 3}

@@ -17,7 +17,7 @@ LEVEL = LevelProfile("small", 1.0, READING, np.zeros(20))
 
 
 def test_tables_that_fit_are_taken() -> None:
-    check([LEVEL, replace(LEVEL, name="large", telling_s=None)], LABELS)
+    check([LEVEL, replace(LEVEL, name="large", importance_s=None)], LABELS)
 
 
 def test_tables_that_do_not_fit_are_refused() -> None:
@@ -48,10 +48,10 @@ def test_what_is_no_latency_is_refused(seconds: float) -> None:
         check([replace(LEVEL, reading=replace(READING, latency_s=latency_s))], LABELS)
 
 
-@pytest.mark.parametrize("telling_s", [np.zeros(19), np.full(20, -1.0), np.full(20, np.inf)])
-def test_what_is_no_time_to_tell_is_refused(telling_s: np.ndarray) -> None:
+@pytest.mark.parametrize("importance_s", [np.zeros(19), np.full(20, -1.0), np.full(20, np.inf)])
+def test_what_is_no_time_to_tell_is_refused(importance_s: np.ndarray) -> None:
     with pytest.raises(ValueError, match="small: needs a time to tell of at least 0 s for each text"):
-        check([replace(LEVEL, telling_s=telling_s)], LABELS)
+        check([replace(LEVEL, importance_s=importance_s)], LABELS)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=6))

@@ -72,7 +72,7 @@ def test_two_gateways_that_hear_of_each_other_stay_as_close(requests: list[tuple
 
 
 class Books(RuleBasedStateMachine):
-    """Against a plain ledger: replicas come and go while requests are live."""
+    """Against a plain store: replicas come and go while requests are live."""
 
     def __init__(self) -> None:
         super().__init__()

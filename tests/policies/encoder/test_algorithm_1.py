@@ -65,10 +65,10 @@ class Instance:
     def ring(self) -> int:
         return self.congestion // self.tick
 
-    def wait_s(self, length: int, budget_s: float, utility: float) -> float:
+    def wait_s(self, length: int, budget_s: float, slack_share: float) -> float:
         service_s = microseconds(self.curve.seconds(length)) / 1e6
         idle_s = microseconds(self.curve.idle_seconds(length)) / 1e6
-        return retry_after(self.work / 1e6, service_s, idle_s, budget_s, utility)
+        return retry_after(self.work / 1e6, service_s, idle_s, budget_s, slack_share)
 
 
 class AgainstReference(RuleBasedStateMachine):
@@ -139,37 +139,39 @@ class AgainstReference(RuleBasedStateMachine):
     @rule(
         length=st.integers(0, 520),
         budget_s=st.none() | st.integers(-100, 3000).map(lambda budget: budget / 1000),
-        utility=st.sampled_from([0.0, 1 / 3, 1.0]),
+        slack_share=st.sampled_from([0.0, 1 / 3, 1.0]),
         avoid=st.just(frozenset[str]()) | st.frozensets(st.sampled_from(NAMES)),
         times=st.integers(1, 30),
     )
-    def dispatch(self, length: int, budget_s: float | None, utility: float, avoid: frozenset[str], times: int) -> None:
+    def dispatch(
+        self, length: int, budget_s: float | None, slack_share: float, avoid: frozenset[str], times: int
+    ) -> None:
         for _ in range(times):
-            levels = self.levels(length)
-            if not levels:
+            groups = self.groups(length)
+            if not groups:
                 with pytest.raises(NoRuntimeError):
-                    self.dispatcher.dispatch(length, budget_s, utility, avoid)
+                    self.dispatcher.dispatch(length, budget_s, slack_share, avoid)
                 return
-            allowed = [[instance for instance in level if instance.name not in avoid] for level in levels]
+            allowed = [[instance for instance in group if instance.name not in avoid] for group in groups]
             if not any(allowed):
                 with pytest.raises(AllAvoidedError):
-                    self.dispatcher.dispatch(length, budget_s, utility, avoid)
+                    self.dispatcher.dispatch(length, budget_s, slack_share, avoid)
                 return
             expected: Instance | None = self.algorithm_1(allowed, length)
             if budget_s is not None:
                 order = [expected, *itertools.chain(*allowed)]
-                waits = [instance.wait_s(length, budget_s, utility) for instance in order if instance]
+                waits = [instance.wait_s(length, budget_s, slack_share) for instance in order if instance]
                 expected = next((each for each, wait_s in zip(order, waits, strict=True) if not wait_s), None)
             if expected is None:
                 with pytest.raises(DeadlineError) as refusal:
-                    self.dispatcher.dispatch(length, budget_s, utility, avoid)
+                    self.dispatcher.dispatch(length, budget_s, slack_share, avoid)
                 assert refusal.value.retry_after_s == pytest.approx(min(waits))
                 fastest_s = min(instance.curve.idle_seconds(length) for instance in itertools.chain(*allowed))
                 assert refusal.value.service_s == pytest.approx(fastest_s, abs=1e-6)
                 return
             took = microseconds(expected.curve.seconds(length))
             predicted_s = (expected.work + took) / 1e6
-            assert self.dispatcher.dispatch(length, budget_s, utility, avoid) == (
+            assert self.dispatcher.dispatch(length, budget_s, slack_share, avoid) == (
                 expected.name,
                 pytest.approx(predicted_s),
                 took,
@@ -180,8 +182,8 @@ class AgainstReference(RuleBasedStateMachine):
     def held(self, max_length: int) -> list[Instance]:
         return [each for each in self.instances.values() if each.routable and each.max_length == max_length]
 
-    def levels(self, length: int) -> list[list[Instance]]:
-        """Algorithm 1, lines 2 to 5: the levels to look at, each as its replicas with the least congested first."""
+    def groups(self, length: int) -> list[list[Instance]]:
+        """Algorithm 1, lines 2 to 5: the groups to look at, each as its replicas with the least congested first."""
         lengths = sorted({each.max_length for each in self.instances.values() if each.routable})
         return [self.in_order(held) for held in lengths if held >= length][: self.peek]
 
@@ -194,13 +196,13 @@ class AgainstReference(RuleBasedStateMachine):
         }
         return sorted(instances, key=lambda each: (leads[each.speed], each.speed, each.ring, each.since))
 
-    def algorithm_1(self, levels: Collection[list[Instance]], length: int) -> Instance:
+    def algorithm_1(self, groups: Collection[list[Instance]], length: int) -> Instance:
         """Algorithm 1, lines 6 to 20, but for the last step: where all are congested, the least cost decides."""
-        for rank, level in enumerate(levels):
+        for rank, group in enumerate(groups):
             limit = SLO_S * self.threshold * self.decay**rank
-            if level and level[0].congestion / 1e6 < limit - 1e-9:
-                return level[0]
-        heads = [level[0] for level in levels if level]
+            if group and group[0].congestion / 1e6 < limit - 1e-9:
+                return group[0]
+        heads = [group[0] for group in groups if group]
         return min(heads, key=lambda head: head.congestion + 2 * microseconds(head.curve.seconds(length)))
 
     @invariant()
@@ -211,7 +213,7 @@ class AgainstReference(RuleBasedStateMachine):
             assert self.dispatcher.sent_s(name) == pytest.approx(sum(instance.sent) / 1e6)
             if instance.routable:
                 expected.setdefault(instance.max_length, {})[name] = pytest.approx(instance.work / 1e6)
-        assert self.dispatcher.levels() == expected
+        assert self.dispatcher.groups() == expected
         assert self.dispatcher.longest == max(expected, default=0)
 
 

@@ -33,7 +33,7 @@ def load(dispatcher: Dispatcher[str], replica: str, max_length: int, service_s: 
 
 
 def test_worked_example() -> None:
-    """Arlo §3.4, figure 5: of the levels for length 200, 54/60 is too busy at 0.85 and 28/48 is not at 0.765.
+    """Arlo §3.4, figure 5: of the groups for length 200, 54/60 is too busy at 0.85 and 28/48 is not at 0.765.
 
     Once all are too busy, the next request goes where it costs least.
     """
@@ -58,8 +58,8 @@ def test_worked_example() -> None:
     assert set(queues[at_37_of_48 + at_28_of_40 :]) == {"q2", "q3", "q4"}
     costs = {
         work_s + 2 * runtimes[replica[:2]][1]
-        for level in list(dispatcher.levels().values())[1:]
-        for replica, work_s in level.items()
+        for group in list(dispatcher.groups().values())[1:]
+        for replica, work_s in group.items()
     }
     assert max(costs) - min(costs) <= 0.006 + 1e-9
 
@@ -134,14 +134,14 @@ def test_switching_keeps_the_work_and_death_forgets_it() -> None:
         dispatcher.dispatch(1)
     dispatcher.complete("a", work)
     assign(dispatcher, "a", 128, 0.2)
-    assert dispatcher.levels() == {128: {"a": pytest.approx(0.1)}}
+    assert dispatcher.groups() == {128: {"a": pytest.approx(0.1)}}
     dispatcher.complete("a", work)
     assert dispatcher.sent_s("a") == 0
     with pytest.raises(ValueError, match="has less to do"):
         dispatcher.complete("a", work)
     dispatcher.remove("a")
     dispatcher.complete("a", work)
-    assert dispatcher.levels() == {}
+    assert dispatcher.groups() == {}
 
 
 def test_a_late_ideal_level_yields_to_a_longer_one_in_time() -> None:
@@ -207,7 +207,7 @@ def test_a_report_of_almost_endless_work_is_taken_for_much() -> None:
     dispatcher.dispatch(1)
     dispatcher.dispatch(1)
     dispatcher.check_integrity()
-    assert dispatcher.levels()[64]["a"] == pytest.approx(1000, rel=1e-3)
+    assert dispatcher.groups()[64]["a"] == pytest.approx(1000, rel=1e-3)
 
 
 def test_a_dispatcher_uses_its_own_replicas_first() -> None:
@@ -267,4 +267,4 @@ def test_bad_assignments(max_length: int, service_s: float) -> None:
     dispatcher: Dispatcher[str] = Dispatcher(slo_s=1.0)
     with pytest.raises(ValueError, match="must be positive"):
         assign(dispatcher, "a", max_length, service_s)
-    assert dispatcher.levels() == {}
+    assert dispatcher.groups() == {}

@@ -9,12 +9,12 @@ from prometheus_client.core import Metric
 from support.echo.config import EchoConfig
 from support.echo.replica import EchoReplica
 
-from pliant.deployments.encoder.endpoint import Prediction, each
+from pliant.deployments.encoder.endpoint import Prediction
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.kinds import Listed
 from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.catalog.board_follower import BoardFollower
-from pliant.deployments.serving.courier import Courier
+from pliant.deployments.serving.catalog.follower import CatalogFollower
+from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.kind import Kind, Opening
 from pliant.deployments.serving.least_held import Share
@@ -27,13 +27,14 @@ REPLICA: Table = {"served": Described(True, "echo_answers", "Texts that a replic
 
 
 class EchoErrand(Errand[Share, str, str]):
-    def __init__(self, subject: str, text: str, timeout_s: float) -> None:
+    def __init__(self, subject: str, text: str, config: EchoConfig) -> None:
         self.subject = subject
-        self.timeout_s = timeout_s
+        self.timeout_s = config.timeout_s
+        self._answer_s = config.answer_s
         self._text = text
 
     def want(self, late: bool) -> Share:
-        return Share()
+        return Share(predicted_s=self._answer_s)
 
     def query(self, late: bool) -> str:
         return self._text
@@ -45,16 +46,13 @@ class Echoes:
     labels = ("whatever was said",)
 
     def __init__(self, opening: Opening[EchoConfig], kind: str) -> None:
-        assert opening.transport
         self.name = opening.name
         self.longest = 0
         """Characters that were answered."""
-        self._timeout_s = opening.config.timeout_s
+        self._config = opening.config
         self._table = opening.table
         self._recorder = Requests(opening.name, kind, opening.outcomes)
-        self._caller: Caller[Share, str, str] = Caller(
-            opening.table, self._recorder, Courier(opening.table.gateway, opening.transport)
-        )
+        self._caller: Caller[Share, str, str] = opening.caller(self._recorder)
 
     @property
     def ready(self) -> bool:
@@ -66,7 +64,7 @@ class Echoes:
 
     async def _classify(self, text: str) -> Prediction:
         with counted(self._recorder):
-            said, _ = await self._caller.answer(EchoErrand(self.name, text, self._timeout_s))
+            said, _ = await self._caller.answer(EchoErrand(self.name, text, self._config))
         self.longest = max(self.longest, len(said))
         return Prediction([said], [1.0], None)
 
@@ -84,7 +82,7 @@ class EchoKind(Kind[EchoConfig]):
     def most_ongoing(self, config: EchoConfig) -> int:
         return 64
 
-    def facts(self, service: Service, follower: BoardFollower[Any] | None) -> Mapping[str, Any]:
+    def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
         return {"longest": service.endpoint.longest} if service.endpoint else {}
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.confinement import confine, outside, within
-from pliant.deployments.serving.catalog.ledger import Kept, KeptEntry, Ledger
 from pliant.deployments.serving.catalog.registry import UnavailableError
+from pliant.deployments.serving.catalog.store import Store, Stored, StoredEntry
 from pliant.deployments.vision.messages import RegisteredTask
 from pliant.errors import ModelError, PliantError
 from pliant.formats.vision_task import (
@@ -34,8 +34,8 @@ _OWN_UTILITY = 1.0
 _MOST_BYTES = 256 * 2**20
 
 
-class TaskShelf:
-    """The tasks of the vision service `service`. `stock` comes first, `keep` and `forget` change the file.
+class TaskSource:
+    """The tasks of the vision service `service`. `scan` comes first, `keep` and `forget` change the file.
 
     What the file keeps and cannot be served now stays in the file until a client unloads it or loads another task of
     that name: a later start may find it well again.
@@ -48,16 +48,16 @@ class TaskShelf:
         self._purpose = f"{service} loads tasks"
         self._roots = tuple(Path(root).expanduser().resolve() for root in config.tasks.roots)
         self._model: VisionInfo | None = None
-        self._ledger = Ledger(config.tasks.registry_file(service), Kept[KeptEntry](service=service), "tasks")
+        self._store = Store(config.tasks.registry_file(service), Stored[StoredEntry](service=service), "tasks")
 
-    def stock(self) -> Iterator[RegisteredTask | PliantError]:
+    def scan(self) -> Iterator[RegisteredTask | PliantError]:
         """The tasks from earlier runs and those in the configured folder, or what is wrong with each.
 
         Without such a folder the model's own head is a task. What clients loaded comes first, and the folder's stands
         in where that cannot be served. Those that clients unloaded stay out until their files change. Fetches the zoo's
         model and tasks.
         """
-        if problem := self._ledger.open():
+        if problem := self._store.open():
             yield problem
         try:
             self._model = read_vision(sources.fetch_vision(self._config.model))
@@ -71,9 +71,9 @@ class TaskShelf:
             yield error
         yield from self._own()
         served = set()
-        for name, kept in self._ledger.loaded.items():
+        for name, kept in self._store.loaded.items():
             try:
-                yield self.read(name, kept.folder, kept.created)
+                yield self.read(name, kept.folder, kept.created)._replace(owner=kept.owner)
                 served.add(name)
             except PliantError as error:
                 yield TaskError(f"{name}, loaded earlier, is not served: {error}")
@@ -97,22 +97,24 @@ class TaskShelf:
 
     def kept(self, name: str) -> RegisteredTask | None:
         """What the file keeps as loaded under `name`, served or not; it says no more of it than the folder."""
-        kept = self._ledger.loaded.get(name)
+        kept = self._store.loaded.get(name)
         if kept is None:
             return None
-        return RegisteredTask(self.service, TaskRef(name, kept.folder, "", 0, ()), (), 0, 0, kept.created)
+        return RegisteredTask(
+            self.service, TaskRef(name, kept.folder, "", 0, ()), (), 0, 0, kept.created, owner=kept.owner
+        )
 
     def keep(self, entry: RegisteredTask, instead_of: RegisteredTask | None) -> None:
         """Write down that a client loaded `entry`. Raises FileError, and then nothing is changed."""
-        self._ledger.keep(entry.task.name, _made(entry), instead_of and self._of_folder(instead_of))
+        self._store.keep(entry.task.name, _made(entry), instead_of and self._of_folder(instead_of))
 
     def forget(self, entry: RegisteredTask) -> None:
         """Write down that a client unloaded `entry`. Raises FileError, and then nothing is changed."""
-        self._ledger.forget(entry.task.name, self._of_folder(entry))
+        self._store.forget(entry.task.name, self._of_folder(entry))
 
     def _of_folder(self, entry: RegisteredTask) -> str | None:
         """The revision of `entry` if it is the configured folder's."""
-        return None if self._ledger.loaded.get(entry.task.name) == _made(entry) else entry.task.revision
+        return None if self._store.loaded.get(entry.task.name) == _made(entry) else entry.task.revision
 
     def _own(self) -> Iterator[RegisteredTask | PliantError]:
         """The model's own head, where no folder of tasks stands for it."""
@@ -149,7 +151,7 @@ class TaskShelf:
         except OSError as error:
             yield TaskError(f"task {folder}: {error.strerror}")
         else:
-            if not self._ledger.is_out(entry.task.name, entry.task.revision):
+            if not self._store.is_out(entry.task.name, entry.task.revision):
                 yield entry
 
 
@@ -163,8 +165,8 @@ def _check_small(info: TaskInfo) -> None:
         raise TaskError(f"task {info.folder}: has {images}, for at most {MOST_PROFILING:,}; keep some of them only")
 
 
-def _made(entry: RegisteredTask) -> KeptEntry:
-    return KeptEntry(folder=entry.task.folder, created=entry.created)
+def _made(entry: RegisteredTask) -> StoredEntry:
+    return StoredEntry(folder=entry.task.folder, created=entry.created, owner=entry.owner)
 
 
 def _name(item: RegisteredTask | PliantError) -> str | None:

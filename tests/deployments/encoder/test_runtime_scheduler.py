@@ -11,10 +11,10 @@ from support.doubles import Sleepers, report
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
-from pliant.deployments.encoder.conductor import Conductor
 from pliant.deployments.encoder.engine import Engine
 from pliant.deployments.encoder.lengths import Lengths
 from pliant.deployments.encoder.messages import Answer, Assignment, Query, Report
+from pliant.deployments.encoder.runtime_scheduler import RuntimeScheduler
 from pliant.deployments.serving.messages import News
 from pliant.deployments.serving.table import ReplicaTable
 
@@ -25,7 +25,7 @@ Table = ReplicaTable[Any, Report]
 
 
 class Replicas:
-    """Engines by name, and the calls that a conductor makes to them."""
+    """Engines by name, and the calls that a scheduler makes to them."""
 
     def __init__(self, table: Table) -> None:
         self.engines: dict[str, Engine] = {}
@@ -60,7 +60,7 @@ class Replicas:
 
 
 class World:
-    """A conductor with its replicas, its clock, and what a gateway would have been told."""
+    """A scheduler with its replicas, its clock, and what a gateway would have been told."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -68,23 +68,23 @@ class World:
         self.replicas = Replicas(self.table)
         self.config = EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 3, "slo_ms": 1000})
         self.moving: list[frozenset[str]] = []
-        self.conductor = self.restarted()
+        self.scheduler = self.restarted()
 
-    def restarted(self) -> Conductor:
-        return Conductor(
+    def restarted(self) -> RuntimeScheduler:
+        return RuntimeScheduler(
             "topics", self.config, Lengths(LENGTHS, None), self.table, self.replicas, self._changed, lambda: self.now
         )
 
     def _changed(self) -> None:
-        self.moving.append(self.conductor.guidance().moving)
+        self.moving.append(self.scheduler.guidance().moving)
 
     async def run(self, seconds: int, *lengths: int) -> None:
         """Step once a second while texts of these lengths arrive, each ten times a second."""
         for _ in range(seconds):
             self.now += 1
-            self.conductor.hear(News(Counter(dict.fromkeys(lengths, 10)), answered=10 * len(lengths)))
+            self.scheduler.hear(News(Counter(dict.fromkeys(lengths, 10)), answered=10 * len(lengths)))
             for _ in range(2):
-                await self.conductor.step()
+                await self.scheduler.step()
                 await asyncio.sleep(0.005)
             self.replicas.spread()
 
@@ -100,13 +100,13 @@ async def world() -> World:
 async def test_without_demand_nothing_moves(world: World) -> None:
     await world.run(200)
     assert not world.replicas.holds
-    assert world.conductor.guidance().plan["moves"] == 0
+    assert world.scheduler.guidance().plan["moves"] == 0
 
 
 async def test_replicas_follow_the_lengths_that_arrive(world: World) -> None:
     await world.run(15, 3)
     assert world.replicas.held() == {4: 2, 16: 1}
-    facts = world.conductor.guidance().plan
+    facts = world.scheduler.guidance().plan
     assert (facts["version"], facts["reason"], facts["replicas"]) == (1, "start", {"4": 2, "8": 0, "16": 1})
 
 
@@ -114,21 +114,21 @@ async def test_a_shift_is_followed_at_once(world: World) -> None:
     await world.run(60, 3)
     await world.run(20, 15)
     assert world.replicas.held() == {16: 3}
-    assert world.conductor.guidance().plan["reason"] in ("shift", "period")
+    assert world.scheduler.guidance().plan["reason"] in ("shift", "period")
 
 
 async def test_routing_stops_while_a_replica_moves_and_its_report_is_published(world: World) -> None:
     await world.run(14, 3)
     assert world.moving[-2:] == [frozenset({"c"}), frozenset()]
-    guidance = world.conductor.guidance()
+    guidance = world.scheduler.guidance()
     assert guidance.reports["c"]["max_length"] == 4
     assert world.table.reports()["c"]["max_length"] == 4
 
 
-async def test_a_conductor_that_starts_anew_goes_on_from_what_replicas_hold(world: World) -> None:
+async def test_a_runtime_scheduler_that_starts_anew_goes_on_from_what_replicas_hold(world: World) -> None:
     await world.run(15, 3)
     moves = list(world.replicas.holds)
-    world.conductor = world.restarted()
+    world.scheduler = world.restarted()
     await world.run(8)
     await world.run(20, 3)
     assert world.replicas.holds == moves
@@ -139,9 +139,9 @@ async def test_a_lost_replica_is_waited_for_and_then_planned_without(world: Worl
     await world.run(15, 3)
     world.replicas.remove("b")
     await world.run(3, 3)
-    assert world.conductor.guidance().plan["version"] == 1
+    assert world.scheduler.guidance().plan["version"] == 1
     await world.run(5, 3)
-    assert world.conductor.guidance().plan["reason"] == "replicas"
+    assert world.scheduler.guidance().plan["reason"] == "replicas"
     assert world.replicas.held() == {4: 1, 16: 1}
     await world.replicas.add("d", 16)
     await world.run(3, 3)
@@ -161,7 +161,7 @@ async def test_a_length_that_one_replica_cannot_load_goes_to_another(world: Worl
     await world.run(60, 3)
     assert world.replicas.held()[16] == 1
     assert world.replicas.engines["c"].report()["max_length"] in (8, 16)
-    assert world.conductor.guidance().plan["failed_moves"] == 1
+    assert world.scheduler.guidance().plan["failed_moves"] == 1
     answer = await world.replicas.engines["c"].infer(Query(b"\x01\x00\x00\x00", 1, None, 1.0))
     assert isinstance(answer, Answer)
 
@@ -172,7 +172,7 @@ async def test_a_length_that_none_can_load_is_planned_without() -> None:
         await world.replicas.add(name, length)
         world.replicas.sleepers[name].broken = {4}
     await world.run(30, 3)
-    plan = world.conductor.guidance().plan
+    plan = world.scheduler.guidance().plan
     assert plan["replicas"] == {"8": 2, "16": 1}
     assert plan["failed_moves"] <= 3
 
@@ -184,31 +184,31 @@ async def test_a_replica_that_vanishes_in_the_middle_of_a_move_is_no_disaster(wo
 
     world.replicas.hold = lost  # type: ignore[method-assign]
     await world.run(15, 3)
-    assert world.conductor.guidance().moving == frozenset()
-    assert world.conductor.guidance().plan["failed_moves"] >= 1
+    assert world.scheduler.guidance().moving == frozenset()
+    assert world.scheduler.guidance().plan["failed_moves"] >= 1
 
 
 async def test_more_replicas_are_wanted_when_answers_come_late() -> None:
     world = World()
     world.config = world.config.model_copy(update={"replicas": world.config.replicas.model_copy(update={"max": 5})})
-    world.conductor = world.restarted()
+    world.scheduler = world.restarted()
     for name, length in (("a", 16), ("b", 4), ("c", 8)):
         await world.replicas.add(name, length)
     for _ in range(30):
         world.now += 1
-        world.conductor.hear(News(Counter({3: 50}), answered=50, near_slo=5, above_half=30))
-        world.conductor.wanted()
-    assert world.conductor.wanted() == 4
+        world.scheduler.hear(News(Counter({3: 50}), answered=50, near_slo=5, above_half=30))
+        world.scheduler.wanted()
+    assert world.scheduler.wanted() == 4
 
 
 async def test_fewer_replicas_are_not_wanted_before_all_can_have_reported() -> None:
     world = World()
-    assert world.conductor.wanted() is None
+    assert world.scheduler.wanted() is None
     for name in "abcde":
         await world.replicas.add(name, 16)
-    assert world.conductor.wanted() is None
+    assert world.scheduler.wanted() is None
     world.now += 61
-    assert world.conductor.wanted() == 3
+    assert world.scheduler.wanted() == 3
 
 
 async def test_the_longest_is_covered_even_before_anything_arrived() -> None:
@@ -223,7 +223,7 @@ async def test_the_longest_is_covered_even_before_anything_arrived() -> None:
 
 async def test_quarantine_ends_and_grows(world: World) -> None:
     def failures() -> int:
-        return int(world.conductor.guidance().plan["failed_moves"])
+        return int(world.scheduler.guidance().plan["failed_moves"])
 
     for name in ("a", "c"):
         world.replicas.sleepers[name].broken = {4}
@@ -245,23 +245,23 @@ async def test_a_move_that_hangs_stops_neither_plans_nor_other_moves(world: Worl
     world.replicas.hangs["c"] = resumed = asyncio.Event()
     async with asyncio.timeout(10):
         await world.run(15, 3)
-        assert world.conductor.guidance().moving == {"c"}
-        assert world.conductor.guidance().plan["replicas"] == {"4": 3, "8": 0, "16": 1}
+        assert world.scheduler.guidance().moving == {"c"}
+        assert world.scheduler.guidance().plan["replicas"] == {"4": 3, "8": 0, "16": 1}
         await world.run(15, 3)
-        assert world.conductor.guidance().moving == {"c"}
-        assert world.conductor.guidance().plan["replicas"] == {"4": 2, "8": 0, "16": 1}
+        assert world.scheduler.guidance().moving == {"c"}
+        assert world.scheduler.guidance().plan["replicas"] == {"4": 2, "8": 0, "16": 1}
         assert world.replicas.held() == {4: 2, 8: 1, 16: 1}
         resumed.set()
         await world.run(5, 3)
-    assert world.conductor.guidance().moving == frozenset()
+    assert world.scheduler.guidance().moving == frozenset()
     assert world.replicas.held() == {4: 3, 16: 1}
-    assert world.conductor.guidance().plan["failed_moves"] == 0
+    assert world.scheduler.guidance().plan["failed_moves"] == 0
 
 
 async def test_when_the_longest_hangs_in_a_move_another_takes_it(world: World) -> None:
     world.replicas.hangs["c"] = asyncio.Event()
     await world.run(15, 3)
-    assert world.conductor.guidance().moving == {"c"}
+    assert world.scheduler.guidance().moving == {"c"}
     world.replicas.remove("a")
     await world.run(15, 3)
     assert world.replicas.engines["b"].report()["max_length"] == 16
@@ -280,9 +280,9 @@ async def test_one_batch_of_moves_waits_for_another(world: World) -> None:
 async def test_a_move_that_never_ends_is_given_up_and_its_replica_chosen_again(world: World) -> None:
     world.replicas.hangs["c"] = asyncio.Event()
     await world.run(15, 3)
-    assert world.conductor.guidance().moving == {"c"}
+    assert world.scheduler.guidance().moving == {"c"}
     await asyncio.sleep(62)
-    guidance = world.conductor.guidance()
+    guidance = world.scheduler.guidance()
     assert guidance.moving == frozenset()
     assert guidance.plan["failed_moves"] == 1
     assert world.replicas.engines["c"].report()["max_length"] == 8
@@ -308,12 +308,12 @@ async def test_a_short_length_that_was_no_quicker_is_not_tried_again_every_ten_m
     table: Table = ReplicaTable(EncoderChooser(1.0))
     config = EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 4, "slo_ms": 1000})
     lengths = Lengths(LENGTHS, None)
-    conductor = Conductor("topics", config, lengths, table, replicas, lambda: None, lambda: replicas.now)
+    scheduler = RuntimeScheduler("topics", config, lengths, table, replicas, lambda: None, lambda: replicas.now)
     while replicas.now < 1800:
         replicas.now += 1
-        conductor.hear(News(Counter({3: 50}), answered=50))
+        scheduler.hear(News(Counter({3: 50}), answered=50))
         table.sync(dict(replicas.reports))
-        await conductor.step()
+        await scheduler.step()
         await asyncio.sleep(0)
     assert {assignment.max_length for _, assignment in replicas.moves} == {4, 16}, "it was hoped to be quicker once"
     assert max(when for when, _ in replicas.moves) < 60

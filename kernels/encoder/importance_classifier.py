@@ -21,28 +21,28 @@ FUSED = 64
 """Tokens of the longest text that one pass gives logits and importance of."""
 
 
-class Told(NamedTuple):
+class WithImportance(NamedTuple):
     """What a classifier says of one text, and of its tokens if that was wanted."""
 
     logits: np.ndarray
     """float32 [labels]."""
     importance: np.ndarray | None
     """float32 [tokens]: the attention that each token received (see `importance.received`); None if not wanted."""
-    telling_s: float
+    importance_s: float
     """Seconds that importance took beyond the logits; 0 where one pass gave both."""
 
 
-class TellingRuntime:
+class ImportanceRuntime:
     """A classifier that answers one text at a time and, on demand, tells of its tokens.
 
-    `telling` gives both in one pass, `plain` logits alone; it may be None where no text is longer than FUSED. Any
+    `stepwise` gives both in one pass, `plain` logits alone; it may be None where no text is longer than FUSED. Any
     thread may call it, but one at a time.
     """
 
-    def __init__(self, plain: Runtime | None, telling: Runtime) -> None:
+    def __init__(self, plain: Runtime | None, stepwise: Runtime) -> None:
         self._plain = plain
-        self._telling = telling
-        longest = plain or telling
+        self._stepwise = stepwise
+        longest = plain or stepwise
         self.max_length = longest.max_length
         self.backend = longest.backend
         self.dynamic = longest.dynamic
@@ -51,33 +51,33 @@ class TellingRuntime:
         """The logits, float32 [labels], as `Runtime` gives them. Raises ValueError as it does."""
         return self._for(ids)(ids)
 
-    def tell(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> Told:
+    def with_importance(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> WithImportance:
         """The logits and, if these are `wanted` to come with it, the importance of tokens.
 
         Raises ValueError as `Runtime` does.
         """
         logits, importance = self._for(ids).run(ids)
         if not wanted(logits):
-            return Told(logits, None, 0.0)
+            return WithImportance(logits, None, 0.0)
         if importance is not None:
-            return Told(logits, importance, 0.0)
+            return WithImportance(logits, importance, 0.0)
         started = time.perf_counter()
-        importance = self._telling.run(ids).importance
-        return Told(logits, importance, time.perf_counter() - started)
+        importance = self._stepwise.run(ids).importance
+        return WithImportance(logits, importance, time.perf_counter() - started)
 
     def _for(self, ids: np.ndarray | Sequence[int]) -> Runtime:
         if self._plain is None or (self.dynamic and len(ids) <= FUSED):
-            return self._telling
+            return self._stepwise
         return self._plain
 
 
-def load(folder: Path, max_length: int, **options: Any) -> TellingRuntime:
+def load(folder: Path, max_length: int, **options: Any) -> ImportanceRuntime:
     """The classifier in `folder`, as `compiled_classifier.load` with these options makes it, and able to tell.
 
     Raises ModelError as that does, also for a model without attention weights.
     """
     made = functools.partial(compiled_classifier.load, folder, max_length, **options)
-    return TellingRuntime(made() if max_length > FUSED else None, made(importance=True))
+    return ImportanceRuntime(made() if max_length > FUSED else None, made(importance=True))
 
 
 def prepare(folder: Path, max_length: int, **options: Any) -> None:

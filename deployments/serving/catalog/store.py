@@ -15,19 +15,21 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pliant.errors import PliantError
 
 
-class KeptEntry(BaseModel):
+class StoredEntry(BaseModel):
     """One adapter or task that a client loaded."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: str
     created: int
+    owner: str = ""
+    """The tenant that loaded it."""
 
 
-K = TypeVar("K", bound=KeptEntry)
+K = TypeVar("K", bound=StoredEntry)
 
 
-class Kept(BaseModel, Generic[K]):
+class Stored(BaseModel, Generic[K]):
     """The content of a file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -49,10 +51,10 @@ class BrokenFileError(PliantError):
     """The file holds something else; it has been put aside."""
 
 
-class Ledger(Generic[K]):
+class Store(Generic[K]):
     """The file of one service. `open` comes first; the methods that change it run in one thread at a time."""
 
-    def __init__(self, file: Path, nothing: Kept[K], what: str) -> None:
+    def __init__(self, file: Path, nothing: Stored[K], what: str) -> None:
         """`nothing` is what is kept for the service at first, `what` names the entries: "adapters" or "tasks"."""
         self._file = file
         self._kept = nothing
@@ -96,7 +98,7 @@ class Ledger(Generic[K]):
         come back, if it were not for its `revision`. Raises FileError, and then nothing is changed."""
         self._write(self._without(name, revision))
 
-    def _without(self, name: str, revision: str | None) -> Kept[K]:
+    def _without(self, name: str, revision: str | None) -> Stored[K]:
         changes: dict[str, object] = {
             "loaded": {other: each for other, each in self._kept.loaded.items() if other != name}
         }
@@ -104,14 +106,14 @@ class Ledger(Generic[K]):
             changes["unloaded"] = {**self._kept.unloaded, name: revision}
         return self._kept.model_copy(update=changes)
 
-    def _write(self, kept: Kept[K]) -> None:
+    def _write(self, kept: Stored[K]) -> None:
         if self._barred:
             raise self._barred
         write(self._file, kept)
         self._kept = kept
 
 
-def load(file: Path, nothing: Kept[K], what: str) -> Kept[K]:
+def load(file: Path, nothing: Stored[K], what: str) -> Stored[K]:
     """What `file` keeps for the service of `nothing`, which is what is kept if there is no such file.
 
     A file that is not understood is renamed, for people to look at, and reported as a BrokenFileError. Raises FileError
@@ -133,7 +135,7 @@ def load(file: Path, nothing: Kept[K], what: str) -> Kept[K]:
     return kept
 
 
-def write(file: Path, kept: Kept[K]) -> None:
+def write(file: Path, kept: Stored[K]) -> None:
     """Replace `file` such that whoever reads it, even after a power cut, finds the old content or the new one, whole.
 
     Raises FileError, and then the old content is still there.

@@ -1,4 +1,4 @@
-"""The other side of a board: knows all that is registered there, and bears the planner's absence.
+"""The follower's side of a catalog: knows all that is registered there, and bears the planner's absence.
 
 Plain asyncio, without Ray. The planner may be gone for as long as it likes: what is known goes on as it went.
 """
@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Generic
 
-from pliant.deployments.serving.catalog.board import Seen
-from pliant.deployments.serving.messages import BoardNews, Entry
+from pliant.deployments.serving.catalog.catalog import Seen
+from pliant.deployments.serving.messages import CatalogNews, Entry
 
 logger = logging.getLogger("pliant")
 
@@ -21,13 +21,13 @@ _CATCH_UP_WITHIN_S = 2.0
 _RETRY_S = 1.0
 
 
-class BoardFollower(Generic[Entry]):
-    """Keeps `known` in step with a board while `run` runs, or whenever `ask` is called.
+class CatalogFollower(Generic[Entry]):
+    """Keeps `known` in step with a catalog while `run` runs, or whenever `ask` is called.
 
     `news(me, seen, wait)` calls the planner, and may raise anything. `what` names the entries in logs.
     """
 
-    def __init__(self, news: Callable[[str, Seen, bool], Awaitable[BoardNews[Entry]]], what: str) -> None:
+    def __init__(self, news: Callable[[str, Seen, bool], Awaitable[CatalogNews[Entry]]], what: str) -> None:
         self.known: dict[str, Entry] = {}
         """By name."""
         self.reached = True
@@ -51,7 +51,7 @@ class BoardFollower(Generic[Entry]):
         return self._seen
 
     async def run(self) -> None:
-        """Follow the board for ever."""
+        """Follow the catalog for ever."""
         while True:
             if not await self.ask(wait=True, within_s=_NEWS_WITHIN_S):
                 await asyncio.sleep(_RETRY_S)
@@ -85,7 +85,7 @@ class BoardFollower(Generic[Entry]):
         self._asking, self._asks_next = self._asks_next, None
         return await self.ask(wait=False, within_s=_CATCH_UP_WITHIN_S)
 
-    def _take(self, news: BoardNews[Entry]) -> None:
+    def _take(self, news: CatalogNews[Entry]) -> None:
         """Make `news` known, unless newer ones have been already: two calls may be under way."""
         life, version = self._seen
         if news.version <= version if news.life == life else not news.whole:

@@ -11,13 +11,13 @@ from pathlib import Path
 from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.deployments.llm.adapter_folders import AdapterFolders
 from pliant.deployments.llm.messages import Registered
-from pliant.deployments.serving.catalog.ledger import Kept, KeptEntry, Ledger
 from pliant.deployments.serving.catalog.registry import UnavailableError
+from pliant.deployments.serving.catalog.store import Store, Stored, StoredEntry
 from pliant.errors import ModelError, PliantError
 from pliant.formats.adapter_info import CONFIG, AdapterError, AdapterInfo, AdapterRef
 
 
-class KeptAdapter(KeptEntry):
+class StoredAdapter(StoredEntry):
     """One adapter, as `AdapterRef` has it."""
 
     revision: str
@@ -26,8 +26,8 @@ class KeptAdapter(KeptEntry):
     """The model that it was last checked against."""
 
 
-class AdapterShelf:
-    """The adapters of the language model `service`. `stock` comes first, `keep` and `forget` change the file.
+class AdapterSource:
+    """The adapters of the language model `service`. `scan` comes first, `keep` and `forget` change the file.
 
     What the file keeps and cannot be served now, because its folder is away or it does not fit another model, stays in
     the file until a client unloads it or loads another adapter of that name: a later start may find it well again.
@@ -40,15 +40,15 @@ class AdapterShelf:
         self._config = config
         self._adapters = adapters
         self._folders: AdapterFolders | None = None
-        self._ledger = Ledger(adapters.registry_file(service), Kept[KeptAdapter](service=service), "adapters")
+        self._store = Store(adapters.registry_file(service), Stored[StoredAdapter](service=service), "adapters")
 
-    def stock(self) -> Iterator[Registered | PliantError]:
+    def scan(self) -> Iterator[Registered | PliantError]:
         """The adapters from earlier runs and those in the configured folder, or what is wrong with each.
 
         Pinned names are the folder's; of others what clients loaded comes first, and the folder's stands in where that
         cannot be served. Those that clients unloaded stay out until their files change. Fetches the zoo's adapters.
         """
-        if problem := self._ledger.open():
+        if problem := self._store.open():
             yield problem
         try:
             self._folders = AdapterFolders(self.service, self._config, self._adapters)
@@ -62,7 +62,7 @@ class AdapterShelf:
             yield error
         for name in dict.fromkeys(self._adapters.pinned):
             yield from self._pinned(name, present.pop(name, None))
-        for name, kept in self._ledger.loaded.items():
+        for name, kept in self._store.loaded.items():
             if name not in self.pinned:
                 item = self._earlier(name, kept)
                 yield item
@@ -86,24 +86,25 @@ class AdapterShelf:
 
     def kept(self, name: str) -> Registered | None:
         """What the file keeps as loaded under `name`, served or not."""
-        kept = self._ledger.loaded.get(name)
+        kept = self._store.loaded.get(name)
         return self._entry(name, kept) if kept else None
 
     def keep(self, entry: Registered, instead_of: Registered | None) -> None:
         """Write down that a client loaded `entry`. Raises FileError, and then nothing is changed."""
         adapter = entry.adapter
-        made = KeptAdapter(
+        made = StoredAdapter(
             folder=adapter.folder,
             revision=adapter.revision,
             ranks=adapter.ranks,
             created=entry.created,
             base=self._config.model,
+            owner=entry.owner,
         )
-        self._ledger.keep(adapter.name, made, instead_of and self._of_folder(instead_of))
+        self._store.keep(adapter.name, made, instead_of and self._of_folder(instead_of))
 
     def forget(self, entry: Registered) -> None:
         """Write down that a client unloaded `entry`. Raises FileError, and then nothing is changed."""
-        self._ledger.forget(entry.adapter.name, self._of_folder(entry))
+        self._store.forget(entry.adapter.name, self._of_folder(entry))
 
     def _of_folder(self, entry: Registered) -> str | None:
         """The revision of `entry` if it is the configured folder's."""
@@ -111,7 +112,7 @@ class AdapterShelf:
 
     def _pinned(self, name: str, folder: Path | None) -> Iterator[Registered | PliantError]:
         """The pinned adapter in `folder`, which replicas load as they start, whatever else was loaded as `name`."""
-        if (kept := self._ledger.loaded.get(name)) and (folder is None or Path(kept.folder) != folder):
+        if (kept := self._store.loaded.get(name)) and (folder is None or Path(kept.folder) != folder):
             yield AdapterError(
                 f"adapters.pinned: {name} is pinned, so it is the one of the folder; what was loaded under that name "
                 f"from {kept.folder} is not served: take it out of adapters.pinned, or load that under another name"
@@ -121,7 +122,7 @@ class AdapterShelf:
             if isinstance(item, Registered):
                 self._in_folders.pin(item.adapter)
 
-    def _earlier(self, name: str, kept: KeptAdapter) -> Registered | AdapterError:
+    def _earlier(self, name: str, kept: StoredAdapter) -> Registered | AdapterError:
         """What was loaded as `name`. For this same model it is believed, lest thousands be thousands of reads."""
         try:
             if kept.base == self._config.model:
@@ -132,7 +133,7 @@ class AdapterShelf:
             return AdapterError(f"{name}, loaded earlier for {kept.base}, is not served: {error}")
         changes = {"revision": info.revision, "ranks": info.ranks, "base": self._config.model}
         believed = kept.model_copy(update=changes)
-        self._ledger.believe(name, believed)
+        self._store.believe(name, believed)
         return self._entry(name, believed)
 
     def _found(self, folder: Path) -> Iterator[Registered | PliantError]:
@@ -144,13 +145,15 @@ class AdapterShelf:
         except OSError as error:
             yield AdapterError(f"adapter {folder}: {error.strerror}")
         else:
-            if adapter.name in self.pinned or not self._ledger.is_out(adapter.name, adapter.revision):
+            if adapter.name in self.pinned or not self._store.is_out(adapter.name, adapter.revision):
                 yield Registered(self.service, adapter, created)
 
     @property
     def _in_folders(self) -> AdapterFolders:
-        assert self._folders is not None, "stock it first"
+        assert self._folders is not None, "scan it first"
         return self._folders
 
-    def _entry(self, name: str, kept: KeptAdapter) -> Registered:
-        return Registered(self.service, AdapterRef(name, kept.folder, kept.revision, kept.ranks), kept.created)
+    def _entry(self, name: str, kept: StoredAdapter) -> Registered:
+        return Registered(
+            self.service, AdapterRef(name, kept.folder, kept.revision, kept.ranks), kept.created, kept.owner
+        )

@@ -1,6 +1,6 @@
 """All that is registered by name, adapters, tasks or cascades, and how far each gateway has heard of it.
 
-Plain asyncio, without Ray. Gateways, and replicas that follow a board, too, are told what changed, not what there is,
+Plain asyncio, without Ray. Gateways, and replicas that follow a catalog, too, are told what changed, not what there is,
 so that one more entry costs the same however many there are.
 """
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple
 
-from pliant.deployments.serving.messages import BoardNews, Entry
+from pliant.deployments.serving.messages import CatalogNews, Entry
 
 _REMEMBERED = 10_000
 """Changes; a gateway that has missed more is told everything."""
@@ -34,7 +34,7 @@ class _Heard(NamedTuple):
     failed: Mapping[Any, str]
 
 
-class Board(Generic[Entry]):
+class Catalog(Generic[Entry]):
     """A gateway that has not asked for `gone_s` seconds of `clock` is not waited for any more."""
 
     def __init__(self, gone_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +72,7 @@ class Board(Generic[Entry]):
 
     async def follow(
         self, gateway: str, seen: Seen, within_s: float, failed: Mapping[Any, str] = MappingProxyType({})
-    ) -> BoardNews[Entry]:
+    ) -> CatalogNews[Entry]:
         """What a gateway does not know that has `seen` so much: as soon as there is something, or after `within_s`.
 
         Of that, `failed` names what it, being a replica, could not load, and why.
@@ -85,7 +85,7 @@ class Board(Generic[Entry]):
         whole = version < self._version - len(self._log)
         names = self.entries if whole else [name for number, name in self._log if number > version]
         changes = {name: self.entries.get(name) for name in names}
-        return BoardNews(self._life, self._version, changes, whole, tuple(self.problems))
+        return CatalogNews(self._life, self._version, changes, whole, tuple(self.problems))
 
     async def spread(self, within_s: float) -> None:
         """Wait until every gateway knows what there is now, but not longer than `within_s`."""

@@ -33,7 +33,7 @@ _BECAUSE: dict[Reason, str] = {
 }
 
 
-class PassageRecorder(Recorder, Protocol):
+class CascadeRecorder(Recorder, Protocol):
     """Where a cascade records what happened to a text. Levels are named."""
 
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None: ...
@@ -48,7 +48,7 @@ class PassageRecorder(Recorder, Protocol):
         """`level` was to read a text, and could not."""
 
 
-class Passage:
+class CascadeRun:
     """One text on its way. Once `run` has returned, `probabilities` are the answer.
 
     `degrade` tells whether later levels can be done without; the first one can where there is a fallback.
@@ -59,10 +59,10 @@ class Passage:
         cascade: str,
         text: str,
         slo_s: float,
-        utility: float,
+        slack_share: float,
         serving: Serving,
         degrade: bool,
-        recorder: PassageRecorder,
+        recorder: CascadeRecorder,
     ) -> None:
         self.warnings: list[str] = []
         self.degraded = False
@@ -71,7 +71,7 @@ class Passage:
         self._cascade = cascade
         self._text = text
         self._slo_s = slo_s
-        self._utility = utility
+        self._slack_share = slack_share
         self._serving = serving
         self._degrade = degrade
         self._recorder = recorder
@@ -150,13 +150,13 @@ class Passage:
         """
         level, left_s = self._route.levels[index], self._left_s
         budget_s = None if self._interrupted else self._route.budget_s(index, left_s)
-        telling = None if index else self._route.telling(self._text)
+        importance_request = None if index else self._route.importance_request(self._text)
         try:
             if within_s is not None and level.down:
                 raise RequestError(Outcome.UNAVAILABLE, f"{level.name} is down", 1, Fault.DOWN)
             if within_s == 0:
                 raise RequestError(Outcome.TOO_LATE, f"no time is left for {level.name}", 1, Fault.SHORT_SLO)
-            reading = await level.read(text, budget_s, self._utility, telling, within_s)
+            reading = await level.read(text, budget_s, self._slack_share, importance_request, within_s)
             if not np.isfinite(reading.logits).all():
                 raise RequestError(Outcome.FAILED, f"{level.name} failed: what it computed of this text are no numbers")
         except RequestError as error:
@@ -165,9 +165,7 @@ class Passage:
             if within_s is None:
                 raise
             logger.exception("%s: %s failed; answering without it", self._cascade, level.name)
-            raise RequestError(
-                Outcome.FAILED, f"{level.name} failed: {type(error).__name__}; the log tells more"
-            ) from error
+            raise RequestError(Outcome.FAILED, f"{level.name} failed: {type(error).__name__}; see the log") from error
         self._waited_s += reading.waited_s
         self._interrupted |= reading.interrupted
         if reading.warning and reading.warning not in self.warnings:

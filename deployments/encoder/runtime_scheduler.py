@@ -1,7 +1,7 @@
 """Keeps one service's replicas on the lengths that arrive: gather demand, plan, move replicas to the plan (Arlo §4).
 
 Plain asyncio, without Ray. Nothing here is needed to answer requests, and nothing is remembered that the replicas do
-not report: a conductor that starts anew goes on from what they hold.
+not report: a scheduler that starts anew goes on from what they hold.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ENOUGH_FAILURES = (2, 0.1)
 """Replicas, or the share of them, that failed to load a length which none holds, before plans do without it."""
 _NEWS_FOR_S = 5.0
 _SETTLED_S = 60.0
-"""Until then a new conductor does not ask for fewer replicas: more may be about to report."""
+"""Until then a new scheduler does not ask for fewer replicas: more may be about to report."""
 
 
 class ReplicaCalls(Protocol):
@@ -66,7 +66,7 @@ class _Move(NamedTuple):
     task: asyncio.Task[None]
 
 
-class Conductor:
+class RuntimeScheduler:
     """`step` plans when it is time and begins one batch of moves; it is to be called again and again.
 
     `changed()` is called whenever `guidance` has something new. Times are those of `clock`, in seconds.

@@ -9,7 +9,7 @@ _kept: list[object] = []  # declarations go when their library is collected
 
 
 @functools.cache
-def mend() -> None:
+def declare() -> None:
     """Make `import torchvision` work beside a torch that its C extension does not fit; otherwise do nothing.
 
     PyPI's torchvision is built for CUDA. Beside a CPU-only torch its C extension does not load, the operators it would

@@ -1,0 +1,62 @@
+"""The OpenAPI document: whole, and as the gateway answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from pliant.config.cluster import GatewayConfig
+from pliant.deployments.http.application import application
+from pliant.deployments.http.statuses import OPENAI, STATUSES
+from pliant.deployments.kinds import loaded
+from pliant.deployments.serving.services import Services
+
+
+def document(keys: Collection[str] = ()) -> Any:
+    config, services = GatewayConfig(), Services([])
+    routers = [router for kind in loaded().values() for router in kind.routers(services, None, config)]
+    return application(config, services, dict, bytes, routers, keys).openapi()
+
+
+def inside(part: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(part, dict):
+        yield part
+    for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from inside(each)
+
+
+def operations(told: Any) -> Iterator[tuple[str, Any]]:
+    return ((path, each) for path, methods in told["paths"].items() for each in methods.values())
+
+
+def test_every_reference_leads_to_a_schema() -> None:
+    told = document()
+    references = {part["$ref"] for part in inside(told) if "$ref" in part}
+    assert {f"#/components/schemas/{name}" for name in told["components"]["schemas"]} == references
+    assert not any("$defs" in part for part in inside(told))
+    for schema in told["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize("openai", [True, False])
+def test_every_status_has_its_protocol_s_shape(openai: bool) -> None:
+    table = {row.status for row in OPENAI.values()} if openai else set(STATUSES.values())
+    error = "#/components/schemas/OpenAIError" if openai else "#/components/schemas/Error"
+    for path, each in operations(document()):
+        if path.startswith("/v1/") != openai:
+            continue
+        failures = {int(status): answer for status, answer in each["responses"].items() if status[0] != "2"}
+        assert failures.keys() <= table
+        assert {400, 401, 404, 405, 429, 500, 503} <= failures.keys()
+        assert failures.keys() == table or "requestBody" not in each
+        assert {answer["content"]["application/json"]["schema"]["$ref"] for answer in failures.values()} == {error}
+        assert all("Retry-After" in failures[status]["headers"] for status in (429, 503))
+
+
+def test_keys_are_told_of_where_they_are_asked_for() -> None:
+    assert not any("security" in each for _, each in operations(document()))
+    without = {path for path, each in operations(document(keys=["k"])) if "security" not in each}
+    assert without == {"/v2/health/live", "/v2/health/ready"}
