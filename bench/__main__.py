@@ -14,6 +14,7 @@ from pliant.errors import PliantError
 _BENCHES = {
     "start": "pliant.bench.start.compare",
     "router": "pliant.bench.router.compare",
+    "fuzz": "pliant.bench.fuzz.compare",
     "encoder": "pliant.bench.encoder.compare",
     "llm": "pliant.bench.llm.compare",
     "adapters": "pliant.bench.adapters.compare",
