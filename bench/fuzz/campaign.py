@@ -32,6 +32,8 @@ class Findings:
     """Statuses from 500 on, but 504: of an image, that the client's own slo_ms is too short. And what was raised."""
     undocumented: list[str] = field(default_factory=list)
     """Answers whose status, or whose error's shape, /openapi.json does not have."""
+    leaks: list[str] = field(default_factory=list)
+    """Answers that say where something lies on this machine."""
     blocked_s: float = 0.0
     """The longest time that the event loop did not come round, of which this process computed."""
     slowest: str = ""
@@ -41,10 +43,11 @@ class Findings:
 
 
 class Campaign:
-    """Of requests to `app`, in the event loop of `runner`."""
+    """Of requests to `app`, whose files are in `folder`, in the event loop of `runner`."""
 
-    def __init__(self, app: FastAPI, runner: asyncio.Runner) -> None:
+    def __init__(self, app: FastAPI, folder: Path, runner: asyncio.Runner) -> None:
         self._runner = runner
+        self._folder = str(folder).encode()
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self._http = httpx.AsyncClient(transport=transport, base_url="http://pliant", timeout=None)
         self._paths = app.openapi()["paths"]
@@ -93,6 +96,8 @@ class Campaign:
         found.statuses[status] = found.statuses.get(status, 0) + 1
         if status >= 500 and status != 504:
             _keep(found.server_errors, f"{status} {answer.text[:200]}: {told}")
+        if self._folder in answer.content:
+            _keep(found.leaks, f"{status} {answer.text[:200]}: {told}")
         operation = self._paths.get(request.route, {}).get(request.method.lower())
         if operation and not _documented(answer, operation, request.path.startswith("/v1")):
             _keep(found.undocumented, f"{status} {answer.text[:200]}: {told}")

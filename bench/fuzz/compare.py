@@ -35,6 +35,7 @@ def run(options: Options) -> Report:
         "statuses": {str(status): count for status, count in sorted(statuses.items())},
         "server_errors": [told for each in found for told in each.server_errors],
         "undocumented": [told for each in found for told in each.undocumented],
+        "leaks": [told for each in found for told in each.leaks],
         "slowest": slowest.slowest,
     }
     return Report(
@@ -42,6 +43,7 @@ def run(options: Options) -> Report:
             _sum("requests", [each.requests for each in found], ">= 100,000"),
             _sum("server_errors", [len(each.server_errors) for each in found], "0"),
             _sum("undocumented_answers", [len(each.undocumented) for each in found], "0"),
+            _sum("leaked_paths", [len(each.leaks) for each in found], "0"),
             _most("loop_blocked_s_max", [each.blocked_s for each in found], "<= 0.25", slowest.slowest[:60]),
             Figure("memory_growth_mb", grown_mb, grown_mb, grown_mb, "<= 50"),
             _most("memory_peak_mb", [each.peak_mb for each in found], "", "above what a block began with"),
@@ -56,7 +58,7 @@ def campaign(blocks: int, count: int) -> tuple[list[Findings], float]:
     logging.getLogger("pliant").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         house = House(Path(folder))
-        sending = Campaign(runner.run(house.gateway()), runner)
+        sending = Campaign(runner.run(house.gateway()), Path(folder), runner)
         requests = _requests(house)
         found, warm_mb = [], 0.0
         for number in track(range(blocks), "fuzz", transient=True):

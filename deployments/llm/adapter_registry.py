@@ -120,7 +120,7 @@ class AdapterRegistry(Registry[Registered, AdapterSource]):
         known = self.catalog.entries.get(name)
         if known is not None and not in_place:
             raise _rejected(
-                f"the adapter {name!r} of {known.service} is loaded already, from {known.adapter.folder}; unload it "
+                f"the adapter {name!r} of {known.service} is loaded already; unload it "
                 "first, or send load_inplace: true to replace it"
             )
         if known is None and len(self.catalog.entries) >= MOST_ADAPTERS:

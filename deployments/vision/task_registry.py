@@ -93,7 +93,7 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
         if known is not None:
             _check_movable(known)
             if not replace:
-                told = f"{service} has {name!r} already, from {known.task.folder}"
+                told = f"{service} has {name!r} already"
                 raise _rejected(f"{told}; unload it first, or send replace: true", Fault.CONFLICT)
         elif sum(each.service == service and not each.coming for each in self.catalog.entries.values()) >= MOST_TASKS:
             raise _rejected(f"{service} has {MOST_TASKS} tasks, as many as there may be; unload some")

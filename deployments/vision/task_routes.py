@@ -19,6 +19,7 @@ from pliant.deployments.http.body import read_body
 from pliant.deployments.http.openapi import json_body
 from pliant.deployments.http.parameters import validated_json
 from pliant.deployments.http.validation import named
+from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
 from pliant.deployments.vision.messages import RegisteredTask
@@ -75,6 +76,6 @@ def _card(entry: RegisteredTask) -> dict[str, Any]:
         "slo_ms": entry.slo_ms,
         "utility": entry.utility,
         "prompts": entry.task.prompts,
-        "path": entry.task.folder,
+        "path": public(entry.task.folder),
         "created": entry.created,
     }
