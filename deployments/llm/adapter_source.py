@@ -114,7 +114,8 @@ class AdapterSource:
         if (kept := self._store.loaded.get(name)) and (folder is None or Path(kept.folder) != folder):
             yield AdapterError(
                 f"adapters.pinned: {name} is pinned, so it is the one of the folder; what was loaded under that name "
-                f"from {Path(kept.folder).name} is not served: take it out of adapters.pinned, or load that under another name"
+                f"from {Path(kept.folder).name} is not served: take it out of adapters.pinned, or load that "
+                "under another name"
             )
         for item in self._found(folder) if folder else ():
             yield item

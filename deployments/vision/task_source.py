@@ -139,9 +139,8 @@ class TaskSource:
         except ModelError as error:
             raise TaskError(f"tasks.folder: {error}") from None
         except OSError as error:
-            raise TaskError(
-                f"tasks.folder: {Path(self._config.tasks.folder).name} cannot be read: {error.strerror}"
-            ) from None
+            name = Path(self._config.tasks.folder).name
+            raise TaskError(f"tasks.folder: {name} cannot be read: {error.strerror}") from None
 
     def _found(self, folder: Path) -> Iterator[RegisteredTask | PliantError]:
         try:
@@ -162,9 +161,7 @@ def _check_small(info: TaskInfo) -> None:
         raise TaskError(f"task {info.folder.name}: its {WEIGHTS} has {size:,} bytes, for at most {_MOST_BYTES:,}")
     if info.profiling_images > MOST_PROFILING:
         images = f"{info.profiling_images:,} images in its {PROFILING}"
-        raise TaskError(
-            f"task {info.folder.name}: has {images}, for at most {MOST_PROFILING:,}; keep some of them only"
-        )
+        raise TaskError(f"task {info.folder.name}: has {images}, for at most {MOST_PROFILING:,}; keep some only")
 
 
 def _made(entry: RegisteredTask) -> StoredEntry:

@@ -106,6 +106,11 @@ class TaskInfo:
         return TaskRef(self.name, str(self.folder), self.revision, len(self.labels), self.prompts)
 
 
+def bytes_of(task: TaskRef, backbone: VisionInfo) -> int:
+    """What `task` takes in a replica's memory, in bytes: head and prompts, as 32-bit numbers."""
+    return 4 * (task.labels * (backbone.hidden + 1) + backbone.layers * sum(task.prompts) * backbone.hidden)
+
+
 def prompts_name(gamma: int) -> str:
     """The name of the tensor with the prompts of `gamma`."""
     return f"prompts.{gamma}"
