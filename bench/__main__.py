@@ -15,6 +15,7 @@ _BENCHES = {
     "start": "pliant.bench.start.compare",
     "router": "pliant.bench.router.compare",
     "edge": "pliant.bench.edge.compare",
+    "fuzz": "pliant.bench.fuzz.compare",
     "encoder": "pliant.bench.encoder.compare",
     "llm": "pliant.bench.llm.compare",
     "adapters": "pliant.bench.adapters.compare",

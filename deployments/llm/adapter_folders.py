@@ -75,11 +75,11 @@ class AdapterFolders:
             return []
         try:
             if (self._folder / CONFIG).is_file():
-                raise AdapterError(f"adapters.folder: {self._folder} is an adapter; it must be the folder around it")
+                raise AdapterError(f"adapters.folder: {self._folder.name} is an adapter; name the folder around it")
             entries = sorted(self._folder.iterdir())
             return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
         except OSError as error:
-            raise AdapterError(f"adapters.folder: {self._folder} cannot be read: {error.strerror}") from None
+            raise AdapterError(f"adapters.folder: {self._folder.name} cannot be read: {error.strerror}") from None
 
     def _bytes(self, adapter: AdapterRef) -> int:
         return bytes_of(adapter.ranks, self._shape, self._dtype_bytes)

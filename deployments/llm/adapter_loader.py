@@ -66,7 +66,7 @@ class PeftFolders:
         """Raises AdapterError, also when the folder holds other weights than when it was registered."""
         info = read_adapter(Path(ref.folder), self._stager.shape, self._most_rank)
         if info.revision != ref.revision:
-            raise AdapterError(f"{ref.folder} has changed since it was registered; load the adapter again")
+            raise AdapterError(f"{ref.name} has changed since it was registered; load the adapter again")
         return self._stager.stage(info)
 
 
@@ -160,7 +160,7 @@ class AdapterLoader:
         refs = [*self._asked] if self._given_up else [under_way.ref, *self._asked]
         self._asked.clear()
         self._given_up = True
-        why = f"{under_way.ref.folder} has been read for {seconds:.0f} s and no end; check the disk that it is on"
+        why = f"{under_way.ref.name} has been read for {seconds:.0f} s and no end; check the disk that it is on"
         for ref in refs:
             error = AdapterLoadError(f"adapter {ref.name} cannot be loaded: {why}")
             self._finished.append(Loaded(ref, seconds if ref is under_way.ref else 0.0, error))

@@ -125,7 +125,7 @@ class AdapterRegistry(Registry[Registered, AdapterSource]):
             self._check_owner(by, name, known.owner)
         elif known is not None:
             raise _rejected(
-                f"the adapter {name!r} of {known.service} is loaded already, from {known.adapter.folder}; unload it "
+                f"the adapter {name!r} of {known.service} is loaded already; unload it "
                 "first, or send load_inplace: true to replace it"
             )
         if known is None and len(self.catalog.entries) >= MOST_ADAPTERS:

@@ -115,7 +115,8 @@ class AdapterSource:
         if (kept := self._store.loaded.get(name)) and (folder is None or Path(kept.folder) != folder):
             yield AdapterError(
                 f"adapters.pinned: {name} is pinned, so it is the one of the folder; what was loaded under that name "
-                f"from {kept.folder} is not served: take it out of adapters.pinned, or load that under another name"
+                f"from {Path(kept.folder).name} is not served: take it out of adapters.pinned, or load that "
+                "under another name"
             )
         for item in self._found(folder) if folder else ():
             yield item
@@ -143,7 +144,7 @@ class AdapterSource:
         except PliantError as error:
             yield error
         except OSError as error:
-            yield AdapterError(f"adapter {folder}: {error.strerror}")
+            yield AdapterError(f"adapter {folder.name}: {error.strerror}")
         else:
             if adapter.name in self.pinned or not self._store.is_out(adapter.name, adapter.revision):
                 yield Registered(self.service, adapter, created)

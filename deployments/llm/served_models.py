@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.messages import Registered
+from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.services import Services
 
@@ -40,7 +41,7 @@ class ServedModel(NamedTuple):
             "object": "model",
             "created": self.registered.created if self.registered else self.base.created,
             "owned_by": "pliant",
-            "root": self.registered.adapter.folder if self.registered else self.base.root,
+            "root": public(self.registered.adapter.folder if self.registered else self.base.root),
             "parent": self.base.name if self.registered else None,
             "max_model_len": self.base.max_length,
         }

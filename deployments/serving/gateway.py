@@ -20,6 +20,7 @@ from pliant.config.base import ModelServiceConfig
 from pliant.config.cluster import ServingConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.serving.calls import answer
+from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.follower import Follower, Tally
 from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.kind import Kind, Opening
@@ -114,7 +115,7 @@ class Gateway:
             try:
                 service.open(await kind.open(opening))
             except PliantError as error:
-                reason = str(error)
+                reason = _public(str(error), config)
                 logger.warning("%s: %s", service.name, error)
             except Exception as error:  # a broken file of one service must not keep the others from being served
                 reason = f"{type(error).__name__}: {error}"
@@ -168,6 +169,11 @@ class Gateway:
             "replicas": self._tables[name].replicas(),
             **kind.facts(service, self._catalogs[kind.name]),
         }
+
+
+def _public(reason: str, config: Any) -> str:
+    """`reason` for clients, without where on this machine the model of `config` lies."""
+    return reason.replace(config.model, public(config.model)) if isinstance(config, ModelServiceConfig) else reason
 
 
 class _Planner:

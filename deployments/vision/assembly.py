@@ -23,7 +23,7 @@ from pliant.deployments.vision.engine import Engine, Waiting
 from pliant.deployments.vision.tasks import Tasks
 from pliant.deployments.vision.useful_gammas import UsefulGammas
 from pliant.errors import ModelError
-from pliant.formats.vision_task import USUAL_PROMPTS, TaskError, read_task
+from pliant.formats.vision_task import USUAL_PROMPTS, TaskError, bytes_of, read_task
 from pliant.models import sources
 from pliant.models.sources import Progress
 from pliant.models.vision_info import VisionInfo, merging_gammas
@@ -81,7 +81,8 @@ class Assembled:
         self._executor = loaded.executor
         self._worker = worker
         device = ExecutorDevice(loaded.executor, worker, loaded.gammas, loaded.identity, loaded.own)
-        self.tasks = Tasks(device, measure=device.measure)
+        size = partial(bytes_of, backbone=loaded.executor.info)
+        self.tasks = Tasks(device, measure=device.measure, size=size)
         self.useful, profile, policy = self._planning(loaded)
         self.engine = Engine(device, self.tasks, profile, policy, config.queue)
         self.compiling = config.compile and config.device == "cpu" and loaded.executor.backend == "eager"

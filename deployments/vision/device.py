@@ -103,7 +103,7 @@ class ExecutorDevice:
             async with asyncio.timeout(_READ_WITHIN_S):
                 accuracies, weights = await asyncio.to_thread(self._staged, task)
         except TimeoutError:
-            raise TaskError(f"task {task.name}: {task.folder} could not be read in {_READ_WITHIN_S:g} s") from None
+            raise TaskError(f"task {task.name}: its folder could not be read in {_READ_WITHIN_S:g} s") from None
         await self._in_worker(lambda: self._executor.add_task(key(task), weights))
         return accuracies
 
@@ -139,7 +139,7 @@ class ExecutorDevice:
     def _read(self, task: TaskRef) -> TaskInfo:
         info = read_task(Path(task.folder), self._executor.info)
         if info.revision != task.revision:
-            raise TaskError(f"task {task.name}: {task.folder} has changed since it was registered; register it again")
+            raise TaskError(f"task {task.name}: its folder has changed since it was registered; register it again")
         return info
 
     def _staged(self, task: TaskRef) -> tuple[Mapping[int, float], Any]:

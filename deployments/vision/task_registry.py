@@ -99,7 +99,7 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
         if known is not None:
             _check_movable(known)
             if not replace:
-                told = f"{service} has {name!r} already, from {known.task.folder}"
+                told = f"{service} has {name!r} already"
                 raise _rejected(f"{told}; unload it first, or send replace: true", Fault.CONFLICT)
             self._check_owner(by, name, known.owner)
         elif sum(each.service == service and not each.coming for each in self.catalog.entries.values()) >= MOST_TASKS:

@@ -20,6 +20,7 @@ from pliant.deployments.http.body import read_body
 from pliant.deployments.http.openapi import json_body
 from pliant.deployments.http.parameters import validated_json
 from pliant.deployments.http.validation import named
+from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
 from pliant.deployments.serving.tenants import current
@@ -78,6 +79,6 @@ def _card(entry: RegisteredTask) -> dict[str, Any]:
         "slo_ms": entry.slo_ms,
         "utility": entry.utility,
         "prompts": entry.task.prompts,
-        "path": entry.task.folder,
+        "path": public(entry.task.folder),
         "created": entry.created,
     }

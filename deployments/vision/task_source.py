@@ -135,13 +135,14 @@ class TaskSource:
             folder = sources.fetch_tasks(self._config.tasks.folder)
             self._roots = (folder, *self._roots)
             if (folder / TASK).is_file():
-                raise TaskError(f"tasks.folder: {folder} is a task; it must be the folder around it")
+                raise TaskError(f"tasks.folder: {folder.name} is a task; it must be the folder around it")
             entries = sorted(folder.iterdir())
             return [each for each in entries if (each / TASK).is_file() and not each.name.startswith(".")]
         except ModelError as error:
             raise TaskError(f"tasks.folder: {error}") from None
         except OSError as error:
-            raise TaskError(f"tasks.folder: {self._config.tasks.folder} cannot be read: {error.strerror}") from None
+            name = Path(self._config.tasks.folder).name
+            raise TaskError(f"tasks.folder: {name} cannot be read: {error.strerror}") from None
 
     def _found(self, folder: Path) -> Iterator[RegisteredTask | PliantError]:
         try:
@@ -149,7 +150,7 @@ class TaskSource:
         except PliantError as error:
             yield error
         except OSError as error:
-            yield TaskError(f"task {folder}: {error.strerror}")
+            yield TaskError(f"task {folder.name}: {error.strerror}")
         else:
             if not self._store.is_out(entry.task.name, entry.task.revision):
                 yield entry
@@ -159,10 +160,10 @@ def _check_small(info: TaskInfo) -> None:
     """Raise TaskError for what would take a replica too much memory, or too long to measure."""
     size = (info.folder / WEIGHTS).stat().st_size
     if size > _MOST_BYTES:
-        raise TaskError(f"task {info.folder}: its {WEIGHTS} has {size:,} bytes, for at most {_MOST_BYTES:,}")
+        raise TaskError(f"task {info.folder.name}: its {WEIGHTS} has {size:,} bytes, for at most {_MOST_BYTES:,}")
     if info.profiling_images > MOST_PROFILING:
         images = f"{info.profiling_images:,} images in its {PROFILING}"
-        raise TaskError(f"task {info.folder}: has {images}, for at most {MOST_PROFILING:,}; keep some of them only")
+        raise TaskError(f"task {info.folder.name}: has {images}, for at most {MOST_PROFILING:,}; keep some only")
 
 
 def _made(entry: RegisteredTask) -> StoredEntry:

@@ -19,7 +19,7 @@ from pliant.formats.vision_task import TaskError, TaskRef
 
 logger = logging.getLogger("pliant")
 
-_MOST = 256
+_MOST, _MOST_BYTES = 256, 2**30
 _RETRY_S = 5.0
 """After which a task that could not be loaded is tried again."""
 
@@ -42,14 +42,23 @@ Measure = Callable[[TaskRef], Awaitable[Mapping[int, float] | None]]
 
 
 class Tasks:
-    """The tasks in memory, `most` at a time.
+    """The tasks in memory, `most` at a time, of `most_bytes` in all; `size` says how many a task takes.
 
     `measure` tells a task's accuracies better than loading it does, or None if it cannot; it may take its time, and
     raise anything.
     """
 
-    def __init__(self, loader: TaskLoader, most: int = _MOST, measure: Measure | None = None) -> None:
+    def __init__(
+        self,
+        loader: TaskLoader,
+        most: int = _MOST,
+        measure: Measure | None = None,
+        size: Callable[[TaskRef], int] = lambda _task: 0,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
         self._loader = loader
+        self._size = size
+        self._most_bytes = most_bytes
         self._measure = measure
         self.most = most
         self.version = 0
@@ -127,7 +136,7 @@ class Tasks:
         try:
             self._check_worth_trying(task)
             async with self._moving:
-                await self._make_room()
+                await self._make_room(task)
                 accuracies = await self._loaded(task)
             self._held[task] = self._accuracies[key(task)] = accuracies
             self.version += 1
@@ -170,8 +179,12 @@ class Tasks:
         if task in self._failed:
             raise TaskError(self._failed[task][1])
 
-    async def _make_room(self) -> None:
-        while len(self._held) >= self.most:
+    async def _make_room(self, wanted: TaskRef) -> None:
+        room = self._most_bytes - self._size(wanted)
+        if room < 0:
+            given = f"takes {self._size(wanted):,} bytes, for at most {self._most_bytes:,} of all tasks in a replica"
+            raise TaskError(f"task {wanted.name}: {given}; give it fewer labels or prompts")
+        while len(self._held) >= self.most or sum(map(self._size, self._held)) > room:
             idle = next((task for task in self._held if not self._users[task]), None)
             if idle is None:
                 raise TaskError(f"{len(self._held)} tasks are in use, as many as a replica holds; retry later")

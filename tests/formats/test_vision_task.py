@@ -24,6 +24,7 @@ from pliant.formats.vision_task import (
     WEIGHTS,
     TaskError,
     TaskInfo,
+    bytes_of,
     check_description,
     read_profiling,
     read_task,
@@ -328,3 +329,9 @@ def test_mangled_tensors_are_refused_or_mean_what_safetensors_reads(
             assert shapes.keys() == {"head.weight", "head.bias", *(f"prompts.{gamma}" for gamma in info.prompts)}
         else:
             assert shapes["images"] == (info.profiling_images, 16, 16, 3)
+
+
+def test_a_task_s_bytes_are_those_of_its_tensors(tmp_path: Path, backbone: VisionInfo) -> None:
+    info = read_task(task_folder(tmp_path / "task", backbone, prompts=(1, 2)), backbone)
+    tensors = load_file(info.folder / WEIGHTS)
+    assert bytes_of(info.ref, backbone) == sum(tensor.nbytes for tensor in tensors.values())

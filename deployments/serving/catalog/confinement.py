@@ -44,5 +44,10 @@ def within(folder: Path, roots: Sequence[Path]) -> bool:
 
 def outside(path: str, roots: Sequence[Path], purpose: str) -> OutsideError:
     """What to say of a path that leads out of all `roots`."""
-    listed = ", ".join(map(str, roots)) or "there are none"
+    listed = "cluster.yaml names them" if roots else "there are none"
     return OutsideError(f"{path!r} lies outside of the folders from which {purpose}: {listed}")
+
+
+def public(path: str) -> str:
+    """What clients are told of a model or a folder: of an absolute path its last part, as the rest is the server's."""
+    return Path(path).name if Path(path).is_absolute() else path

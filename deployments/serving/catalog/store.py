@@ -59,7 +59,7 @@ class Store(Generic[K]):
         self._file = file
         self._kept = nothing
         self._what = what
-        self._barred: FileError | None = FileError(f"{file} has not been read")
+        self._barred: FileError | None = FileError(f"{file.name} has not been read")
         """Why the file must not be written."""
 
     @property
@@ -124,12 +124,12 @@ def load(file: Path, nothing: Stored[K], what: str) -> Stored[K]:
     except FileNotFoundError:
         return nothing
     except OSError as error:
-        raise FileError(f"{file} cannot be read, so nothing is written there either: {error.strerror}") from None
+        raise FileError(f"{file.name} cannot be read, so nothing is written there either: {error.strerror}") from None
     except ValidationError as error:
         raise _put_aside(file, error, what) from None
     if kept.service != nothing.service:
         raise FileError(
-            f"{file} keeps the {what} of the service {kept.service}, so it is neither used nor written; choose "
+            f"{file.name} keeps the {what} of the service {kept.service}, so it is neither used nor written; choose "
             f"another file for {what}.registry, or move this one away"
         )
     return kept
@@ -143,7 +143,7 @@ def write(file: Path, kept: Stored[K]) -> None:
     try:
         _replace(file, kept.model_dump_json().encode())
     except OSError as error:
-        raise FileError(f"{file} cannot be written: {error.strerror}") from None
+        raise FileError(f"{file.name} cannot be written: {error.strerror}") from None
 
 
 def _put_aside(file: Path, error: ValidationError, what: str) -> FileError | BrokenFileError:
@@ -153,8 +153,8 @@ def _put_aside(file: Path, error: ValidationError, what: str) -> FileError | Bro
     try:
         file.replace(aside)
     except OSError as failed:
-        return FileError(f"{file} is no registry of {what} ({reason}), and cannot be put aside: {failed.strerror}")
-    return BrokenFileError(f"{file}: is no registry of {what} ({reason}); it is now {aside.name}")
+        return FileError(f"{file.name} is no registry of {what} ({reason}), and cannot be put aside: {failed.strerror}")
+    return BrokenFileError(f"{file.name}: is no registry of {what} ({reason}); it is now {aside.name}")
 
 
 def _replace(file: Path, content: bytes) -> None:

@@ -285,4 +285,5 @@ def _size(size: Size) -> str:
 
 
 def _one_line(folder: Path) -> str:
-    return str(folder) if str(folder).isprintable() else shown(str(folder))
+    """Its name: clients are told of it, and where it lies is the server's own."""
+    return folder.name if folder.name.isprintable() else shown(folder.name)

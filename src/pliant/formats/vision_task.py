@@ -106,6 +106,11 @@ class TaskInfo:
         return TaskRef(self.name, str(self.folder), self.revision, len(self.labels), self.prompts)
 
 
+def bytes_of(task: TaskRef, backbone: VisionInfo) -> int:
+    """What `task` takes in a replica's memory, in bytes: head and prompts, as 32-bit numbers."""
+    return 4 * (task.labels * (backbone.hidden + 1) + backbone.layers * sum(task.prompts) * backbone.hidden)
+
+
 def prompts_name(gamma: int) -> str:
     """The name of the tensor with the prompts of `gamma`."""
     return f"prompts.{gamma}"
@@ -305,4 +310,5 @@ def _size(size: Size) -> str:
 
 
 def _one_line(folder: Path) -> str:
-    return str(folder) if str(folder).isprintable() else shown(str(folder))
+    """Its name: clients are told of it, and where it lies is the server's own."""
+    return folder.name if folder.name.isprintable() else shown(folder.name)

@@ -8,6 +8,7 @@ Whatever is in a file, it is either understood or refused with a ValueError that
 import json
 import math
 import os
+import reprlib
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ _MOST_BYTES = 2**21
 """Of JSON; ten times what the largest model's adapter needs."""
 _SAMPLED = 2**16
 """Bytes of numbers at the file's beginning and at its end, by which it is recognised: training changes them all."""
+_SHOWN = 80
+"""Characters of foreign text in a message."""
 
 
 class StoredTensor(NamedTuple):
@@ -106,8 +109,9 @@ def opened_tensors(
 
 def shown(text: object) -> str:
     """Foreign text as it may stand in a message of one line."""
-    escaped = ascii(text)
-    return escaped if len(escaped) <= 80 else f"{escaped[:77]}..."
+    given = repr(text[:_SHOWN]) if isinstance(text, str) else reprlib.repr(text)
+    escaped = given.encode("ascii", "backslashreplace").decode()
+    return escaped if len(escaped) <= _SHOWN else f"{escaped[: _SHOWN - 3]}..."
 
 
 def _header(opened: BinaryIO, size: int, dtypes: Mapping[str, int], most_dimensions: int) -> StoredTensors:

@@ -109,7 +109,7 @@ async def test_loading_again_is_an_error_unless_in_place(house: House) -> None:
     registry = await house.open()
     first = await registry.load("sql", "sql")
     assert (
-        await refused(registry.load("sql", "sql"), "is loaded already, from .*; unload it first, or send load_in")
+        await refused(registry.load("sql", "sql"), "is loaded already; unload it first, or send load_in")
         == Outcome.REJECTED
     )
     assert (await registry.load("sql", "sql", in_place=True)).adapter == first.adapter

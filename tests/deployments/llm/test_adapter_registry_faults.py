@@ -120,7 +120,9 @@ async def test_a_folder_that_cannot_be_read_is_told_and_the_rest_goes_on(
     monkeypatch.setattr(Path, "iterdir", iterdir)
     registry = await house.open(other(house, folder=str(house.folder / "others")))
     assert names(registry) == ["law", "sql"]
-    assert registry.catalog.problems == [f"chat: adapters.folder: {house.adapters} cannot be read: Permission denied"]
+    assert registry.catalog.problems == [
+        f"chat: adapters.folder: {house.adapters.name} cannot be read: Permission denied"
+    ]
     registry.check()
 
 

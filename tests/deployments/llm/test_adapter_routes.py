@@ -101,7 +101,7 @@ async def test_an_adapter_is_a_model(cluster: Cluster, http: httpx.AsyncClient, 
     assert [recorded[-1] for recorded in cluster.replicas.recorder.events] == [0, 8, 8, 8, 0]
     models = {model.id: model.model_dump() async for model in client.models.list()}
     assert (models["chat"]["parent"], models["chat"]["root"]) == (None, "m")
-    assert (models["my-sql"]["parent"], models["my-sql"]["root"]) == ("chat", str(folder))
+    assert (models["my-sql"]["parent"], models["my-sql"]["root"]) == ("chat", folder.name)
     assert (await client.models.retrieve("my-sql")).model_dump() == models["my-sql"]
     assert models["my-sql"]["created"] > 0
 

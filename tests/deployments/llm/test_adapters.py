@@ -587,7 +587,7 @@ def test_a_load_without_end_is_given_up_with_those_behind_it_until_it_ends() -> 
     assert [loaded.ref.name for loaded in finished] == ["p", "q", "r"]
     for loaded in finished:
         assert isinstance(loaded.blob, AdapterLoadError)
-        assert f"adapter {loaded.ref.name} cannot be loaded: slow has been read for" in str(loaded.blob)
+        assert f"adapter {loaded.ref.name} cannot be loaded: p has been read for" in str(loaded.blob)
     assert loader.loading_s() > 0.01
     assert loader.pending == 0
     source.opened.set()

@@ -454,6 +454,27 @@ def test_tasks_make_room_for_others_unless_they_are_in_use() -> None:
     virtual_loop.run(main())
 
 
+def test_tasks_take_so_many_bytes_together_and_no_more() -> None:
+    async def main() -> None:
+        loader = Loader()
+        sizes = {"1": 40, "2": 60, "3": 50, "4": 101}
+        tasks = Tasks(loader, size=lambda task: sizes[task.name], most_bytes=100)
+        one, two, three, four = map(task, "1234")
+        await tasks.acquire(one)
+        await tasks.acquire(two)
+        tasks.release(one)
+        with pytest.raises(TaskError, match="1 tasks are in use, as many as a replica holds"):
+            await tasks.acquire(three)
+        tasks.release(two)
+        await tasks.acquire(three)
+        assert loader.held == {key(three)}
+        with pytest.raises(TaskError, match="takes 101 bytes, for at most 100 of all tasks"):
+            await tasks.acquire(four)
+        assert loader.held == {key(three)}
+
+    virtual_loop.run(main())
+
+
 def test_registered_tasks_are_brought_and_others_removed() -> None:
     async def main() -> None:
         loader = Loader(broken={"3"})

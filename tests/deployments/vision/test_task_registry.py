@@ -110,7 +110,10 @@ async def test_a_task_takes_the_place_of_another_only_when_asked_to(house: House
     registry = await house.open()
     first = await registry.load("digits", "parity", "a")
     assert (
-        await refused(registry.load("digits", "parity", "b"), "digits has 'parity' already, from .*replace: true")
+        await refused(
+            registry.load("digits", "parity", "b"),
+            "digits has 'parity' already; unload it first, or send replace: true",
+        )
         == Fault.CONFLICT
     )
     second = await registry.load("digits", "parity", "b", replace=True)

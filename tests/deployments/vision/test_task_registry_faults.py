@@ -174,7 +174,7 @@ async def test_a_folder_that_cannot_be_read_is_told_and_the_rest_goes_on(
     monkeypatch.setattr(Path, "iterdir", iterdir)
     registry = await house.open(services)
     assert names(registry) == ["digits/a", "other/theirs"]
-    assert registry.catalog.problems == [f"digits: tasks.folder: {house.tasks} cannot be read: Permission denied"]
+    assert registry.catalog.problems == [f"digits: tasks.folder: {house.tasks.name} cannot be read: Permission denied"]
     registry.check()
 
 
