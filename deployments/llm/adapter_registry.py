@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from pliant.config.cluster import ServingConfig
@@ -18,6 +18,7 @@ from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
 from pliant.deployments.serving.messages import OPERATOR, Manager
 from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.state.storage import storage
 from pliant.errors import PliantError
 from pliant.formats.adapter_info import AdapterInfo
 
@@ -38,8 +39,9 @@ class AdapterRegistry(Registry[Registered, AdapterSource]):
 
     def __init__(self, config: ServingConfig, clock: Callable[[], float] = time.time) -> None:
         self._models = frozenset(config.services)
+        state = storage(config.state)
         sources = {
-            name: AdapterSource(name, service, service.adapters)
+            name: AdapterSource(name, service, service.adapters, state)
             for name, service in config.of(LlmConfig).items()
             if service.adapters
         }
@@ -51,10 +53,10 @@ class AdapterRegistry(Registry[Registered, AdapterSource]):
     ) -> Registered:
         """Register the adapter in the folder `path` as `name`, for `service` or else for the one that it fits.
 
-        With `in_place` it may take the place of one of that name, if that is `by`'s. When this returns it is on disk,
-        and the gateways that answer within a second know of it; others ask when they are given the name.
+        With `in_place` it may take the place of one of that name, if that is `by`'s. When this returns it is
+        stored, and the gateways that answer within a second know of it; others ask when they are given the name.
 
-        Raises RejectedError. Then nothing is changed, unless its reason says that the file may yet be written.
+        Raises RejectedError. Then nothing is changed, unless its reason says that it may yet come about.
         """
         await self.started()
         sources = self._open_sources(service, by)
@@ -76,12 +78,10 @@ class AdapterRegistry(Registry[Registered, AdapterSource]):
         logger.info("%s: unloaded adapter %s", known.service, name)
         return known
 
-    async def _scan(self) -> None:
-        await super()._scan()
-        for service, source in self._sources.items():
-            mine = {name for name, entry in self.catalog.entries.items() if entry.service == service}
-            for name in sorted(source.pinned - mine):
-                self._complain(f"{service}: adapters.pinned: got {name}; there is no such adapter in the folder")
+    def _missed(self, service: str) -> Iterator[str]:
+        mine = {name for name, entry in self.catalog.entries.items() if entry.service == service}
+        for name in sorted(self._sources[service].pinned - mine):
+            yield f"{service}: adapters.pinned: got {name}; there is no such adapter in the folder"
 
     async def _read_again(self) -> None:
         """Look, one after another, whether the files of what was believed at the start are still the same."""

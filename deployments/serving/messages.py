@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from pliant.deployments.serving.outcome import Fault, Outcome
 
@@ -56,7 +56,14 @@ class Guidance:
     """Those that send to the service's replicas."""
 
 
-Entry = TypeVar("Entry")
+class OfService(Protocol):
+    """What belongs to one service."""
+
+    @property
+    def service(self) -> str: ...
+
+
+Entry = TypeVar("Entry", bound=OfService)
 """What is registered in a catalog."""
 
 

@@ -15,6 +15,7 @@ from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
 from pliant.deployments.serving.messages import OPERATOR, Manager
 from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.state.storage import storage
 from pliant.deployments.vision.messages import RegisteredTask
 from pliant.deployments.vision.task_source import TaskSource
 from pliant.errors import PliantError
@@ -38,7 +39,9 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
     gone_s = 45.0
 
     def __init__(self, config: ServingConfig, clock: Callable[[], float] = time.time) -> None:
-        super().__init__({name: TaskSource(name, service) for name, service in config.of(VisionConfig).items()}, clock)
+        state = storage(config.state)
+        services = config.of(VisionConfig)
+        super().__init__({name: TaskSource(name, service, state) for name, service in services.items()}, clock)
         self._trials = count()
 
     async def load(
@@ -46,9 +49,9 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
     ) -> RegisteredTask:
         """Register the task in the folder `path` as `name` of `service`; `replace`: maybe instead of one of `by`'s.
 
-        Replicas load it before clients may name it. When this returns it is on disk, and gateways and replicas have it,
+        Replicas load it before clients may name it. When this returns it is stored, and gateways and replicas have it,
         unless one takes half a minute. Raises RejectedError, also when a replica cannot load it. Then nothing is
-        changed, unless its reason says that the file may yet be written.
+        changed, unless its reason says that it may yet come about.
         """
         await self.started()
         source = self._open(self._source(service))
@@ -66,7 +69,7 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
     async def unload(self, service: str, name: str, by: Manager = OPERATOR) -> RegisteredTask:
         """Forget the task `name` of `service`, if it is `by`'s.
 
-        When this returns that is on disk, and gateways and replicas know it, unless one takes half a minute. Raises
+        When this returns that is stored, and gateways and replicas know it, unless one takes half a minute. Raises
         RejectedError as `load` does.
         """
         await self.started()

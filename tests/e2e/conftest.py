@@ -43,9 +43,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle, faults_fol
     services["digits"]["tasks"] = {
         "folder": services["digits"]["tasks"],
         "roots": [str(folder / "tasks")],
-        "registry": str(folder / "tasks.json"),
     }
     services[NAME] = oracle.service()
+    args["state"] = str(folder)
     for service in services.values():
         if service["kind"] != "cascade":
             service["timeout_s"] = PROCESS_HANGS_AFTER_S

@@ -6,14 +6,13 @@ It names no kind of service: a Reader is given the configs of all kinds, and ask
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
 from pliant.config.base import ServiceConfig, ServiceName, Strict
 from pliant.config.http import HttpOptions
@@ -69,6 +68,8 @@ class ServingConfig:
     services: Mapping[str, ServiceConfig]
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
     """Those that are said anything of."""
+    state: str | None = None
+    """An absolute folder or an fsspec URL, where state lies that outlives nodes; None: in the user's cache folder."""
 
     def of(self, kind: type[Config]) -> dict[str, Config]:
         """The services whose config is a `kind`, by name."""
@@ -116,6 +117,24 @@ class _ClusterFile(Strict):
     applications: Annotated[list[_ApplicationConfig], Field(min_length=1)]
 
 
+def _reachable(state: str) -> str:
+    """`state` if it is an absolute folder, or a URL for which there is a client."""
+    if "://" not in state:
+        if not Path(state).expanduser().is_absolute():
+            raise ValueError("must be an absolute folder, which every node has, or a URL such as s3://bucket/folder")
+        return state
+    import fsspec
+
+    protocol = state.partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(protocol)  # type: ignore[no-untyped-call]
+    except (ValueError, ImportError) as error:
+        raise ValueError(f"{protocol}:// cannot be used: {error}") from None
+    return state
+
+
+_State = Annotated[str, AfterValidator(_reachable)]
+
 CLUSTER_KEYS = tuple(_ClusterFile.model_fields)
 HTTP_KEYS = tuple(HttpOptions.model_fields)
 APPLICATION_KEYS = tuple(_ApplicationConfig.model_fields)
@@ -133,6 +152,7 @@ class Reader:
             gateway=(GatewayConfig, GatewayConfig()),
             services=(services, ...),
             tenants=(dict[ServiceName, TenantConfig], {}),
+            state=(_State | None, None),
         )
 
     def parse(self, args: Mapping[str, Any]) -> ServingConfig:
@@ -148,13 +168,12 @@ class Reader:
             )
         tenants: dict[str, TenantConfig] = valid.tenants
         if wrong := [
-            *_shared_registries(services),
             *_conflicts(services),
             *_unknown_services(tenants, services),
             *_keyless(tenants, valid.gateway),
         ]:
             raise ConfigError(wrong)
-        return ServingConfig(valid.gateway, _with_settings(services), tenants)
+        return ServingConfig(valid.gateway, _with_settings(services), tenants, valid.state)
 
     def read(self, path: Path) -> ClusterConfig:
         """Read and validate a whole cluster.yaml. Raises ConfigError with a line for each problem."""
@@ -223,19 +242,6 @@ def _keyless(tenants: Mapping[str, TenantConfig], gateway: GatewayConfig) -> Ite
     if not (gateway.keys_env or gateway.keys_file):
         for name in tenants.keys() - {ANONYMOUS, *((UNNAMED,) if gateway.api_keys_env else ())}:
             yield f"tenants.{name}: there are no keys of it; name a gateway.keys_file, or a gateway.keys_env"
-
-
-def _shared_registries(services: Mapping[str, ServiceConfig]) -> Iterator[str]:
-    """What is wrong with files in which two services would undo each other's changes."""
-    owners: dict[str, tuple[str, str]] = {}
-    for name, service in services.items():
-        for what, catalog in service.catalogs().items():
-            owner, theirs = owners.setdefault(os.path.realpath(catalog.registry_file(name)), (name, what))
-            if (owner, theirs) != (name, what):
-                yield (
-                    f"services.{name}.{what}.registry: got {catalog.registry}; {owner} keeps its {theirs} in that "
-                    "file, so it must be another one"
-                )
 
 
 def _with_settings(services: Mapping[str, ServiceConfig]) -> dict[str, ServiceConfig]:

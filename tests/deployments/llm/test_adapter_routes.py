@@ -40,9 +40,9 @@ class Cluster:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.roots = folder / "roots"
-        adapters = {"roots": [str(self.roots)], "registry": str(folder / "registry.json"), **options}
+        adapters = {"roots": [str(self.roots)], **options}
         chat = {"kind": "llm", "model": model_folder(folder / "model"), "max_length": 64, "adapters": adapters}
-        self.registry = AdapterRegistry(parse({"services": {"chat": chat}}))
+        self.registry = AdapterRegistry(parse({"services": {"chat": chat}, "state": str(folder)}))
         self._part = CatalogPart(self.registry)
         self.replicas = Replicas(a=Replica())
         self._folder = folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import AsyncIterator
 from functools import partial
@@ -53,7 +52,7 @@ async def test_tasks_of_the_folder_are_there_from_the_start(house: House) -> Non
     assert (entry.service, entry.labels, entry.slo_ms, entry.utility) == ("digits", ("even", "odd"), 600, 0.5)
     assert entry.task.folder == str(house.tasks / "parity")
     assert registry.catalog.problems == []
-    assert not house.kept.exists(), "nobody has said anything yet"
+    assert not house.kept(), "nobody has said anything yet"
 
 
 async def test_what_is_wrong_in_the_folder_is_told_and_harms_nothing_else(house: House) -> None:
@@ -144,7 +143,7 @@ async def test_refusals(house: House, tmp_path: Path) -> None:
     )
     assert await refused(registry.unload("digits", "x"), "digits has no 'x'") == Fault.NOT_FOUND
     assert names(registry) == []
-    assert not house.kept.exists()
+    assert not house.kept()
 
 
 async def test_there_are_not_too_many(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,19 +156,10 @@ async def test_there_are_not_too_many(house: House, monkeypatch: pytest.MonkeyPa
 
 async def test_what_cannot_be_written_is_not_changed(house: House) -> None:
     house.task(house.more / "fine")
-    registry = await house.open(registry=str(house.more / "fine" / "task.json" / "kept.json"))
+    (house.state / "task-registries").touch()
+    registry = await house.open()
     assert await refused(registry.load("digits", "a", "fine"), "nothing was changed") == Outcome.UNAVAILABLE
     assert names(registry) == []
-
-
-async def test_a_broken_file_is_put_aside(house: House) -> None:
-    house.task(house.tasks / "found")
-    house.kept.write_text("{")
-    registry = await house.open()
-    assert names(registry) == ["digits/found"]
-    [problem] = registry.catalog.problems
-    assert "is no registry of tasks" in problem
-    assert house.kept.with_name("kept.json.broken").exists()
 
 
 async def test_a_kept_task_that_has_gone_is_told(house: House) -> None:
@@ -179,7 +169,7 @@ async def test_a_kept_task_that_has_gone_is_told(house: House) -> None:
     registry = await house.open()
     assert names(registry) == []
     assert "a, loaded earlier, is not served: there is no folder" in registry.catalog.problems[0]
-    assert json.loads(house.kept.read_text())["loaded"], "it may come back"
+    assert house.kept()["loaded"], "it may come back"
 
 
 class Loader:
