@@ -27,7 +27,7 @@ from pliant.policies.encoder.configurations import ResidentRuntime, place
 from pliant.policies.encoder.dispatch import Algorithm1, Dispatcher
 from pliant.policies.encoder.planning import Planner, Residency, even_plan
 from pliant.policies.encoder.runtime_allocation import allocate, runtime_class
-from pliant.simulation.arrivals import Stream
+from pliant.simulation.arrivals import Stream, Thinned
 from pliant.simulation.encoder.batched import BatchedSimulation, Batching
 from pliant.simulation.encoder.control import Planned, Scaled, reallocate, resize
 from pliant.simulation.encoder.fleet import Dispatching, Fleet, ResidentFleet
@@ -186,7 +186,7 @@ class InOrder:
         return Batch(tuple(range(texts)), self._seconds(texts, max(text.length for text in waiting[:texts])))
 
 
-def arrived(lengths: Sequence[int], stream: Stream) -> tuple[float, ...]:
+def arrived(lengths: Sequence[int], stream: Stream | Thinned) -> tuple[float, ...]:
     """Requests per second of `stream`, over all of it, for which each of `lengths` is the shortest that fits."""
     counts = np.zeros(len(lengths), dtype=np.int64)
     for second in stream:

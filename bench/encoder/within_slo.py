@@ -19,7 +19,7 @@ from pliant.bench.encoder.profiles import BASE
 from pliant.bench.encoder.schemes import Setting, arrived, simulation
 from pliant.bench.encoder.simulated_runs import NAMES, Repeated, Runs, mean, ms, p98
 from pliant.bench.report import Figure, ratio
-from pliant.simulation.arrivals import tweet_lengths
+from pliant.simulation.arrivals import Thinned, tweet_lengths
 from pliant.simulation.encoder.outcome import Outcome
 
 ALIKE = 0.3
@@ -74,8 +74,10 @@ def capacities(runs: Runs, found: Repeated) -> None:
 
 
 def _run(runs: Runs, scheme: str, setting: Setting, load: float, seconds: int, seed: int) -> Outcome:
-    rate = load * setting.replicas / setting.profile.mean_static_s(tweet_lengths())
-    stream = workloads.twitter(runs.data, rate, _WARMUP + seconds, seed, bursty=True, alike=ALIKE)
+    """At all loads bursts come at the same times, so that more load is never easier."""
+    rate = _LOADS[1] * setting.replicas / setting.profile.mean_static_s(tweet_lengths())
+    most = workloads.twitter(runs.data, rate, _WARMUP + seconds, seed, bursty=True, alike=ALIKE)
+    stream = Thinned(most, load / _LOADS[1])
     known = replace(setting, demand=arrived(setting.lengths, stream))
     return simulation(scheme, known).run(stream, _WARMUP)
 
