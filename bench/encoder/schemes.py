@@ -106,6 +106,8 @@ class Setting:
     """Of Arlo's."""
     batch: int = 1
     """The most texts that are computed together."""
+    admission: bool = False
+    """Refuse what no replica is predicted to answer within the SLO. INFaaS and IG predict nothing, and refuse nothing."""
     algorithm_1: Algorithm1 | None = None
     """The paper's dispatching; None: by predicted finish."""
     quantile: float | None = None
@@ -123,7 +125,7 @@ def simulation(scheme: str, setting: Setting) -> Simulation | BatchedSimulation:
             controllers.append(Scaled(TargetTracking(1, setting.most), longest))
         else:
             controllers.append(Headroom(1, setting.most, setting.spare, longest))
-    service = Service(profile.slo_s, overhead_s=setting.overhead_s)
+    service = Service(profile.slo_s, setting.admission, setting.overhead_s)
     if setting.batch == 1:
         return Simulation(fleet, service, controllers)
     return BatchedSimulation(fleet, service, lambda held: _batcher(scheme, setting, held), controllers)
