@@ -107,7 +107,7 @@ class Setting:
     batch: int = 1
     """The most texts that are computed together."""
     admission: bool = False
-    """Refuse what no replica is predicted to answer within the SLO. INFaaS and IG predict nothing, and refuse nothing."""
+    """Refuse what no replica is predicted to answer within the SLO. INFaaS and IG never do."""
     algorithm_1: Algorithm1 | None = None
     """The paper's dispatching; None: by predicted finish."""
     quantile: float | None = None
