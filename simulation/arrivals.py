@@ -83,6 +83,23 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Thinned:
+    """A share of a stream's requests, drawn one by one: of two shares the smaller is part of the greater."""
+
+    stream: Stream
+    share: float
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def __iter__(self) -> Iterator[Arrivals]:
+        rng = np.random.default_rng([self.stream.seed, 2])
+        for arrivals in self.stream:
+            kept = rng.random(len(arrivals.seconds)) < self.share
+            yield Arrivals(arrivals.seconds[kept], arrivals.tokens[kept])
+
+
+@dataclass(frozen=True)
 class Recorded:
     """Requests that were recorded, or made up for a test: arrivals in seconds from 0, in order, and tokens."""
 

@@ -27,7 +27,7 @@ from pliant.policies.encoder.configurations import ResidentRuntime, place
 from pliant.policies.encoder.dispatch import Algorithm1, Dispatcher
 from pliant.policies.encoder.planning import Planner, Residency, even_plan
 from pliant.policies.encoder.runtime_allocation import allocate, runtime_class
-from pliant.simulation.arrivals import Stream
+from pliant.simulation.arrivals import Stream, Thinned
 from pliant.simulation.encoder.batched import BatchedSimulation, Batching
 from pliant.simulation.encoder.control import Planned, Scaled, reallocate, resize
 from pliant.simulation.encoder.fleet import Dispatching, Fleet, ResidentFleet
@@ -106,6 +106,8 @@ class Setting:
     """Of Arlo's."""
     batch: int = 1
     """The most texts that are computed together."""
+    admission: bool = False
+    """Refuse what no replica is predicted to answer within the SLO. INFaaS and IG never do."""
     algorithm_1: Algorithm1 | None = None
     """The paper's dispatching; None: by predicted finish."""
     quantile: float | None = None
@@ -123,7 +125,7 @@ def simulation(scheme: str, setting: Setting) -> Simulation | BatchedSimulation:
             controllers.append(Scaled(TargetTracking(1, setting.most), longest))
         else:
             controllers.append(Headroom(1, setting.most, setting.spare, longest))
-    service = Service(profile.slo_s, overhead_s=setting.overhead_s)
+    service = Service(profile.slo_s, setting.admission, setting.overhead_s)
     if setting.batch == 1:
         return Simulation(fleet, service, controllers)
     return BatchedSimulation(fleet, service, lambda held: _batcher(scheme, setting, held), controllers)
@@ -186,7 +188,7 @@ class InOrder:
         return Batch(tuple(range(texts)), self._seconds(texts, max(text.length for text in waiting[:texts])))
 
 
-def arrived(lengths: Sequence[int], stream: Stream) -> tuple[float, ...]:
+def arrived(lengths: Sequence[int], stream: Stream | Thinned) -> tuple[float, ...]:
     """Requests per second of `stream`, over all of it, for which each of `lengths` is the shortest that fits."""
     counts = np.zeros(len(lengths), dtype=np.int64)
     for second in stream:

@@ -22,7 +22,7 @@ from pliant.policies.encoder.dispatch import Algorithm1
 from pliant.simulation.encoder.outcome import Outcome
 
 _SPARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-"""Headrooms for the baselines' autoscaling; each gets the one that meets the SLO with the fewest GPUs."""
+"""Headrooms for the baselines' autoscaling."""
 
 
 def simulate_paper(options: Options) -> Repeated:
@@ -75,30 +75,37 @@ def _sweep(runs: Runs, found: Repeated) -> None:
 def _scaling(runs: Runs, found: Repeated) -> None:
     """Figure 8: Bert-Large from five GPUs on, with autoscaling, under a highly varying load.
 
-    Target tracking is Arlo's own. With headroom Arlo scales as the baselines do, so that only the runtimes differ: of
-    the headrooms each scheme gets the one that meets the SLO with the fewest GPUs.
+    Sets of runtimes are scaled by target tracking, as in the paper, and refuse what would be late, as the live system
+    does: what is refused counts as missed. Without that, the queue of a surge that comes faster than replicas start
+    makes everything after it late, too. The others scale as INFaaS does: of the headrooms each gets the one that meets
+    the SLO with the fewest GPUs, or else comes closest.
     """
     stream = runs.stream(1000, runs.plan.scaling, 300, bursty=True, varied=True)
+    stream = replace(stream, alike=within_slo.ALIKE)
     setting = Setting(LARGE, 5, most=40)
-    outcomes = {"Arlo, target tracking": runs.run("arlo", setting, stream)}
+    ours = runs.run("sets", replace(setting, batch=within_slo.BATCH, admission=True), stream)
+    outcomes = {"sets of runtimes": ours}
     for scheme, name in NAMES.items():
-        tried = [runs.run(scheme, replace(setting, spare=spare), stream) for spare in _SPARES]
+        settings = [replace(setting, batch=within_slo.PACKED_BEST, spare=spare) for spare in _SPARES]
+        tried = [runs.run(scheme, each, stream) for each in settings]
         meeting = [outcome for outcome in tried if p98(outcome) <= LARGE.slo_s]
         outcomes[name] = min(meeting, key=lambda outcome: outcome.gpus) if meeting else min(tried, key=p98)
-    paper = ((5.49, 330), None, (8.13, 431), (6.38, 397), (6.80, 404))
+    paper = (None, (5.49, 330), (8.13, 431), (6.38, 397), (6.80, 404))
     for numbers, (name, outcome) in zip(paper, outcomes.items(), strict=True):
         there = f"{numbers[0]:.2f} GPUs, P98 {numbers[1]} ms" if numbers else ""
         found.rows.append(Row(f"Fig. 8, {name}, autoscaling", there, _gpus(outcome)))
-    ours = outcomes["Arlo"]
+    beside = f"{ours.shed:,} of {ours.requests:,} refused"
+    found.figures.append(median("autoscaling_slo_attainment", [ours.attainment], ">= 0.99", beside))
     for scheme in ("st", "dt", "infaas"):
         theirs = outcomes[NAMES[scheme]]
-        beside = f"{_gpus(ours)}, against {_gpus(theirs)}; both with headroom"
-        found.figures.append(ratio(f"sim_gpus_vs_{scheme}", [ours.gpus], [theirs.gpus], beside=beside))
+        beside = f"{_gpus(ours)}, against {_gpus(theirs)}"
+        target = "<= 1.0" if scheme == "infaas" else ""
+        found.figures.append(ratio(f"autoscaling_gpu_hours_vs_{scheme}", [ours.gpus], [theirs.gpus], target, beside))
     found.plots["fig8"] = simulated_plots.replicas_over_time(outcomes)
 
 
 def _gpus(outcome: Outcome) -> str:
-    return f"{outcome.gpus:.2f} GPUs, P98 {ms(p98(outcome))} ms"
+    return f"{outcome.gpus:.2f} GPUs, P98 {ms(p98(outcome))} ms, {outcome.attainment:.2%} within the SLO"
 
 
 def _large_scale(runs: Runs, found: Repeated) -> None:

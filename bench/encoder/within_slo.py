@@ -19,15 +19,16 @@ from pliant.bench.encoder.profiles import BASE
 from pliant.bench.encoder.schemes import Setting, arrived, simulation
 from pliant.bench.encoder.simulated_runs import NAMES, Repeated, Runs, mean, ms, p98
 from pliant.bench.report import Figure, ratio
-from pliant.simulation.arrivals import tweet_lengths
+from pliant.simulation.arrivals import Thinned, tweet_lengths
 from pliant.simulation.encoder.outcome import Outcome
 
 ALIKE = 0.3
 """How much lengths are alike within a tenth of a second."""
 _WARMUP = 5
 _LOAD = 1 / 3
-_BATCH = 32
-_PACKED_BEST = 8
+BATCH = 32
+"""The most texts of ours."""
+PACKED_BEST = 8
 """Texts of INFaaS's batches: of 1, 4, 8 and 16, with which its latencies were least."""
 _BATCHES = (1, 8)
 """Those with which a baseline's capacity is sought; it gets the greater."""
@@ -41,7 +42,7 @@ def latencies(runs: Runs, found: Repeated) -> None:
     """Mean and P98 at a load that all of INFaaS's replicas can carry; what homes are good for."""
     for gpus, seconds in runs.plan.latencies.items():
         for suffix, ours, theirs in (
-            ("", Setting(BASE, gpus, batch=_BATCH), Setting(BASE, gpus, batch=_PACKED_BEST)),
+            ("", Setting(BASE, gpus, batch=BATCH), Setting(BASE, gpus, batch=PACKED_BEST)),
             ("_one_by_one", Setting(BASE, gpus), Setting(BASE, gpus)),
         ):
             outcomes = {
@@ -58,7 +59,7 @@ def latencies(runs: Runs, found: Repeated) -> None:
 def capacities(runs: Runs, found: Repeated) -> None:
     """The greatest load of which 98% is answered within the SLO."""
     for gpus, seconds in runs.plan.capacities.items():
-        for suffix, batch, batches in (("", _BATCH, _BATCHES), ("_one_by_one", 1, (1,))):
+        for suffix, batch, batches in (("", BATCH, _BATCHES), ("_one_by_one", 1, (1,))):
             seeds = runs.plan.seeds[::3]
             ours = [_capacity(runs, "sets", Setting(BASE, gpus, batch=batch), seconds, seed) for seed in seeds]
             for scheme, target in _TARGETS.items():
@@ -74,8 +75,10 @@ def capacities(runs: Runs, found: Repeated) -> None:
 
 
 def _run(runs: Runs, scheme: str, setting: Setting, load: float, seconds: int, seed: int) -> Outcome:
-    rate = load * setting.replicas / setting.profile.mean_static_s(tweet_lengths())
-    stream = workloads.twitter(runs.data, rate, _WARMUP + seconds, seed, bursty=True, alike=ALIKE)
+    """At all loads bursts come at the same times, so that more load is never easier."""
+    rate = _LOADS[1] * setting.replicas / setting.profile.mean_static_s(tweet_lengths())
+    most = workloads.twitter(runs.data, rate, _WARMUP + seconds, seed, bursty=True, alike=ALIKE)
+    stream = Thinned(most, load / _LOADS[1])
     known = replace(setting, demand=arrived(setting.lengths, stream))
     return simulation(scheme, known).run(stream, _WARMUP)
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pliant.simulation.arrivals import BURST_RATIO, BURST_S, BURST_SHARE, Recorded, Stream, tweet_lengths
+from pliant.simulation.arrivals import BURST_RATIO, BURST_S, BURST_SHARE, Recorded, Stream, Thinned, tweet_lengths
 
 
 def constant(rate: float, seconds: int, *, bursty: bool, tilt: float = 1.0) -> Stream:
@@ -53,3 +53,13 @@ def test_recorded_requests_come_second_by_second() -> None:
     for seconds, tokens in (([0.0], [1, 2]), ([1.0, 0.5], [1, 2]), ([-1.0], [1])):
         with pytest.raises(ValueError, match="arrivals"):
             Recorded(np.array(seconds), np.array(tokens))
+
+
+def test_a_thinned_stream_is_part_of_one_that_is_thinned_less() -> None:
+    full = constant(400, 5, bursty=True)
+    few, many = (list(Thinned(full, share)) for share in (0.2, 0.6))
+    for part, whole, share in ((few, many, 1 / 3), (many, list(full), 0.6)):
+        assert all(set(one.seconds) <= set(other.seconds) for one, other in zip(part, whole, strict=True))
+        kept, of = (sum(len(second.seconds) for second in each) for each in (part, whole))
+        assert kept == pytest.approx(share * of, rel=0.15)
+    assert len(Thinned(full, 0.2)) == 5
