@@ -14,12 +14,14 @@ from pliant.errors import PliantError
 _BENCHES = {
     "start": "pliant.bench.start.compare",
     "router": "pliant.bench.router.compare",
+    "edge": "pliant.bench.edge.compare",
     "fuzz": "pliant.bench.fuzz.compare",
     "encoder": "pliant.bench.encoder.compare",
     "llm": "pliant.bench.llm.compare",
     "adapters": "pliant.bench.adapters.compare",
     "cascade": "pliant.bench.cascade.compare",
     "vision": "pliant.bench.vision.compare",
+    "tenants": "pliant.bench.tenants.compare",
 }
 """NAME -> the module whose `run` takes Options and gives a Report."""
 

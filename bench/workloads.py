@@ -45,20 +45,28 @@ def texts(data: Path | None, rng: random.Random) -> list[str]:
 
 
 def twitter(
-    data: Path | None, mean_rate: float, seconds: int, seed: int, *, bursty: bool, varied: bool = False
+    data: Path | None,
+    mean_rate: float,
+    seconds: int,
+    seed: int,
+    *,
+    bursty: bool,
+    varied: bool = False,
+    alike: float = 0.0,
 ) -> Stream:
     """Twitter-Bursty or Twitter-Stable (§5): `seconds` of a stream of `mean_rate` requests per second.
 
     The rate of each second follows a stretch of the trace in `data`, chosen by the seed and rescaled; without `data`,
     a made-up trace of the same shape. `varied` chooses, of many stretches, the one whose rate varies most. Lengths have
-    the median, 98th percentile and longest of the paper's tweets, stretched to 512 tokens, and drift over minutes.
+    the median, 98th percentile and longest of the paper's tweets, stretched to 512 tokens, and drift over minutes;
+    within tenths of a second they are `alike` (see `Stream`).
     """
     rng = np.random.default_rng(seed)
     trace = _recorded_rates(data) if data else _synthetic_rates(rng)
     starts = rng.integers(len(trace), size=_STRETCHES if varied else 1)
     stretches = [np.take(trace, np.arange(start, start + seconds), mode="wrap") for start in starts]
     rates = max(stretches, key=lambda rates: float(rates.std() / rates.mean()))
-    return Stream(rates * (mean_rate / rates.mean()), tweet_lengths(), _tilts(seconds, rng), bursty, seed)
+    return Stream(rates * (mean_rate / rates.mean()), tweet_lengths(), _tilts(seconds, rng), bursty, seed, alike)
 
 
 def tweeteval_lengths(data: Path) -> Integers:

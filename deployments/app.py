@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ from pliant.config.base import ReplicaRange, ServiceConfig
 from pliant.config.cluster import ServingConfig, check_models
 from pliant.deployments import kinds
 from pliant.deployments.autoscaling import PLANNER, STAY
+from pliant.deployments.http.places import most_at_once
 from pliant.deployments.http.statuses import BUSY
 from pliant.deployments.serving.gateway import Gateway
 from pliant.deployments.serving.kind import Kind
@@ -38,12 +39,17 @@ def build(args: dict[str, Any]) -> Application:
 
     Raises RayServeException with a line for each problem: of it alone Serve shows the message without a traceback.
     """
+    return assemble(checked(args))
+
+
+def checked(args: dict[str, Any], parse: Callable[[dict[str, Any]], ServingConfig] = kinds.parse) -> ServingConfig:
+    """What `args` say, as `parse` reads them. Raises what `build` does."""
     try:
-        config = kinds.parse(args)
+        config = parse(args)
         check_models(config)
     except PliantError as error:
         raise RayServeException(str(error)) from None
-    return assemble(config)
+    return config
 
 
 def assemble(
@@ -78,8 +84,8 @@ def assemble(
         name="gateway",
         num_replicas=gateway.replicas,
         ray_actor_options={"num_cpus": gateway.cpus},
-        max_ongoing_requests=gateway.max_ongoing_requests,
-        max_queued_requests=gateway.max_ongoing_requests,
+        max_ongoing_requests=most_at_once(gateway),
+        max_queued_requests=most_at_once(gateway),
         backpressure_config=BackpressureConfig(status_code=BUSY, retry_after_s=1),
     ).bind(config, known, dict(services), planner)
 

@@ -18,6 +18,7 @@ from ray import serve
 from pliant.deployments.autoscaling import PLANNER
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.messages import STARTING, Step
+from pliant.errors import PliantError
 from pliant.turns import LOADING, turn
 
 _EVERY_S = 0.5
@@ -50,7 +51,7 @@ class Startup:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._reporting
-        self._step = None
+        self._step = None if error is None else Step(f"failed: {_reason(error)}", 0.0, failed=True)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._reporting, _ANSWER_WITHIN_S)
 
@@ -75,7 +76,7 @@ class Startup:
             turns.__exit__(None, None, None)
 
     async def _report(self) -> None:
-        """Tell each step, and at last that there is none any more."""
+        """Report each step, and at last that there is none any more, or why there is none."""
         replica = serve.get_replica_context().replica_id.unique_id
         planner = await asyncio.to_thread(serve.get_deployment_handle, PLANNER)  # it asks Serve's controller
         told, quiet_s = None, 0.0
@@ -87,10 +88,16 @@ class Startup:
                         if await answer(planner.starting.remote(self._service, replica, step)):
                             self._gateways.set()
                     told, quiet_s = step, 0.0
-            if step is None:
+            if step is None or step.failed:
                 return
             await asyncio.sleep(_EVERY_S)
             quiet_s += _EVERY_S
+
+
+def _reason(error: BaseException) -> str:
+    """In one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines and isinstance(error, PliantError) else f"{type(error).__name__}: {' '.join(lines[:1])}"
 
 
 def _size(folder: Path) -> float:

@@ -19,7 +19,7 @@ from pliant.errors import ModelError
 from pliant.models import hub
 from pliant.models.sources import most_tokens
 
-RECIPE = 2
+RECIPE = 3
 """Raised whenever models are compiled in another way, so that older packages are left alone."""
 
 SHORTEST_DYNAMIC = 2
@@ -33,7 +33,7 @@ class RuntimeSpec:
     `folder` holds config.json and weights as safetensors; `max_length` counts tokens; `device` is "cpu" or "cuda";
     `dtype` is "float32" or "bfloat16"; `threads` is the number of CPU threads of one forward pass. A `dynamic` runtime
     computes each text at its own length, a static one at `max_length`. With `importance` it gives that of each token
-    too.
+    too. `batch` texts go through it together.
     """
 
     folder: Path
@@ -43,6 +43,7 @@ class RuntimeSpec:
     threads: int = 1
     dynamic: bool = False
     importance: bool = False
+    batch: int = 1
 
     def check(self) -> None:
         """Raise `ModelError` if no runtime can be made for this specification, whatever the machine."""
@@ -54,6 +55,8 @@ class RuntimeSpec:
             raise ModelError(f"device {self.device!r} is unknown: choose cpu or cuda")
         if self.dtype not in ("float32", "bfloat16"):
             raise ModelError(f"dtype {self.dtype!r} is unknown: choose float32 or bfloat16")
+        if self.batch < 1:
+            raise ModelError(f"a runtime for {self.batch} texts cannot be made: choose 1 or more")
         if self.threads < 1:
             raise ModelError(f"{self.threads} threads cannot compute: choose 1 or more")
         longest = most_tokens(json.loads((self.folder / "config.json").read_text())) or sys.maxsize
@@ -70,7 +73,7 @@ class RuntimeSpec:
             RECIPE,
             [[str(file), found.st_size, found.st_mtime_ns] for file, found in weights],
             (self.folder / "config.json").read_text(),
-            [self.max_length, self.device, self.dtype, self.threads, self.dynamic, *["importance"] * self.importance],
+            [self.max_length, self.device, self.dtype, self.threads, self.dynamic, self.importance, self.batch],
             torch.__version__,
             machine(self.device),
         ]

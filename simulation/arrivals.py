@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,11 +21,17 @@ BURST_RATIO = 4.0
 BURST_S = 0.2
 """Mean length of a burst, in seconds."""
 
+SPELL_S = 0.1
+"""Mean length of a spell of texts that are alike, in seconds."""
+
 LONGEST = 512
 """Tokens of the longest tweet, once stretched (`tweet_lengths`)."""
 _MEDIAN, _P98, _MOST = 21, 72, 125
 """Tokens of the paper's tweets (§2.1, §5)."""
 _NORMAL_P98 = 2.0537
+_GRID = np.linspace(-8, 8, 4001)
+_NORMAL = _GRID, np.array([(1 + math.erf(value / math.sqrt(2))) / 2 for value in _GRID])
+"""The normal distribution."""
 
 
 class Arrivals(NamedTuple):
@@ -52,6 +59,9 @@ class Stream:
     bursty: bool
     """Markov-modulated: bursts and calms of exponential duration, whose mean rate is that of `rates`."""
     seed: int
+    alike: float = 0.0
+    """The correlation of lengths, before they are drawn, within a spell of random duration: short texts come in bursts,
+    and so do long ones (Figures 1b and 4), while over minutes they are distributed as without. 0: independent."""
 
     def __len__(self) -> int:
         return len(self.rates)
@@ -59,6 +69,7 @@ class Stream:
     def __iter__(self) -> Iterator[Arrivals]:
         rng = np.random.default_rng(self.seed)
         modulation = _Modulation(rng) if self.bursty else None
+        spells = _Spells(np.random.default_rng([self.seed, 1]), self.alike) if self.alike else None
         for second, (rate, tilt) in enumerate(zip(self.rates, self.tilts, strict=True)):
             if modulation:
                 seconds = np.concatenate(
@@ -66,7 +77,8 @@ class Stream:
                 )
             else:
                 seconds = _poisson(rng, rate, 0.0, 1.0)
-            quantiles = rng.random(len(seconds)) ** tilt
+            uniform = spells.quantiles(seconds) if spells else rng.random(len(seconds))
+            quantiles = uniform**tilt
             yield Arrivals(second + seconds, self.lengths[(quantiles * len(self.lengths)).astype(np.int64)])
 
 
@@ -122,6 +134,28 @@ class _Modulation:
             self._left_s = self._rng.exponential(self._means_s[self._burst])
         yield self._factors[self._burst], start, 1.0
         self._left_s -= 1.0 - start
+
+
+class _Spells:
+    """Quantiles of lengths that are alike within a spell: a Gaussian copula, so that each is uniform by itself."""
+
+    def __init__(self, rng: np.random.Generator, alike: float) -> None:
+        self._rng = rng
+        self._own, self._shared = math.sqrt(1 - alike), math.sqrt(alike)
+        self._mood = rng.standard_normal()
+        self._left_s = rng.exponential(SPELL_S)
+
+    def quantiles(self, seconds: Floats) -> Floats:
+        """Of requests that arrive at these times within the next second."""
+        edges, moods = [self._left_s], [self._mood]
+        while edges[-1] < 1.0:
+            edges.append(edges[-1] + self._rng.exponential(SPELL_S))
+            moods.append(self._rng.standard_normal())
+        self._left_s, self._mood = edges[-1] - 1.0, moods[-1]
+        mood = np.array(moods)[np.searchsorted(edges, seconds)]
+        normal = self._own * self._rng.standard_normal(len(seconds)) + self._shared * mood
+        uniform: Floats = np.minimum(np.interp(normal, *_NORMAL), np.nextafter(1.0, 0.0))
+        return uniform
 
 
 def _poisson(rng: np.random.Generator, rate: float, start: float, end: float) -> Floats:

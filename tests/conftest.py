@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, settings
 from support.virtual_loop import VirtualLoop
 
 E2E = Path(__file__).parent / "e2e"
-FIRST = ("test_metrics.py", "test_vision.py", "test_malformed.py")
-"""They ask services whose models are trained first, while those of others are."""
-LAST = ("test_cascade.py", "test_llm_failures.py", "test_failures.py", "test_stop.py")
+FIRST = ("test_toy_kind.py", "test_metrics.py", "test_vision.py", "test_malformed.py")
+"""They ask services without a model, or whose models are trained first, while those of others are."""
+LAST = ("test_cascade.py", "test_faults.py", "test_llm_failures.py", "test_failures.py", "test_stop.py")
 """The first needs compiled models, the others leave the cluster in another state."""
 APART = "test_nodes.py"
 """It has a cluster of its own."""

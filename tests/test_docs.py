@@ -17,6 +17,7 @@ from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import GatewayConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.config.llm import AdaptersConfig, LlmConfig
+from pliant.config.tenants import TenantConfig
 from pliant.config.vision import VisionConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.http.statuses import OPENAI, STATUSES
@@ -29,6 +30,7 @@ DOCS = ROOT / "docs"
 PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md")]
 KEYS: dict[str, type[BaseModel]] = {
     "key of `gateway`": GatewayConfig,
+    "key of a tenant": TenantConfig,
     "key of an `encoder` service": EncoderConfig,
     "key of a `cascade` service": CascadeConfig,
     "key of an `llm` service": LlmConfig,
@@ -85,7 +87,8 @@ def test_every_page_is_in_the_index() -> None:
 
 @pytest.mark.parametrize("head", KEYS)
 def test_keys_of_cluster_yaml(head: str) -> None:
-    assert first_cells(DOCS / "configuration.md", head) == KEYS[head].model_fields.keys() - {"kind"}
+    page = "tenants.md" if head == "key of a tenant" else "configuration.md"
+    assert first_cells(DOCS / page, head) == KEYS[head].model_fields.keys() - {"kind"}
 
 
 def test_metrics() -> None:

@@ -58,7 +58,7 @@ WAITS: dict[str, set[str]] = {
     "deployments.http.open_inference": {"deployments.cascade.endpoint", "deployments.vision.endpoint"},
     "deployments.http.openai": {"deployments.llm.request", "deployments.llm.served_models"},
     "deployments.http.openai_answers": {"deployments.llm.request", "deployments.llm.token_texts"},
-    "deployments.http.openai_stream": {"deployments.llm.request"},
+    "deployments.http.resumption": {"deployments.llm.request"},
     "deployments.serving.gateway": {"deployments.http.application"},
 }
 """Modules -> modules that they import although they should not; shorter with every change."""

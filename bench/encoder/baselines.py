@@ -49,7 +49,7 @@ class _AsItComes(torch.nn.Module):
         self.classifier = TransformersClassifier(folder, device=device, dtype=torch.float32)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.classifier(inputs[:1], inputs[1:])
+        found: torch.Tensor = self.classifier.padded(inputs[:1], inputs[1:])
         return found[0]
 
 
@@ -105,8 +105,8 @@ def _eager(folder: Path, device: str, max_length: int) -> Runtime:
 
     @torch.inference_mode()
     def forward(inputs: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = model(inputs.to(device))
-        return logits.cpu()
+        logits: torch.Tensor = model(inputs[:, 0].to(device))
+        return logits[None].cpu()
 
     pad, vocabulary = model.classifier.pad, model.classifier.vocabulary
     return compiled_classifier.Runtime(forward, "eager", max_length, pad=pad, vocabulary=vocabulary)

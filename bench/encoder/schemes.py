@@ -4,13 +4,17 @@ ST pads every text to the longest length, and DT runs each at its exact length o
 to the replica with the fewest outstanding. INFaaS has static runtimes of all lengths like Arlo; it gives each length
 replicas in proportion to the load that its replicas carried, and packs requests. ILB and IG are Arlo with another
 dispatcher (Table 4); `even` and `global` are Arlo without a planner (Table 3).
+
+`sets` is what is served here: each replica holds all lengths, and has texts that it is to have first. `no_homes` is the
+same without that. Where batches are allowed, these two cut their queues by what batches take, and the others take what
+waits in order of arrival, as servers with dynamic batching do.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,12 +22,15 @@ import numpy as np
 from pliant.bench.encoder.baseline_dispatch import LeastBusy, Packing
 from pliant.bench.encoder.profiles import Profile
 from pliant.policies.cluster.autoscaling import TargetTracking
-from pliant.policies.encoder.dispatch import THRESHOLD, Dispatcher
-from pliant.policies.encoder.planning import Planner, even_plan
+from pliant.policies.encoder.batching import Batch, Batcher, Waiting
+from pliant.policies.encoder.configurations import ResidentRuntime, place
+from pliant.policies.encoder.dispatch import Algorithm1, Dispatcher
+from pliant.policies.encoder.planning import Planner, Residency, even_plan
 from pliant.policies.encoder.runtime_allocation import allocate, runtime_class
 from pliant.simulation.arrivals import Stream
+from pliant.simulation.encoder.batched import BatchedSimulation, Batching
 from pliant.simulation.encoder.control import Planned, Scaled, reallocate, resize
-from pliant.simulation.encoder.fleet import Dispatching, Fleet
+from pliant.simulation.encoder.fleet import Dispatching, Fleet, ResidentFleet
 from pliant.simulation.encoder.simulator import Controller, Second, Service, Simulation
 
 
@@ -97,49 +104,86 @@ class Setting:
     """Of INFaaS's allocation."""
     period_s: float = 120.0
     """Of Arlo's."""
-    threshold: float = THRESHOLD
-    """Arlo's lambda."""
+    batch: int = 1
+    """The most texts that are computed together."""
+    algorithm_1: Algorithm1 | None = None
+    """The paper's dispatching; None: by predicted finish."""
     quantile: float | None = None
     """Of demand that Arlo allocates for; None: its mean."""
     demand: tuple[float, ...] = field(default=())
-    """Requests per second by length that Arlo has allocated for at the start; empty: it starts evenly."""
+    """Requests per second by length that all who allocate know at the start; empty: they start evenly."""
 
 
-def simulation(scheme: str, setting: Setting) -> Simulation:
-    """A cluster run as `scheme`: arlo, st, dt, infaas, ilb, ig, even or global."""
-    profile, lengths, longest = setting.profile, setting.lengths, setting.lengths[-1]
-    service = Service(profile.slo_s, overhead_s=setting.overhead_s)
-    controllers: list[Controller] = []
-    held: Sequence[int] = _optimal(setting) if setting.demand else even_plan(lengths, setting.replicas)
-    dispatcher: Dispatching = Dispatcher(profile.slo_s, setting.threshold)
-    table = profile.static_table
-    match scheme:
-        case "st" | "dt":
-            held = [longest] * setting.replicas
-            table = profile.static_table if scheme == "st" else profile.dynamic_table
-        case "infaas":
-            held = even_plan(lengths, setting.replicas)
-            dispatcher = Packing(setting.room_s)
-            controllers.append(Proportional(dispatcher, lengths, setting.packing_period_s))
-        case "even":
-            held = even_plan(lengths, setting.replicas)
-        case "global":
-            pass
-        case "arlo" | "ilb" | "ig":
-            if scheme == "ilb":
-                dispatcher = Dispatcher(profile.slo_s, peek=1)
-            if scheme == "ig":
-                dispatcher = LeastBusy()
-            planner = Planner(longest, profile.slo_s, setting.period_s, setting.quantile)
-            controllers.append(Planned(planner, lengths))
-        case _:
-            raise ValueError(f"no scheme is called {scheme}")
+def simulation(scheme: str, setting: Setting) -> Simulation | BatchedSimulation:
+    """A cluster run as `scheme`: sets, no_homes, arlo, st, dt, infaas, ilb, ig, even or global."""
+    profile, longest = setting.profile, setting.lengths[-1]
+    fleet, controllers = _fleet(scheme, setting)
     if setting.most:
-        if scheme == "arlo" and not setting.spare:
+        if scheme in ("sets", "arlo") and not setting.spare:
             controllers.append(Scaled(TargetTracking(1, setting.most), longest))
         else:
             controllers.append(Headroom(1, setting.most, setting.spare, longest))
-    return Simulation(Fleet(dispatcher, held, table), service, controllers)
+    service = Service(profile.slo_s, overhead_s=setting.overhead_s)
+    if setting.batch == 1:
+        return Simulation(fleet, service, controllers)
+    return BatchedSimulation(fleet, service, lambda held: _batcher(scheme, setting, held), controllers)
+
+
+def _fleet(scheme: str, setting: Setting) -> tuple[Fleet, list[Controller]]:
+    """The replicas, and who steers them."""
+    profile, lengths, longest = setting.profile, setting.lengths, setting.lengths[-1]
+    planner = Planner(longest, profile.slo_s, setting.period_s, setting.quantile)
+    dispatcher: Dispatcher[int] = Dispatcher(profile.slo_s, setting.algorithm_1)
+    even = even_plan(lengths, setting.replicas)
+    known = _optimal(setting) if setting.demand else even
+    match scheme:
+        case "st":
+            return Fleet(dispatcher, [longest] * setting.replicas, profile.padded_table), []
+        case "dt":
+            return Fleet(dispatcher, [longest] * setting.replicas, profile.dynamic_table), []
+        case "infaas":
+            packing = Packing(setting.room_s)
+            proportion = Proportional(packing, lengths, setting.packing_period_s)
+            held = _in_proportion(setting) if setting.demand else even
+            return Fleet(packing, held, profile.padded_table), [proportion]
+        case "even" | "global":
+            return Fleet(dispatcher, even if scheme == "even" else known, profile.padded_table), []
+        case "arlo" | "ilb" | "ig":
+            if scheme == "ilb":
+                dispatcher = Dispatcher(profile.slo_s, Algorithm1(peek=1))
+            chosen: Dispatching = LeastBusy() if scheme == "ig" else dispatcher
+            return Fleet(chosen, known, profile.padded_table), [Planned(planner, lengths)]
+        case "sets" | "no_homes":
+            service_s = {length: profile.static_s(length) for length in lengths}
+            if scheme == "no_homes":
+                return ResidentFleet(dispatcher, [longest] * setting.replicas, service_s), []
+            residency = Residency(dict.fromkeys(lengths, 0.0), 0.0)
+            planner = Planner(longest, profile.slo_s, setting.period_s, setting.quantile, residency)
+            homes = _homes(setting) if setting.demand else even
+            return ResidentFleet(dispatcher, homes, service_s), [Planned(planner, lengths)]
+    raise ValueError(f"no scheme is called {scheme}")
+
+
+def _batcher(scheme: str, setting: Setting, held: int) -> Batching:
+    """Of a replica whose longest text has `held` tokens."""
+    profile = setting.profile
+    if scheme in ("sets", "no_homes"):
+        return Batcher(profile.padded_times(setting.lengths, setting.batch), held)
+    if scheme == "dt":
+        return InOrder(lambda texts, longest: profile.dynamic_s(longest, texts), setting.batch)
+    return InOrder(lambda texts, _: profile.static_s(held * texts), setting.batch)
+
+
+class InOrder:
+    """Dynamic batching as servers have it: what waits when a replica gets free, in order of arrival, at most `most`."""
+
+    def __init__(self, seconds: Callable[[int, int], float], most: int) -> None:
+        self._seconds = seconds
+        self._most = most
+
+    def next_batch(self, now: float, waiting: Sequence[Waiting]) -> Batch:
+        texts = min(len(waiting), self._most)
+        return Batch(tuple(range(texts)), self._seconds(texts, max(text.length for text in waiting[:texts])))
 
 
 def arrived(lengths: Sequence[int], stream: Stream) -> tuple[float, ...]:
@@ -159,6 +203,23 @@ def proportional(lengths: Sequence[int], load: Sequence[float], replicas: int) -
     for _ in range(replicas - 1):
         counts[max(lengths, key=lambda length: quota[length] - counts[length])] += 1
     return counts
+
+
+def _work(setting: Setting) -> list[float]:
+    """Seconds per second that the demand of each length needs."""
+    pairs = zip(setting.lengths, setting.demand, strict=True)
+    return [setting.profile.static_s(length) * rate for length, rate in pairs]
+
+
+def _in_proportion(setting: Setting) -> list[int]:
+    counts = proportional(setting.lengths, _work(setting), setting.replicas)
+    return [length for length, count in counts.items() for _ in range(count)]
+
+
+def _homes(setting: Setting) -> list[int]:
+    runtimes = [ResidentRuntime(length, setting.profile.static_s(length)) for length in setting.lengths]
+    placement = place(runtimes, setting.demand, setting.replicas, 0.0)
+    return [configuration.home for configuration, count in placement.replicas.items() for _ in range(count)]
 
 
 def _optimal(setting: Setting) -> list[int]:

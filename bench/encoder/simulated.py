@@ -6,22 +6,19 @@ the live system (`simulator`). What the baselines leave open was set in their fa
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from matplotlib.figure import Figure as Plot
 from rich.progress import Progress
 
-from pliant.bench import workloads
-from pliant.bench.encoder import simulated_plots
+from pliant.bench.encoder import simulated_plots, within_slo
 from pliant.bench.encoder.profiles import BASE, LARGE
 from pliant.bench.encoder.schemes import Setting
 from pliant.bench.encoder.simulated_runs import FULL, NAMES, QUICK, WARMUP, Repeated, Runs, mean, ms, p98
-from pliant.bench.report import Figure, Options, Row, median, ratio
-from pliant.simulation.arrivals import Integers, tweet_lengths
+from pliant.bench.report import Options, Row, median, ratio
+from pliant.policies.encoder.dispatch import Algorithm1
 from pliant.simulation.encoder.outcome import Outcome
 
 _SPARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
@@ -32,70 +29,22 @@ def simulate_paper(options: Options) -> Repeated:
     """Repeat the paper's comparisons, with the data in `options.data` where it is given."""
     runs = Runs(options.data, QUICK if options.quick else FULL)
     found = Repeated()
-    steps = (_targets, _testbed, _sweep, _scaling, _large_scale, _runtimes, _dispatching)
+    steps = (
+        within_slo.latencies,
+        within_slo.capacities,
+        _testbed,
+        _sweep,
+        _scaling,
+        _large_scale,
+        _runtimes,
+        _dispatching,
+    )
     with Progress(transient=True) as progress:
         task = progress.add_task("simulation", total=len(steps))
         for step in steps:
             step(runs, found)
             progress.advance(task)
     return found
-
-
-class _Target(NamedTuple):
-    name: str
-    load: str
-    scheme: str
-    setting: Setting
-    mean: str = ""
-    p98: str = ""
-
-
-_TEN = Setting(BASE, 10)
-_TARGETS = (
-    _Target("st", "ST 85%", "st", _TEN, "<= 0.15", "<= 0.05"),
-    _Target("dt", "DT 90%", "dt", _TEN, "<= 0.55", "<= 0.55"),
-    _Target("infaas", "DT 90%", "infaas", _TEN, "<= 0.75", "<= 0.7"),
-    _Target("infaas_packing_to_slo", "DT 90%", "infaas", replace(_TEN, room_s=BASE.slo_s)),
-)
-
-
-def _targets(runs: Runs, found: Repeated) -> None:
-    """Ten GPUs, bursty: at the load where ST computes 85% of the time, and at the load where DT does 90%.
-
-    With data also, for a third of the seeds, with the lengths of its tweets as the zoo's tokenizer counts them.
-    """
-    _at_both_loads(runs, found, runs.plan.seeds, tweet_lengths())
-    if runs.data:
-        seeds = runs.plan.seeds[::3]
-        _at_both_loads(runs, found, seeds, workloads.tweeteval_lengths(runs.data), "_tweeteval")
-
-
-def _at_both_loads(runs: Runs, found: Repeated, seeds: Sequence[int], lengths: Integers, suffix: str = "") -> None:
-    loads = {"ST 85%": 0.85 * 10 / BASE.longest_s, "DT 90%": 0.9 * 10 / BASE.mean_dynamic_s(lengths)}
-    for load, rate in loads.items():
-        streams = [runs.stream(rate, runs.plan.targets, seed, bursty=True) for seed in seeds]
-        streams = [replace(stream, lengths=lengths) for stream in streams]
-        ours = [runs.run("arlo", _TEN, stream) for stream in streams]
-        beside = f"{rate:.0f} requests/s ({load} busy), 10 GPUs"
-        for target in _TARGETS:
-            if target.load == load:
-                theirs = [runs.run(target.scheme, target.setting, stream) for stream in streams]
-                for what, measure, wanted in (("mean", mean, target.mean), ("p98", p98, target.p98)):
-                    name = f"sim_{what}_vs_{target.name}{suffix}"
-                    found.figures.append(_compare(name, measure, ours, theirs, "" if suffix else wanted, beside))
-
-
-def _compare(
-    name: str,
-    measure: Callable[[Outcome], float],
-    ours: Sequence[Outcome],
-    theirs: Sequence[Outcome],
-    target: str,
-    beside: str,
-) -> Figure:
-    mine, others = [measure(outcome) for outcome in ours], [measure(outcome) for outcome in theirs]
-    against = f"{ms(statistics.median(mine))} against {ms(statistics.median(others))} ms, {beside}"
-    return ratio(name, mine, others, target, against)
 
 
 def _testbed(runs: Runs, found: Repeated) -> None:
@@ -200,14 +149,14 @@ def _dispatching(runs: Runs, found: Repeated) -> None:
         setting = Setting(LARGE, gpus)
         warmup = min(WARMUP, seconds)
         stream = runs.stream(rate, seconds, 600, bursty=True, warmup=warmup)
-        for name, scheme, threshold, numbers in (
-            ("ILB", "ilb", setting.threshold, ilb),
-            ("IG", "ig", setting.threshold, ig),
-            ("RS, lambda 0.85", "arlo", 0.85, rs),
-            (f"RS, lambda {setting.threshold}", "arlo", setting.threshold, ""),
+        for name, scheme, rule, numbers in (
+            ("ILB", "ilb", None, ilb),
+            ("IG", "ig", None, ig),
+            ("RS, Algorithm 1", "arlo", Algorithm1(), rs),
+            ("RS, predicted finish", "arlo", None, ""),
         ):
             started = time.thread_time()
-            outcome = runs.run(scheme, replace(setting, threshold=threshold), stream, warmup)
+            outcome = runs.run(scheme, replace(setting, algorithm_1=rule), stream, warmup)
             pace = len(stream) * rate / (time.thread_time() - started)
             what = f"Table 4, {gpus} GPUs, {rate:,} requests/s, {name}, mean and P98 ms"
             found.rows.append(Row(what, numbers, f"{ms(mean(outcome))}, {ms(p98(outcome))}"))

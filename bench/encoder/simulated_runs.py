@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,9 @@ class Plan:
     """Seconds of simulated time for each experiment."""
 
     seeds: Sequence[int]
-    targets: int
+    latencies: Mapping[int, int]
+    """By number of GPUs; `capacities` too."""
+    capacities: Mapping[int, int]
     testbed: int
     sweep: int
     loads: Sequence[float]
@@ -36,11 +38,13 @@ class Plan:
 
 
 QUICK = Plan(
-    seeds=range(3), targets=100, testbed=60, sweep=30, loads=(500, 1000, 1500, 2000, 2500), scaling=200,
+    seeds=range(3), latencies={10: 20, 64: 5}, capacities={10: 10}, testbed=60,
+    sweep=30, loads=(500, 1000, 1500, 2000, 2500), scaling=200,
     large=(5, 2), runtimes=60, dispatch=(20, 6, 2),
 )  # fmt: skip
 FULL = Plan(
-    seeds=range(9), targets=600, testbed=300, sweep=200, loads=(500, 1000, 1500, 1750, 2000, 2250, 2500, 3000),
+    seeds=range(9), latencies={10: 60, 64: 20}, capacities={10: 20, 64: 8}, testbed=300,
+    sweep=200, loads=(500, 1000, 1500, 1750, 2000, 2250, 2500, 3000),
     scaling=2400, large=(120, 120), runtimes=2400, dispatch=(600, 120, 30),
 )  # fmt: skip
 

@@ -191,13 +191,13 @@ def _classifier(name: str, folder: Path) -> Classifier:
         weights = np.linspace(0, 1, query.length, dtype="<f4").tobytes() if query.importance_request else b""
         return texts.Answer(logits, TEXT_TOKENS, query.length, weights)
 
-    _, caller = _way(chooser, {"max_length": TEXT_TOKENS, "service_s": 0.001, "curve": (point,)}, answer)
+    table, caller = _way(chooser, {"max_length": TEXT_TOKENS, "service_s": 0.001, "curve": (point,)}, answer)
     info = ModelInfo(labels=LABELS, max_length=TEXT_TOKENS, pad_token_id=0, architecture="B", multi_label=False)
     replicas = ReplicaRange(min=1, max=1)
     config = EncoderConfig(
         kind="encoder", model=name, lengths=(TEXT_TOKENS,), replicas=replicas, truncate=name == "large"
     )
-    return Classifier(name, config, folder / name, info, chooser, caller, _Uncounted())
+    return Classifier(name, config, folder / name, info, chooser, table, caller, _Uncounted())
 
 
 def _language_model(folder: Path, shape: DecoderShape) -> LanguageModel:

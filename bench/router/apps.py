@@ -80,11 +80,11 @@ def bare(model: str, replicas: int, cpus: float, *, same_loop: bool) -> Applicat
     return _deployment(BareGateway, name="gateway", cpus=cpus).bind(children, labels, same_loop)
 
 
-def ours(model: str, replicas: int, cpus: float, service: str) -> Application:
-    """Our gateway and router in front of `replicas` of a no-op model, which is called `service`."""
+def ours(model: str, replicas: int, cpus: float, service: str, gateways: int = 1) -> Application:
+    """Our gateways and router in front of `replicas` of a no-op model, which is called `service`."""
     config = parse(
         {
-            "gateway": {"cpus": cpus},
+            "gateway": {"cpus": cpus, "replicas": gateways},
             "services": {
                 service: {"kind": "encoder", "model": model, "lengths": [512], "replicas": replicas, "cpus": cpus}
             },

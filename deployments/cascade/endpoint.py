@@ -20,6 +20,7 @@ from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Outcome, RequestError, counted
 from pliant.deployments.serving.scores import likeliest
+from pliant.deployments.serving.tenants import current
 from pliant.policies.cascade.calibration import Floats
 
 _COME_BACK_S = 5.0
@@ -91,11 +92,13 @@ class CascadeClassifier:
 
     async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
         serving = self.serving
-        slo_s = (parameters.slo_ms or self._config.slo_ms) / 1e3
+        account = current()
+        slo_s = account.slo_ms(parameters.slo_ms or self._config.slo_ms) / 1e3
+        slack_share = account.utility(parameters.utility)
         with counted(self._recorder) as ending:
             if serving is None:
                 raise RequestError(Outcome.UNAVAILABLE, f"{self.name} is not ready yet: {self.state}", _COME_BACK_S)
-            run = CascadeRun(self.name, text, slo_s, parameters.utility, serving, self._config.degrade, self._recorder)
+            run = CascadeRun(self.name, text, slo_s, slack_share, serving, self._config.degrade, self._recorder)
             await run.run()
             if run.degraded:
                 ending.outcome = Outcome.DEGRADED

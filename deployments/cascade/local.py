@@ -45,7 +45,7 @@ async def local_classifiers(
         table.sync({replica: engine.report() for replica, engine in engines.items()})
         caller = Caller(table, Unrecorded(), Courier(table.gateway, _Local(engines)))
         info = sources.describe(folder)
-        classifiers[name] = Classifier(name, config, folder, info, chooser, caller, Unrecorded())
+        classifiers[name] = Classifier(name, config, folder, info, chooser, table, caller, Unrecorded())
         found[name] = run_on(engine.report() for engine in engines.values())
     return classifiers, found
 

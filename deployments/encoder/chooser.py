@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection
+from typing import NamedTuple
 
 from pliant.deployments.encoder.errand import TextWant
 from pliant.deployments.encoder.messages import Report
 from pliant.deployments.serving.table import Choice, NoReplicaError, NoTimeError
 from pliant.policies.encoder.admission import DeadlineError
-from pliant.policies.encoder.dispatch import AllAvoidedError, Dispatcher, NoRuntimeError
+from pliant.policies.encoder.dispatch import AllAvoidedError, Dispatcher, NoRuntimeError, shares
 from pliant.policies.encoder.service_curve import ServiceCurve
 
 _IMPORTANCE = 3.0
@@ -18,11 +21,30 @@ To tell takes more than another pass over a long text (see `kernels.encoder.impo
 """
 
 
+class _Sent(NamedTuple):
+    """What a text adds to a replica's work."""
+
+    work: int
+    tenant: str
+
+
 class EncoderChooser:
-    """A `Chooser` that counts in seconds of work."""
+    """A `Chooser` that counts in seconds of work.
+
+    It knows how much there is to do in a replica, and not whose turn it is there: where several tenants have work, a
+    text that would be late if it came last is sent all the same, and the replica refuses it if it will be late.
+    """
 
     def __init__(self, slo_s: float) -> None:
         self._dispatcher: Dispatcher[str] = Dispatcher(slo_s)
+        self._tenants: dict[str, frozenset[str]] = {}
+        """By replica: those with work waiting there, as it reports."""
+        self._sent: Counter[str] = Counter()
+        """By tenant: texts that this gateway has sent, and that are not answered."""
+        self._held: dict[str, int] = {}
+        """By replica: the max_length that it last held."""
+        self._me = ""
+        self._gateways: frozenset[str] = frozenset()
 
     def serves(self, length: int) -> bool:
         """Whether some replica may be sent texts of `length` tokens now."""
@@ -32,24 +54,59 @@ class EncoderChooser:
         """One that switches holds nothing, and is not chosen."""
         if report["curve"]:
             self._dispatcher.assign(replica, report["max_length"], ServiceCurve(report["curve"]))
+            if self._held.get(replica) != report["max_length"]:
+                self._held[replica] = report["max_length"]
+                self._divide()
         else:
             self._dispatcher.suspend(replica)
         self._dispatcher.report(replica, others)
+        self._tenants[replica] = frozenset(report["tenants"])
 
     def suspend(self, replica: str) -> None:
         self._dispatcher.suspend(replica)
 
     def remove(self, replica: str) -> None:
         self._dispatcher.remove(replica)
+        self._tenants.pop(replica, None)
+        if self._held.pop(replica, None):
+            self._divide()
+
+    def share(self, me: str, gateways: Collection[str]) -> None:
+        """Each gateway prefers replicas of its own, so that they do not all run to the same one."""
+        if (me, gateways) != (self._me, self._gateways):
+            self._me, self._gateways = me, frozenset(gateways)
+            self._divide()
 
     def choose(self, want: TextWant, avoid: Collection[str]) -> Choice:
         try:
-            replica, seconds, work = self._dispatcher.dispatch(want.length, want.budget_s, want.slack_share, avoid)
+            replica, seconds, work = self._dispatched(want, avoid)
         except (NoRuntimeError, AllAvoidedError) as error:
             raise NoReplicaError(str(error)) from None
         except DeadlineError as error:
             raise NoTimeError(error.retry_after_s, error.service_s) from None
-        return Choice(replica, seconds * _IMPORTANCE if want.importance else seconds, work)
+        self._sent[want.tenant] += 1
+        return Choice(replica, seconds * _IMPORTANCE if want.importance else seconds, _Sent(work, want.tenant))
+
+    def _dispatched(self, want: TextWant, avoid: Collection[str]) -> tuple[str, float, int]:
+        try:
+            return self._dispatcher.dispatch(want.length, want.budget_s, want.slack_share, avoid)
+        except DeadlineError as error:
+            if want.budget_s is None or math.isinf(error.retry_after_s) or not self._contended(want.tenant):
+                raise
+            replica, _, work = self._dispatcher.dispatch(want.length, avoid=avoid)
+            return replica, want.budget_s, work
+
+    def _contended(self, tenant: str) -> bool:
+        """Whether others than `tenant` have work in the replicas."""
+        return not (self._sent.keys() <= {tenant} and frozenset().union(*self._tenants.values()) <= {tenant})
 
     def done(self, choice: Choice) -> None:
-        self._dispatcher.complete(choice.replica, choice.work)
+        sent: _Sent = choice.work
+        self._dispatcher.complete(choice.replica, sent.work)
+        self._sent[sent.tenant] -= 1
+        if not self._sent[sent.tenant]:
+            del self._sent[sent.tenant]
+
+    def _divide(self) -> None:
+        several = len(self._gateways) > 1
+        self._dispatcher.prefer(shares(self._held, self._gateways)[self._me] if several else None)

@@ -18,12 +18,14 @@ from tokenizers import Encoding, Tokenizer
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.errand import TextErrand, TextWant
-from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query
+from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query, Report
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
+from pliant.deployments.serving.table import ReplicaTable
+from pliant.deployments.serving.tenants import current
 from pliant.deployments.serving.tokenizing import CHARACTERS_PER_TOKEN, tokenize
 from pliant.models.sources import ModelInfo
 
@@ -96,6 +98,7 @@ class Classifier:
         folder: Path,
         info: ModelInfo,
         chooser: EncoderChooser,
+        table: ReplicaTable[TextWant, Report],
         caller: Caller[TextWant, Query, Answer],
         recorder: TextRecorder,
     ) -> None:
@@ -103,6 +106,7 @@ class Classifier:
         self.labels = list(info.labels)
         self._config = config
         self._chooser = chooser
+        self._table = table
         self._caller = caller
         self._recorder = recorder
         self._default_function = "softmax" if info.chooses else "sigmoid"
@@ -115,7 +119,7 @@ class Classifier:
 
     @property
     def ready(self) -> bool:
-        return self._chooser.serves(self._longest)
+        return self._table.ready and self._chooser.serves(self._longest)
 
     @property
     def most_characters(self) -> int:
@@ -154,6 +158,7 @@ class Classifier:
             encoding, warning = await self._tokenize(text)
             ids = np.array(encoding.ids, dtype="<i4")
             self._recorder.arrived(len(ids))
+            current().spend(len(ids))
             errand = TextErrand(
                 self.name,
                 ids.tobytes(),
@@ -188,7 +193,9 @@ class Classifier:
         )
 
     async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
-        reading = await self.read(text, (parameters.slo_ms or self._config.slo_ms) / 1e3, parameters.utility)
+        account = current()
+        slo_ms = account.slo_ms(parameters.slo_ms or self._config.slo_ms)
+        reading = await self.read(text, slo_ms / 1e3, account.utility(parameters.utility))
         scores = apply(parameters.function_to_apply or self._default_function, reading.logits)
         order = likeliest(scores, parameters.top_k)
         return Prediction([self.labels[index] for index in order], scores[order].tolist(), reading.warning)

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from pliant.deployments.encoder.messages import Answer, Query, Report
+from pliant.deployments.encoder.messages import MOST_WAITING, Answer, Query, Report
 from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.parcels import Refusal
+from pliant.errors import PliantError
 from pliant.formats.profile import Profile
+from pliant.policies.cluster.fair_share import FairShare
 from pliant.policies.encoder.admission import retry_after
 from pliant.policies.encoder.service_curve import ServiceCurve, ServiceTimes, lengths_to_measure
 
 _RECENT_LATENCIES = 512
 _MEASURED_CALLS = 5
+_FULL_RETRY_S = 1.0
 
 
 class Runtime(Protocol):
@@ -80,8 +85,12 @@ class Runtimes(Protocol):
         """The fastest there is by now; at once, so that it is the uncompiled model where nothing else is."""
 
 
-class LoadError(Exception):
+class LoadError(PliantError):
     """A runtime could not be loaded; the replica holds what it held before."""
+
+
+class _CrowdedOutError(Exception):
+    """It made way for another tenant's work."""
 
 
 class _Computation(NamedTuple):
@@ -92,15 +101,29 @@ class _Computation(NamedTuple):
     """Those for importance included."""
 
 
+@dataclass(eq=False)
+class _Waiting:
+    """A text that waits to be computed on `runtime`."""
+
+    query: Query
+    runtime: Runtime
+    expected_s: float
+    computed: Future[_Computation] = field(default_factory=Future)
+
+
 class Engine:
-    """Runs one request at a time on the runtime it holds, in order of arrival.
+    """Runs one request at a time on the runtime it holds: those of one tenant in order of arrival, and tenants in turn.
 
     Runtimes are loaded and measured in the worker thread, so the event loop never blocks. The queue is bounded by the
-    requests' budgets; those without one are bounded by what Serve lets a replica have outstanding.
+    requests' budgets, and by `limit`.
     """
 
-    def __init__(self, runtimes: Runtimes) -> None:
+    def __init__(self, runtimes: Runtimes, limit: int = MOST_WAITING) -> None:
         self._runtimes = runtimes
+        self._limit = limit
+        self._share: FairShare[_Waiting] = FairShare()
+        """In seconds of computing. The worker takes from it while the event loop adds, under `_lock`."""
+        self._lock = threading.Lock()
         self._measured: dict[tuple[int, str], dict[int, float]] = {}
         """Length and backend -> seconds of a call by tokens."""
         self._failed: dict[int, str] = {}
@@ -121,8 +144,8 @@ class Engine:
         """Why it holds no runtime at all; until it does, all requests are refused."""
         self.compiling: set[int] = set()
         """Lengths of which a compiled runtime is yet to come."""
-        self.uncompiled = ""
-        """Why some stay uncompiled."""
+        self.uncompiled: dict[int, str] = {}
+        """Lengths that stay so, and why."""
         self.uses: Counter[int] = Counter()
         """Answers by the max_length of the runtime that computed them."""
         self._latencies: deque[float] = deque(maxlen=_RECENT_LATENCIES)
@@ -190,7 +213,7 @@ class Engine:
         return runtime, self._measured[known]
 
     def _quarantined(self, max_length: int, failure: Exception) -> LoadError:
-        reason = f"{type(failure).__name__}: {failure}"
+        reason = str(failure) if isinstance(failure, PliantError) else f"{type(failure).__name__}: {failure}"
         self._failed[max_length] = reason
         return LoadError(f"{max_length} tokens: {reason}")
 
@@ -206,14 +229,21 @@ class Engine:
         expected_s = curve.seconds(query.length)
         if wait_s := self._must_wait_s(curve, query):
             return Refusal("busy", "its queue is too long for the deadline", wait_s, Outcome.SHED, report=self.report())
+        waiting = _Waiting(query, runtime, expected_s)
+        if not self._has_room(waiting):
+            return self._full()
         arrived = time.perf_counter()
         self._outstanding += 1
         self._queued_s += expected_s
         self._idle.clear()
         try:
-            loop = asyncio.get_running_loop()
-            computation = await loop.run_in_executor(self._worker, self._compute, runtime, query)
+            asyncio.get_running_loop().run_in_executor(self._worker, self._compute_next)
+            computation = await asyncio.wrap_future(waiting.computed)
+        except _CrowdedOutError:
+            return self._full()
         finally:
+            with self._lock:
+                self._share.remove(waiting)
             self._outstanding -= 1
             self._queued_s = self._queued_s - expected_s if self._outstanding else 0.0
             if not self._outstanding:
@@ -244,9 +274,10 @@ class Engine:
             backend=self._runtime.backend if self._runtime else "",
             device=self._runtimes.device,
             compiling=sorted(self.compiling),
-            uncompiled=self.uncompiled,
+            uncompiled=dict(self.uncompiled),
             failed=dict(self._failed),
             waiting=self._outstanding,
+            tenants=self._waiting_s(),
             served=self.uses.total(),
             computed_tokens=self._computed,
             p50_ms=round(recent[len(recent) // 2] * 1e3, 2) if recent else 0.0,
@@ -267,7 +298,57 @@ class Engine:
         if query.budget_s is None:
             return 0.0
         expected_s, idle_s = curve.seconds(query.length), curve.idle_seconds(query.length)
-        return retry_after(self._queued_s, expected_s, idle_s, query.budget_s, query.slack_share)
+        return retry_after(self._ahead_s(query), expected_s, idle_s, query.budget_s, query.slack_share)
+
+    def _ahead_s(self, query: Query) -> float:
+        """Of work before `query`, if it came now: less than there is where other tenants are over their shares."""
+        with self._lock:
+            waiting = self._share.waiting()
+            if waiting.keys() <= {query.tenant.name}:
+                return self._queued_s
+            ahead_s = self._share.cost(self._share.ahead(*query.tenant))
+        return max(0.0, self._queued_s - sum(waiting.values())) + ahead_s
+
+    def _waiting_s(self) -> dict[str, float]:
+        with self._lock:
+            return {tenant: round(seconds, 6) for tenant, seconds in self._share.waiting().items()}
+
+    def _has_room(self, waiting: _Waiting) -> bool:
+        """Have it wait, if need be in the place of what came last of a tenant that is further over its share."""
+        tenant, expected_s = waiting.query.tenant, waiting.expected_s
+        with self._lock:
+            if len(self._share) >= self._limit:
+                loser = self._share.furthest_over(*tenant, expected_s)
+                if loser == tenant.name:
+                    return False
+                crowded_out = next(self._share.newest(loser))
+                self._share.remove(crowded_out)
+                if crowded_out.computed.set_running_or_notify_cancel():
+                    crowded_out.computed.set_exception(_CrowdedOutError())
+            self._share.add(waiting, *tenant, expected_s)
+        return True
+
+    def _full(self) -> Refusal:
+        reason = f"its queue is full: {self._limit} texts wait, and this client has more than its share of them"
+        return Refusal("busy", reason, _FULL_RETRY_S, Outcome.SHED, report=self.report())
+
+    def _compute_next(self) -> None:
+        """In the worker: what is next by now, if anything is; it is called once for each text."""
+        with self._lock:
+            if not (found := self._share.ranked()):
+                return
+            [waiting] = found
+            self._share.take(waiting)
+        if not waiting.computed.set_running_or_notify_cancel():
+            return
+        try:
+            computation = self._compute(waiting.runtime, waiting.query)
+        except Exception as failure:
+            waiting.computed.set_exception(failure)
+        else:
+            with self._lock:
+                self._share.charge(*waiting.query.tenant, computation.seconds - waiting.expected_s)
+            waiting.computed.set_result(computation)
 
     def _compute(self, runtime: Runtime, query: Query) -> _Computation:
         ids = np.frombuffer(query.ids, dtype="<i4")

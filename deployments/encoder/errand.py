@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pliant.config.tenants import ANONYMOUS
 from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query
 from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
@@ -25,6 +26,7 @@ class TextWant(NamedTuple):
     """Share of its slack that it may spend waiting, 0 to 1."""
     importance: bool = False
     """Whether the importance of its tokens may be told, too."""
+    tenant: str = ANONYMOUS
 
 
 class TextErrand(Errand[TextWant, Query, Answer]):
@@ -45,6 +47,7 @@ class TextErrand(Errand[TextWant, Query, Answer]):
         timeout_s: float,
         waits: bool,
     ) -> None:
+        super().__init__()
         self.subject = service
         self.timeout_s = timeout_s
         self.waits = waits
@@ -58,10 +61,18 @@ class TextErrand(Errand[TextWant, Query, Answer]):
         self._importance_request = importance_request
 
     def want(self, late: bool) -> TextWant:
-        return TextWant(self._length, self._budget_s(late), self._slack_share, self._importance_request is not None)
+        return TextWant(
+            self._length,
+            self._budget_s(late),
+            self._slack_share,
+            self._importance_request is not None,
+            self.tenant.name,
+        )
 
     def query(self, late: bool) -> Query:
-        return Query(self._ids, self._length, self._budget_s(late), self._slack_share, self._importance_request)
+        return Query(
+            self._ids, self._length, self._budget_s(late), self._slack_share, self._importance_request, self.tenant
+        )
 
     def waited(self) -> None:
         """It gets its time once more, so that the queue behind a replica that comes back is no longer than usual."""

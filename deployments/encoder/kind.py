@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.endpoint import Classifier
+from pliant.deployments.encoder.messages import MOST_WAITING
 from pliant.deployments.encoder.metric_tables import encoder_metrics
 from pliant.deployments.encoder.metrics import TextMetrics
 from pliant.deployments.encoder.planner import EncoderPart
@@ -27,6 +28,10 @@ class EncoderKind(Kind[EncoderConfig]):
 
         return EncoderReplica
 
+    def most_ongoing(self, config: EncoderConfig) -> int:
+        """More than wait in an engine, which refuses by tenant."""
+        return 2 * MOST_WAITING
+
     def chooser(self, config: EncoderConfig) -> EncoderChooser:
         return EncoderChooser(config.slo_ms / 1e3)
 
@@ -36,7 +41,9 @@ class EncoderKind(Kind[EncoderConfig]):
         chooser = opening.table.chooser
         assert isinstance(chooser, EncoderChooser)
         info = sources.describe(folder)
-        return Classifier(opening.name, opening.config, folder, info, chooser, opening.caller(recorder), recorder)
+        return Classifier(
+            opening.name, opening.config, folder, info, chooser, opening.table, opening.caller(recorder), recorder
+        )
 
     def part(self, planning: Planning) -> EncoderPart:
         return EncoderPart(planning)

@@ -8,7 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pliant.deployments.serving import parcels
+from pliant.deployments.serving.tenants import Tenant
 from pliant.policies.encoder.confidence import confidence, softmax
+
+MOST_WAITING = 1024
+"""Texts in a replica; of more, those are refused that the tenant sent last which is furthest over its share."""
 
 
 class Assignment(NamedTuple):
@@ -43,6 +47,7 @@ class Query(NamedTuple):
     """Share of its slack that it may spend waiting, 0 to 1."""
     importance_request: ImportanceRequest | None = None
     """For which answers to tell the attention that each token received, too."""
+    tenant: Tenant = Tenant()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +79,13 @@ class Report(parcels.Report):
     device: str
     compiling: list[int]
     """Lengths that are not compiled yet: what it computes on may change."""
-    uncompiled: str
-    """Why the model stays uncompiled; empty unless it does."""
+    uncompiled: dict[int, str]
+    """Lengths that stay uncompiled, and why."""
     failed: dict[int, str]
     """Lengths that it could not load, and why; it is not asked for them again for some time."""
     waiting: int
+    tenants: dict[str, float]
+    """Seconds of work that wait, by tenant."""
     computed_tokens: int
     """Of the texts that it has answered, padding included."""
     p50_ms: float

@@ -61,7 +61,8 @@ class EncoderReplica:
             else:
                 logger.info("%s: starts with %d tokens on %s", self._service, length, report["backend"])
                 return
-        raise RuntimeError(f"{self._service}: no runtime could be loaded: {self._engine.report()['failed']}")
+        reasons = dict.fromkeys(self._engine.report()["failed"].values())
+        raise LoadError(f"no runtime could be loaded: {'; '.join(reasons)}")
 
     def runtimes(self, config: EncoderConfig) -> Runtimes:
         """Where runtimes come from; may take long."""

@@ -279,7 +279,7 @@ class RuntimeScheduler:
                 "solve_s": round(self._solve_s, 4),
                 "replicas": {str(length): count for length, count in plan.counts.items()},
                 "demand_per_s": {str(length): round(rate, 2) for length, rate in plan.demand.items()},
-                "predicted_latency_s": round(plan.allocation.latency_s, 4),
+                **plan.predicted,
                 "excess_per_s": round(plan.excess, 2),
             }
         return facts

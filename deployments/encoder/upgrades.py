@@ -44,13 +44,12 @@ class Upgrades:
         self._engine = engine
         self._runtimes = runtimes
         self._more = asyncio.Event()
-        self._failed: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compiling")
         engine.compiling |= runtimes.missing()
 
     def look(self) -> None:
         """See whether the replica may hold lengths by now that are to be compiled, too."""
-        self._engine.compiling |= self._runtimes.missing() - self._failed
+        self._engine.compiling |= self._runtimes.missing() - self._engine.uncompiled.keys()
         self._more.set()
 
     async def run(self) -> None:
@@ -81,10 +80,9 @@ class Upgrades:
             self._engine.compiling.discard(length)
 
     def _stays_uncompiled(self, length: int, reason: str) -> None:
-        if reason != self._engine.uncompiled:
+        if reason not in self._engine.uncompiled.values():
             logger.warning("%s: %s", self._service, reason)
-        self._engine.uncompiled = reason
-        self._failed.add(length)
+        self._engine.uncompiled[length] = reason
 
     def _use(self, length: int) -> int:
         """How many answers the length gave here; what is held comes before others that gave as many."""

@@ -1,27 +1,27 @@
-"""The FastAPI application around the protocols: errors in one shape, API keys, status pages."""
+"""The FastAPI application around the protocols: errors in one shape, tenants, status pages."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pliant import __version__
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http import hugging_face, open_inference
 from pliant.deployments.http.openapi import document
+from pliant.deployments.http.places import PROBES, Places
 from pliant.deployments.http.statuses import error_response
+from pliant.deployments.http.tenancy import Tenancy
+from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.services import Services
+from pliant.deployments.serving.tenants import current
 
-_OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")
-"""What load balancers probe without a key."""
 _FAULTS = {404: Fault.NOT_FOUND, 405: Fault.METHOD}
 """What is wrong of a request for which the framework finds no route, by its status."""
 
@@ -32,14 +32,14 @@ def application(
     stats: Callable[[], dict[str, Any]],
     metrics: Callable[[], bytes],
     routers: Sequence[APIRouter] = (),
-    api_keys: Collection[str] = (),
+    tenants: Tenants | None = None,
 ) -> FastAPI:
     """The gateway's routes: those of protocols that several kinds speak, and `routers` of single kinds.
 
-    With `api_keys`, every path but the health probes asks for `Authorization: Bearer KEY`.
+    With `tenants`, every path but the health probes works for one of them, or asks for `Authorization: Bearer KEY`.
     """
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
-    app.openapi = document(app, _OPEN_PATHS if api_keys else None)  # type: ignore[method-assign]
+    app.openapi = document(app, PROBES if tenants and tenants.ask_for_keys else None)  # type: ignore[method-assign]
     max_body = round(config.max_body_mb * 2**20)
     for router in routers:
         app.include_router(router)
@@ -49,11 +49,13 @@ def application(
     @app.get("/stats", tags=["Status"])
     async def stats_page() -> dict[str, Any]:
         """For people: what each replica holds, how busy it is, what it served and how fast."""
+        current().check("observe")
         return stats()
 
     @app.get("/metrics", tags=["Status"], response_class=PlainTextResponse)
     async def metrics_page() -> Response:
         """The same for Prometheus, as one URL."""
+        current().check("observe")
         return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.exception_handler(RequestError)
@@ -81,33 +83,7 @@ def application(
         reason = f"internal error: {type(error).__name__}; see the log"
         return error_response(request.scope, RequestError(Outcome.FAILED, reason))
 
-    if api_keys:
-        app.add_middleware(_ApiKeys, keys=api_keys)
+    app.add_middleware(Places, config=config, services=len(list(services)))
+    if tenants:
+        app.add_middleware(Tenancy, tenants=tenants)
     return app
-
-
-def _path(scope: Scope) -> str:
-    """The request's path below the application's route prefix."""
-    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
-
-
-class _ApiKeys:
-    """Refuses a request unless it carries one of `keys`."""
-
-    def __init__(self, app: ASGIApp, keys: Collection[str]) -> None:
-        self._app = app
-        self._keys = [f"Bearer {key}".encode() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _path(scope) not in _OPEN_PATHS and not self._allowed(scope):
-            reason = "no valid API key; send one as 'Authorization: Bearer KEY'"
-            refusal = error_response(scope, RequestError(Outcome.REJECTED, reason, fault=Fault.UNAUTHORIZED))
-            refusal.headers["WWW-Authenticate"] = "Bearer"
-            await refusal(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    def _allowed(self, scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        matches = [hmac.compare_digest(given, key) for key in self._keys]
-        return any(matches)

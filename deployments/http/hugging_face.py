@@ -21,6 +21,7 @@ from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.image_tensors import decoded
 from pliant.deployments.http.openapi import json_body
 from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters, explain, validated_json
+from pliant.deployments.http.places import hold
 from pliant.deployments.http.validation import bounded, finder
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
@@ -62,6 +63,7 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
     async def classify(request: Request, model: str) -> Response:
         service = await find(model)
         body = await read_body(request, max_body)
+        hold(request.scope, service.name)
         if service.answers == "images":
             return await _classify_images(service.endpoint, body, request.query_params, most)
         classifier: TextClassifier = service.endpoint

@@ -23,6 +23,7 @@ from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.image_tensors import images
 from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters, validated, validated_json
+from pliant.deployments.http.places import hold
 from pliant.deployments.http.tensors import (
     HEADER_LENGTH,
     InferRequest,
@@ -87,6 +88,7 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
     async def infer(request: Request, model: str, version: str = VERSION) -> Response:
         service = await find(model, version)
         body = await read_body(request, max_body)
+        hold(request.scope, service.name)
         header = request.headers.get(HEADER_LENGTH)
         if service.answers == "images":
             return await _classify_images(service.endpoint, body, header, most)

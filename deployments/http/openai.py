@@ -6,7 +6,6 @@ or not; one that comes later is the last event of the stream.
 
 from __future__ import annotations
 
-import secrets
 import time
 import uuid
 from collections.abc import Sequence
@@ -27,6 +26,8 @@ from pliant.deployments.http.openai_schemas import (
 )
 from pliant.deployments.http.openai_stream import EventStream, begun, interleaved
 from pliant.deployments.http.openapi import answers, json_body
+from pliant.deployments.http.places import hold
+from pliant.deployments.http.resumption import Delivered, drawn, last_event, rest
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.deployments.llm.served_models import ServedModel, ServedModels
 from pliant.deployments.serving.outcome import Outcome, RequestError
@@ -55,12 +56,15 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         call = await off_loop(len(body), lambda: parsed(CompletionRequest, body))
         served = await models.find(call.model)
         model = served.base
+        hold(request.scope, model.name)
         _bound(len(call.prompts) * call.choices)
         prompts = [await model.encode(prompt) for prompt in call.prompts]
         echo = [model.text(prompt) for prompt in call.prompts for _ in range(call.choices)] if call.echo else None
         shape = CompletionShape(model.token_texts, echo)
-        generations = _generations(served, call, prompts, call.max_tokens, call.logprobs, f"cmpl-{uuid.uuid4().hex}")
-        return await _answer(served, call, generations, shape, sum(map(len, prompts)))
+        name, seed = drawn(request)
+        generations = _generations(served, call, prompts, call.max_tokens, call.logprobs, seed)
+        delivered = last_event(request, len(generations)) if call.stream else None
+        return await _answer(served, call, generations, shape, sum(map(len, prompts)), f"cmpl-{name}", delivered)
 
     @api.post("/chat/completions", openapi_extra=json_body(ChatRequest), responses=media)
     async def chat(request: Request) -> Response:
@@ -68,10 +72,14 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         call = await off_loop(len(body), lambda: parsed(ChatRequest, body))
         served = await models.find(call.model)
         model = served.base
+        hold(request.scope, model.name)
         prompt = await model.encode_chat([message.for_template() for message in call.messages])
         wanted = call.max_completion_tokens or call.max_tokens
-        generations = _generations(served, call, [prompt], wanted, call.alternatives, f"chatcmpl-{uuid.uuid4().hex}")
-        return await _answer(served, call, generations, ChatShape(model.token_texts), len(prompt))
+        name, seed = drawn(request)
+        generations = _generations(served, call, [prompt], wanted, call.alternatives, seed)
+        delivered = last_event(request, len(generations)) if call.stream else None
+        shape = ChatShape(model.token_texts)
+        return await _answer(served, call, generations, shape, len(prompt), f"chatcmpl-{name}", delivered)
 
     return api
 
@@ -89,9 +97,9 @@ def _generations(
     prompts: Sequence[tuple[int, ...]],
     wanted: int | None,
     logprobs: int | None,
-    name: str,
+    seed: int,
 ) -> list[Generation]:
-    """One for each choice of each prompt, in the order of OpenAI's choices."""
+    """One for each choice of each prompt, in the order of OpenAI's choices. `seed` is for requests without one."""
     usual = served.base.defaults
     sampling = Sampling(
         temperature=usual.temperature if call.temperature is None else call.temperature,
@@ -99,7 +107,8 @@ def _generations(
         top_p=usual.top_p if call.top_p is None else call.top_p,
         logprobs=logprobs,
     )
-    seed = secrets.randbits(63) if call.seed is None else call.seed
+    seed = seed if call.seed is None else call.seed
+    name = uuid.uuid4().hex
     return [
         Generation(
             id=f"{name}-{index}",
@@ -122,10 +131,15 @@ def _wrapped(seed: int) -> int:
 
 
 async def _answer(
-    served: ServedModel, call: GenerationRequest, generations: list[Generation], shape: Shape, prompt_tokens: int
+    served: ServedModel,
+    call: GenerationRequest,
+    generations: list[Generation],
+    shape: Shape,
+    prompt_tokens: int,
+    name: str,
+    delivered: Delivered | None,
 ) -> Response:
-    """Run all `generations`; stream them, or wait for the last."""
-    name = generations[0].id.rsplit("-", 1)[0]
+    """Run all `generations`; stream what of them is not `delivered`, or wait for the last."""
     created = int(time.time())
 
     def envelope(kind: str, choices: list[Json]) -> Json:
@@ -141,8 +155,8 @@ async def _answer(
     answers = interleaved([served.base.answer(generation) for generation in generations])
     if call.stream:
         counted = partial(usage, prompt_tokens) if call.with_usage else None
-        pieces = await begun(answers)
-        return EventStream(pieces, len(generations), shape, partial(envelope, shape.chunk), counted)
+        pieces = await begun(rest(answers, delivered, partial(shape.part, 0)) if delivered else answers)
+        return EventStream(pieces, len(generations), shape, partial(envelope, shape.chunk), counted, delivered)
     parts: list[list[Piece]] = [[] for _ in generations]
     async with aclosing(answers):
         async for index, piece in answers:

@@ -7,14 +7,14 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
 from pliant.deployments.http.openai_answers import Json, Shape
+from pliant.deployments.http.resumption import Delivered, Pieces
 from pliant.deployments.http.statuses import openai_body
-from pliant.deployments.llm.request import Piece
 from pliant.deployments.serving.outcome import Outcome, RequestError
 
 logger = logging.getLogger("pliant")
@@ -26,10 +26,10 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies on the way shall neither keep nor hold back what passes."""
 _DONE = b"data: [DONE]\n\n"
 
-Pieces = AsyncGenerator[tuple[int, Piece], None]
+T = TypeVar("T")
 
 
-async def interleaved(answers: Sequence[AsyncGenerator[Piece, None]]) -> Pieces:
+async def interleaved(answers: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """The pieces of `answers` as they come, each with the index of its answer.
 
     An answer waits while too many pieces are unread. The first error ends all, and so does closing.
@@ -39,9 +39,9 @@ async def interleaved(answers: Sequence[AsyncGenerator[Piece, None]]) -> Pieces:
             async for piece in pieces:
                 yield 0, piece
         return
-    unread: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue(_MOST_UNREAD)
+    unread: asyncio.Queue[tuple[int, T | Exception | None]] = asyncio.Queue(_MOST_UNREAD)
 
-    async def pump(index: int, answer: AsyncGenerator[Piece, None]) -> None:
+    async def pump(index: int, answer: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(answer) as pieces:
                 async for piece in pieces:
@@ -88,7 +88,7 @@ class EventStream(StreamingResponse):
     """Streams `pieces` in the shape of an endpoint. A client that leaves ends them at once.
 
     `envelope` makes a chunk of its choices. With `usage` every chunk has the key, and the last tells the count of all
-    tokens generated. An error becomes the last event.
+    tokens generated. An error becomes the last event. `delivered` is what the client has of the one choice before.
     """
 
     def __init__(
@@ -98,12 +98,14 @@ class EventStream(StreamingResponse):
         shape: Shape,
         envelope: Callable[[list[Json]], Json],
         usage: Callable[[int], Json] | None,
+        delivered: Delivered | None = None,
     ) -> None:
         self._pieces = pieces
         self._choices = choices
         self._shape = shape
         self._envelope = envelope if usage is None else lambda choices: {**envelope(choices), "usage": None}
         self._usage = usage
+        self._delivered = delivered
         self._events = self._run()
         super().__init__(self._events, media_type="text/event-stream", headers=_HEADERS)
 
@@ -112,15 +114,15 @@ class EventStream(StreamingResponse):
             await super().stream_response(send)
 
     async def _run(self) -> AsyncGenerator[bytes, None]:
-        tokens = 0
+        sent = self._delivered or Delivered()
         try:
-            for index in range(self._choices):
+            for index in range(self._choices if self._delivered is None else 0):
                 if opening := self._shape.opening(index):
-                    yield _event(self._envelope([opening]))
+                    yield self._chunk([opening], sent)
             async for index, piece in self._pieces:
-                tokens += len(piece.tokens)
+                sent = sent.and_also(piece)
                 if piece.text or piece.finish or piece.logprobs:
-                    yield _event(self._envelope([self._shape.part(index, piece)]))
+                    yield self._chunk([self._shape.part(index, piece)], sent)
         except RequestError as error:
             yield _event(openai_body(error))
         except Exception:
@@ -128,9 +130,14 @@ class EventStream(StreamingResponse):
             yield _event(openai_body(_INTERNAL))
         else:
             if self._usage:
-                yield _event({**self._envelope([]), "usage": self._usage(tokens)})
+                yield _event({**self._envelope([]), "usage": self._usage(sent.tokens)})
             yield _DONE
 
+    def _chunk(self, choices: list[Json], sent: Delivered) -> bytes:
+        """The event with these, after which the client has `sent`."""
+        return _event(self._envelope(choices), sent if self._choices == 1 else None)
 
-def _event(content: Any) -> bytes:
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+def _event(content: Any, id: Delivered | None = None) -> bytes:
+    data = b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    return data + b"\n\n" if id is None else data + f"\nid: {id}\n\n".encode()

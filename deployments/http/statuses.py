@@ -64,6 +64,7 @@ OPENAI: dict[Outcome | Fault, OpenAI] = {
     Fault.MEDIA_TYPE: OpenAI(415, "invalid_request_error"),
     Fault.TOO_LONG: OpenAI(422, "invalid_request_error"),
     Outcome.SHED: OpenAI(BUSY, "rate_limit_error", "rate_limit_exceeded"),
+    Fault.QUOTA: OpenAI(BUSY, "insufficient_quota", "insufficient_quota"),
     Fault.EVICTED: OpenAI(503, "server_error", "service_unavailable"),
     Outcome.TOO_LATE: OpenAI(504, "server_error"),
     Fault.SHORT_SLO: OpenAI(BUSY, "rate_limit_error", "rate_limit_exceeded"),
@@ -103,5 +104,10 @@ def _openai(error: RequestError) -> OpenAI:
 
 def speaks_openai(scope: Scope) -> bool:
     """Whether the client of this HTTP request expects errors in OpenAI's shape."""
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    path = below_root(scope)
     return path == _OPENAI_PREFIX or path.startswith(f"{_OPENAI_PREFIX}/")
+
+
+def below_root(scope: Scope) -> str:
+    """The request's path below the application's route prefix."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))

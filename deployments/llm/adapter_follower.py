@@ -6,6 +6,7 @@ from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog.registry_follower import COME_BACK_S, RegistryFollower
 from pliant.deployments.serving.kind import Ask
 from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.tenants import current
 
 _CHANGE_WITHIN_S = 15.0
 
@@ -32,11 +33,11 @@ class AdapterFollower(RegistryFollower[Registered]):
         Those that do not hear of it in time, perhaps this one, ask when they are given its name, as `find` does. Raises
         RequestError.
         """
-        return await self._change("load", name, path, service, in_place)
+        return await self._change("load", name, path, service, in_place, current().manager)
 
     async def unload(self, name: str) -> Registered:
         """Unload an adapter everywhere; gateways that do not hear of it in time, perhaps this one, do so a bit later.
 
         Raises RequestError.
         """
-        return await self._change("unload", name)
+        return await self._change("unload", name, current().manager)

@@ -13,6 +13,7 @@ from pliant.deployments.http.openai_schemas import LoadAdapterRequest, UnloadAda
 from pliant.deployments.http.openapi import json_body
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.tenants import current
 
 
 def router(adapters: AdapterFollower | None, max_body: int) -> APIRouter:
@@ -20,6 +21,7 @@ def router(adapters: AdapterFollower | None, max_body: int) -> APIRouter:
     api = APIRouter(prefix="/v1", tags=["LoRA adapters"], default_response_class=PlainTextResponse)
 
     def registry() -> AdapterFollower:
+        current().check("manage")
         if adapters is None:
             raise RequestError(
                 Outcome.REJECTED, "no language model here takes adapters; give one `adapters` in cluster.yaml"
@@ -28,14 +30,16 @@ def router(adapters: AdapterFollower | None, max_body: int) -> APIRouter:
 
     @api.post("/load_lora_adapter", openapi_extra=json_body(LoadAdapterRequest))
     async def load(request: Request) -> str:
+        known = registry()
         call = parsed(LoadAdapterRequest, await read_body(request, max_body))
-        await registry().load(call.lora_name, call.lora_path, call.base_model_name, call.load_inplace)
+        await known.load(call.lora_name, call.lora_path, call.base_model_name, call.load_inplace)
         return f"Success: LoRA adapter '{call.lora_name}' added successfully."
 
     @api.post("/unload_lora_adapter", openapi_extra=json_body(UnloadAdapterRequest))
     async def unload(request: Request) -> str:
+        known = registry()
         call = parsed(UnloadAdapterRequest, await read_body(request, max_body))
-        await registry().unload(call.lora_name)
+        await known.unload(call.lora_name)
         return f"Success: LoRA adapter '{call.lora_name}' removed successfully."
 
     return api

@@ -1,6 +1,6 @@
 """One language model's adapters as files have them: its folders of adapters, and what clients did at run time.
 
-All of this blocks. What changes the file runs in one thread at a time.
+All of this blocks. What changes the store runs in one thread at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pliant.deployments.llm.adapter_folders import AdapterFolders
 from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog.registry import UnavailableError
 from pliant.deployments.serving.catalog.store import Store, Stored, StoredEntry
+from pliant.deployments.serving.state.storage import Storage
 from pliant.errors import ModelError, PliantError
 from pliant.formats.adapter_info import CONFIG, AdapterError, AdapterInfo, AdapterRef
 
@@ -27,20 +28,20 @@ class StoredAdapter(StoredEntry):
 
 
 class AdapterSource:
-    """The adapters of the language model `service`. `scan` comes first, `keep` and `forget` change the file.
+    """The adapters of the language model `service`. `scan` comes first, `keep` and `forget` change what is stored.
 
-    What the file keeps and cannot be served now, because its folder is away or it does not fit another model, stays in
-    the file until a client unloads it or loads another adapter of that name: a later start may find it well again.
+    What is stored and cannot be served now, because its folder is away or it does not fit another model, stays
+    so until a client unloads it or loads another adapter of that name: a later start may find it well again.
     """
 
-    def __init__(self, service: str, config: LlmConfig, adapters: AdaptersConfig) -> None:
+    def __init__(self, service: str, config: LlmConfig, adapters: AdaptersConfig, storage: Storage) -> None:
         self.service = service
         self.pinned = frozenset(adapters.pinned)
         self.runtime = adapters.runtime
         self._config = config
         self._adapters = adapters
         self._folders: AdapterFolders | None = None
-        self._store = Store(adapters.registry_file(service), Stored[StoredAdapter](service=service), "adapters")
+        self._store = Store(storage, adapters.registries, service, Stored[StoredAdapter]())
 
     def scan(self) -> Iterator[Registered | PliantError]:
         """The adapters from earlier runs and those in the configured folder, or what is wrong with each.
@@ -48,8 +49,7 @@ class AdapterSource:
         Pinned names are the folder's; of others what clients loaded comes first, and the folder's stands in where that
         cannot be served. Those that clients unloaded stay out until their files change. Fetches the zoo's adapters.
         """
-        if problem := self._store.open():
-            yield problem
+        yield from self._store.open()
         try:
             self._folders = AdapterFolders(self.service, self._config, self._adapters)
         except (ModelError, OSError) as error:
@@ -85,12 +85,12 @@ class AdapterSource:
         return base in (self.service, self._config.model)
 
     def kept(self, name: str) -> Registered | None:
-        """What the file keeps as loaded under `name`, served or not."""
+        """What is stored as loaded under `name`, served or not."""
         kept = self._store.loaded.get(name)
         return self._entry(name, kept) if kept else None
 
     def keep(self, entry: Registered, instead_of: Registered | None) -> None:
-        """Write down that a client loaded `entry`. Raises FileError, and then nothing is changed."""
+        """Store that a client loaded `entry`. Raises StateError, and then nothing is changed."""
         adapter = entry.adapter
         made = StoredAdapter(
             folder=adapter.folder,
@@ -98,11 +98,12 @@ class AdapterSource:
             ranks=adapter.ranks,
             created=entry.created,
             base=self._config.model,
+            owner=entry.owner,
         )
         self._store.keep(adapter.name, made, instead_of and self._of_folder(instead_of))
 
     def forget(self, entry: Registered) -> None:
-        """Write down that a client unloaded `entry`. Raises FileError, and then nothing is changed."""
+        """Store that a client unloaded `entry`. Raises StateError, and then nothing is changed."""
         self._store.forget(entry.adapter.name, self._of_folder(entry))
 
     def _of_folder(self, entry: Registered) -> str | None:
@@ -154,4 +155,6 @@ class AdapterSource:
         return self._folders
 
     def _entry(self, name: str, kept: StoredAdapter) -> Registered:
-        return Registered(self.service, AdapterRef(name, kept.folder, kept.revision, kept.ranks), kept.created)
+        return Registered(
+            self.service, AdapterRef(name, kept.folder, kept.revision, kept.ranks), kept.created, kept.owner
+        )

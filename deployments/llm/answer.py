@@ -28,7 +28,7 @@ class Answer:
     __slots__ = (
         *("_detokenizer", "_eos", "_fresh", "_logprobs"),
         *("adapter", "begun", "count", "deadline", "ended", "id", "ids"),
-        *("most", "predicted", "running", "sampling", "size"),
+        *("foreseen", "most", "predicted", "running", "sampling", "size", "tenant"),
     )
 
     def __init__(self, generation: Generation, max_length: int, eos: Collection[int], contents: TokenBytes) -> None:
@@ -57,6 +57,9 @@ class Answer:
         """By the engine's clock: when it must have a slot; None once it had one."""
         self.predicted = self.most
         """Its tokens at the end, as predicted."""
+        self.tenant = generation.tenant
+        self.foreseen = self.most
+        """Its tokens at the end, as its tenant is charged for it when it gets its memory."""
         self.running = False
         """Whether it holds memory, from its admission to its end or until it is put back."""
         self.ended = False

@@ -31,6 +31,7 @@ from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.least_held import Share
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.table import ReplicaTable
+from pliant.deployments.serving.tenants import current
 from pliant.deployments.serving.tokenizing import CHARACTERS_PER_TOKEN, tokenize
 from pliant.models.sources import DecoderInfo
 
@@ -166,11 +167,14 @@ class LanguageModel:
         adapter = generation.adapter
         subject = f"{adapter.name} ({self.name})" if adapter else self.name
         errand = AnswerErrand(generation, subject, self._config.slo_ms / 1e3, self._config.timeout_s)
+        account = current()
+        account.spend(len(generation.prompt))
         with counted(self._recorder):
             async with aclosing(self._caller.stream(errand)) as pieces:
                 async for piece in pieces:
                     first_s = first_s or time.monotonic() - started
                     count += len(piece.tokens)
+                    account.spend(len(piece.tokens))
                     yield piece
         rank = adapter.rank if adapter else 0
         self._recorder.answered(time.monotonic() - started, first_s, len(generation.prompt), count, rank)

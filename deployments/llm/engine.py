@@ -99,6 +99,8 @@ class Engine:
         self._in_flight = InFlight()
         self._open: dict[str, Answer] = {}
         """All that have not ended: they wait, have a slot, or have their last tokens in flight."""
+        self._owed: list[Item] = []
+        """What is to be said of requests that ended between two steps."""
         self._settled = True
         """Whether the scheduler has been asked since the last request ended."""
         self._read_at = -math.inf
@@ -153,7 +155,10 @@ class Engine:
         now, within_s = self._clock(), generation.first_token_within_s
         job = self._room.job(answer, self._adapters.bytes(answer.adapter), now)
         if not generation.generated:  # one that was begun elsewhere is not made to begin again
-            self._room.refuse(job, self._load(answer.adapter), within_s, self._speeds)
+            load = self._load(answer.adapter)
+            if loser := self._room.refuse(job, load, within_s, self._speeds):
+                self._end(loser)
+                self._owed.append((loser.id, self._room.crowded_out_error(load, self._speeds)))
         if within_s is not None:
             answer.deadline = now + within_s
         self._room.enter(answer, job, now)
@@ -168,7 +173,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
-        return not self.failure and (self._occupied or self._adapters.loading or not self._settled)
+        return not self.failure and bool(self._owed or self._occupied or self._adapters.loading or not self._settled)
 
     @property
     def _occupied(self) -> bool:
@@ -192,7 +197,7 @@ class Engine:
 
         Does not raise: when the executor fails, every request gets a BrokenError, and `failure` says why.
         """
-        items: list[Item] = []
+        items, self._owed = self._owed, []
         if self.failure:
             return items
         try:

@@ -19,9 +19,10 @@ class AnswerErrand(Errand[Share, Generation, Piece]):
     """
 
     def __init__(self, generation: Generation, subject: str, slo_s: float, timeout_s: float) -> None:
+        super().__init__()
         self.subject = subject
         self.timeout_s = timeout_s
-        self._generation = generation
+        self._generation = generation._replace(tenant=self.tenant)
         self._deadline = time.monotonic() + slo_s
         self._slo_s = slo_s
         self._received: list[int] = []

@@ -17,6 +17,8 @@ class Registered(NamedTuple):
     adapter: AdapterRef
     created: int
     """When it was registered, in Unix seconds."""
+    owner: str = ""
+    """The tenant that loaded it; empty of those in folders."""
 
 
 class ReplicaReport(Report):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from pliant.deployments.serving.tenants import Tenant
 from pliant.formats.adapter_info import AdapterRef
 from pliant.sampling import Sampling
 
@@ -28,6 +29,7 @@ class Generation(NamedTuple):
     """Seconds in which the next token must come for the request to be worth taking; None takes it however late."""
     adapter: AdapterRef | None = None
     """None for the base model."""
+    tenant: Tenant = Tenant()
 
 
 class TokenLogprobs(NamedTuple):

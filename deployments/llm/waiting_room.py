@@ -1,24 +1,28 @@
 """Requests on their way to a slot: who is let in, who gets one next, and who has waited in vain (Chameleon §4.2).
 
-Three policies side by side: a `Scheduler` decides the order and shares out the memory, `DecodeAdmission` refuses whom
-it had better not let wait, and a `LengthPredictor` says how long answers will be, and learns from those that end.
+Four policies side by side: a `Scheduler` decides the order and shares out the memory, `FairShare` says which tenants go
+first where several wait, `DecodeAdmission` refuses whom it had better not let wait, and a `LengthPredictor` says how
+long answers will be, and learns from those that end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.report import ClassReport
 from pliant.formats.adapter_info import AdapterRef
+from pliant.policies.cluster.fair_share import FairShare
 from pliant.policies.llm.adapter_cache import AdapterCache
-from pliant.policies.llm.decode_admission import DecodeAdmission, LateError, Load, Waiting
+from pliant.policies.llm.decode_admission import DecodeAdmission, LateError, Load, QueueFullError, Waiting
 from pliant.policies.llm.jobs import Decisions, Job, SchedulerError
 from pliant.policies.llm.output_length import LengthPredictor
 from pliant.policies.llm.prefill_chunks import Speeds
 from pliant.policies.llm.queue_order import Fifo
 from pliant.policies.llm.request_scheduler import Scheduler
+
+_ANSWER_COST = 2.0
+"""What a token of an answer costs, in tokens of a prompt (Sheng et al., OSDI'24, §5.1)."""
 
 AnswerJob = Job[Answer, AdapterRef]
 AnswerDecisions = Decisions[Answer, AdapterRef]
@@ -40,15 +44,17 @@ class WaitingRoom:
     def __init__(self, scheduler: AnswerScheduler, predictor: LengthPredictor[str], queue: int, charge: int) -> None:
         self.scheduler = scheduler
         self.predictor = predictor
+        self._queue = queue
         self._admission = DecodeAdmission(queue)
         self.charge = charge
-        self._answers: dict[Answer, None] = {}
+        self._share: FairShare[Answer] = FairShare()
+        """Those that wait; in tokens of a prompt."""
 
     def __len__(self) -> int:
-        return len(self._answers)
+        return len(self._share)
 
     def __contains__(self, answer: Answer) -> bool:
-        return answer in self._answers
+        return answer in self._share
 
     def job(self, answer: Answer, adapter_bytes: int, now: float) -> AnswerJob:
         """What the scheduler is told of `answer`, whose length is predicted here."""
@@ -64,42 +70,80 @@ class WaitingRoom:
             arrived=now,
         )
 
-    def refuse(self, job: AnswerJob, load: Load, within_s: float | None, speeds: Speeds) -> None:
-        """Return if `job` may wait here; `load` says what is live. Raises QueueFullError and LateError."""
-        ahead = self._waiting(self.scheduler.ahead(job)) if within_s is not None else []
-        load = load._replace(waiting=ahead, behind=len(self._answers) - len(ahead))
+    def refuse(self, job: AnswerJob, load: Load, within_s: float | None, speeds: Speeds) -> Answer | None:
+        """Return if `job` may wait here; `load` says what is live. Raises QueueFullError and LateError.
+
+        If an answer is returned, that must go first: the queue is full, and its tenant is further over its share.
+        """
+        full = len(self._share) >= self._queue + load.free
+        loser = self._loser(job) if full else None
+        ahead = [answer for answer in self._ahead(job) if answer is not loser] if within_s is not None else []
+        load = load._replace(
+            waiting=[Waiting(len(answer.ids), answer.most - answer.count) for answer in ahead],
+            behind=len(self._share) - (loser is not None) - len(ahead),
+        )
         self._admission.admit(load, job.prompt, within_s, speeds.step_s, speeds.prompt_tokens_per_s)
+        return loser
+
+    def _loser(self, job: AnswerJob) -> Answer | None:
+        """What came last of the tenant that is further over its share than the one of `job`, if one is."""
+        tenant = job.key.tenant
+        over = self._share.furthest_over(*tenant, _cost(job.prompt, job.output))
+        if over == tenant.name:
+            return None
+        return next((answer for answer in self._share.newest(over) if not answer.count), None)
+
+    def _ahead(self, job: AnswerJob) -> list[Answer]:
+        """Those that will likely begin before `job`."""
+        before, tenant = [other.key for other in self.scheduler.ahead(job)], job.key.tenant
+        if self._share.waiting().keys() <= {tenant.name}:
+            return before
+        return self._share.ahead(*tenant, [answer for answer in before if answer.tenant.name == tenant.name])
 
     def enter(self, answer: Answer, job: AnswerJob, now: float) -> None:
         """`answer` waits from now on. Raises ValueError if there will never be memory for it."""
         self.scheduler.add(job, now)
-        self._answers[answer] = None
+        self._wait(answer, job.output)
+
+    def _wait(self, answer: Answer, output: int) -> None:
+        """It waits, and will get `output` tokens, as predicted."""
+        answer.foreseen = answer.count + output
+        self._share.add(answer, *answer.tenant, _cost(len(answer.ids), output))
 
     def schedule(self, now: float, slots: int, prompts: int) -> AnswerDecisions:
         """What to do before the next iteration, in which `slots` answers may begin, with `prompts` tokens or more."""
-        return self.scheduler.schedule(now, slots, prompts)
+        first: list[Answer] = []
+        if self._share.contended and slots > 0 and prompts > 0:
+            first = self._share.ranked(slots, (job.key for job in self.scheduler.waiting()))
+        return self.scheduler.schedule(now, slots, prompts, frozenset(first))
 
     def take(self, answer: Answer) -> None:
         """An answer that the scheduler has admitted holds memory from now on."""
-        del self._answers[answer]
+        self._share.take(answer)
         answer.running = True
         answer.deadline = None
 
     def put_back(self, answer: Answer) -> None:
         """An answer that the scheduler has squashed: it waits again, and goes on behind the tokens that it has."""
+        self._settle(answer)
         answer.put_back()
-        self._answers[answer] = None
+        self._wait(answer, answer.most - answer.count)
 
     def cancel(self, answer: Answer, now: float) -> None:
         """An answer that waits does so no longer."""
-        del self._answers[answer]
+        self._share.remove(answer)
         self.scheduler.cancel(answer, now)
 
     def left(self, answer: Answer, now: float) -> None:
         """An answer that held memory gives it back."""
         if answer.running:
             answer.running = False
+            self._settle(answer)
             self.scheduler.ended(answer, now)
+
+    def _settle(self, answer: Answer) -> None:
+        """Its tenant pays for the tokens that it got, and not for those that were predicted."""
+        self._share.charge(*answer.tenant, _cost(0, answer.count - answer.foreseen))
 
     def learn(self, answer: Answer) -> None:
         """`answer` has come to its end."""
@@ -109,14 +153,11 @@ class WaitingRoom:
 
     def late(self, now: float) -> list[Answer]:
         """The answers whose deadlines are over."""
-        return [answer for answer in self._answers if answer.deadline is not None and answer.deadline < now]
-
-    def _waiting(self, jobs: Iterable[AnswerJob]) -> list[Waiting]:
-        return [Waiting(job.prompt, job.key.most - job.key.count) for job in jobs]
+        return [answer for answer in self._share if answer.deadline is not None and answer.deadline < now]
 
     def clear(self) -> None:
         """Nobody waits any more, and the scheduler is not asked again."""
-        self._answers.clear()
+        self._share = FairShare()
 
     @property
     def answer_ratio(self) -> float:
@@ -140,10 +181,19 @@ class WaitingRoom:
         """Raise SchedulerError unless the scheduler agrees with itself and with this room."""
         self.scheduler.check()
         waiting = {job.key for job in self.scheduler.waiting()}
-        if waiting != set(self._answers):
-            raise SchedulerError(f"{len(self._answers)} answers wait, but the scheduler knows of {len(waiting)}")
+        if waiting != set(self._share):
+            raise SchedulerError(f"{len(self._share)} answers wait, but the scheduler knows of {len(waiting)}")
+
+    def crowded_out_error(self, load: Load, speeds: Speeds) -> QueueFullError:
+        """What those are told that made way for another tenant's."""
+        retry_s = self._admission.next_turn_s(load, speeds.step_s, speeds.prompt_tokens_per_s)
+        return QueueFullError("the queue is full, and this client has more than its share of it", retry_s)
 
     def late_error(self, load: Load, speeds: Speeds) -> LateError:
         """What those are told."""
         retry_s = self._admission.next_turn_s(load, speeds.step_s, speeds.prompt_tokens_per_s)
         return LateError("no slot was free before the time for the first token was over", retry_s)
+
+
+def _cost(prompt: int, output: int) -> float:
+    return prompt + _ANSWER_COST * output

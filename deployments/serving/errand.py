@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.table import NoTimeError
+from pliant.deployments.serving.tenants import current
 
 Want = TypeVar("Want")
 Query = TypeVar("Query")
@@ -24,6 +25,10 @@ class Errand(ABC, Generic[Want, Query, Item]):
     """How long it may stand still."""
     waits: bool = True
     """Whether it waits for replicas when there are none."""
+
+    def __init__(self) -> None:
+        self.tenant = current().tenant
+        """Whose it is; its queries say so, as their `tenant`."""
 
     @abstractmethod
     def want(self, late: bool) -> Want:

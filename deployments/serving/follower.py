@@ -16,7 +16,7 @@ from pliant.policies.cluster.autoscaling import HIGH, LOW
 
 logger = logging.getLogger("pliant")
 
-Exchange = Callable[[str, Mapping[str, News]], Awaitable[tuple[str, Mapping[str, Guidance]]]]
+Exchange = Callable[[str, str, Mapping[str, News]], Awaitable[tuple[str, Mapping[str, Guidance]]]]
 
 _ANSWER_WITHIN_S = 10.0
 _RETRY_S = 1.0
@@ -52,11 +52,12 @@ class Tally:
 
 
 class Follower:
-    """Keeps `tables` in step with the planner, and the planner told of `tallies`, both by service."""
+    """Keeps `tables` in step with the planner, and reports `tallies` to it, both by service. `me` is this gateway."""
 
     def __init__(
-        self, exchange: Exchange, tables: Mapping[str, ReplicaTable[Any, Any]], tallies: Mapping[str, Tally]
+        self, me: str, exchange: Exchange, tables: Mapping[str, ReplicaTable[Any, Any]], tallies: Mapping[str, Tally]
     ) -> None:
+        self._me = me
         self._exchange = exchange
         self._tables = tables
         self._tallies = tallies
@@ -71,7 +72,7 @@ class Follower:
             news = {name: tally.take() for name, tally in self._tallies.items()}
             try:
                 async with asyncio.timeout(_ANSWER_WITHIN_S):
-                    seen, guidance = await self._exchange(seen, news)
+                    seen, guidance = await self._exchange(self._me, seen, news)
             except Exception as error:
                 if self.reached:
                     logger.warning("the planner cannot be reached; lengths stay as they are: %r", error)
@@ -97,3 +98,5 @@ class Follower:
                 if replica in known and known[replica]["version"] < report["version"]:
                     table.observe(replica, report)
             table.stop_routing(now.moving)
+            if now.gateways:
+                table.chooser.share(self._me, now.gateways)

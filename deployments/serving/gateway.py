@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +22,14 @@ from pliant.deployments.http.application import application
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.follower import Follower, Tally
+from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.kind import Kind, Opening
 from pliant.deployments.serving.messages import Guidance, News
+from pliant.deployments.serving.metrics import TenantMetrics
 from pliant.deployments.serving.router import RayTransport, table_of
 from pliant.deployments.serving.services import Replicas, Service, Services
 from pliant.deployments.serving.status import exposition
-from pliant.errors import ConfigError, PliantError
+from pliant.errors import PliantError
 
 logger = logging.getLogger("pliant")
 
@@ -50,6 +51,7 @@ class Gateway:
         planner: Handle,
     ) -> None:
         self._config = config
+        self._tenants = Tenants(config, TenantMetrics())
         self._known = kinds
         self._kinds = {name: kinds[service.kind] for name, service in config.services.items()}
         self._handles = handles
@@ -61,7 +63,7 @@ class Gateway:
         self._outcomes: dict[str, Counter[str]] = {name: Counter() for name in config.services}
         self._tallies = {name: Tally() for name in config.services}
         calls = _Planner(planner)
-        self._follower = Follower(calls.exchange, self._tables, self._tallies)
+        self._follower = Follower(self._name, calls.exchange, self._tables, self._tallies)
         used = {kind.name: kind for kind in self._kinds.values()}
         self._catalogs = {name: kind.follower(partial(calls.ask, name), config) for name, kind in used.items()}
         self._services = Services(list(self._described()))
@@ -147,13 +149,14 @@ class Gateway:
             self._stats,
             lambda: exposition(self._stats(), self._known),
             routers,
-            _api_keys(gateway.api_keys_env),
+            self._tenants,
         )
 
     def _stats(self) -> dict[str, Any]:
         return {
             "gateway": self._name,
             "planner_reached": self._follower.reached,
+            "tenants": self._tenants.facts(),
             "services": {service.name: self._facts(service) for service in self._services},
         }
 
@@ -179,19 +182,10 @@ class _Planner:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
-    async def exchange(self, seen: str, news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
-        told: tuple[str, Mapping[str, Guidance]] = await answer(self._handle.exchange.remote(seen, news))
+    async def exchange(self, gateway: str, seen: str, news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
+        told: tuple[str, Mapping[str, Guidance]] = await answer(self._handle.exchange.remote(gateway, seen, news))
         return told
 
     async def ask(self, kind: str, method: str, *args: Any) -> Any:
         """See `Planner.ask`."""
         return await answer(self._handle.ask.remote(kind, method, *args))
-
-
-def _api_keys(variable: str | None) -> list[str]:
-    if variable is None:
-        return []
-    keys = [key.strip() for key in os.environ.get(variable, "").split(",") if key.strip()]
-    if not keys:
-        raise ConfigError([f"gateway.api_keys_env: got {variable}; the gateway's environment has no keys in it"])
-    return keys

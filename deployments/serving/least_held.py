@@ -39,6 +39,9 @@ class LeastHeld:
         self._held.remove(replica)
         self._suspended.discard(replica)
 
+    def share(self, me: str, gateways: Collection[str]) -> None:
+        """Requests are long, so what replicas report of the others' is new enough."""
+
     def choose(self, want: Share, avoid: Collection[str]) -> Choice:
         try:
             replica = self._held.choose(want.amount, self._suspended.union(avoid), want.near)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from pliant.deployments.serving.outcome import Fault, Outcome
 
@@ -35,6 +35,8 @@ class Step(NamedTuple):
     text: str
     done: float
     """The share of it that is done."""
+    failed: bool = False
+    """It is over, and `text` is why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,18 @@ class Guidance:
     """Of replicas that switched lately; newer than what Ray Serve has spread yet."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """For people and Prometheus."""
+    gateways: frozenset[str] = frozenset()
+    """Those that send to the service's replicas."""
 
 
-Entry = TypeVar("Entry")
+class OfService(Protocol):
+    """What belongs to one service."""
+
+    @property
+    def service(self) -> str: ...
+
+
+Entry = TypeVar("Entry", bound=OfService)
 """What is registered in a catalog."""
 
 
@@ -64,6 +75,27 @@ class Rejected(NamedTuple):
     param: str | None = None
     """What is wrong of the call."""
     fault: Fault | None = None
+
+
+class Manager(NamedTuple):
+    """Who changes what is registered."""
+
+    tenant: str = ""
+    manages_all: bool = True
+    """Whether also what others loaded, and what lies in folders."""
+    services: tuple[str, ...] | None = None
+    """Those of which it may change entries; None: all."""
+
+    def owns(self, owner: str) -> bool:
+        """Whether it may unload or replace what `owner` loaded, or nobody did if that is empty."""
+        return self.manages_all or self.tenant == owner
+
+    def may_use(self, service: str) -> bool:
+        return self.services is None or service in self.services
+
+
+OPERATOR = Manager()
+"""Whoever runs the cluster."""
 
 
 class CatalogNews(NamedTuple, Generic[Entry]):

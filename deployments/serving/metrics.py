@@ -55,6 +55,22 @@ class Requests:
             self._late.inc(tags=self._tags)
 
 
+class TenantMetrics:
+    """Of all tenants, as one gateway sees them; a `TenantRecorder`. cluster.yaml names all that there are."""
+
+    def __init__(self) -> None:
+        tags: Any = ("tenant", "status")
+        self._requests = Counter("pliant_tenant_requests_total", "HTTP requests, by tenant and status.", tag_keys=tags)
+        text = "Tokens of texts, prompts and answers, by tenant."
+        self._tokens = Counter("pliant_tenant_tokens_total", text, tag_keys=tags[:1])
+
+    def answered(self, tenant: str, status: int) -> None:
+        self._requests.inc(tags={"tenant": tenant, "status": str(status)})
+
+    def spent(self, tenant: str, tokens: int) -> None:
+        self._tokens.inc(tokens, tags={"tenant": tenant})
+
+
 class Followed:
     """The metrics of `table`, which follow what something else keeps; its counts may begin again at 0."""
 

@@ -53,6 +53,8 @@ class Fault(StrEnum):
     # shed
     EVICTED = "evicted"
     """It waited, and had to make way for others."""
+    QUOTA = "insufficient_quota"
+    """The tenant is allowed none."""
     # too late
     SHORT_SLO = "short_slo"
     """The time that the client allows is less than an answer takes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
@@ -32,6 +33,8 @@ logger = logging.getLogger("pliant")
 Handle = DeploymentHandle[Any]
 
 _ANSWER_WITHIN_S = 1.0
+_GATEWAY_GONE_S = 5.0
+"""A gateway that has not asked for so long has ended."""
 
 
 class Planner:
@@ -45,7 +48,7 @@ class Planner:
         self._changes = 0
         self._change = asyncio.Event()
         self._starting = StartingReplicas()
-        self._followed = False
+        self._gateways = _Gateways()
         self._tables = {
             name: table_of(name, self._kinds[name].chooser(config.services[name]), handle)
             for name, handle in handles.items()
@@ -54,13 +57,13 @@ class Planner:
         parts = {kind.name: kind.part(planning) for kind in self._kinds.values()}
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part}
 
-    async def exchange(self, seen: str, news: Mapping[str, News]) -> tuple[str, dict[str, Guidance]]:
-        """Take a gateway's `news` by service; answer as soon as there is something newer than it has `seen`.
+    async def exchange(self, gateway: str, seen: str, news: Mapping[str, News]) -> tuple[str, dict[str, Guidance]]:
+        """Take the `news` of `gateway` by service; answer as soon as there is something newer than it has `seen`.
 
         Answers after a second in any case, so that news keep coming. The first element is what the gateway has seen
         then.
         """
-        self._followed = True
+        self._gateways.hear(gateway)
         for service, told in news.items():
             if part := self._parts.get(self._kinds[service].name):
                 part.hear(service, told)
@@ -70,13 +73,15 @@ class Planner:
         guidance = {name: each for part in self._parts.values() for name, each in part.guidance().items()}
         for name, steps in self._starting.now().items():
             guidance[name] = replace(guidance.get(name, Guidance()), starting=steps)
-        return self._state, guidance
+        gateways = self._gateways.now()
+        found = {name: replace(guidance.get(name, Guidance()), gateways=gateways) for name in self._handles}
+        return self._state, found
 
     async def starting(self, service: str, replica: str, step: Step | None) -> bool:
         """What a replica of `service` does that cannot answer yet; None once it can. Whether a gateway runs."""
         self._starting.hear(service, replica, step)
         self._changed()
-        return self._followed
+        return self._gateways.any_came
 
     async def ask(self, kind: str, method: str, *args: Any) -> Any:
         """What the public `method` of a kind's part answers, once that has started."""
@@ -125,6 +130,28 @@ class Planner:
                 {},
             )
         )
+
+
+class _Gateways:
+    """Those that ask for guidance."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, float] = {}
+        """By gateway: when it last asked."""
+
+    @property
+    def any_came(self) -> bool:
+        return bool(self._heard)
+
+    def hear(self, gateway: str) -> None:
+        self._heard[gateway] = time.monotonic()
+
+    def now(self) -> frozenset[str]:
+        """Those that are not gone."""
+        since = time.monotonic() - _GATEWAY_GONE_S
+        latest = max(self._heard, key=self._heard.__getitem__)
+        self._heard = {name: at for name, at in self._heard.items() if at >= since or name == latest}
+        return frozenset(self._heard)
 
 
 async def _fetched(model: str, fetch: Any) -> Path:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from pliant.deployments.serving.messages import STARTING, Step
 from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.tenants import current
 
 Answers = Literal["texts", "images", "prompts"]
 """What a service takes: texts to classify, images to classify, or prompts to go on with."""
@@ -158,7 +159,11 @@ class Services:
         return service if service and service.answers in answers else None
 
     async def begun(self, service: Service) -> Any:
-        """The endpoint of `service`. Raises RequestError, which says what is waited for, until it was ready."""
+        """The endpoint of `service`, for whoever may use it.
+
+        Raises RequestError, which says what is waited for, until it was ready.
+        """
+        current().check("infer", service.name)
         until = time.monotonic() + self._patience_s
         while not service.begun:
             if time.monotonic() >= until:

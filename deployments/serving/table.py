@@ -63,6 +63,9 @@ class Chooser(Protocol[Want, ReportIn]):
     def remove(self, replica: str) -> None:
         """`replica` is gone."""
 
+    def share(self, me: str, gateways: Collection[str]) -> None:
+        """These gateways, of which this is `me`, send to the same replicas, and hear late of what the others send."""
+
     def choose(self, want: Want, avoid: Collection[str]) -> Choice:
         """The replica for `want`, none of `avoid`; the work counts there until `done`.
 
@@ -200,6 +203,7 @@ class ReplicaTable(Generic[Want, R]):
 
     def replicas(self) -> dict[str, dict[str, Any]]:
         """For people: each replica's latest report, the calls of this process there, and whether it is ejected."""
+        self._readmit()
         return {
             replica: {**report, "outstanding": self._outstanding[replica], "ejected": replica in self._ejected}
             for replica, report in self._reports.items()

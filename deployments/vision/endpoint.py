@@ -24,6 +24,7 @@ from pliant.deployments.serving.least_held import Share
 from pliant.deployments.serving.outcome import Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.scores import apply, likeliest
 from pliant.deployments.serving.table import ReplicaTable
+from pliant.deployments.serving.tenants import current
 from pliant.deployments.vision.errand import ImageErrand
 from pliant.deployments.vision.messages import Answer, Fate, Query, RegisteredTask
 from pliant.deployments.vision.report import ReplicaReport
@@ -101,8 +102,9 @@ class VisionClassifier:
     async def _classify(
         self, image: Image, task: RegisteredTask, parameters: VisionParameters, started: float
     ) -> VisionPrediction:
-        slo_s = (parameters.slo_ms or self._config.slo_ms or task.slo_ms) / 1e3
-        utility = parameters.utility or self._config.utility or task.utility
+        account = current()
+        slo_s = account.slo_ms(parameters.slo_ms or self._config.slo_ms or task.slo_ms) / 1e3
+        utility = account.utility(parameters.utility or self._config.utility or task.utility)
         deadline = started + slo_s
         with counted(self._recorder):
             pixels = await self._read(image, deadline)

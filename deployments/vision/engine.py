@@ -18,10 +18,13 @@ from numpy.typing import NDArray
 
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Refusal
+from pliant.deployments.serving.tenants import Tenant
 from pliant.deployments.vision.messages import Answer, Query
 from pliant.deployments.vision.report import EngineReport, Statistics
 from pliant.deployments.vision.tasks import Tasks, key
 from pliant.formats.vision_task import TaskError
+from pliant.policies.cluster.fair_share import FairShare
+from pliant.policies.vision.longest_batch import LongestBatch
 from pliant.policies.vision.pace import Pace
 from pliant.policies.vision.slo_batching import SloBatcher
 from pliant.policies.vision.token_adaptation import Policy, Step
@@ -32,6 +35,10 @@ logger = logging.getLogger("pliant")
 _MOST_BROKEN = 3
 """Batches in a row whose computation may break down before the replica counts as broken."""
 _RETRY_S = 0.1
+_PATIENCE = 2.5
+"""Times what is foreseen of a batch, after which what waits behind it had better be answered elsewhere."""
+_LEAST_PATIENCE_S = 0.25
+"""However soon it is foreseen to end: a busy machine stops processes for as long."""
 _LEAD = 2.0
 """Of the time that a decision takes: so long before a batch should end it is decided what runs next."""
 _EVICTION_LAG_S = 0.001
@@ -65,6 +72,7 @@ class Waiting:
     arrival: float
     deadline: float
     utility: float
+    tenant: Tenant
     reply: asyncio.Future[Answer | Refusal] = field(repr=False)
 
     def settle(self, reply: Answer | Refusal) -> bool:
@@ -90,11 +98,16 @@ class Engine:
         self._policy = policy
         self._limit = limit
         self._batcher: SloBatcher[Waiting] = SloBatcher(limit, most_rows=profile.most_rows)
+        self._share: FairShare[Waiting] = FairShare()
+        """Those in the batcher; in seconds of computing."""
+        self._longest = LongestBatch()
         self._awaiting_tasks = 0
         self._changed = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
         self._running = 0
         self._computing_since: float | None = None
+        self._stalls_at = math.inf
+        """When the batch under way takes much too long."""
         self._probe: Waiting | None = None
         """What will be computed though it seems to be too late, to see whether it is."""
         self._ahead: Step[Waiting] | None = None
@@ -147,16 +160,28 @@ class Engine:
             reason = f"{left_ms:.1f} ms were left for it, and it takes {least_ms:.1f} ms at least"
             return Refusal("final", reason, outcome=Outcome.TOO_LATE)
         reply: asyncio.Future[Answer | Refusal] = asyncio.get_running_loop().create_future()
-        waiting = Waiting(query.image, key(query.task), now, deadline, query.utility, reply)
+        waiting = Waiting(query.image, key(query.task), now, deadline, query.utility, query.tenant, reply)
         self._policy.arrived(waiting)
-        if (unlucky := self._batcher.add(waiting)) is not None:
-            unlucky.settle(self._shed())
+        self._longest.came(query.tenant.name, deadline - now, now)
+        self._add(waiting)
         self._changed.set()
         self._watch()
         try:
             return await reply
         finally:
-            self._batcher.remove(waiting)
+            self._remove(waiting)
+
+    def _add(self, waiting: Waiting) -> None:
+        """It waits, unless the queue is full, and it has to go of the tenant that is furthest over its share."""
+        over = self._share.furthest_over(*waiting.tenant, self._pace.soonest_s) if self._batcher.full else None
+        self._share.add(waiting, *waiting.tenant, self._pace.soonest_s)
+        if unlucky := self._batcher.add(waiting, frozenset(self._share.newest(over)) if over else None):
+            self._share.remove(unlucky)
+            unlucky.settle(self._shed())
+
+    def _remove(self, waiting: Waiting) -> None:
+        self._batcher.remove(waiting)
+        self._share.remove(waiting)
 
     def report(self) -> EngineReport:
         statistics = self._statistics
@@ -217,6 +242,9 @@ class Engine:
         assert step.gamma is not None
         queries = tuple(step.queries)
         self._batcher.take(step.batch, queries)
+        seconds = self._pace.foreseen_s(step.gamma, len(queries)) / len(queries)
+        for query in queries:
+            self._share.take(query, seconds)
         return queries, step.gamma
 
     def _decided(self) -> Step[Waiting] | None:
@@ -246,8 +274,25 @@ class Engine:
         return all(not query.reply.done() and end <= query.deadline for query in ahead.queries)
 
     def _planned(self, now: float) -> Step[Waiting] | None:
-        plan = self._policy.plan(self._batcher.batches, now)
-        return next((step for step in plan if step.gamma is not None and step.queries), None)
+        """What the policy runs first of the batches with images of the tenant whose turn it is.
+
+        Images of others that are in the same batch run with them. A tenant of which nothing can run lets others go.
+        """
+        batches = self._batcher.batches
+        for tenant in self._share.turns():
+            theirs = [batch for batch in batches if any(query.tenant.name == tenant for query in batch.queries)]
+            plan = self._policy.plan(theirs if self._share.contended else batches, now)
+            if step := next((step for step in plan if step.gamma is not None and step.queries), None):
+                return self._shortened(step, self._longest.seconds(tenant, now))
+        return None
+
+    def _shortened(self, step: Step[Waiting], most_s: float) -> Step[Waiting]:
+        """`step` with as many of its images, one at least, as take `most_s`."""
+        assert step.gamma is not None
+        rows = len(step.queries)
+        while rows > 1 and self._pace.foreseen_s(step.gamma, rows) > most_s:
+            rows -= 1
+        return step._replace(queries=step.queries[:rows])
 
     def _is_probe(self, deadline: float) -> bool:
         """Whether a query that is too late by the profile is to be tried all the same: nothing else is."""
@@ -261,6 +306,7 @@ class Engine:
         foreseen_s = self._pace.foreseen_s(gamma, len(queries))
         lead_s = min(_LEAD * self._statistics.decision_s, foreseen_s / 2)
         end = started + foreseen_s
+        self._stalls_at = started + max(_LEAST_PATIENCE_S, _PATIENCE * foreseen_s)
         deciding = asyncio.get_running_loop().call_at(end - lead_s, self._decide_ahead, end)
         try:
             logits = await self._device.run(images, tasks, gamma)
@@ -268,6 +314,9 @@ class Engine:
                 raise RuntimeError(f"the device answered {len(logits)} of {len(queries)} images")
             self._answer(queries, logits, gamma, started)
             self._broken = 0
+            more_s = (_now() - started - foreseen_s) / len(queries)
+            for query in queries:
+                self._share.charge(*query.tenant, more_s)
         except asyncio.CancelledError:
             for query in queries:
                 query.settle(_broken_down(ClosedError()))
@@ -276,7 +325,7 @@ class Engine:
             self._fail(queries, gamma, failure)
         finally:
             deciding.cancel()
-            self._running, self._computing_since = 0, None
+            self._running, self._computing_since, self._stalls_at = 0, None, math.inf
 
     def _answer(
         self, queries: Sequence[Waiting], logits: Sequence[NDArray[np.float32]], gamma: int, started: float
@@ -305,16 +354,24 @@ class Engine:
             self._probe.settle(_broken_down(failure))
         for batch in self._batcher.batches:
             for query in batch.queries:
-                self._batcher.remove(query)
+                self._remove(query)
                 query.settle(_broken_down(failure))
 
     def _drop_late(self) -> None:
-        """Evict what could not be answered in time any more even if it ran now, alone and fast (type 4)."""
+        """Evict what could not be answered in time any more even if it ran now, alone and fast (type 4).
+
+        Behind a batch that stalls it is not load that makes it late, and another replica may answer it.
+        """
         now = _now()
         for query in self._batcher.drop_late(now + self._pace.soonest_s):
+            self._share.remove(query)
             if self._is_probe(query.deadline):
                 self._probe = query
                 self._changed.set()
+                continue
+            if now > self._stalls_at:
+                self._statistics.failed += 1
+                query.settle(Refusal("failed", f"one batch has taken {self.computing_s():.1f} s"))
                 continue
             self._statistics.evicted += 1
             waited_ms = (now - query.arrival) * 1e3
@@ -333,7 +390,7 @@ class Engine:
 
     def _shed(self) -> Refusal:
         self._statistics.shed += 1
-        reason = f"the queue is full: {self._limit} images wait that came earlier or are worth more"
+        reason = f"the queue is full: {self._limit} images wait that came earlier, are worth more, or are others' due"
         return Refusal("busy", reason, _RETRY_S, Outcome.SHED)
 
 

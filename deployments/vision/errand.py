@@ -33,6 +33,7 @@ class ImageErrand(Errand[Share, Query, Answer]):
         utility: float,
         timeout_s: float,
     ) -> None:
+        super().__init__()
         self.subject = service
         self.timeout_s = timeout_s
         self.task = task
@@ -48,7 +49,7 @@ class ImageErrand(Errand[Share, Query, Answer]):
         return Share(predicted_s=self._left_s(late))
 
     def query(self, late: bool) -> Query:
-        return Query(self._pixels, self.task.task, self._left_s(late), self._utility)
+        return Query(self._pixels, self.task.task, self._left_s(late), self._utility, self.tenant)
 
     def waited(self) -> None:
         self._deadline = time.monotonic() + self._slo_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from pliant.deployments.serving.tenants import Tenant
 from pliant.formats.vision_task import TaskRef
 
 Fate = Literal["in_time", "late"]
@@ -21,6 +22,7 @@ class Query(NamedTuple):
     """Seconds left until the deadline."""
     utility: float
     """What a right answer until then is worth, above 0."""
+    tenant: Tenant = Tenant()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +51,5 @@ class RegisteredTask(NamedTuple):
     """When it was registered, in Unix seconds."""
     coming: bool = False
     """Whether replicas are to load it before clients may name it."""
+    owner: str = ""
+    """The tenant that loaded it; empty of those in folders."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pliant.deployments.serving.catalog.registry_follower import COME_BACK_S, RegistryFollower
 from pliant.deployments.serving.kind import Ask
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
+from pliant.deployments.serving.tenants import current
 from pliant.deployments.vision.messages import RegisteredTask
 
 _CHANGE_WITHIN_S = 90.0
@@ -47,11 +48,11 @@ class TaskFollower(RegistryFollower[RegisteredTask]):
 
     async def load(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask:
         """Load a task for all gateways and replicas. Raises RequestError."""
-        return await self._change("load", service, name, path, replace)
+        return await self._change("load", service, name, path, replace, current().manager)
 
     async def unload(self, service: str, name: str) -> RegisteredTask:
         """Unload a task everywhere. Raises RequestError."""
-        return await self._change("unload", service, name)
+        return await self._change("unload", service, name, current().manager)
 
     def _find(self, service: str, name: str | None) -> RegisteredTask | None:
         if name is not None:

@@ -13,7 +13,9 @@ from itertools import count
 from pliant.config.cluster import ServingConfig
 from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError, logger
+from pliant.deployments.serving.messages import OPERATOR, Manager
 from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.state.storage import storage
 from pliant.deployments.vision.messages import RegisteredTask
 from pliant.deployments.vision.task_source import TaskSource
 from pliant.errors import PliantError
@@ -37,34 +39,41 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
     gone_s = 45.0
 
     def __init__(self, config: ServingConfig, clock: Callable[[], float] = time.time) -> None:
-        super().__init__({name: TaskSource(name, service) for name, service in config.of(VisionConfig).items()}, clock)
+        state = storage(config.state)
+        services = config.of(VisionConfig)
+        super().__init__({name: TaskSource(name, service, state) for name, service in services.items()}, clock)
         self._trials = count()
 
-    async def load(self, service: str, name: str, path: str, replace: bool = False) -> RegisteredTask:
-        """Register the task in the folder `path` as `name` of `service`; `replace`: maybe instead of one of that name.
+    async def load(
+        self, service: str, name: str, path: str, replace: bool = False, by: Manager = OPERATOR
+    ) -> RegisteredTask:
+        """Register the task in the folder `path` as `name` of `service`; `replace`: maybe instead of one of `by`'s.
 
-        Replicas load it before clients may name it. When this returns it is on disk, and gateways and replicas have it,
+        Replicas load it before clients may name it. When this returns it is stored, and gateways and replicas have it,
         unless one takes half a minute. Raises RejectedError, also when a replica cannot load it. Then nothing is
-        changed, unless its reason says that the file may yet be written.
+        changed, unless its reason says that it may yet come about.
         """
         await self.started()
         source = self._open(self._source(service))
         self._check_name(name)
-        self._check_free(service, name, replace)
+        self._check_free(service, name, replace, by)
         [entry] = await self._find(path, [source], lambda source: source.read(name, path, int(self._clock())))
         if isinstance(entry, PliantError):
             raise self._misfit([entry])
+        entry = entry._replace(owner=by.tenant)
         async with self._tried(entry):
-            await self._change(lambda: self._put(source, entry, replace))
+            await self._change(lambda: self._put(source, entry, replace, by))
         logger.info("%s: loaded task %s with %d labels", service, name, len(entry.labels))
         return entry
 
-    async def unload(self, service: str, name: str) -> RegisteredTask:
-        """Forget the task `name` of `service`. When this returns that is on disk, and gateways and replicas know it,
-        unless one takes half a minute. Raises RejectedError as `load` does.
+    async def unload(self, service: str, name: str, by: Manager = OPERATOR) -> RegisteredTask:
+        """Forget the task `name` of `service`, if it is `by`'s.
+
+        When this returns that is stored, and gateways and replicas know it, unless one takes half a minute. Raises
+        RejectedError as `load` does.
         """
         await self.started()
-        known = await self._change(lambda: self._remove(self._source(service), name))
+        known = await self._change(lambda: self._remove(self._source(service), name, by))
         logger.info("%s: unloaded task %s", service, name)
         return known
 
@@ -73,7 +82,7 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
 
     def _check(self, entry: RegisteredTask) -> None:
         self._check_name(entry.task.name)
-        self._check_free(entry.service, entry.task.name, replace=False)
+        self._check_free(entry.service, entry.task.name, replace=False, by=OPERATOR)
 
     def _source(self, service: str) -> TaskSource:
         if service not in self._sources:
@@ -88,13 +97,14 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
             wanted = "must be up to 64 letters, digits and ._-, beginning with a letter or digit"
             raise _rejected(f"got {name[:60]!r}; {wanted}")
 
-    def _check_free(self, service: str, name: str, replace: bool) -> None:
+    def _check_free(self, service: str, name: str, replace: bool, by: Manager) -> None:
         known = self.catalog.entries.get(f"{service}/{name}")
         if known is not None:
             _check_movable(known)
             if not replace:
                 told = f"{service} has {name!r} already"
                 raise _rejected(f"{told}; unload it first, or send replace: true", Fault.CONFLICT)
+            self._check_owner(by, name, known.owner)
         elif sum(each.service == service and not each.coming for each in self.catalog.entries.values()) >= MOST_TASKS:
             raise _rejected(f"{service} has {MOST_TASKS} tasks, as many as there may be; unload some")
 
@@ -111,20 +121,25 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
         finally:
             self.catalog.put({trial: None})
 
-    async def _put(self, source: TaskSource, entry: RegisteredTask, replace: bool) -> RegisteredTask:
-        self._check_free(source.service, entry.task.name, replace)  # meanwhile somebody else may have taken the name
+    async def _put(self, source: TaskSource, entry: RegisteredTask, replace: bool, by: Manager) -> RegisteredTask:
+        self._check_free(
+            source.service, entry.task.name, replace, by
+        )  # meanwhile somebody else may have taken the name
+        if kept := source.kept(entry.task.name):  # whether it is served now or not
+            self._check_owner(by, entry.task.name, kept.owner)
         known = self.catalog.entries.get(self._key(entry))
         await self._write(lambda: source.keep(entry, known))
         self.catalog.put({self._key(entry): entry})
         return entry
 
-    async def _remove(self, source: TaskSource, name: str) -> RegisteredTask:
+    async def _remove(self, source: TaskSource, name: str, by: Manager) -> RegisteredTask:
         key = f"{source.service}/{name}"
         known = self.catalog.entries.get(key)
         entry = known or source.kept(name)
         if entry is None:
             raise _rejected(f"{source.service} has no {name[:100]!r}", Fault.NOT_FOUND)
         _check_movable(entry)
+        self._check_owner(by, name, entry.owner)
         self._open(source)
         await self._write(lambda: source.forget(entry))
         if known:

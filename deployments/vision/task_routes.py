@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from pliant.config.tenants import Right
 from pliant.deployments.http.body import read_body
 from pliant.deployments.http.openapi import json_body
 from pliant.deployments.http.parameters import validated_json
@@ -22,6 +23,7 @@ from pliant.deployments.http.validation import named
 from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
+from pliant.deployments.serving.tenants import current
 from pliant.deployments.vision.messages import RegisteredTask
 from pliant.deployments.vision.task_follower import TaskFollower
 
@@ -45,7 +47,8 @@ def router(services: Services, tasks: TaskFollower | None, max_body: int) -> API
     """The routes over tasks of `services`; `tasks` is None if none has any. `max_body` is in bytes."""
     api = APIRouter(prefix="/v2/repository/models/{model}/tasks", tags=["Tasks"])
 
-    def registry(model: str) -> TaskFollower:
+    def registry(model: str, right: Right) -> TaskFollower:
+        current().check(right, model)
         named(services, ["images"], model)
         if tasks is None:
             raise RequestError(Outcome.UNAVAILABLE, "the registry of tasks is not there")
@@ -53,17 +56,17 @@ def router(services: Services, tasks: TaskFollower | None, max_body: int) -> API
 
     @api.get("")
     async def listed(model: str) -> list[dict[str, Any]]:
-        return [_card(entry) for entry in registry(model).of(model)]
+        return [_card(entry) for entry in registry(model, "infer").of(model)]
 
     @api.post("/{task}/load", openapi_extra=json_body(LoadRequest))
     async def load(request: Request, model: str, task: str) -> dict[str, Any]:
-        known = registry(model)
+        known = registry(model, "manage")
         call = validated_json(LoadRequest, await read_body(request, max_body)).parameters
         return _card(await known.load(model, task, call.path, call.replace))
 
     @api.post("/{task}/unload")
     async def unload(model: str, task: str) -> dict[str, Any]:
-        return _card(await registry(model).unload(model, task))
+        return _card(await registry(model, "manage").unload(model, task))
 
     return api
 

@@ -1,6 +1,6 @@
 """The tasks of one vision service as files have them: its folder of tasks, and what clients did at run time.
 
-All of this blocks. What changes the file runs in one thread at a time.
+All of this blocks. What changes the store runs in one thread at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.confinement import confine, outside, within
 from pliant.deployments.serving.catalog.registry import UnavailableError
 from pliant.deployments.serving.catalog.store import Store, Stored, StoredEntry
+from pliant.deployments.serving.state.storage import Storage
 from pliant.deployments.vision.messages import RegisteredTask
 from pliant.errors import ModelError, PliantError
 from pliant.formats.vision_task import (
@@ -35,20 +36,20 @@ _MOST_BYTES = 256 * 2**20
 
 
 class TaskSource:
-    """The tasks of the vision service `service`. `scan` comes first, `keep` and `forget` change the file.
+    """The tasks of the vision service `service`. `scan` comes first, `keep` and `forget` change what is stored.
 
-    What the file keeps and cannot be served now stays in the file until a client unloads it or loads another task of
+    What is stored and cannot be served now stays so until a client unloads it or loads another task of
     that name: a later start may find it well again.
     """
 
-    def __init__(self, service: str, config: VisionConfig) -> None:
+    def __init__(self, service: str, config: VisionConfig, storage: Storage) -> None:
         self.service = service
         self.runtime = config.tasks.runtime
         self._config = config
         self._purpose = f"{service} loads tasks"
         self._roots = tuple(Path(root).expanduser().resolve() for root in config.tasks.roots)
         self._model: VisionInfo | None = None
-        self._store = Store(config.tasks.registry_file(service), Stored[StoredEntry](service=service), "tasks")
+        self._store = Store(storage, config.tasks.registries, service, Stored[StoredEntry]())
 
     def scan(self) -> Iterator[RegisteredTask | PliantError]:
         """The tasks from earlier runs and those in the configured folder, or what is wrong with each.
@@ -57,8 +58,7 @@ class TaskSource:
         in where that cannot be served. Those that clients unloaded stay out until their files change. Fetches the zoo's
         model and tasks.
         """
-        if problem := self._store.open():
-            yield problem
+        yield from self._store.open()
         try:
             self._model = read_vision(sources.fetch_vision(self._config.model))
         except (ModelError, OSError) as error:
@@ -73,7 +73,7 @@ class TaskSource:
         served = set()
         for name, kept in self._store.loaded.items():
             try:
-                yield self.read(name, kept.folder, kept.created)
+                yield self.read(name, kept.folder, kept.created)._replace(owner=kept.owner)
                 served.add(name)
             except PliantError as error:
                 yield TaskError(f"{name}, loaded earlier, is not served: {error}")
@@ -96,18 +96,20 @@ class TaskSource:
         return RegisteredTask(self.service, task, info.labels, info.slo_ms, info.utility, created)
 
     def kept(self, name: str) -> RegisteredTask | None:
-        """What the file keeps as loaded under `name`, served or not; it says no more of it than the folder."""
+        """What is stored as loaded under `name`, served or not; it says no more of it than the folder."""
         kept = self._store.loaded.get(name)
         if kept is None:
             return None
-        return RegisteredTask(self.service, TaskRef(name, kept.folder, "", 0, ()), (), 0, 0, kept.created)
+        return RegisteredTask(
+            self.service, TaskRef(name, kept.folder, "", 0, ()), (), 0, 0, kept.created, owner=kept.owner
+        )
 
     def keep(self, entry: RegisteredTask, instead_of: RegisteredTask | None) -> None:
-        """Write down that a client loaded `entry`. Raises FileError, and then nothing is changed."""
+        """Store that a client loaded `entry`. Raises StateError, and then nothing is changed."""
         self._store.keep(entry.task.name, _made(entry), instead_of and self._of_folder(instead_of))
 
     def forget(self, entry: RegisteredTask) -> None:
-        """Write down that a client unloaded `entry`. Raises FileError, and then nothing is changed."""
+        """Store that a client unloaded `entry`. Raises StateError, and then nothing is changed."""
         self._store.forget(entry.task.name, self._of_folder(entry))
 
     def _of_folder(self, entry: RegisteredTask) -> str | None:
@@ -131,7 +133,7 @@ class TaskSource:
             return []
         try:
             folder = sources.fetch_tasks(self._config.tasks.folder)
-            self._roots = (folder, *self._roots)
+            self._roots = tuple(dict.fromkeys((folder, *self._roots)))
             if (folder / TASK).is_file():
                 raise TaskError(f"tasks.folder: {folder.name} is a task; it must be the folder around it")
             entries = sorted(folder.iterdir())
@@ -165,7 +167,7 @@ def _check_small(info: TaskInfo) -> None:
 
 
 def _made(entry: RegisteredTask) -> StoredEntry:
-    return StoredEntry(folder=entry.task.folder, created=entry.created)
+    return StoredEntry(folder=entry.task.folder, created=entry.created, owner=entry.owner)
 
 
 def _name(item: RegisteredTask | PliantError) -> str | None:

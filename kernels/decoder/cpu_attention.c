@@ -1,6 +1,6 @@
 // Attention of one new token per slot to its slot's text, whose lengths differ (Flover §V-D): a softmax in blocks of
 // tokens, float32 throughout, that reads every key and value once for all the queries that share them.
-#include "cpu_kernels.h"
+#include "../cpu/cpu_kernels.h"
 
 #define QUERIES 4  // that share keys and are computed together
 #define TOKENS 128 // of a block: its keys and values stay in the first-level cache

@@ -1,5 +1,5 @@
 // One decoder layer's operations beside its linear layers. The protocol is DecoderKernels in kernels.py.
-#include "cpu_kernels.h"
+#include "../cpu/cpu_kernels.h"
 
 #define GRAIN 16384 // values worth a task
 

@@ -7,7 +7,6 @@ takes longer than that; the packed layout (cpu_linear.c) serves every number of 
 import ctypes
 import functools
 import logging
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from pliant.kernels import c_compiler
+from pliant.kernels.cpu import native
+from pliant.kernels.cpu.native import PANEL
 from pliant.kernels.decoder.kernels import AddLora, DecoderKernels, Linear, Norms, Rotation, TorchKernels
 from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.huge_pages import Arena
 
-_NAMES = ("kernels", "linear", "lora", "lora_packed", "attention", "pool")
+_NAMES = ("kernels", "lora", "lora_packed", "attention")
 SOURCES = [Path(__file__).with_name(f"cpu_{name}.c") for name in _NAMES]
-OPTIONS = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"]
-"""Let the compiler order sums as it likes; what is infinite or not a number stays so."""
-PANEL = 16  # outputs that lie together in a packed weight
 LARGEST_HEAD = 256  # as in cpu_kernels.h
 KEPT_ROWS = 64  # up to which results go to buffers that are kept: a decode step's, not a prompt's
 
@@ -50,11 +48,8 @@ class CpuKernels(TorchKernels):
     """
 
     def __init__(self, threads: int, options: Sequence[str] = c_compiler.THIS_MACHINE) -> None:
-        library = c_compiler.library(SOURCES, (*options, *OPTIONS))
-        library.pliant_start_pool.restype = _POINTER
-        library.pliant_stop_pool.argtypes = [_POINTER]
-        self._pool = library.pliant_start_pool(threads)
-        weakref.finalize(self, library.pliant_stop_pool, self._pool).atexit = False
+        library = native.library(SOURCES, options)
+        self._pool = native.start_pool(library, threads, self)
         self._calls = {name: getattr(library, f"pliant_{name}") for name in _ARGUMENTS}
         for name, arguments in _ARGUMENTS.items():
             self._calls[name].argtypes = [_POINTER, ctypes.c_bool, *arguments]
@@ -170,11 +165,9 @@ class _PackedLinear:
     def __init__(self, kernels: CpuKernels, weight: Tensor, bias: Tensor | None) -> None:
         self._kernels = kernels
         self._outs, ins = weight.shape
-        pairs, self._padding = (2, -ins % 32) if weight.dtype is torch.bfloat16 else (1, 0)
-        self._ins = ins + self._padding
-        padded = functional.pad(weight, (0, self._padding, 0, -self._outs % PANEL))
-        panels = padded.view(-1, PANEL, self._ins // pairs, pairs).transpose(1, 2)
-        self._weight = kernels.arena.zeros(panels.shape, weight.dtype).copy_(panels)
+        self._weight = native.pack(weight, kernels.arena)
+        self._ins = self._weight.shape[1] * self._weight.shape[3]
+        self._padding = self._ins - ins
         self._bias = None if bias is None else bias.float().contiguous()
         self._parameters = self._weight.data_ptr(), None if self._bias is None else self._bias.data_ptr()
         self._result = _Result(self._outs, weight.dtype)

@@ -1,5 +1,5 @@
 // What the two files of LoRA kernels share.
-#include "cpu_kernels.h"
+#include "../cpu/cpu_kernels.h"
 
 #define SITES 4
 #define MODULES 3

@@ -10,6 +10,7 @@ import torch
 from torch._inductor import aoti_compile_and_package
 
 from pliant.kernels.compiled_forward import unpack
+from pliant.kernels.encoder.compiled_classifier import rows
 from pliant.kernels.encoder.eager_classifier import EagerClassifier
 from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec
 
@@ -17,15 +18,16 @@ from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec
 def compile_into(folder: Path, model: EagerClassifier, spec: RuntimeSpec) -> None:
     """Write the package of `model` for what `spec` says, weights included, and runtime.json to `folder`.
 
-    It takes exactly `spec.max_length` tokens or, if dynamic, SHORTEST_DYNAMIC to that many.
+    It takes `spec.batch` texts of exactly `spec.max_length` tokens or, if dynamic, SHORTEST_DYNAMIC to that many.
 
     Weights are frozen into the code, in the layout its matrix products want. Precompiled headers are left out: they
     cost 20 s and 300 MB once, and save 1 s a compile.
     """
-    example = torch.ones(2, spec.max_length, dtype=torch.int64, device=spec.device)
+    size = rows(model.facts["token_types"]), spec.batch, spec.max_length
+    example = torch.ones(size, dtype=torch.int64, device=spec.device)
     length = torch.export.Dim("length", min=SHORTEST_DYNAMIC, max=spec.max_length) if spec.dynamic else None
     with torch.no_grad():
-        program = torch.export.export(model, (example,), dynamic_shapes=({1: length},), strict=False)
+        program = torch.export.export(model, (example,), dynamic_shapes=({2: length},), strict=False)
         archive = aoti_compile_and_package(
             program,
             package_path=str(folder / "model.pt2"),

@@ -1,4 +1,4 @@
-"""A sequence classifier compiled for one max_length: Arlo's runtime, batch 1 (Arlo §3.1, §5).
+"""An encoder compiled for one max_length and batch: Arlo's runtime (Arlo §3.1, §5).
 
 A static runtime pads shorter inputs to max_length, a cost that the request scheduler weighs against queueing. A dynamic
 one takes every length as it is, at the price that the paper's figure 2 shows. The compiler runs in a process of its
@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
 from pliant.kernels.compiled_forward import find_compiler
 from pliant.kernels.cuda_graph import CudaGraph, Forward
+from pliant.kernels.encoder.texts import Accepted, Output, Text
 from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec, package, package_folder
 from pliant.turns import COMPILE, turn
 
@@ -41,21 +42,12 @@ _SOON = -math.inf
 _warn_once = functools.cache(logging.getLogger("pliant").warning)
 
 
-class Output(NamedTuple):
-    """What a classifier says of one text."""
-
-    logits: np.ndarray
-    """float32 [labels]."""
-    importance: np.ndarray | None
-    """float32 [tokens]: the attention that each token received (see `importance.received`), if the runtime gives it."""
-
-
 class Runtime:
-    """A classifier that answers one input of up to `max_length` tokens at a time.
+    """An encoder that answers `batch` inputs, or fewer, of up to `max_length` tokens each at a time.
 
     `backend` is "aoti" (compiled), "cuda-graph" (compiled, and one launch on the GPU) or "eager" (not compiled).
-    `dynamic` tells whether it computes an input at its own length instead of `max_length`, as "eager" always does, and
-    `importance` whether `forward` returns that of each token behind the logits.
+    `dynamic` tells whether it computes inputs at the length of the longest instead of `max_length`, as "eager" always
+    does, and `importance` whether `forward` returns that of each token behind the logits.
     Any thread may call it, but one at a time: the input buffer is reused.
     """
 
@@ -67,48 +59,72 @@ class Runtime:
         *,
         pad: int,
         vocabulary: int,
+        token_types: int = 0,
+        batch: int = 1,
         dynamic: bool = False,
         importance: bool = False,
     ) -> None:
         self.max_length = max_length
+        self.batch = batch
         self.backend = backend
         self.dynamic = dynamic or backend == "eager"
         self.importance = importance
         self._narrowest = 1 if backend == "eager" else SHORTEST_DYNAMIC
         self._pad = pad
-        self._vocabulary = vocabulary
-        self._buffer = torch.ones(2 * max_length, dtype=torch.int64, pin_memory=backend == "cuda-graph")
-        self._forward = CudaGraph(forward, self._buffer.view(2, -1)) if backend == "cuda-graph" else forward
+        self._accepted = Accepted(max_length, vocabulary, token_types)
+        self._rows = rows(token_types)
+        size = self._rows * batch * max_length
+        self._buffer = torch.ones(size, dtype=torch.int64, pin_memory=backend == "cuda-graph")
+        example = self._buffer.view(self._rows, batch, -1)
+        self._forward = CudaGraph(forward, example) if backend == "cuda-graph" else forward
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
-        """The logits, float32 (labels,), of the text with these token ids, special tokens included.
+    def __call__(self, ids: np.ndarray | Sequence[int], types: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
+        """The logits (see `Output`) of the text with these token ids, special tokens included.
 
         Raises ValueError as `run` does.
         """
-        return self.run(ids).logits
+        return self.run(ids, types).logits
 
-    def run(self, ids: np.ndarray | Sequence[int]) -> Output:
-        """What there is to say of the text with these token ids, special tokens included.
+    def run(self, ids: np.ndarray | Sequence[int], types: np.ndarray | Sequence[int] | None = None) -> Output:
+        """What there is to say of the text with these token ids, special tokens included; `types` as in `Text`.
 
-        Raises `ValueError` if there are no ids, more than `max_length`, or one that is not in the vocabulary.
+        Raises `ValueError` as `run_all`.
         """
-        length = len(ids)
-        if not 0 < length <= self.max_length:
-            raise ValueError(f"got {length} token ids; this runtime takes 1 to {self.max_length}")
-        width = max(length, self._narrowest) if self.dynamic else self.max_length
-        inputs = self._buffer[: 2 * width].view(2, width)  # compiled code takes no strides but its own
-        row, mask = inputs.numpy()
-        text = row[:length]
-        text[:] = ids
-        if text.min() < 0 or text.max() >= self._vocabulary:
-            raise ValueError(f"token ids must lie in 0 to {self._vocabulary - 1}; got {text.min()} to {text.max()}")
-        row[length:] = self._pad
-        mask[:length] = 1
-        mask[length:] = 0
-        output = self._forward(inputs).numpy()
-        if not self.importance:
-            return Output(output, None)
-        return Output(output[:-width], output[-width:][:length])
+        return self.run_all([Text(ids, types)])[0]
+
+    def run_all(self, texts: Sequence[Text]) -> list[Output]:
+        """What there is to say of each text; none knows of the others.
+
+        Raises `ValueError` if there are no texts or more than `batch`, and as `Accepted.check` does.
+        """
+        if not 0 < len(texts) <= self.batch:
+            raise ValueError(f"got {len(texts)} texts; this runtime takes 1 to {self.batch}")
+        for text in texts:
+            self._accepted.check(text)
+        lengths = [len(text.ids) for text in texts]
+        width = max(*lengths, self._narrowest) if self.dynamic else self.max_length
+        count = len(texts) if self.backend == "eager" else self.batch
+        inputs = self._buffer[: self._rows * count * width].view(self._rows, count, width)
+        places = inputs.numpy()  # compiled code takes no strides but its own
+        places[0].fill(self._pad)
+        places[1:].fill(0)
+        places[1, :, 0] = 1  # of what is no text, too: attention to nothing is not a number
+        for row, (text, length) in enumerate(zip(texts, lengths, strict=True)):
+            places[0, row, :length] = text.ids
+            places[1, row, :length] = 1
+            if text.types is not None:
+                places[2:, row, :length] = text.types
+        found = self._forward(inputs).numpy()
+        if self.importance:
+            return [Output(row[:-width], row[-width:][:length]) for row, length in zip(found, lengths, strict=False)]
+        if found.ndim == 3:
+            return [Output(row[:length], None) for row, length in zip(found, lengths, strict=False)]
+        return [Output(row, None) for row in found[: len(texts)]]
+
+
+def rows(token_types: int) -> int:
+    """How many numbers a runtime is given of each token: its id, the mask, and its type if there are several."""
+    return 2 + (token_types > 1)
 
 
 def load(
@@ -120,9 +136,10 @@ def load(
     threads: int = 1,
     dynamic: bool = False,
     importance: bool = False,
+    batch: int = 1,
     compiling: bool = True,
 ) -> Runtime:
-    """The classifier in `folder` for inputs of up to `max_length` tokens; compiled first if it is not in the cache.
+    """The encoder in `folder` for inputs of up to `max_length` tokens; compiled first if it is not in the cache.
 
     Loading takes tens of milliseconds, compiling 15 s or more, during which other processes that want the same package
     wait. Where it cannot be compiled (no C++ compiler, an architecture that torch.export rejects), the "pliant" logger
@@ -132,7 +149,7 @@ def load(
     Raises `ModelError` if `folder` holds no sequence classifier, the model cannot take `max_length` tokens, or it has
     no attention weights that would tell.
     """
-    spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads, dynamic, importance)
+    spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads, dynamic, importance, batch)
     spec.check()
     torch.set_num_threads(threads)
     try:
@@ -144,9 +161,10 @@ def load(
 
     model = EagerClassifier(spec.folder, device=device, dtype=dtype, importance=importance)
     return Runtime(
-        lambda inputs: model.unpadded(inputs[0].to(device)).cpu(),
+        functools.partial(_run_eagerly, model, device),
         "eager",
         max_length,
+        batch=batch,
         importance=importance,
         **model.facts,
     )
@@ -162,13 +180,14 @@ def prepare(
     threads: int = 1,
     dynamic: bool = False,
     importance: bool = False,
+    batch: int = 1,
 ) -> None:
     """Compile what `load` with these arguments asks for, at low priority and when no other heavy work runs here.
 
     Of compilations that wait, the one with the least `urgency` is next. Raises `ModelError` as `load` does, and
     `CannotCompileError`.
     """
-    spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads, dynamic, importance)
+    spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads, dynamic, importance, batch)
     spec.check()
     package(spec, functools.partial(_compile_apart, spec, urgency))
 
@@ -184,7 +203,7 @@ def _open(folder: Path, spec: RuntimeSpec) -> Runtime:
     For a GPU it uses the class under `torch._inductor.aoti_load_package`, whose import alone takes 2 s and 85 MB.
     """
     facts = json.loads((folder / "runtime.json").read_text())
-    options = {"dynamic": spec.dynamic, "importance": spec.importance, **facts}
+    options = {"dynamic": spec.dynamic, "importance": spec.importance, "batch": spec.batch, **facts}
     if spec.device == "cpu":
         return Runtime(compiled_forward.load(folder / "model"), "aoti", spec.max_length, **options)
     # Single-threaded: without the locks that cannot be captured in a CUDA graph.
@@ -192,6 +211,15 @@ def _open(folder: Path, spec: RuntimeSpec) -> Runtime:
     if spec.dynamic:
         return Runtime(lambda inputs: loader.run([inputs.to(spec.device)])[0].cpu(), "aoti", spec.max_length, **options)
     return Runtime(lambda inputs: loader.run([inputs])[0], "cuda-graph", spec.max_length, **options)
+
+
+@torch.inference_mode()
+def _run_eagerly(model: "EagerClassifier", device: str, inputs: torch.Tensor) -> torch.Tensor:
+    inputs = inputs.to(device)
+    alone = inputs.shape[1] == 1
+    types = inputs[2] if len(inputs) > 2 else None
+    found = model.model.padded(inputs[0], None if alone else inputs[1], types, importance=model.importance)
+    return found.cpu()
 
 
 def can_compile(spec: RuntimeSpec) -> bool:
@@ -223,7 +251,7 @@ def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) 
         str(spec.max_length),
     ]
     command += ["--device", spec.device, "--dtype", spec.dtype, "--threads", threads, "--into", str(into)]
-    command += ["--dynamic"] * spec.dynamic + ["--importance"] * spec.importance
+    command += ["--batch", str(spec.batch)] + ["--dynamic"] * spec.dynamic + ["--importance"] * spec.importance
     with turn(f"compiling {spec.folder.name} for {spec.max_length} tokens", lambda: (COMPILE, urgency())):
         done = run_in_background(command, environment)
     if done.returncode:
@@ -249,6 +277,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of one forward pass")
     parser.add_argument("--dynamic", action="store_true", help="for any length up to max_length")
     parser.add_argument("--importance", action="store_true", help="to give that of each token too")
+    parser.add_argument("--batch", type=int, default=1, help="texts at a time")
     parser.add_argument("--into", type=Path, required=True, help="an existing folder, which receives the package")
     arguments = vars(parser.parse_args())
     work_in_background()
@@ -268,14 +297,22 @@ def _verify(runtime: Runtime, model: "EagerClassifier", spec: RuntimeSpec) -> No
     lengths = {1, (spec.max_length + 1) // 2, spec.max_length}
     if spec.dynamic:
         lengths |= {SHORTEST_DYNAMIC, spec.max_length // 5 + 1, spec.max_length - 1}
+    texts = []
     for length in sorted(lengths):
-        ids = np.random.default_rng(length).choice(words, length)
-        inputs = torch.from_numpy(np.stack([ids, np.ones_like(ids)]))
-        expected = model(inputs.to(spec.device)).cpu().numpy()
-        logits, importance = runtime.run(ids)
-        _compare("logits", logits, expected[: len(logits)], spec)
-        if importance is not None:
-            _compare("importance", importance, expected[len(logits) :], spec)
+        rng = np.random.default_rng(length)
+        texts.append(Text(rng.choice(words, length), rng.integers(0, max(1, facts["token_types"]), length)))
+    for begin in range(0, len(texts), spec.batch):
+        part = texts[begin : begin + spec.batch]
+        for text, output in zip(part, runtime.run_all(part), strict=True):
+            _verify_one(output, text, model, spec)
+
+
+def _verify_one(output: Output, text: Text, model: "EagerClassifier", spec: RuntimeSpec) -> None:
+    ids, types = (torch.from_numpy(np.asarray(each)).to(spec.device) for each in text)
+    expected = model.unpadded(ids, types if model.facts["token_types"] > 1 else None).cpu().numpy()
+    _compare("answers", output.logits, expected[: len(output.logits)], spec)
+    if output.importance is not None:
+        _compare("importance", output.importance, expected[len(output.logits) :], spec)
 
 
 def _compare(what: str, compiled: np.ndarray, eager: np.ndarray, spec: RuntimeSpec) -> None:

@@ -1,5 +1,6 @@
-"""A sequence classifier as transformers runs it: for models that are not ours to compute, and to compare those with."""
+"""An encoder as transformers runs it: for models that are not ours to compute, and to compare those with."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,27 +9,50 @@ from torch import Tensor
 
 from pliant.errors import ModelError
 from pliant.kernels.encoder.importance import received
+from pliant.kernels.encoder.layout import Padded
+from pliant.kernels.encoder.model import Head
+from pliant.kernels.saved_tensors import SavedTensors
+from pliant.models.decoder_info import read_json
+from pliant.models.encoder_head import HeadShape, Sizes, head_of, task_of
 from pliant.torchvision_ops import declare
 
 _TRIAL = 8
 """Tokens of the text that shows whether a model's attention weights can be had."""
+_AUTO = {
+    "classify": "AutoModelForSequenceClassification",
+    "tokens": "AutoModelForTokenClassification",
+    "embed": "AutoModel",
+}
+_POOLERS = ("pooler.",)
+"""Weights that an embedding does without."""
 
 
 class TransformersClassifier(torch.nn.Module):
-    """The classifier in `folder`; `forward` is that of `EncoderClassifier`.
+    """The encoder in `folder` with its head; `padded` is that of `EncoderModel`.
 
-    Raises `ModelError` if there is none, or one whose attention weights cannot be had and `importance` is wanted.
+    `config` is what its config.json says. Raises `ModelError` if there is none, or one whose attention weights cannot
+    be had and `importance` is wanted.
     """
 
-    def __init__(self, folder: Path, *, device: str, dtype: torch.dtype, importance: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any] | None = None,
+        *,
+        device: str,
+        dtype: torch.dtype,
+        importance: bool = False,
+    ) -> None:
         super().__init__()
         declare()
-        from transformers import AutoModelForSequenceClassification
+        import transformers
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        config = read_json(folder / "config.json") if config is None else config
+        task = task_of(folder, config)
         try:
-            model, report = AutoModelForSequenceClassification.from_pretrained(
+            model, report = getattr(transformers, _AUTO[task]).from_pretrained(
                 folder,
                 dtype=dtype,
                 local_files_only=True,
@@ -37,26 +61,40 @@ class TransformersClassifier(torch.nn.Module):
                 **({"attn_implementation": "eager"} if importance else {}),
             )
         except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"{folder} cannot be read as a sequence classifier: {error}") from error
-        if report["missing_keys"]:
-            missing = ", ".join(sorted(report["missing_keys"]))
-            raise ModelError(f"{folder} is no trained sequence classifier: it has no weights for {missing}")
+            raise ModelError(f"{folder} cannot be read as an encoder for its task: {error}") from error
+        needed = [name for name in report["missing_keys"] if task != "embed" or not name.startswith(_POOLERS)]
+        if needed:
+            missing = ", ".join(sorted(needed))
+            raise ModelError(f"{folder} is no trained encoder for its task: it has no weights for {missing}")
         self.model = model.eval().requires_grad_(False).to(device)
+        self.head: Head | None = None
+        if task == "embed":
+            self.head = _head(folder, head_of(folder, config, Sizes("", model.config.hidden_size, 0.0)), device, dtype)
+        self.labels_tokens = task == "tokens"
         self.importance = importance
         pad = model.config.pad_token_id
         self.pad: int = 0 if pad is None else pad
         self.vocabulary: int = model.get_input_embeddings().num_embeddings
+        self.token_types: int = getattr(model.config, "type_vocab_size", 0) or 0
         if importance:
             self._check_attentions(folder)
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    def padded(
+        self, ids: Tensor, mask: Tensor | None = None, types: Tensor | None = None, *, importance: bool = False
+    ) -> Tensor:
+        """See `EncoderModel.padded`."""
         mask = torch.ones_like(ids) if mask is None else mask
-        output = self._run(ids, mask)
+        output = self._run(ids, mask, types)
+        if self.head is not None:
+            found: Tensor = self.head(self.head.pooled(output.last_hidden_state.flatten(0, 1), Padded(ids, mask)))
+            return found
         logits: Tensor = output.logits.float()
-        return torch.cat([logits, received(output.attentions, mask)], 1) if self.importance else logits
+        return torch.cat([logits, received(output.attentions, mask)], 1) if importance else logits
 
-    def _run(self, ids: Tensor, mask: Tensor) -> Any:
-        wanted = {"output_attentions": True} if self.importance else {}
+    def _run(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Any:
+        wanted: dict[str, Any] = {"output_attentions": True} if self.importance else {}
+        if types is not None and self.token_types > 1:
+            wanted["token_type_ids"] = types
         return self.model(input_ids=ids, attention_mask=mask, **wanted)
 
     def _check_attentions(self, folder: Path) -> None:
@@ -67,3 +105,12 @@ class TransformersClassifier(torch.nn.Module):
                 f"{folder} does not tell how its tokens attend to each other, and so not which words are important: "
                 "choose an encoder with full attention in all layers, such as BERT, RoBERTa or DistilBERT"
             )
+
+
+def _head(folder: Path, shape: HeadShape, device: str, dtype: torch.dtype) -> Head:
+    head = Head(shape)
+    for index, stage in enumerate(shape.stages):
+        saved = SavedTensors(folder / stage.weights)
+        state = {f"linear.{kind}": saved[f"linear.{kind}"] for kind in ("weight", "bias")[: 1 + stage.bias]}
+        head.stages[index].load_state_dict(state)
+    return head.eval().requires_grad_(False).to(device, dtype)

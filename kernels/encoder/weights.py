@@ -1,14 +1,18 @@
-"""Reads the classifiers that `model` computes from what transformers saved."""
+"""Reads the encoders that `model` computes from what transformers and sentence-transformers saved."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pliant.errors import ModelError
-from pliant.kernels.encoder.model import EncoderClassifier
+from pliant.kernels.encoder.model import EncoderModel
+from pliant.kernels.encoder.relative import disentangled_buckets, mpnet_buckets
 from pliant.kernels.saved_tensors import SavedTensors, Size
+from pliant.models.encoder_head import HeadShape
 from pliant.models.encoder_shape import EncoderShape
 
 _EMBEDDINGS = {
@@ -19,8 +23,14 @@ _EMBEDDINGS = {
     "projection.weight": "embeddings_project.weight",
     "projection.bias": "embeddings_project.bias",
 }
+_MODERNBERT_EMBEDDINGS = {
+    "words": "embeddings.tok_embeddings.weight",
+    "norm.weight": "embeddings.norm.weight",
+    "last_norm.weight": "final_norm.weight",
+}
 _TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
-_BERT_LAYER: dict[str, tuple[str, ...]] = {
+_Layer = Mapping[str, tuple[str, ...]]
+_BERT_LAYER: _Layer = {
     "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "output": ("attention.output.dense",),
     "attention_norm": ("attention.output.LayerNorm",),
@@ -28,82 +38,200 @@ _BERT_LAYER: dict[str, tuple[str, ...]] = {
     "down": ("output.dense",),
     "mlp_norm": ("output.LayerNorm",),
 }
-_DISTILBERT_LAYER: dict[str, tuple[str, ...]] = {
-    "qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-    "output": ("attention.out_lin",),
-    "attention_norm": ("sa_layer_norm",),
-    "up": ("ffn.lin1",),
-    "down": ("ffn.lin2",),
-    "mlp_norm": ("output_layer_norm",),
+_DEBERTA_QKV = ("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj")
+_LAYERS: dict[str, tuple[str, _Layer]] = {
+    "bert": ("encoder.layer", _BERT_LAYER),
+    "roberta": ("encoder.layer", _BERT_LAYER),
+    "electra": ("encoder.layer", _BERT_LAYER),
+    "deberta": ("encoder.layer", {**_BERT_LAYER, "qkv": _DEBERTA_QKV}),
+    "mpnet": (
+        "encoder.layer",
+        {
+            **_BERT_LAYER,
+            "qkv": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+            "output": ("attention.attn.o",),
+            "attention_norm": ("attention.LayerNorm",),
+        },
+    ),
+    "distilbert": (
+        "transformer.layer",
+        {
+            "qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+            "output": ("attention.out_lin",),
+            "attention_norm": ("sa_layer_norm",),
+            "up": ("ffn.lin1",),
+            "down": ("ffn.lin2",),
+            "mlp_norm": ("output_layer_norm",),
+        },
+    ),
+    "modernbert": (
+        "layers",
+        {
+            "qkv": ("attn.Wqkv",),
+            "output": ("attn.Wo",),
+            "attention_norm": ("attn_norm",),
+            "up": ("mlp.Wi",),
+            "down": ("mlp.Wo",),
+            "mlp_norm": ("mlp_norm",),
+        },
+    ),
 }
-_HEADS = {
-    "bert": {"dense": "bert.pooler.dense", "out": "classifier"},
-    "roberta": {"dense": "classifier.dense", "out": "classifier.out_proj"},
-    "electra": {"dense": "classifier.dense", "out": "classifier.out_proj"},
-    "distilbert": {"dense": "pre_classifier", "out": "classifier"},
+"""By family: where layers lie, and what their parts are called."""
+_PREFIXES = {"modernbert": "model"}
+_CLASSIFIERS = {
+    "bert": ("bert.pooler.dense", "classifier"),
+    "roberta": ("classifier.dense", "classifier.out_proj"),
+    "electra": ("classifier.dense", "classifier.out_proj"),
+    "mpnet": ("classifier.dense", "classifier.out_proj"),
+    "distilbert": ("pre_classifier", "classifier"),
+    "deberta": ("pooler.dense", "classifier"),
+    "modernbert": ("head.dense", "classifier"),
 }
+"""By family: the two linear layers of a classifier of texts; one of tokens has the last, and is always "classifier"."""
+_HEAD_NORM = "head.norm"
+_FAR = "encoder.rel_embeddings.weight"
+_FAR_NORM = "encoder.LayerNorm"
 _OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 """What checkpoints that began in TensorFlow call the weights of norms."""
 
 
-def load(
-    folder: Path, shape: EncoderShape, *, device: str, dtype: torch.dtype, importance: bool = False
-) -> EncoderClassifier:
-    """The classifier of that shape in `folder`, ready to compute; `importance` as `EncoderClassifier` says.
-
-    Raises ModelError if weights are missing or do not fit.
-    """
+def load(folder: Path, shape: EncoderShape, head: HeadShape, *, device: str, dtype: torch.dtype) -> EncoderModel:
+    """The model of that shape in `folder`, ready to compute. Raises ModelError if weights are missing or do not fit."""
     with torch.device("meta"):
-        model = EncoderClassifier(shape, importance=importance)
-    sizes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    parts = {name: _parts(name, shape) for name in sizes}
-    types = f"{shape.family}.{_TOKEN_TYPES}"
-    wanted: dict[str, Size] = {types: (shape.token_types, shape.embedding)} if shape.token_types else {}
-    for name, (rows, *columns) in sizes.items():
-        wanted |= dict.fromkeys(parts[name], (rows // len(parts[name]), *columns))
-    saved = _Saved(folder, shape.family, wanted)
-    state = {name: saved.read(*of) for name, of in parts.items()}
-    if shape.token_types:
-        state["encoder.positions"] = state["encoder.positions"] + saved.read(types)[0]
-    model.load_state_dict({name: tensor.to(device, dtype) for name, tensor in state.items()}, assign=True)
+        model = EncoderModel(shape, head)
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    state = _Reader(folder, shape, head).read_all(wanted)
+    placed = {name: tensor.to(device, dtype if tensor.is_floating_point() else None) for name, tensor in state.items()}
+    model.load_state_dict(placed, assign=True)
     return model.eval().requires_grad_(False)
 
 
+class _Reader:
+    """Turns saved tensors into those of `EncoderModel`: first all are looked up, then read."""
+
+    def __init__(self, folder: Path, shape: EncoderShape, head: HeadShape) -> None:
+        self._folder, self._shape, self._head = folder, shape, head
+        self._saved = _Saved(folder, _PREFIXES.get(shape.family, shape.family))
+        self._layers, self._layer = _LAYERS[shape.family]
+
+    def read_all(self, wanted: Mapping[str, Size]) -> dict[str, Tensor]:
+        recipes = {name: self._recipe(name, size) for name, size in wanted.items()}
+        self._saved.check()
+        return {name: recipe() for name, recipe in recipes.items()}
+
+    def _recipe(self, name: str, size: Size) -> Callable[[], Tensor]:
+        """How to make the tensor `name` once all that it needs is known to be there."""
+        part, _, rest = name.partition(".")
+        if part == "head":
+            return self._of_head(rest, size)
+        match rest.split("."):
+            case ["layers", depth, "far_keys" | "far_queries" as far]:
+                return self._far(far, depth)
+            case ["layers", depth, module, kind]:
+                return self._of_layer(depth, module, kind, size)
+            case ["types"]:
+                types = self._saved.want(_TOKEN_TYPES, size)
+                return lambda: types() - types()[0]
+            case ["positions"]:
+                return self._positions(size)
+            case ["distances"]:
+                table = self._saved.want("encoder.relative_attention_bias.weight", (self._shape.bias_buckets, size[0]))
+                return lambda: table()[mpnet_buckets(size[1] // 2 + 1, self._shape.bias_buckets)].T.contiguous()
+            case ["rows"]:
+                disentangled = self._shape.disentangled
+                assert disentangled
+                return lambda: disentangled_buckets(size[0] // 2 + 1, disentangled)
+        names = _MODERNBERT_EMBEDDINGS if self._shape.family == "modernbert" else _EMBEDDINGS
+        return self._saved.want(names[rest], size)
+
+    def _positions(self, size: Size) -> Callable[[], Tensor]:
+        positions = self._saved.want(_EMBEDDINGS["positions"], size)
+        if not self._shape.token_types:
+            return positions
+        types = self._saved.want(_TOKEN_TYPES, (self._shape.token_types, size[1]))
+        return lambda: positions() + types()[0]
+
+    def _of_layer(self, depth: str, module: str, kind: str, size: Size) -> Callable[[], Tensor]:
+        theirs = self._layer[module]
+        rows, *columns = size
+        prefix = f"{self._layers}.{depth}"
+        parts = [self._saved.want(f"{prefix}.{each}.{kind}", (rows // len(theirs), *columns)) for each in theirs]
+        scale = self._query_scale if module == "qkv" else 1.0
+        if len(parts) == 1:
+            return parts[0]
+        return lambda: torch.cat([parts[0]() * scale if scale != 1 else parts[0](), *(part() for part in parts[1:])])
+
+    @property
+    def _query_scale(self) -> float:
+        """DeBERTa divides scores by more than others do, as it adds up more of them."""
+        disentangled = self._shape.disentangled
+        return 1 / math.sqrt(1 + len(disentangled.terms)) if disentangled else 1.0
+
+    def _far(self, far: str, depth: str) -> Callable[[], Tensor]:
+        """What stands for distances in a layer: their embeddings, projected as keys or as queries are."""
+        shape, disentangled = self._shape, self._shape.disentangled
+        assert disentangled
+        embeddings = self._saved.want(_FAR, (2 * disentangled.buckets, shape.hidden))
+        kind = "key" if far == "far_keys" else "query"
+        module = f"{self._layers}.{depth}.attention.self.{kind if disentangled.shared else f'pos_{kind}'}_proj"
+        weight = self._saved.want(f"{module}.weight", (shape.hidden, shape.hidden))
+        bias = self._saved.want(f"{module}.bias", (shape.hidden,))
+        normed = ("weight", "bias") if disentangled.normed else ()
+        norms = [self._saved.want(f"{_FAR_NORM}.{each}", (shape.hidden,)) for each in normed]
+        scale = self._query_scale if kind == "query" else 1.0
+
+        def read() -> Tensor:
+            x = embeddings().float()
+            if norms:
+                gain, shift = (norm().float() for norm in norms)
+                x = functional.layer_norm(x, (shape.hidden,), gain, shift, shape.norm_eps)
+            found = functional.linear(x, weight().float(), bias().float()) * scale
+            return found.view(len(x), shape.heads, -1).permute(1, 2, 0).contiguous()
+
+        return read
+
+    def _of_head(self, rest: str, size: Size) -> Callable[[], Tensor]:
+        _, index, module, kind = rest.split(".")
+        stage = self._head.stages[int(index)]
+        if stage.weights:
+            own = _Saved(self._folder / stage.weights, "")
+            found = own.want(f"linear.{kind}", size)
+            own.check()
+            return found
+        if module == "norm":
+            return self._saved.want(f"{_HEAD_NORM}.{kind}", size, of_head=True)
+        dense, out = _CLASSIFIERS[self._shape.family]
+        last = int(index) == len(self._head.stages) - 1
+        theirs = dense if not last else "classifier" if self._head.task == "tokens" else out
+        return self._saved.want(f"{theirs}.{kind}", size, of_head=True)
+
+
 class _Saved:
-    """The tensors in a folder, by the names that transformers has for those of a classifier of that family.
+    """The tensors in a folder, by the names that transformers has for those of a model with a head."""
 
-    Raises ModelError unless those `wanted` are there, in the sizes wanted.
-    """
-
-    def __init__(self, folder: Path, family: str, wanted: Mapping[str, Size]) -> None:
+    def __init__(self, folder: Path, prefix: str) -> None:
+        self._folder, self._prefix = folder, prefix
         self._tensors = SavedTensors(folder)
         self._names: dict[str, str] = {}
+        self._wanted: dict[str, Size] = {}
         for name in self._tensors.names:
             known = name
             for old, new in _OLD.items():
                 known = known.replace(old, new)
-            self._names |= {known: name, f"{family}.{known}": name}
-        if missing := sorted(wanted.keys() - self._names.keys()):
-            raise ModelError(f"{folder} is no trained sequence classifier: it has no weights for {', '.join(missing)}")
-        problems = (self._tensors.problem(self._names[name], size) for name, size in wanted.items())
+            self._names |= {known: name, f"{prefix}.{known}": name}
+
+    def want(self, name: str, size: Size, *, of_head: bool = False) -> Callable[[], Tensor]:
+        """What reads the tensor of that name once `check` has found all. Those of encoders have a prefix before."""
+        name = name if of_head or not self._prefix or name.startswith(f"{self._prefix}.") else f"{self._prefix}.{name}"
+        self._wanted[name] = size
+        return lambda: self._tensors[self._names[name]]
+
+    def check(self) -> None:
+        """Raise ModelError unless all that was wanted is there, in the sizes wanted."""
+        if missing := sorted(self._wanted.keys() - self._names.keys()):
+            raise ModelError(
+                f"{self._folder} is no trained encoder for its task: it has no weights for {', '.join(missing)}"
+            )
+        problems = (self._tensors.problem(self._names[name], size) for name, size in self._wanted.items())
         if problem := next(filter(None, problems), None):
-            raise ModelError(f"{folder} cannot be read as a sequence classifier: {problem}")
-
-    def read(self, *names: str) -> Tensor:
-        """The tensors of those names, one below the other."""
-        found = [self._tensors[self._names[name]] for name in names]
-        return found[0] if len(found) == 1 else torch.cat(found)
-
-
-def _parts(name: str, shape: EncoderShape) -> list[str]:
-    """The tensors that make up a parameter of `EncoderClassifier`, one below the other, by transformers' names."""
-    part, _, rest = name.partition(".")
-    if part == "head":
-        module, _, kind = rest.partition(".")
-        return [f"{_HEADS[shape.family][module]}.{kind}"]
-    if rest in _EMBEDDINGS:
-        return [f"{shape.family}.{_EMBEDDINGS[rest]}"]
-    _, depth, module, kind = rest.split(".")
-    distilbert = shape.family == "distilbert"
-    layer, layers = (_DISTILBERT_LAYER, "transformer.layer") if distilbert else (_BERT_LAYER, "encoder.layer")
-    return [f"{shape.family}.{layers}.{depth}.{theirs}.{kind}" for theirs in layer[module]]
+            raise ModelError(f"{self._folder} cannot be read as an encoder for its task: {problem}")

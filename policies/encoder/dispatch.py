@@ -1,19 +1,22 @@
-"""Dispatch: which replica gets a request (Arlo §3.4, Algorithm 1), over replicas that come, switch, and go.
+"""Dispatch: which replica gets a text, over replicas that come, switch, and go: Arlo's Request Scheduler (§3.4).
 
-A *group* (in the paper a queue level) is all replicas that hold one max_length. Its head is the least congested of
-them: congestion is the work that is queued there over what a replica can do within the SLO. Both are in seconds, as
-what a text takes depends on its length (see `service_curve`). The groups a text fits into are tried in rising length,
-at most `peek` of them: the first head whose congestion is below a threshold, which decays from group to group, gets the
-request.
+A replica has one runtime or several (see `residency`), up to a max_length, and a *home*: the length of the texts that
+it is to have first. A *group* is all replicas with the same home and max_length; one that has a single runtime is at
+home there. Its head is the least congested of them: congestion is the work that is queued there, in seconds, as what a
+text takes depends on its length (see `service_curve`). A text's candidates are the groups that it fits into: the group
+where it is at home, then those of longer homes in rising length, then those of shorter homes, the nearest first.
+
+The head gets it that is predicted to answer it soonest; of busy heads, each group further from home counts as much as
+the shortest text takes. So short texts stay off replicas that long ones fill as long as that costs little, and either
+may spill over. A head with a single runtime that has no more to do than one text gets it at once: longer runtimes would
+take longer for it, and are there for longer texts. `Algorithm1` is the paper's rule instead.
 
 Beyond the paper:
 
-- When all heads are busier than that, the one gets it that answers it soonest, for which longer runtimes count their
-  service time twice, as they hold up longer texts. The paper queues it at the shortest group, however long the queue.
 - Replicas of a group need not be equally fast: of two that are equally congested the faster one is the head.
-- With a deadline, the head that Algorithm 1 chooses must also be predicted to meet it (see `admission`); else the first
-  replica that can, among the same groups in rising length, gets the request. If none can, it is refused with a time
-  after which to come back.
+- With a deadline, the head that is chosen must also be predicted to meet it (see `admission`); else the first replica
+  that can, among the same groups in their order, gets the request. If none can, it is refused with a time after which
+  to come back.
 - Several dispatchers may send to the same replicas. What others have there is known from reports that are a second or
   two old. It counts in full in predictions, but little in congestion: dispatchers that choose by it all run to the
   same replica, and then away from it, in ever greater numbers. Instead each has a share of the replicas for its own
@@ -28,18 +31,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pliant.policies.encoder.admission import DeadlineError, retry_after
-from pliant.policies.encoder.service_curve import ServiceCurve
 
 R = TypeVar("R", bound=Hashable)
 
-THRESHOLD = 0.02
-"""Of a replica's capacity. The paper's 0.85 lets a queue take most of the SLO before a longer runtime helps out."""
 _OTHERS_WEIGHT = 16
 """What others have counts for so many times less in congestion. As many dispatchers at least keep the balance."""
 _EQUALLY_FAST = math.log(1.1)
@@ -51,6 +53,31 @@ _MICROSECONDS = 1e6
 _SECONDS = 1e-6
 _ROUNDING = 1e-3
 """Microseconds."""
+
+
+@dataclass(frozen=True)
+class Algorithm1:
+    """The paper's rule: the first head whose congestion is below a threshold, which decays from group to group.
+
+    Congestion is counted as a share of what a replica can do within the SLO, `threshold` is the paper's lambda, `decay`
+    its alpha, and `peek` its L, the most groups that are looked at. When all their heads are busier than that, the head
+    at the text's home gets it, however long its queue. Raises ValueError for values out of range.
+    """
+
+    threshold: float = 0.85
+    decay: float = 0.9
+    peek: int = 6
+
+    def __post_init__(self) -> None:
+        if not (0 < self.threshold <= 1 and 0 < self.decay <= 1 and self.peek >= 1):
+            raise ValueError(f"threshold and decay must be in (0, 1], peek at least 1; got {self}")
+
+
+class Times(Hashable, Protocol):
+    """What a replica takes for a text, by its length: a `ServiceCurve`, or several (see `residency`). Hashable."""
+
+    def tables(self, longest: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Seconds expected, and those by which an idle replica admits, for each length from 0 to `longest`."""
 
 
 class NoRuntimeError(LookupError):
@@ -114,11 +141,14 @@ class _Replica:
 
 
 class _Group:
-    """The replicas of one max_length; `front` anchors the ring of the least congested of them."""
+    """The replicas of one home and max_length; `front` anchors the ring of the least congested of them."""
 
-    __slots__ = ("front", "pools", "several")
+    __slots__ = ("front", "limit", "place", "pools", "several")
 
-    def __init__(self) -> None:
+    def __init__(self, place: tuple[int, int], limit: int) -> None:
+        self.place = place
+        self.limit = limit
+        """Microseconds of work from which on its head does not get a text of its own at once."""
         self.pools: list[_Pool] = []
         self.several = False
         self.front = _Replica()
@@ -195,54 +225,54 @@ def _congestion(pool: _Pool) -> tuple[int, int]:
 
 
 class Dispatcher(Generic[R]):
-    """Chooses a replica for each request (Arlo §3.4, Algorithm 1) and sums up what each still has to do.
+    """Chooses a replica for each request and sums up what each still has to do.
 
-    `slo_s` is the service's latency objective in seconds, within which a replica's capacity is counted. The paper calls
-    `threshold` lambda, `decay` alpha and `peek` L. Replicas are named by any hashable value; a name must not come back
-    after `remove`, or late completions of its former bearer count against the new one. Raises ValueError for arguments
-    out of range.
+    `slo_s` is the service's latency objective in seconds, within which Algorithm 1 counts a replica's capacity; without
+    `algorithm_1` the replica is chosen by predicted finish. Replicas are named by any hashable value; a name must not
+    come back after `remove`, or late completions of its former bearer count against the new one. Raises ValueError for
+    arguments out of range.
     """
 
-    def __init__(self, slo_s: float, threshold: float = THRESHOLD, decay: float = 0.9, peek: int = 6) -> None:
-        if not (slo_s > 0 and 0 < threshold <= 1 and 0 < decay <= 1 and peek >= 1):
-            raise ValueError(
-                "slo_s must be positive, threshold and decay in (0, 1], peek at least 1; "
-                f"got {slo_s}, {threshold}, {decay}, {peek}"
-            )
-        self._limits = [math.ceil(slo_s * _MICROSECONDS * threshold * decay**rank - _ROUNDING) for rank in range(peek)]
-        """By the group's place among the candidates: microseconds from which on its head is congested."""
-        self._limit = self._limits[0]
+    def __init__(self, slo_s: float, algorithm_1: Algorithm1 | None = None) -> None:
+        if not slo_s > 0:
+            raise ValueError(f"slo_s must be positive, got {slo_s}")
+        self._limits = _limits(slo_s, algorithm_1) if algorithm_1 else None
+        """Of Algorithm 1: microseconds from which on a head is congested, by its group's place among candidates."""
         self._replicas: dict[R, _Replica] = {}
-        self._levels: dict[int, _Group] = {}
+        self._groups: dict[tuple[int, int], _Group] = {}
+        """By home and max_length."""
         self._candidates: list[tuple[_Group, ...]] = []
-        """By length: the groups that may serve it, in rising max_length, at most `peek`."""
+        """By length: the groups that may serve it, in the order in which they are tried."""
         self._own: frozenset[R] | None = None
 
     @property
     def longest(self) -> int:
         """The greatest length that can be served now; 0 when nothing can."""
-        return max(self._levels, default=0)
+        return max(len(self._candidates) - 1, 0)
 
-    def assign(self, replica: R, max_length: int, curve: ServiceCurve) -> None:
-        """From now on `replica` takes texts of at most `max_length` tokens, and needs the seconds of `curve` for them.
+    def assign(self, replica: R, max_length: int, times: Times, home: int | None = None) -> None:
+        """From now on `replica` takes texts of at most `max_length` tokens, and needs the seconds of `times` for them.
 
-        A replica that is known already changes over, and what it has to do still counts, as it was predicted.
+        It is to have those first for which `home` (by default max_length) is the shortest home that they fit into. A
+        replica that is known already changes over, and what it has to do still counts, as it was predicted.
         """
-        if max_length < 1:
-            raise ValueError(f"max_length must be positive, got {max_length}")
-        tables = _microseconds(curve, max_length)
+        place = (home or max_length, max_length)
+        if not 1 <= place[0] <= max_length:
+            raise ValueError(f"home and max_length must be positive and rise, got {home} and {max_length}")
+        tables = _microseconds(times, max_length)
         record = self._replicas.get(replica)
         if record is None:
             record = self._replicas[replica] = _Replica(replica)
             record.away = self._is_away(replica)
-        elif record.pool and record.tables is tables:
+        elif record.pool and record.tables is tables and record.pool.group.place == place:
             return
         self.suspend(replica)
         record.tables = tables
         record.table, record.idle = tables
-        group = self._levels.get(max_length)
+        group = self._groups.get(place)
         if group is None:
-            group = self._levels[max_length] = _Group()
+            at_once = self._limits[0] if self._limits else record.table[0] + 1 if place[0] == max_length else 1
+            group = self._groups[place] = _Group(place, at_once)
             self._list_candidates()
         speed = round(math.log(record.table[-1]) / _EQUALLY_FAST)
         pool = next((pool for pool in group.pools if pool.speed == speed), None)
@@ -265,7 +295,7 @@ class Dispatcher(Generic[R]):
         if group.pools:
             group.elect()
         else:
-            self._levels = {length: group for length, group in self._levels.items() if group.pools}
+            self._groups = {place: group for place, group in self._groups.items() if group.pools}
             self._list_candidates()
 
     def remove(self, replica: R) -> None:
@@ -302,7 +332,7 @@ class Dispatcher(Generic[R]):
         is the time left until the request's deadline, in seconds (finite), and `slack_share` how much of its slack it
         may spend waiting, 0 to 1 (see `admission`); without a budget every request is taken. None of `avoid` is chosen.
 
-        Raises NoRuntimeError when no routable replica holds the length; of the `peek` shortest groups that do,
+        Raises NoRuntimeError when no routable replica holds the length; of the groups that are looked at,
         AllAvoidedError when all replicas are to be avoided, and DeadlineError when none can meet the deadline. Nothing
         is counted then.
         """
@@ -311,8 +341,9 @@ class Dispatcher(Generic[R]):
         except IndexError:
             raise NoRuntimeError(length, self.longest) from None
         # The usual case first, and replicas are relinked in place, here and in `complete`: calls are what costs.
-        replica = groups[0].front.next
-        if avoid or replica.congestion >= self._limit:
+        group = groups[0]
+        replica = group.front.next
+        if avoid or replica.congestion >= group.limit:
             replica = self._search(groups, length, avoid)
         took = replica.table[length]
         congestion = replica.congestion + took
@@ -396,20 +427,21 @@ class Dispatcher(Generic[R]):
         return (record.work - record.others) * _SECONDS if record else 0.0
 
     def groups(self) -> dict[int, dict[R, float]]:
-        """The routable replicas and the seconds of work there, others' included, by max_length in rising order."""
-        return {
-            length: {record.name: record.work * _SECONDS for pool in group.pools for record in pool}
-            for length, group in sorted(self._levels.items())
-        }
+        """The routable replicas and the seconds of work there, others' included, by home in rising order."""
+        found: dict[int, dict[R, float]] = {}
+        for (home, _), group in sorted(self._groups.items()):
+            works = {record.name: record.work * _SECONDS for pool in group.pools for record in pool}
+            found.setdefault(home, {}).update(works)
+        return found
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every sum, ring, front and table agrees with the others. Slow: for tests."""
         routable = {record.name: record for record in self._replicas.values() if record.pool}
-        listed = [record for group in self._levels.values() for pool in group.pools for record in pool]
+        listed = [record for group in self._groups.values() for pool in group.pools for record in pool]
         assert len(listed) == len(routable), "a replica is in two rings or none"
         assert all(routable[record.name] is record for record in listed), "a ring holds a replica that has left"
         assert all(record.work >= record.others >= 0 for record in self._replicas.values()), "work is negative"
-        for group in self._levels.values():
+        for group in self._groups.values():
             pool = min(group.pools, key=_congestion)
             assert group.front is pool.rings[pool.lowest], "the least congested does not lead"
             for pool in group.pools:
@@ -427,41 +459,59 @@ class Dispatcher(Generic[R]):
                         anchor = anchor.next
                     assert anchor is pool.rings[pool.place(record.congestion)], "a replica is in the wrong ring"
         for length, candidates in enumerate(self._candidates):
-            lengths = sorted(held for held in self._levels if held >= length)[: len(self._limits)]
-            groups = [self._levels[held] for held in lengths]
-            assert list(candidates) == groups, "the candidates of a length are wrong"
+            fitting = [group for (_, max_length), group in self._groups.items() if max_length >= length]
+            assert set(candidates) <= set(fitting), "a length has a candidate that it does not fit into"
+            assert self._limits or len(candidates) == len(fitting), "a length lacks a candidate"
 
     def _is_away(self, replica: R) -> bool:
         return self._own is not None and replica not in self._own
 
     def _list_candidates(self) -> None:
-        lengths = sorted(self._levels)
         self._candidates = []
-        for index, length in enumerate(lengths):
-            groups = tuple(self._levels[held] for held in lengths[index : index + len(self._limits)])
-            self._candidates += [groups] * (length + 1 - len(self._candidates))
+        most = len(self._limits) if self._limits else None
+        for edge in sorted({edge for place in self._groups for edge in place}):
+            # All lengths since the edge before have the same candidates.
+            fitting = [(home < edge, abs(home - edge), longest) for home, longest in self._groups if longest >= edge]
+            places = [(edge + (-far if shorter else far), longest) for shorter, far, longest in sorted(fitting)[:most]]
+            groups = tuple(self._groups[place] for place in places)
+            self._candidates += [groups] * (edge + 1 - len(self._candidates))
 
     def _search(self, groups: tuple[_Group, ...], length: int, avoid: Collection[R]) -> _Replica:
-        """The replica that Algorithm 1 chooses; if all heads are congested, the one that the request costs least at."""
-        cheapest = None
-        least = math.inf
-        for group, limit in zip(groups, self._limits, strict=False):
-            head = group.front.next
-            if avoid and head.name in avoid:
-                allowed = [replica for replica in group if replica.name not in avoid]
-                if not allowed:
+        """The replica that is chosen when the head at home is busy or is to be avoided."""
+        found = None
+        if self._limits:
+            for group, limit in zip(groups, self._limits, strict=False):
+                head = _first_allowed(group, avoid) if avoid else group.front.next
+                if head and head.congestion < limit:
+                    return head
+                found = found or head
+        else:
+            least, handicap = math.inf, 0
+            for group in groups:
+                head = _first_allowed(group, avoid) if avoid else group.front.next
+                if not head:
                     continue
-                head = allowed[0]
-            congestion = head.congestion
-            if congestion < limit:
-                return head
-            # Until it would be answered, and once more the time for which it would hold up others.
-            cost = congestion + 2 * head.table[length]
-            if cost < least:
-                cheapest, least = head, cost
-        if cheapest is None:
+                table = head.table
+                finish = table[length]
+                if congestion := head.congestion:
+                    finish += congestion + handicap
+                if finish < least:
+                    found, least = head, finish
+                    if not congestion:
+                        break
+                handicap += table[0]
+        if not found:
             raise AllAvoidedError
-        return cheapest
+        return found
+
+
+def _limits(slo_s: float, rule: Algorithm1) -> list[int]:
+    capacity = slo_s * _MICROSECONDS
+    return [math.ceil(capacity * rule.threshold * rule.decay**rank - _ROUNDING) for rank in range(rule.peek)]
+
+
+def _first_allowed(group: _Group, avoid: Collection[Any]) -> _Replica | None:
+    return next((replica for replica in group if replica.name not in avoid), None)
 
 
 def _reattach(replica: _Replica) -> None:
@@ -481,7 +531,7 @@ def _retry_after(replica: _Replica, length: int, budget_s: float, slack_share: f
 def _first_in_time(
     groups: tuple[_Group, ...], length: int, budget_s: float, slack_share: float, avoid: Collection[Any]
 ) -> _Replica:
-    """The first replica, in rising length, that can meet the deadline; raises DeadlineError when there is none."""
+    """The first replica, group by group, that can meet the deadline; raises DeadlineError when there is none."""
     soonest_s = fastest_s = math.inf
     for group in groups:
         for replica in group:
@@ -507,7 +557,7 @@ def shares(held: Mapping[R, int], dispatchers: Collection[str]) -> dict[str, lis
 
 
 @lru_cache(maxsize=1024)
-def _microseconds(curve: ServiceCurve, longest: int) -> tuple[list[int], list[int]]:
+def _microseconds(times: Times, longest: int) -> tuple[list[int], list[int]]:
     """What is expected, and what an idle replica is admitted to by, for each length from 0."""
-    expected, idle = (np.maximum(1, np.rint(table * _MICROSECONDS)).astype(int) for table in curve.tables(longest))
+    expected, idle = (np.maximum(1, np.rint(table * _MICROSECONDS)).astype(int) for table in times.tables(longest))
     return expected.tolist(), idle.tolist()

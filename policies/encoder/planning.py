@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pliant.policies.encoder.configurations import Configuration, Placement, ResidentRuntime, place
 from pliant.policies.encoder.demand import LengthDemand, Snapshot
 from pliant.policies.encoder.runtime_allocation import Allocation, RuntimeClass, allocate, runtime_class
 
@@ -26,6 +27,15 @@ _UNSETTLED_S = 10.0
 """A shift is noticed within this time, or not at all."""
 
 
+class Residency(NamedTuple):
+    """What replicas have room for; without it each holds one runtime, as in the paper."""
+
+    memory_mb: Mapping[int, float]
+    """That a runtime of each max_length takes, beside the weights."""
+    budget_mb: float
+    """Of a replica, for its runtimes."""
+
+
 class Problem(NamedTuple):
     """What `solve` needs: runtimes in rising length, requests per SLO period for each, and the replicas there are."""
 
@@ -35,20 +45,33 @@ class Problem(NamedTuple):
     excess: float
     """Requests per SLO period that were left out of `demand`, because the replicas cannot answer them in time."""
     snapshot: Snapshot
+    residency: Residency | None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many replicas should hold each max_length, and why."""
+    """What the replicas should hold, and why."""
 
     version: int
     counts: dict[int, int]
+    """Replicas by the length at which they are at home: the max_length of their runtime, if they hold one."""
+    configurations: dict[Configuration, int]
+    """Replicas by what they hold."""
     reason: Reason
     demand: dict[int, float]
     """Requests per second for which each max_length is the shortest that fits."""
     excess: float
     """Requests per second, more than these, that the replicas cannot answer in time."""
-    allocation: Allocation
+    solution: Allocation | Placement
+
+    @property
+    def predicted(self) -> dict[str, float]:
+        """For people: the mean latency, or the greatest load of a replica and the least that it could be."""
+        match self.solution:
+            case Allocation(latency_s=latency_s):
+                return {"predicted_latency_s": round(latency_s, 4)}
+            case Placement(load=load, bound=bound):
+                return {"predicted_load": round(load, 4), "least_load": round(bound, 4)}
 
 
 def even_plan(lengths: Sequence[int], replicas: int) -> tuple[int, ...]:
@@ -69,9 +92,18 @@ def even_plan(lengths: Sequence[int], replicas: int) -> tuple[int, ...]:
     return tuple(falling[order[rank % len(falling)]] for rank in range(replicas))
 
 
-def solve(problem: Problem) -> Allocation:
-    """The optimal allocation (Arlo §3.3, equations 1-7)."""
-    return allocate(problem.classes, problem.demand, problem.replicas)
+def solve(problem: Problem) -> Allocation | Placement:
+    """The optimal allocation (Arlo §3.3, equations 1-7), or which sets of runtimes to hold (see `configurations`).
+
+    Raises ValueError when a replica has no room for one of the runtimes.
+    """
+    if problem.residency is None:
+        return allocate(problem.classes, problem.demand, problem.replicas)
+    memory_mb, budget_mb = problem.residency
+    runtimes = [
+        ResidentRuntime(each.max_length, 1 / each.capacity, memory_mb[each.max_length]) for each in problem.classes
+    ]
+    return place(runtimes, problem.demand, problem.replicas, budget_mb)
 
 
 class Planner:
@@ -81,10 +113,18 @@ class Planner:
     at first.
 
     Demand is the mean over the last period, or its `quantile` over the seconds of it (beyond the paper: averages hide
-    bursts). Times are in seconds on any one clock.
+    bursts). Times are in seconds on any one clock. With a `residency` replicas hold sets of runtimes.
     """
 
-    def __init__(self, longest: int, slo_s: float, period_s: float = 120.0, quantile: float | None = None) -> None:
+    def __init__(
+        self,
+        longest: int,
+        slo_s: float,
+        period_s: float = 120.0,
+        quantile: float | None = None,
+        residency: Residency | None = None,
+    ) -> None:
+        self._residency = residency
         self._demand = LengthDemand(longest, window_s=period_s)
         self._slo_s = slo_s
         self._period_s = period_s
@@ -142,9 +182,10 @@ class Planner:
         classes = tuple(runtime_class(length, service_s[length], self._slo_s) for length in lengths)
         demand = tuple(share * rate * self._slo_s for rate in rates)
         excess = (1 - share) * sum(rates) * self._slo_s
-        return Problem(classes, demand, replicas, excess, self._demand.snapshot(now, lengths, _UNSETTLED_S))
+        snapshot = self._demand.snapshot(now, lengths, _UNSETTLED_S)
+        return Problem(classes, demand, replicas, excess, snapshot, self._residency)
 
-    def adopt(self, now: float, problem: Problem, allocation: Allocation, reason: Reason) -> Plan:
+    def adopt(self, now: float, problem: Problem, solution: Allocation | Placement, reason: Reason) -> Plan:
         """Take over what `solve` found for `problem`."""
         lengths = [runtime.max_length for runtime in problem.classes]
         self._planned_at = now
@@ -152,13 +193,23 @@ class Planner:
         self._snapshot = problem.snapshot
         self.plan = Plan(
             version=self.plan.version + 1 if self.plan else 1,
-            counts=dict(zip(lengths, allocation.counts, strict=True)),
+            counts=dict.fromkeys(lengths, 0),
+            configurations=_configurations(lengths, solution),
             reason=reason,
             demand={length: rate / self._slo_s for length, rate in zip(lengths, problem.demand, strict=True)},
             excess=problem.excess / self._slo_s,
-            allocation=allocation,
+            solution=solution,
         )
+        for configuration, count in self.plan.configurations.items():
+            self.plan.counts[configuration.home] += count
         return self.plan
+
+
+def _configurations(lengths: Sequence[int], solution: Allocation | Placement) -> dict[Configuration, int]:
+    if isinstance(solution, Placement):
+        return solution.replicas
+    counts = zip(lengths, solution.counts, strict=True)
+    return {Configuration(length, (length,)): count for length, count in counts if count}
 
 
 def _binned(demand: Mapping[int, float], lengths: Sequence[int]) -> tuple[float, ...]:

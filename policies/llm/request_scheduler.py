@@ -24,6 +24,7 @@ once, and what is over by that is lent in the second phase. Loans leave alone wh
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Generic, NamedTuple
 
 from pliant.policies.llm.adapter_cache import AdapterCache
@@ -187,8 +188,11 @@ class Scheduler(Generic[K, A]):
         self._memory.pin(adapter, bytes)
         self._changed = True
 
-    def schedule(self, now: float, slots: int, prompts: int) -> Decisions[K, A]:
+    def schedule(self, now: float, slots: int, prompts: int, first: Collection[K] = ()) -> Decisions[K, A]:
         """What to do before the next iteration; it is counted as done.
+
+        Of those that wait, `first` are admitted before others as far as they can be, whatever is booked; among them,
+        and then among the others, the order is the queues'.
 
         At most `slots` requests are admitted, and no more once those admitted have `prompts` prompt tokens together, of
         which the last may thus exceed what is left. Takes next to no time if nothing has happened since the last call.
@@ -204,7 +208,7 @@ class Scheduler(Generic[K, A]):
         if self._queues.refresh(now, self._memory.shared):
             self._state.reclassify()
         round.load_pinned()
-        round.admit()
+        round.admit(first)
         if self._prefetch:
             round.load_ahead()
         if self._histogram is not None and look_ahead:

@@ -6,7 +6,7 @@ loaded ahead for those that still wait. What may pass a request that waits for m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import Enum
 from itertools import islice
 from typing import Generic
@@ -54,23 +54,32 @@ class Round(Generic[K, A]):
         """Evict what the cache would not keep any longer."""
         self.decisions.evict.extend(self._memory.trim(self._now))
 
-    def admit(self) -> None:
-        """Algorithm 1, after those that are booked. Where nothing ran and no load was under way, somebody gets on.
+    def admit(self, first: Collection[K] = ()) -> None:
+        """Algorithm 1, after those that are booked: for those that go `first`, then for all.
 
-        The first that is tried does, as whatever could be in its way can be evicted: all but the adapter of the one
-        that is booked first. If that holds everybody up, because it is booked for later, it need not wait any longer.
+        Where nothing ran and no load was under way, somebody gets on. The first that is tried does, as whatever could
+        be in its way can be evicted: all but the adapter of the one that is booked first. If that holds everybody up,
+        because it is booked for later, it need not wait any longer.
         """
         if not self.limited:
-            for waiting in list(self._state.booked.values()):
-                if waiting.first_from is not None and waiting.first_from <= self._now:
-                    self._try_booked(waiting)
-            beyond = [self._within_quota(lane) for lane in self._state.queues.lanes]
-            for jobs in beyond:
-                self._lend(jobs)
+            if first:
+                self._admit(first)
+            if not (self._state.queues.strict and any(key in self._state.waiting for key in first)):
+                self._admit(None)
             if self._state.booked and not (self._state.running or self._memory.loading):
                 self._try_alone(next(iter(self._state.booked.values())))
         if self.limited and not self._state.queues.strict:
             self._book_put_off()
+
+    def _admit(self, among: Collection[K] | None) -> None:
+        """Algorithm 1 `among` some requests, or all."""
+        for waiting in list(self._state.booked.values()):
+            ripe = waiting.first_from is not None and waiting.first_from <= self._now
+            if ripe and waiting.job.key not in self._tried and (among is None or waiting.job.key in among):
+                self._try_booked(waiting)
+        beyond = [self._within_quota(lane, among) for lane in self._state.queues.lanes]
+        for jobs in beyond:
+            self._lend(jobs)
 
     def _try_booked(self, waiting: Waiting[K, A]) -> None:
         self._tried.add(waiting.job.key)
@@ -96,10 +105,10 @@ class Round(Generic[K, A]):
             self._changed()
         return bool(overdue)
 
-    def _within_quota(self, lane: Lane[K, A]) -> list[Job[K, A]]:
+    def _within_quota(self, lane: Lane[K, A], among: Collection[K] | None) -> list[Job[K, A]]:
         """The first phase: admit from `lane`; returns those that are beyond its quota, in order."""
         strict = self._state.queues.strict
-        jobs = lane.jobs.copy()
+        jobs = [job for job in lane.jobs if among is None or job.key in among]
         in_vain = 0
         for index, job in enumerate(jobs):
             if job.key in self._tried:
@@ -112,10 +121,13 @@ class Round(Generic[K, A]):
                 continue
             if outcome is _Outcome.LIMITED:
                 return []
-            if lane.jobs[0] is job:
+            leads = lane.jobs[0] is job
+            if leads or (among is not None and not in_vain):
+                self._tried.add(job.key)
                 self._block(job, outcome)
                 if strict:
                     return []
+            if leads:
                 self._state.book(lane, self._now)
             in_vain += 1
             if in_vain == _LOOK_AHEAD:

@@ -10,7 +10,7 @@ needs no scale, and leaves a plan more to choose between.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 
@@ -113,11 +113,17 @@ class SloBatcher(Generic[Q]):
         """Those that wait, the oldest first."""
         return tuple(self._batches)
 
-    def add(self, query: Q) -> Q | None:
+    @property
+    def full(self) -> bool:
+        """Whether one has to go for each that comes."""
+        return len(self) >= self._limit
+
+    def add(self, query: Q, losers: Collection[Q] | None = None) -> Q | None:
         """Queue a query that has just come (Algorithm 1).
 
-        Returns the query that had to go because the queue was full: that of the least utility, of these the newest,
-        maybe `query` itself. Raises ValueError if it waits already, or its numbers make no sense.
+        Returns the query that had to go because the queue was full: of `losers`, by default of all, that of the least
+        utility, of these the newest, maybe `query` itself. Raises ValueError if it waits already, or its numbers make
+        no sense.
         """
         if query in self._batch_of:
             raise ValueError(f"{query!r} waits already")
@@ -129,7 +135,8 @@ class SloBatcher(Generic[Q]):
         self._place(query)
         if len(self) <= self._limit:
             return None
-        shed = min(reversed(self._batch_of), key=lambda waiting: waiting.utility)
+        among = [waiting for waiting in self._batch_of if losers is None or waiting in losers]
+        shed = min(reversed(among), key=lambda waiting: waiting.utility)
         self.remove(shed)
         return shed
 

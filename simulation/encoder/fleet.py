@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from pliant.policies.encoder.dispatch import Dispatcher
+from pliant.policies.encoder.residency import ResidentTimes
 from pliant.policies.encoder.service_curve import ServiceCurve
 
 LOAD_S = 1.0
@@ -46,7 +47,9 @@ class Fleet:
         self.starting: dict[int, int] = {}
         """Replica -> the max_length it will hold."""
         self.free_at: list[float] = []
-        """By replica: when it will have answered all that it was sent."""
+        """By replica: when it will have answered all that it was sent, or all that it computes now, if in batches."""
+        self.drained_at: Callable[[int], float] = self.free_at.__getitem__
+        """When a replica will have answered all that it was sent, if it is sent nothing more."""
         self.tables: list[Sequence[float]] = []
         """By replica: seconds by length on the runtime it holds."""
         self._table = table
@@ -74,7 +77,7 @@ class Fleet:
         del self.holds[replica]
         self._leaving.add(replica)
         self.dispatcher.suspend(replica)
-        heapq.heappush(self._changes, (max(now, self.free_at[replica]), replica))
+        heapq.heappush(self._changes, (max(now, self.drained_at(replica)), replica))
 
     def replace(self, now: float, batches: Iterable[Mapping[int, int]]) -> None:
         """Change replicas over to other max_lengths, one batch after another: drain, load, serve (§4)."""
@@ -92,9 +95,7 @@ class Fleet:
             if replica in self.starting:
                 self.holds[replica] = self.starting.pop(replica)
             self._switching.discard(replica)
-            max_length = self.holds[replica]
-            self.tables[replica] = self.table(max_length)
-            self.dispatcher.assign(replica, max_length, ServiceCurve.constant(self.service_s(max_length)))
+            self._serve(replica, self.holds[replica])
         self._next_batch(now)
 
     @property
@@ -131,6 +132,11 @@ class Fleet:
         """Seconds that a request is expected to take on a runtime of `max_length`."""
         return self._expected_s or self.table(max_length)[max_length]
 
+    def _serve(self, replica: int, max_length: int) -> None:
+        """Put `replica` into service."""
+        self.tables[replica] = self.table(max_length)
+        self.dispatcher.assign(replica, max_length, ServiceCurve.constant(self.service_s(max_length)))
+
     def _next_batch(self, now: float) -> None:
         while self._batches and not self._switching:
             for replica, max_length in self._batches.popleft().items():
@@ -139,7 +145,34 @@ class Fleet:
                 self.holds[replica] = max_length
                 self._switching.add(replica)
                 self.dispatcher.suspend(replica)
-                heapq.heappush(self._changes, (max(now, self.free_at[replica]) + LOAD_S, replica))
+                heapq.heappush(self._changes, (max(now, self.drained_at(replica)) + LOAD_S, replica))
+
+
+class ResidentFleet(Fleet):
+    """Replicas with room for all runtimes; what `Fleet` says of the length that one holds is said here of its home.
+
+    A new home takes effect at once. `service_s` has the seconds of each max_length.
+    """
+
+    def __init__(self, dispatcher: Dispatcher[int], homes: Iterable[int], service_s: Mapping[int, float]) -> None:
+        curves = tuple((length, ServiceCurve.constant(seconds)) for length, seconds in sorted(service_s.items()))
+        self._residents = ResidentTimes(curves)
+        self._seconds = self._residents.tables(self._residents.longest)[0].tolist()
+        self._homed = dispatcher
+        super().__init__(dispatcher, homes, lambda _: self._seconds)
+
+    def replace(self, now: float, batches: Iterable[Mapping[int, int]]) -> None:
+        for batch in batches:
+            for replica, home in batch.items():
+                self.holds[replica] = home
+                self._serve(replica, home)
+
+    def service_s(self, max_length: int) -> float:
+        return float(self._seconds[max_length])
+
+    def _serve(self, replica: int, max_length: int) -> None:
+        self.tables[replica] = self._seconds
+        self._homed.assign(replica, self._residents.longest, self._residents, home=max_length)
 
 
 def static_fleet(slo_s: float, held: Iterable[int], service_s: Mapping[int, float]) -> Fleet:

@@ -214,6 +214,8 @@ def test_nothing_is_left_of_a_command_that_was_ended(tmp_path: Path) -> None:
     with running([sys.executable, "-c", parent], tmp_path, {}) as started:
         while started.log.read_text().split() != ["1", "1"]:
             assert started.process.poll() is None
-        children = [process for process in psutil.process_iter(["cmdline"]) if stubborn in process.info["cmdline"]]
+        children = [
+            process for process in psutil.process_iter(["cmdline"]) if stubborn in (process.info["cmdline"] or ())
+        ]
         assert len(children) == 2
     assert not any(child.is_running() for child in children)

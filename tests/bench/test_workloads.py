@@ -44,6 +44,18 @@ def test_lengths_drift_over_minutes_not_over_seconds() -> None:
     assert np.abs(np.diff(np.log(tilts))).max() < 0.02
 
 
+def test_texts_that_are_alike_come_together_and_over_minutes_nothing_differs() -> None:
+    """The median of a tenth of a second varies; the distribution as a whole does not."""
+    plain, alike = (
+        np.concatenate([second.tokens for second in workloads.twitter(None, 2000, 60, 5, bursty=False, alike=alike)])
+        for alike in (0.0, 0.3)
+    )
+    for share in (0.1, 0.5, 0.9, 0.98):
+        assert np.quantile(alike, share) == pytest.approx(np.quantile(plain, share), rel=0.1)
+    spells = [np.median(tokens[: len(tokens) // 200 * 200].reshape(-1, 200), axis=1) for tokens in (plain, alike)]
+    assert np.std(np.log(spells[1])) > 3 * np.std(np.log(spells[0]))
+
+
 def test_varied_takes_the_stretch_that_varies_most() -> None:
     plain, varied = (workloads.twitter(None, 10, 1200, seed=4, bursty=True, varied=varied) for varied in (False, True))
     assert varied.rates.std() > plain.rates.std()

@@ -10,7 +10,7 @@ KINDS = {"topics": "encoder", "chat": "llm"}
 
 
 def replica(**changes: Any) -> dict[str, Any]:
-    return {"compiling": [], "uncompiled": "", **changes}
+    return {"compiling": [], "uncompiled": {}, **changes}
 
 
 def snapshot(at_s: float = 1.0, gateway: str = "g", deployments: Any = None, **changes: Any) -> Snapshot:
@@ -85,10 +85,17 @@ def test_plans_and_compiled_lengths() -> None:
 def test_a_missing_compiler_is_told_once_for_all() -> None:
     told = story()
     told.events(snapshot(replicas={"a": replica(compiling=[64]), "b": replica(compiling=[64])}), KINDS)
-    uncompiled = replica(uncompiled="No C++ compiler was found")
+    uncompiled = replica(uncompiled={"64": "No C++ compiler was found"})
     now = snapshot(replicas={"a": uncompiled, "b": uncompiled})
     assert told.events(now, KINDS) == ["topics: No C++ compiler was found"]
     assert told.events(now, KINDS) == []
+
+
+def test_a_length_that_cannot_be_compiled_hides_no_other() -> None:
+    told = story()
+    told.events(snapshot(replicas={"a": replica(compiling=[64, 512])}), KINDS)
+    now = snapshot(replicas={"a": replica(uncompiled={"512": "512 tokens: no memory"})})
+    assert told.events(now, KINDS) == ["topics: 512 tokens: no memory", "topics: compiled for 64 tokens"]
 
 
 def test_shedding_begins_and_ends() -> None:

@@ -118,3 +118,26 @@ def test_every_key_of_serve_is_known() -> None:
     assert set(config.CLUSTER_KEYS) == set(ServeDeploySchema.model_fields)
     assert set(config.HTTP_KEYS) == set(HTTPOptionsSchema.model_fields)
     assert set(config.APPLICATION_KEYS) == set(ServeApplicationSchema.model_fields) - {"host", "port"}
+
+
+@pytest.mark.parametrize("state", [None, "/shared/pliant", "~/pliant", "memory://bucket/pliant"])
+def test_where_state_lies(state: str | None) -> None:
+    given = {} if state is None else {"state": state}
+    assert (
+        parse({**given, "services": {"t": {"kind": "encoder", "model": "zoo/topics-small", "replicas": 1}}}).state
+        == state
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        ("pliant", "state: got 'pliant'; must be an absolute folder, which every node has, or a URL such as s3://"),
+        ("magic://bucket", "state: got 'magic://bucket'; magic:// cannot be used: Protocol not known: magic"),
+    ],
+)
+def test_state_that_cannot_be_reached(state: str, line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse({"state": state, "services": {"t": {"kind": "encoder", "model": "zoo/topics-small", "replicas": 1}}})
+    [problem] = error.value.problems
+    assert problem.startswith(line)

@@ -120,16 +120,6 @@ def test_its_parts_are_checked_before_it_and_set_for_it() -> None:
     assert error.value.problems == ["services.t.lengths: got 4096; zoo/topics-small takes at most 512 tokens"]
 
 
-def test_its_catalog_shares_no_file(tmp_path: Path) -> None:
-    kept = str(tmp_path / "kept.json")
-    services = {name: {"kind": "echo", "model": "zoo/voice", "words": {"registry": kept}} for name in ("a", "b")}
-    with pytest.raises(ConfigError) as error:
-        READER.parse({"services": services})
-    assert error.value.problems == [
-        f"services.b.words.registry: got {kept}; a keeps its words in that file, so it must be another one"
-    ]
-
-
 def test_what_is_fetched_for_it() -> None:
     assert echoes(words="zoo/words").services["e"].fetched() == ("zoo/voice", "zoo/words")
 

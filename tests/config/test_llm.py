@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pliant.cache import cache_folder
 from pliant.config.cluster import ServingConfig, check_models
 from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.deployments.kinds import parse
@@ -63,19 +61,3 @@ def test_the_model_is_checked(changes: dict[str, Any], line: str) -> None:
         check_models(serving(**changes))
     [problem] = error.value.problems
     assert problem.startswith(line)
-
-
-def test_each_registry_has_a_file_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path)
-
-    def services(*registries: str | None) -> dict[str, Any]:
-        adapters = [{"folder": "zoo/adapters", "registry": registry} for registry in registries]
-        return {"services": {f"chat-{index}": {**SERVICE, "adapters": one} for index, one in enumerate(adapters)}}
-
-    assert parse(services(None, None, str(tmp_path / "a"), str(tmp_path / "b")))
-    default = str(cache_folder() / "registries" / "chat-0.json")
-    for first, second in ((str(tmp_path / "a"), str(tmp_path / "link" / "a")), (None, default)):
-        with pytest.raises(ConfigError) as error:
-            parse(services(first, second))
-        line = f"services.chat-1.adapters.registry: got {second}; chat-0 keeps its adapters in that file"
-        assert [problem.startswith(line) for problem in error.value.problems] == [True]

@@ -80,21 +80,6 @@ def test_without_tasks_the_model_needs_a_head_of_its_own(tmp_path: Path) -> None
     assert misfit(0, tasks={"roots": [str(tmp_path)]}) == ""
 
 
-def test_each_registry_has_a_file_of_its_own(tmp_path: Path) -> None:
-    kept = str(tmp_path / "kept.json")
-    adapters = {"folder": "zoo/adapters", "registry": kept}
-    services = {
-        "chat": {"kind": "llm", "model": "zoo/tiny-llama", "adapters": adapters},
-        "one": {**SERVICE, "tasks": {"folder": "zoo/digits-tasks", "registry": kept}},
-        "two": SERVICE,
-        "three": SERVICE,
-    }
-    with pytest.raises(ConfigError) as error:
-        parse({"services": services})
-    [line] = error.value.problems
-    assert line.startswith(f"services.one.tasks.registry: got {kept}; chat keeps its adapters in that file, so it must")
-
-
 def test_the_model_and_the_tasks_must_exist(tmp_path: Any) -> None:
     serving = parse({"services": {"digits": {**SERVICE, "tasks": str(tmp_path / "x")}}})
     with pytest.raises(ConfigError, match=r"services\.digits\.tasks\.folder: .*there is no such folder"):

@@ -64,7 +64,6 @@ class Oracle:
         adapters = {
             "folder": str(self.folder / "found"),
             "roots": [str(self.folder / "more")],
-            "registry": str(self.folder / "registry.json"),
         }
         return {
             "kind": "llm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -157,17 +158,26 @@ class Cluster:
 
 @contextlib.contextmanager
 def serving(content: dict[str, Any], folder: Path) -> Iterator[Cluster]:
-    """A cluster of its own for the cluster.yaml `content`, on a free port; ready, and ended afterwards."""
+    """A cluster of its own for the cluster.yaml `content`, on a free port; ready, and ended afterwards.
+
+    Its application is `e2e.application`, whose kinds are ours and one more.
+    """
     port = free_port()
     path = folder / "cluster.yaml"
     path.write_text(yaml.safe_dump({**content, "http_options": {"port": port}}))
+    command = [sys.executable, "-m", "e2e.command", "serve", str(path)]
     with (
         tempfile.TemporaryDirectory(prefix="pliant", ignore_cleanup_errors=True) as ray_folder,
-        running([script("pliant"), "serve", str(path)], Path(ray_folder), {}) as started,
+        running(command, Path(ray_folder), with_tests()) as started,
     ):
         cluster = Cluster(f"http://127.0.0.1:{port}", path, started)
         cluster.await_gateway()
         yield cluster
+
+
+def with_tests() -> dict[str, str]:
+    """The environment of processes that import from `tests`."""
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
 
 
 def runs(process: psutil.Process) -> bool:

@@ -1,8 +1,8 @@
 """One real cluster for all end-to-end tests but those of several nodes: the repository's own cluster.yaml, and more.
 
 Its models are trained while tests already ask those services that are ready: each file of tests names in NEEDS what it
-asks. What is more: a folder from which tasks may be loaded, a random language model with many adapters, and two
-cascades whose profile is given. Nothing gives up because the machine is slow.
+asks. What is more: a folder from which tasks may be loaded, a random language model with many adapters, two cascades
+whose profile is given, and a service of the toy kind. Nothing gives up because the machine is slow.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
-from e2e import given_cascades
+from e2e import faults, given_cascades
 from e2e.adapter_oracle import NAME, Oracle
+from e2e.application import IMPORT_PATH
 from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
-from support.waiting import PROCESS_HANGS_AFTER_S
+from support.waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S
 
 
 @pytest.fixture(scope="session")
@@ -24,24 +25,36 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle) -> Iterator[Cluster]:
+def faults_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where `faults` finds its orders, here and in replicas."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(faults.FOLDER, str(tmp_path_factory.mktemp("faults")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle, faults_folder: None) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster")
     content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
-    args = content["applications"][0]["args"]
+    application = content["applications"][0]
+    application["import_path"] = IMPORT_PATH
+    args = application["args"]
     services: dict[str, Any] = args["services"]
     services["digits"]["tasks"] = {
         "folder": services["digits"]["tasks"],
         "roots": [str(folder / "tasks")],
-        "registry": str(folder / "tasks.json"),
     }
     services[NAME] = oracle.service()
+    args["state"] = str(folder)
     for service in services.values():
         if service["kind"] != "cascade":
             service["timeout_s"] = PROCESS_HANGS_AFTER_S
         if service["kind"] == "llm":
             service["slo_ms"] = PATIENT_MS
-    with given_cascades.added(args, folder), serving(content, folder) as started:
-        yield started
+    with given_cascades.added(args, folder):
+        services["echo"] = {"kind": "echo", "replicas": 2, "timeout_s": HANGS_AFTER_S, "answer_s": 0.1}
+        with serving(content, folder) as started:
+            yield started
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -21,6 +22,7 @@ import psutil
 import ray
 from e2e.cluster import PATIENT_MS
 from ray import serve
+from ray._private.state import actors
 from ray.cluster_utils import Cluster
 from support.doubles import Sleepers
 from support.echo.config import EchoConfig
@@ -28,7 +30,7 @@ from support.echo.kind import ECHO
 from support.waiting import HANGS_AFTER_S, wait_until
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pliant.bench.ray_session import free_port
+from pliant.bench.ray_session import free_port, script
 from pliant.config.cluster import Reader
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.app import assemble
@@ -194,6 +196,17 @@ def kill(title: str) -> int:
     return victim
 
 
+def drain(address: str, node: str) -> None:
+    """As a cloud's notice that `node` goes away in a minute would."""
+    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot", "--deadline-remaining-seconds", "60"]
+    subprocess.run([script("ray"), "drain-node", "--address", address, "--node-id", node, *why], check=True)
+
+
+def replicas_on(node: str) -> bool:
+    """Whether some actor, which are all Serve's, lives on `node`."""
+    return any(actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == node for actor in actors().values())
+
+
 def main() -> None:
     cluster = Cluster(
         initialize_head=True,
@@ -245,6 +258,10 @@ def main() -> None:
         flag.write_text("64")
         add_node()
         scenario.phase("node added, 64 broken", lambda service: all_serve(service) and has_failed(service))
+        flag.unlink()
+        add_node()
+        drain(cluster.address, nodes[0].node_id)
+        scenario.phase("node drained", lambda service: all_serve(service) and not replicas_on(nodes[0].node_id))
         Path(sys.argv[1]).write_text(json.dumps(scenario.phases, indent=1))
     finally:
         serve.shutdown()

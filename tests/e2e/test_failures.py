@@ -8,15 +8,15 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import yaml
 from e2e.cluster import PATIENT_MS, Cluster
-from support.waiting import HANGS_AFTER_S, wait_until
+from e2e.load import Load
+from support.waiting import wait_until
 
 TEXTS = {length: "generator " * (length - 10) for length in (30, 90, 400)}
 """By their approximate number of tokens: one for each runtime."""
@@ -26,44 +26,16 @@ MOST_TEXTS = 64
 """Of a request."""
 
 
-class Load:
-    """Clients that send one request after another until stopped, and count how each ended."""
+def texts(cluster: Cluster, clients: int, *lengths: int) -> Load:
+    """Clients that send texts of these lengths in turn; of all, if there are none."""
+    sent = [TEXTS[length] for length in lengths or TEXTS]
 
-    def __init__(self, cluster: Cluster, clients: int, texts: Sequence[str] = tuple(TEXTS.values())) -> None:
-        self.outcomes: Counter[str] = Counter()
-        self._cluster = cluster
-        self._texts = texts
-        self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(clients)
-        self._clients = clients
+    def send(http: httpx.Client, number: int) -> str:
+        body = {"inputs": sent[number % len(sent)], "parameters": {"slo_ms": PATIENT_MS}}
+        response = http.post("/models/topics", json=body)
+        return "ok" if response.status_code == 200 else f"{response.status_code} {response.text}"
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        clients = [self._pool.submit(self._client, index) for index in range(self._clients)]
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for client in clients:
-                client.result()
-            self._pool.shutdown()
-
-    def go_on(self, requests: int = 50) -> None:
-        """Wait until so many more have ended."""
-        enough = self.outcomes.total() + requests
-        wait_until(lambda: self.outcomes.total() >= enough, self.outcomes.copy)
-
-    def _client(self, index: int) -> None:
-        with httpx.Client(timeout=HANGS_AFTER_S) as http:
-            while not self._stop.is_set():
-                body = {"inputs": self._texts[index % len(self._texts)], "parameters": {"slo_ms": PATIENT_MS}}
-                try:
-                    response = http.post(f"{self._cluster.address}/models/topics", json=body)
-                    outcome = "ok" if response.status_code == 200 else f"{response.status_code} {response.text}"
-                except httpx.TransportError as error:
-                    outcome = repr(error)
-                self.outcomes[outcome] += 1
-                index += 1
+    return Load(cluster.address, clients, send)
 
 
 def held(cluster: Cluster) -> list[int]:
@@ -98,29 +70,13 @@ def time_for(cluster: Cluster, requests: int) -> float:
     return requests * min(wait_until(service_s, cluster.progress)) * 1e3
 
 
-def test_a_killed_replica_loses_no_request_and_comes_back(cluster: Cluster) -> None:
-    wait_for(cluster, whole)
-    before = set(cluster.stats())
-    load = Load(cluster, clients=8)
-    with load.running():
-        load.go_on()
-        cluster.replica_processes()[0].kill()
-        wait_until(
-            lambda: len(set(cluster.stats()) & before) == 2 and len(cluster.stats()) == 3,
-            cluster.progress,
-        )
-        wait_for(cluster, whole)
-        load.go_on()
-    assert set(load.outcomes) == {"ok"}, load.outcomes
-
-
 def test_replicas_follow_the_texts_that_arrive_and_no_request_fails(cluster: Cluster) -> None:
-    load = Load(cluster, clients=8, texts=[TEXTS[30]])
+    load = texts(cluster, 8, 30)
     wanted = {"64": 2, "128": 0, "512": 1}
     with load.running():
         wait_for(cluster, lambda lengths: lengths == [64, 64, 512] and cluster.plan().get("replicas") == wanted)
     plan = cluster.plan()
-    longer = Load(cluster, clients=8, texts=[TEXTS[400]])
+    longer = texts(cluster, 8, 400)
     with longer.running():
         wait_for(cluster, lambda lengths: lengths == [512, 512, 512])
     assert set(load.outcomes + longer.outcomes) == {"ok"}, (load.outcomes, longer.outcomes)
@@ -184,7 +140,7 @@ def test_a_bad_configuration_says_why_and_keeps_serving(cluster: Cluster) -> Non
 def test_a_changed_configuration_keeps_serving_and_then_scales(cluster: Cluster) -> None:
     """`serve deploy` of the same services with another size: every replica is replaced, no request fails."""
     before = set(cluster.stats())
-    load = Load(cluster, clients=4)
+    load = texts(cluster, 4)
 
     def replaced() -> bool:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.cluster import ROOT
+from e2e.cluster import ROOT, with_tests
 from e2e.pretend_nodes import BROKEN, CLIENTS
 from support.waiting import PROCESS_HANGS_AFTER_S
 
@@ -25,11 +24,10 @@ Phases = dict[str, dict[str, Any]]
 def phases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Phases]:
     """What `pretend_nodes` reports; one run for all tests."""
     folder = tmp_path_factory.mktemp("nodes")
-    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     settings = {
         **ray_settings.ENVIRONMENT,
+        **with_tests(),
         "RAY_AUTH_MODE": "disabled",
-        "PYTHONPATH": path,
         BROKEN: str(folder / "broken"),
     }
     command = [sys.executable, str(ROOT / "tests" / "e2e" / "pretend_nodes.py"), str(folder / "phases.json")]
@@ -79,3 +77,7 @@ def test_a_length_that_replicas_cannot_load_is_quarantined_and_planned_without(p
     assert len(phase["held"]) == 4
     assert {"64": "OSError: cannot load 64"} in phase["failed"]
     assert phase["plan"]["failed_moves"] >= 1
+
+
+def test_a_node_that_is_drained_gives_its_replicas_away_and_loses_nothing(phases: Phases) -> None:
+    assert len(answered(phases, "node drained")["held"]) == 4

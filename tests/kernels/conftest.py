@@ -31,8 +31,8 @@ def runtimes(classifier: Callable[[str], Path], runtimes_cache: Path) -> dict[Ca
     folders = {case: classifier(case.kind) for case in CASES}
 
     def compiled(case: Case) -> Runtime:
-        _, max_length, dtype, dynamic, importance = case
-        return load(folders[case], max_length, dtype=dtype, dynamic=dynamic, importance=importance)
+        options = case._asdict()
+        return load(folders[case], options.pop("max_length"), **{key: options[key] for key in options if key != "kind"})
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setenv("PLIANT_CACHE", str(runtimes_cache))

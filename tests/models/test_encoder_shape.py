@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from pliant.models.encoder_shape import EncoderShape
+from pliant.models.encoder_shape import Disentangled, EncoderShape, Rotary
 from pliant.torchvision_ops import declare
 
-KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert"]
+KINDS = ["bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "modernbert"]
+DISENTANGLED = {"relative_attention": True, "pos_att_type": "p2c|c2p"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -36,16 +37,6 @@ def test_distilbert_has_names_of_its_own_and_takes_the_usual_ones() -> None:
     assert (shape.activation, shape.token_types) == ("relu", 0)
 
 
-@pytest.mark.parametrize(
-    ("config", "labels"),
-    [({}, 2), ({"num_labels": 5}, 5), ({"id2label": {"0": "a", "1": "b", "2": "c"}}, 3), ({"id2label": {0: "a"}}, 1)],
-)
-def test_labels_are_counted(config: dict[str, Any], labels: int) -> None:
-    shape = EncoderShape.from_config({"model_type": "bert", **config})
-    assert shape is not None
-    assert shape.labels == labels
-
-
 @pytest.mark.parametrize(("kind", "pad"), [("bert", 0), ("roberta", 1)])
 def test_a_pad_token_of_null_is_the_usual_one(kind: str, pad: int) -> None:
     shape = EncoderShape.from_config({"model_type": kind, "pad_token_id": None})
@@ -67,11 +58,51 @@ def test_a_pad_token_of_null_is_the_usual_one(kind: str, pad: int) -> None:
         {"hidden_size": 30, "num_attention_heads": 4},
         {"num_hidden_layers": 0},
         {"vocab_size": "many"},
+        {"model_type": "mpnet", "relative_attention_num_buckets": 16},
+        {"model_type": "deberta-v2"},
+        {"model_type": "deberta-v2", **DISENTANGLED, "conv_kernel_size": 3},
+        {"model_type": "deberta-v2", **DISENTANGLED, "pos_att_type": ["p2p"]},
+        {"model_type": "deberta-v2", **DISENTANGLED, "position_biased_input": False, "type_vocab_size": 2},
+        {"model_type": "modernbert", "norm_bias": True},
+        {"model_type": "modernbert", "rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
     ],
     ids=str,
 )
 def test_what_it_does_not_know_has_no_shape(config: dict[str, Any]) -> None:
     assert EncoderShape.from_config({"model_type": "bert", **config} if config else config) is None
+
+
+def test_deberta_tells_which_distances_there_are() -> None:
+    config = {"model_type": "deberta-v2", **DISENTANGLED, "position_biased_input": False}
+    shape = EncoderShape.from_config(config)
+    assert shape is not None
+    assert not shape.adds_positions
+    assert shape.disentangled == Disentangled(512, 512, ("c2p", "p2c"), shared=False, normed=False)
+    shape = EncoderShape.from_config(
+        config | {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+    )
+    assert shape is not None
+    assert shape.disentangled == Disentangled(512, 256, ("c2p", "p2c"), shared=True, normed=True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"global_attn_every_n_layers": 2, "global_rope_theta": 7.0, "local_rope_theta": 5.0},
+        {
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 7.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5.0},
+            },
+        },
+    ],
+    ids=["old keys", "new keys"],
+)
+def test_modernbert_tells_which_layers_see_what_is_near(config: dict[str, Any]) -> None:
+    shape = EncoderShape.from_config({"model_type": "modernbert", "num_hidden_layers": 2, **config})
+    assert shape is not None
+    assert shape.rotary == Rotary(7.0, 5.0, 64, (False, True))
 
 
 def test_what_is_said_as_usual_has_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from pliant.deployments.kinds import parse
 from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.serving.catalog.registry import RejectedError
 from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.state.record import Record
+from pliant.deployments.serving.state.storage import FolderStorage
 
 
 class House:
@@ -23,15 +26,26 @@ class House:
         self.model = model_folder(folder / "model")
         self.adapters = folder / "adapters"
         self.more = folder / "more"
-        self.kept = folder / "kept.json"
-        for made in (self.adapters, self.more):
+        self.state = folder / "state"
+        for made in (self.adapters, self.more, self.state):
             made.mkdir()
 
     def config(self, services: dict[str, Any] | None = None, **adapters: Any) -> ServingConfig:
-        options = {"folder": str(self.adapters), "roots": [str(self.more)], "registry": str(self.kept), **adapters}
+        options = {"folder": str(self.adapters), "roots": [str(self.more)], **adapters}
         chat = {"kind": "llm", "model": self.model, "max_length": 64, "adapters": options}
         topics = {"kind": "encoder", "model": "zoo/topics-small", "replicas": 1}
-        return parse({"services": {"topics": topics, "chat": chat, **(services or {})}})
+        return parse({"services": {"topics": topics, "chat": chat, **(services or {})}, "state": str(self.state)})
+
+    def kept(self, service: str = "chat") -> dict[str, Any]:
+        """What is stored now."""
+        content = Record(FolderStorage(self.state), f"registries/{service}").look()
+        return dict(json.loads(content or "{}"))
+
+    def store(self, content: Any, service: str = "chat") -> None:
+        """Store `content` as a planner of whatever version."""
+        record = Record(FolderStorage(self.state), f"registries/{service}")
+        record.claim()
+        record.write(json.dumps(content).encode())
 
     async def open(self, services: dict[str, Any] | None = None, **adapters: Any) -> AdapterRegistry:
         registry = AdapterRegistry(self.config(services, **adapters))

@@ -11,6 +11,7 @@ class Case(NamedTuple):
     dtype: str = "float32"
     dynamic: bool = False
     importance: bool = False
+    batch: int = 1
 
 
 STATIC = Case("roberta", 17)
@@ -18,4 +19,5 @@ TELLING = Case("distilbert", 24, dynamic=True, importance=True)
 HALF = Case("bert", 24, dtype="bfloat16", dynamic=True)
 FOREIGN = Case("albert", 12)
 """Computed by transformers."""
-CASES = (STATIC, TELLING, HALF, FOREIGN)
+TOGETHER = Case("electra", 9, batch=3)
+CASES = (STATIC, TELLING, HALF, FOREIGN, TOGETHER)

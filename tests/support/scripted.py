@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from support.call_path import CallPath
+from support.call_path import Played, Recorder
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pliant.config.llm import LlmConfig
@@ -81,12 +81,18 @@ class Replica:
     pause_s: float = 0.001
 
 
-class Replicas(CallPath[Generation, Piece, ReplicaReport]):
+class AnswerRecorder(Recorder):
+    def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
+        assert 0 < first_s <= seconds
+        self.events.append(("answered", prompt_tokens, tokens, rank))
+
+
+class Replicas(Played[Generation, Piece, ReplicaReport, AnswerRecorder]):
     """Replicas of a language model by name, and the way to them."""
 
     def __init__(self, **replicas: Replica) -> None:
         self.replicas = replicas
-        super().__init__(replicas, report)
+        super().__init__(replicas, report, AnswerRecorder())
 
     @property
     def asked(self) -> list[Generation]:
@@ -134,10 +140,6 @@ class Replicas(CallPath[Generation, Piece, ReplicaReport]):
         finally:
             replica.live -= 1
 
-    def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
-        assert 0 < first_s <= seconds
-        self.recorded.append(("answered", prompt_tokens, tokens, rank))
-
 
 def report(**held: float) -> ReplicaReport:
     return ReplicaReport(
@@ -178,4 +180,4 @@ def language_model(folder: Path, replicas: Replicas, template: str | None = TEMP
     )
     patience = {"slo_ms": options["timeout_s"] * 1e3} if "timeout_s" in options else {}
     config = LlmConfig(kind="llm", model="m", max_tokens=8, **{**patience, **options})
-    return LanguageModel("chat", config, folder, info, replicas.table, replicas.caller, replicas)
+    return LanguageModel("chat", config, folder, info, replicas.table, replicas.caller, replicas.recorder)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from support.call_path import Recorder
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.deployments.cascade.readings import Seen, UnreadableError
@@ -137,13 +138,10 @@ class Service:
         return Reading(logits, told, encoding, seconds, 0.0, seconds, self.waited_s, None, self.interrupted)
 
 
-class Recorder:
-    """A cascade's, that remembers."""
-
+class CascadeRecorder(Recorder):
     def __init__(self) -> None:
-        self.events: list[Any] = []
+        super().__init__()
         self.drifts: list[tuple[str, bool]] = []
-        self.ends: list[Outcome] = []
 
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None:
         assert 0 < confidence <= 1
@@ -157,9 +155,6 @@ class Recorder:
 
     def degraded(self, level: str, reason: str) -> None:
         self.events.append(("degraded", level, reason))
-
-    def ended(self, outcome: Outcome) -> None:
-        self.ends.append(outcome)
 
     def retried(self, why: str) -> None:
         raise AssertionError("levels retry")

@@ -15,12 +15,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.courier import Courier
+from support.call_path import CallPath, Recorder
+
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
-from pliant.deployments.serving.outcome import Outcome, Retry
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal, Report
-from pliant.deployments.serving.table import Choice, NoReplicaError, ReplicaTable
+from pliant.deployments.serving.table import Choice, NoReplicaError
 
 ANSWER_S = 0.02
 
@@ -238,6 +237,7 @@ class CountingChooser:
     predicted_s: float | None = ANSWER_S
     sheds: Exception | None = None
     """Raised instead of a choice."""
+    shared: tuple[str, frozenset[str]] | None = None
     may: dict[str, float] = field(default_factory=dict)
     """What others hold of each that may be chosen."""
     open: Counter[tuple[str, Any]] = field(default_factory=Counter)
@@ -252,6 +252,9 @@ class CountingChooser:
 
     def remove(self, replica: str) -> None:
         self.may.pop(replica, None)
+
+    def share(self, me: str, gateways: Collection[str]) -> None:
+        self.shared = me, frozenset(gateways)
 
     def choose(self, want: Any, avoid: Collection[str]) -> Choice:
         if self.sheds:
@@ -276,34 +279,17 @@ class CountingChooser:
         return sum(count for (name, _), count in self.open.items() if name == replica)
 
 
-@dataclass
-class Counts:
-    """A `Recorder` that keeps all it is told."""
-
-    outcomes: list[Outcome] = field(default_factory=list)
-    retries: list[Retry] = field(default_factory=list)
-
-    def ended(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
-
-    def retried(self, why: Retry) -> None:
-        self.retries.append(why)
-
-
 def report(version: int = 1, **held: float) -> Report:
     return Report(version=version, held=held, served=0)
 
 
-class Service:
+class Service(CallPath[Any, Any, Any, Report, Recorder]):
     """A gateway's whole call path to replicas that follow `scripts`, all known and running."""
 
     def __init__(self, scripts: Mapping[str, Sequence[Act]], chooser: CountingChooser | None = None) -> None:
         self.chooser = chooser or CountingChooser()
-        self.counts = Counts()
-        self.table: ReplicaTable[Any, Report] = ReplicaTable(self.chooser)
-        self.replicas = ScriptedReplicas(scripts, on_death=self.table.lose)
-        courier: Courier[Any, Any] = Courier(self.table.gateway, self.replicas)
-        self.caller: Caller[Any, Any, Any] = Caller(self.table, self.counts, courier, self.replicas.streams)
+        self.replicas = ScriptedReplicas(scripts, on_death=lambda replica: self.table.lose(replica))
+        super().__init__(self.chooser, self.replicas, Recorder(), self.replicas.streams)
         self.table.sync({name: report() for name in scripts})
 
     def check_nothing_left(self) -> None:

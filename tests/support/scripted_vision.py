@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from support.call_path import CallPath
+from support.call_path import Played, Recorder
 
 from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.catalog import Catalog, Seen
-from pliant.deployments.serving.messages import CatalogNews, Rejected
+from pliant.deployments.serving.messages import CatalogNews, Manager, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.vision.endpoint import VisionClassifier
@@ -62,14 +62,14 @@ class TaskPlanner:
     async def news(self, follower: str, seen: Seen, wait: bool) -> CatalogNews[RegisteredTask]:
         return await self.catalog.follow(follower, seen, 5 if wait else 0)
 
-    async def load(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask | Rejected:
+    async def load(self, service: str, name: str, path: str, replace: bool, by: Manager) -> RegisteredTask | Rejected:
         if not path.startswith("/tasks/"):
             return Rejected(Outcome.REJECTED, f"path: {path!r} lies outside", fault=Fault.FORBIDDEN)
         entry = task(name, service=service)
         self.catalog.put({f"{service}/{name}": entry})
         return entry
 
-    async def unload(self, service: str, name: str) -> RegisteredTask | Rejected:
+    async def unload(self, service: str, name: str, by: Manager) -> RegisteredTask | Rejected:
         if (entry := self.catalog.entries.get(f"{service}/{name}")) is None:
             return Rejected(Outcome.REJECTED, f"task: {service} has no {name!r}", fault=Fault.NOT_FOUND)
         self.catalog.put({f"{service}/{name}": None})
@@ -83,7 +83,12 @@ def brightness(query: Query) -> Answer:
     return Answer(np.array(logits, dtype="<f4").tobytes(), -4, "in_time", 3)
 
 
-class Replicas(CallPath[Query, Answer, ReplicaReport]):
+class ImageRecorder(Recorder):
+    def answered(self, seconds: float, in_time: bool) -> None:
+        self.events.append(("answered", in_time))
+
+
+class Replicas(Played[Query, Answer, ReplicaReport, ImageRecorder]):
     """Give the scripted replies in turn, the last for ever; without any they look at the brightness."""
 
     def __init__(self, *replies: Reply | Callable[[Query], Reply], names: Iterable[str] = "abc") -> None:
@@ -92,7 +97,7 @@ class Replicas(CallPath[Query, Answer, ReplicaReport]):
         """The replicas, in order."""
         self.queries: list[Query] = []
         """That they were asked."""
-        super().__init__(names, report)
+        super().__init__(names, report, ImageRecorder())
 
     async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
         [query] = parcel.queries
@@ -105,9 +110,6 @@ class Replicas(CallPath[Query, Answer, ReplicaReport]):
         if isinstance(reply, Exception):
             raise reply
         return reply
-
-    def answered(self, seconds: float, in_time: bool) -> None:
-        self.recorded.append(("answered", in_time))
 
 
 class Silent(Replicas):
@@ -152,4 +154,4 @@ def service(
     config = VisionConfig(kind="vision", model="m", tasks="tasks", **options)
     follower = TaskFollower(planner or TaskPlanner(task()))
     way = replicas or Replicas()
-    return VisionClassifier("digits", config, INFO, 1, follower, way.table, way.caller, way), way, follower
+    return VisionClassifier("digits", config, INFO, 1, follower, way.table, way.caller, way.recorder), way, follower

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.call_path import CallPath, Recorder
 from support.doubles import report
 from support.scripted_replicas import Act, ScriptedReplicas
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -16,10 +17,6 @@ from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.errand import TextWant
 from pliant.deployments.encoder.messages import Answer, Query, Report
-from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.courier import Courier
-from pliant.deployments.serving.outcome import Outcome, Retry
-from pliant.deployments.serving.table import ReplicaTable
 from pliant.models.sources import ModelInfo
 
 LOGITS = np.array([0.0, 2.0, 1.0], dtype=np.float32)
@@ -36,14 +33,7 @@ def save_tokenizer(folder: Path) -> Path:
     return folder
 
 
-class TextRecorder:
-    """An endpoint's, that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-        self.ends: list[Outcome] = []
-        self.retries: list[Retry] = []
-
+class TextRecorder(Recorder):
     def arrived(self, tokens: int) -> None:
         self.events.append(("arrived", tokens))
 
@@ -53,14 +43,8 @@ class TextRecorder:
     def shed(self) -> None:
         self.events.append("shed")
 
-    def ended(self, outcome: Outcome) -> None:
-        self.ends.append(outcome)
 
-    def retried(self, why: Retry) -> None:
-        self.retries.append(why)
-
-
-class TextService:
+class TextService(CallPath[TextWant, Query, Answer, Report, TextRecorder]):
     """`replicas` follow `scripts`; each reports `held` tokens that take `service_s`, and answers with `answer`."""
 
     def __init__(
@@ -77,12 +61,9 @@ class TextService:
         info = ModelInfo(labels=labels, max_length=held, pad_token_id=0, architecture="B", multi_label=False)
         config = EncoderConfig(kind="encoder", model="m", lengths=(held,), replicas={"min": 1, "max": 1}, **options)
         self.chooser = EncoderChooser(config.slo_ms / 1e3)
-        self.table: ReplicaTable[TextWant, Report] = ReplicaTable(self.chooser)
-        self.replicas = ScriptedReplicas(scripts, answer, on_death=self.table.lose)
-        self.recorder = TextRecorder()
-        courier: Courier[Query, Answer] = Courier(self.table.gateway, self.replicas)
-        caller: Caller[TextWant, Query, Answer] = Caller(self.table, self.recorder, courier)
-        self.classifier = Classifier(name, config, folder, info, self.chooser, caller, self.recorder)
+        self.replicas = ScriptedReplicas(scripts, answer, on_death=lambda replica: self.table.lose(replica))
+        super().__init__(self.chooser, self.replicas, TextRecorder())
+        self.classifier = Classifier(name, config, folder, info, self.chooser, self.table, self.caller, self.recorder)
         self.table.sync({replica: report(held, service_s=service_s) for replica in scripts})
 
     @property

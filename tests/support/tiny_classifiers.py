@@ -1,4 +1,4 @@
-"""Tiny untrained sequence classifiers, as transformers saves them and as it runs them."""
+"""Tiny untrained encoders with the heads of their tasks, as transformers saves them and as it runs them."""
 
 from __future__ import annotations
 
@@ -28,21 +28,36 @@ _COMMON: dict[str, Any] = {
 }
 _SPECIAL: dict[str, dict[str, Any]] = {
     "albert": {"embedding_size": 16},
-    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 8,
+        "position_biased_input": False,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+    },
     "distilbert": {"dim": 32, "n_layers": LAYERS, "n_heads": HEADS, "hidden_dim": 64},
     "electra": {"embedding_size": 16},
     "modernbert": {"global_attn_every_n_layers": 2, "local_attention": 8, "initializer_cutoff_factor": 1.0},
 }
 
 
-def save(folder: Path, kind: str, **options: Any) -> Path:
-    """`folder`, with a random classifier of that model type; `options` are of its config. All weights differ from 0."""
+AUTO = {
+    "classify": "AutoModelForSequenceClassification",
+    "tokens": "AutoModelForTokenClassification",
+    "embed": "AutoModel",
+}
+"""By task (see `encoder_head.Task`): the class that transformers makes and reads models with."""
+
+
+def save(folder: Path, kind: str, task: str = "classify", **options: Any) -> Path:
+    """`folder`, with a random encoder of that model type; `options` are of its config. All weights differ from 0."""
     declare()
     import transformers as hf
 
     torch.manual_seed(0)
     config = hf.AutoConfig.for_model(kind, **_COMMON | _SPECIAL.get(kind, {}) | options)
-    model = hf.AutoModelForSequenceClassification.from_config(config)
+    model = getattr(hf, AUTO[task]).from_config(config)
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name.lower():
             torch.nn.init.normal_(parameter, mean=float("norm" in name.lower() and "weight" in name), std=0.2)
@@ -50,10 +65,10 @@ def save(folder: Path, kind: str, **options: Any) -> Path:
     return folder
 
 
-def read(folder: Path) -> PreTrainedModel:
-    """The classifier in `folder` as transformers computes it step by step."""
+def read(folder: Path, task: str = "classify") -> PreTrainedModel:
+    """The model in `folder` as transformers computes it step by step."""
     declare()
     import transformers as hf
 
-    model: PreTrainedModel = hf.AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager")
+    model: PreTrainedModel = getattr(hf, AUTO[task]).from_pretrained(folder, attn_implementation="eager")
     return model.eval()

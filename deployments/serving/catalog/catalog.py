@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple
@@ -67,6 +67,13 @@ class Catalog(Generic[Entry]):
         """Have gateways show `problem`."""
         if len(self.problems) < _MOST_PROBLEMS:
             self.problems.append(problem)
+        self._version += 1
+        self._move()
+
+    def settle(self, problems: Iterable[str]) -> None:
+        """Show `problems` no longer."""
+        gone = {*problems}
+        self.problems = [problem for problem in self.problems if problem not in gone]
         self._version += 1
         self._move()
 

@@ -1,7 +1,8 @@
 """What adapters and tasks have in common: found at the start, loaded and unloaded by clients, and listed in a catalog.
 
-Plain asyncio, without Ray; files are read in threads. What clients did is on disk before they are told so, and outlives
-the planner. Reads and writes have threads of their own, so that a folder that does not answer holds up no change.
+Plain asyncio, without Ray; files are read in threads. What clients did is stored before they are told so, and outlives
+the planner. Reads and writes have threads of their own, so that a folder that does not answer holds up no change. What
+was wrong at the start is looked at again: a share may be mounted late.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pliant.deployments.serving.catalog.catalog import Catalog
 from pliant.deployments.serving.catalog.confinement import MissingError, OutsideError
-from pliant.deployments.serving.catalog.store import FileError
-from pliant.deployments.serving.messages import Entry, Rejected
+from pliant.deployments.serving.messages import Entry, Manager, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.state.record import StateError, SupersededError
 from pliant.errors import PliantError
 
 logger = logging.getLogger("pliant")
@@ -26,6 +27,8 @@ logger = logging.getLogger("pliant")
 _READERS = 4
 _READ_WITHIN_S = 10.0
 _CHANGE_WITHIN_S = 3.0
+_AGAIN_S = (5.0, 300.0)
+"""After which what is wrong is looked at again; the first doubles up to the second."""
 
 _T = TypeVar("_T")
 _Found = TypeVar("_Found", covariant=True)
@@ -90,7 +93,12 @@ class Registry(ABC, Generic[Entry, S]):
         self._writer = ThreadPoolExecutor(1, f"{self.what}-write")
         self._reading = 0
         self._changing = asyncio.Lock()
-        self._start = asyncio.create_task(self._scan())
+        self._changes = 0
+        self._problems: dict[str, list[str]] = {}
+        """By service: what was wrong when it was last looked at."""
+        self._superseded: SupersededError | None = None
+        self._start = asyncio.create_task(self._scan_all())
+        self._again = asyncio.create_task(self._look_again())
 
     @abstractmethod
     async def load(self, *what: Any) -> Entry:
@@ -113,30 +121,77 @@ class Registry(ABC, Generic[Entry, S]):
         await asyncio.shield(self._start)
 
     def check(self) -> None:
-        """Raise what kept the registry from starting, if something did."""
-        if self._start.done():
-            self._start.result()
+        """Raise what keeps the registry from working, if something does: then it takes another planner."""
+        if self._superseded:
+            raise self._superseded
+        for task in (self._start, self._again):
+            if task.done():
+                task.result()
 
-    async def _scan(self) -> None:
-        for service, source in self._sources.items():
-            try:
-                found = await self._read(lambda source=source: list(source.scan()))  # type: ignore[misc]
-            except Exception as error:
-                logger.exception("%s: its %s cannot be read", service, self.what)
-                self._complain(f"{service}: its {self.what} cannot be read: {error!r}")
-                continue
-            known = 0
+    def _missed(self, service: str) -> Iterable[str]:
+        """What should be there of `service`, and has not been found."""
+        return ()
+
+    async def _scan_all(self) -> None:
+        for service in self._sources:
+            await self._scan(service)
+            mine = sum(entry.service == service for entry in self.catalog.entries.values())
+            logger.info("%s: knows %d %s", service, mine, self.what)
+
+    async def _look_again(self) -> None:
+        await self.started()
+        pause_s, slowest_s = _AGAIN_S
+        while wrong := [service for service, problems in self._problems.items() if problems]:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, slowest_s)
+            for service in wrong:
+                await self._scan(service)
+
+    async def _scan(self, service: str) -> None:
+        """Register what files have of `service` and the catalog has not, and say what is wrong."""
+        problems, changes = [], self._changes
+        try:
+            found = await self._read(lambda: list(self._sources[service].scan()))
+        except Exception as error:
+            logger.exception("%s: its %s cannot be read", service, self.what)
+            problems.append(f"{service}: its {self.what} cannot be read: {error!r}")
+            found = []
+        seen: set[str] = set()
+        async with self._changing:
+            if changes != self._changes:
+                return  # what was found may have been unloaded since
             for item in found:
                 try:
                     if isinstance(item, PliantError):
                         raise item
-                    self._check(item)
+                    self._add(service, item, seen)
                 except PliantError as error:
-                    self._complain(f"{service}: {error}")
-                else:
-                    self.catalog.put({self._key(item): item})
-                    known += 1
-            logger.info("%s: knows %d %s", service, known, self.what)
+                    problems.append(f"{service}: {error}")
+            problems += self._missed(service)
+        before = self._problems.get(service, [])
+        self._problems[service] = problems
+        self.catalog.settle(problem for problem in before if problem not in problems)
+        for problem in problems:
+            if problem not in before:
+                self._complain(problem)
+
+    def _add(self, service: str, entry: Entry, seen: set[str]) -> None:
+        """Register `entry`, unless an earlier look did. Raises RejectedError."""
+        key = self._key(entry)
+        known = self.catalog.entries.get(key)
+        if known is None or known.service != service or key in seen:
+            self._check(entry)
+            self.catalog.put({key: entry})
+        seen.add(key)
+
+    def _check_owner(self, by: Manager, name: str, owner: str) -> None:
+        """Raise RejectedError unless `by` may unload or replace `name`, which `owner` loaded."""
+        if not by.owns(owner):
+            loaded = "another tenant loaded it" if owner else "no tenant loaded it"
+            reason = (
+                f"{name!r} is not {by.tenant}'s to unload or replace: {loaded}, and the right 'manage-all' is lacking"
+            )
+            raise RejectedError(Outcome.REJECTED, reason, fault=Fault.FORBIDDEN)
 
     def _complain(self, problem: str) -> None:
         logger.error("%s", problem)
@@ -183,12 +238,13 @@ class Registry(ABC, Generic[Entry, S]):
                 changed = await asyncio.shield(writing)
         except TimeoutError:
             told = f"this may yet come about: see {self.see}" if writing else "nothing was changed: retry later"
-            reason = f"a registry file could not be written within {_CHANGE_WITHIN_S:g} s; {told}"
+            reason = f"this could not be stored within {_CHANGE_WITHIN_S:g} s; {told}"
             raise RejectedError(Outcome.UNAVAILABLE, reason) from None
         await self.catalog.spread(self.spread_within_s)
         return changed
 
     async def _alone(self, change: Callable[[], Awaitable[Entry]]) -> Entry:
+        self._changes += 1
         try:
             return await change()
         finally:
@@ -197,7 +253,10 @@ class Registry(ABC, Generic[Entry, S]):
     async def _write(self, change: Callable[[], None]) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._writer, change)
-        except FileError as error:
+        except SupersededError as error:
+            self._superseded = error
+            raise RejectedError(Outcome.UNAVAILABLE, str(error)) from None
+        except StateError as error:
             raise RejectedError(Outcome.UNAVAILABLE, f"nothing was changed, because {error}") from None
 
     async def _read(self, function: Callable[[], _T]) -> _T:

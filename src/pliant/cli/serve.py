@@ -24,11 +24,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pliant import ray_settings, zoo
+from pliant import haproxy, ray_settings, zoo
 from pliant.cache import cache_folder
 from pliant.cli.serve_events import Row, Snapshot, Story, rows
 from pliant.cli.terminal import console
 from pliant.config.cluster import ClusterConfig, ServingConfig
+from pliant.config.http import HttpOptions
 from pliant.errors import ConfigError, PliantError
 
 _EVERY_S = 0.5
@@ -44,7 +45,7 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
     console.print(f"Starting {path} at {cluster.address}; the log of Ray and the replicas is {log}")
     started = time.monotonic()
     _train_ahead(cluster.serving)
-    process = _Process(path, None if verbose else log)
+    process = _Process(path, cluster.http, None if verbose else log)
     kinds = {name: service.kind for name, service in cluster.serving.services.items()}
     story, watch = Story(_examples(cluster)), _Watch(cluster, process, started)
     due = 0.0
@@ -90,22 +91,37 @@ def _tell_stopping(process: _Process) -> None:
 
 def _check_port(cluster: ClusterConfig) -> None:
     """Raise ConfigError if the port is taken, unless by a Serve to which the file is to be deployed."""
+    family = socket.AF_INET6 if ":" in cluster.http.host else socket.AF_INET
     try:
-        with socket.create_server((cluster.host, cluster.port)):
+        with socket.create_server((cluster.http.host, cluster.http.port), family=family):
             return
     except OSError as error:
         reason = os.strerror(error.errno or 0)
     try:
-        if httpx.get(f"http://127.0.0.1:{cluster.port}/-/healthz", timeout=2).text == "success":
+        if httpx.get(f"{cluster.http.url}/-/healthz", timeout=2, verify=cluster.http.trust()).text == "success":
             return
     except httpx.HTTPError:
         pass
     raise ConfigError(
         [
-            f"http_options: {cluster.host}:{cluster.port} cannot be listened on: {reason}; stop what uses it, or "
-            "choose another port"
+            f"http_options: {cluster.http.host}:{cluster.http.port} cannot be listened on: {reason}; stop what uses "
+            "it, or choose another port"
         ]
     )
+
+
+def edge(http: HttpOptions) -> dict[str, str]:
+    """What has Ray put HAProxy in front of gateways, where it can. Raises ConfigError where it must and cannot."""
+    if os.environ.get(haproxy.SWITCH) != "0" and http.ssl_keyfile_password is None:  # of which HAProxy knows none
+        tls = None
+        if http.ssl_certfile and http.ssl_keyfile:
+            authorities = os.path.abspath(http.ssl_ca_certs) if http.ssl_ca_certs else None
+            tls = haproxy.Tls(os.path.abspath(http.ssl_certfile), os.path.abspath(http.ssl_keyfile), authorities)
+        if found := haproxy.environment(tls):
+            return found
+    if http.ssl_ca_certs:
+        raise ConfigError(["http_options.ssl_ca_certs: only HAProxy asks clients for certificates; " + haproxy.MISSING])
+    return {}
 
 
 def _log_file() -> Path:
@@ -120,7 +136,7 @@ def _log_file() -> Path:
 class _Process:
     """`serve run` in a session of its own, so that it gets one interrupt, on which it drains, and no other signal."""
 
-    def __init__(self, path: Path, log: Path | None) -> None:
+    def __init__(self, path: Path, http: HttpOptions, log: Path | None) -> None:
         self.stopping = False
         self.deployments: Mapping[str, Any] = {}
         """What Serve last said of them."""
@@ -135,7 +151,7 @@ class _Process:
         output = log.open("wb") if log else None
         self._child = subprocess.Popen(
             [sys.executable, "-m", "pliant.deployments.run", str(path)],
-            env={**ray_settings.ENVIRONMENT, **os.environ, "PLIANT_STATUS_FD": str(write)},
+            env={**ray_settings.ENVIRONMENT, **edge(http), **os.environ, "PLIANT_STATUS_FD": str(write)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
@@ -176,8 +192,9 @@ class _Watch:
         self._process = process
         self._started = started
         keys = os.environ.get(cluster.serving.gateway.api_keys_env or "", "")
-        headers = {"Authorization": f"Bearer {keys.split(',')[0].strip()}"} if keys else {}
-        self._http = httpx.Client(headers=headers, timeout=5)
+        key = os.environ.get("PLIANT_API_KEY") or keys.split(",")[0].strip()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(headers=headers, timeout=5, verify=cluster.http.trust())
 
     def look(self) -> Snapshot:
         stats: Mapping[str, Any] = {}
@@ -265,9 +282,10 @@ def _ended(process: _Process, log: Path, verbose: bool) -> int:
 
 def _examples(cluster: ClusterConfig) -> dict[str, str]:
     """By service, a line with which to try it."""
-    key = " -H 'Authorization: Bearer KEY'" if cluster.serving.gateway.api_keys_env else ""
+    key = " -H 'Authorization: Bearer KEY'" if cluster.serving.gateway.asks_for_keys else ""
+    trusted = f" --cacert {cluster.http.ssl_certfile}" if cluster.http.ssl_certfile else ""
     examples = {name: service.example(name) for name, service in cluster.serving.services.items()}
     return {
-        name: f"curl -s {cluster.address}/{path}{key} -d '{json.dumps(body)}'"
+        name: f"curl -s{trusted} {cluster.address}/{path}{key} -d '{json.dumps(body)}'"
         for name, (path, body) in examples.items()
     }

@@ -108,14 +108,15 @@ class Story:
 
     def _compiled(self, name: str, replicas: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         for report in replicas.values():
-            reason = report.get("uncompiled")
-            if reason and reason not in self._told:
-                self._told.add(reason)
-                yield f"{name}: {reason}"
+            for reason in report.get("uncompiled", {}).values():
+                if reason not in self._told:
+                    self._told.add(reason)
+                    yield f"{name}: {reason}"
         reports = [report for report in replicas.values() if isinstance(report.get("compiling"), list)]
         compiling = {str(length) for report in reports for length in report["compiling"]}
-        done = self._compiling.get(name, set()) - compiling
-        if done and reports and not any(report["uncompiled"] for report in reports):
+        given_up = {str(length) for report in reports for length in report["uncompiled"]}
+        done = self._compiling.get(name, set()) - compiling - given_up
+        if done and reports:
             yield f"{name}: compiled for {', '.join(sorted(done, key=int))} tokens"
         self._compiling[name] = compiling
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from pliant.cache import cache_folder
 
 ServiceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
@@ -59,7 +56,7 @@ class CatalogConfig(Strict):
     """What clients may add to a service while it runs; a plain text in cluster.yaml means its `folder`."""
 
     registries: ClassVar[str]
-    """Where in the user's cache folder the files of `registry` are by default."""
+    """Where in `state` lies what was loaded at run time."""
 
     folder: str | None = None
     """Holds those that are there from the start, a folder each."""
@@ -67,19 +64,11 @@ class CatalogConfig(Strict):
     """Folders from which others may be loaded at run time; `folder` is one in any case."""
     runtime: bool = True
     """Whether clients may load and unload them while the cluster runs; whoever may call, may."""
-    registry: str | None = None
-    """A file that keeps what was loaded at run time; by default in the user's cache folder, one for each service."""
 
     @model_validator(mode="before")
     @classmethod
     def _text(cls, value: object) -> object:
         return {"folder": value} if isinstance(value, str) else value
-
-    def registry_file(self, service: str) -> Path:
-        """The file that keeps the catalog of `service`; it need not exist."""
-        if self.registry:
-            return Path(self.registry).expanduser()
-        return cache_folder() / self.registries / f"{service}.json"
 
 
 class Example(NamedTuple):

@@ -6,17 +6,18 @@ It names no kind of service: a Reader is given the configs of all kinds, and ask
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
 from pliant.config.base import ServiceConfig, ServiceName, Strict
+from pliant.config.http import HttpOptions
 from pliant.config.problems import explain
+from pliant.config.tenants import ANONYMOUS, UNNAMED, TenantConfig
 from pliant.errors import ConfigError, ModelError
 
 IMPORT_PATH = "pliant.deployments.app:build"
@@ -34,14 +35,29 @@ class GatewayConfig(Strict):
     replicas: Annotated[int, Field(ge=1)] = 1
     cpus: Annotated[float, Field(ge=0)] = 0.5
     max_ongoing_requests: Annotated[int, Field(ge=1)] = 256
-    """HTTP requests that one replica works on at a time; as many again may wait for it, more get 429."""
+    """HTTP requests to services that one replica works on at a time, and bodies that it receives; more get 429.
+
+    Health probes, status pages and whoever loads adapters or tasks have places of their own."""
+    max_per_service: Annotated[int, Field(ge=1)] | None = None
+    """Of these, the most of one service; None: three quarters, where there are several."""
     max_body_mb: Annotated[float, Field(gt=0)] = 4
     max_texts: Annotated[int, Field(ge=1)] = 64
     """Texts or images in one request."""
     max_megapixels: Annotated[float, Field(gt=0, le=80)] = 25
     """Of one image, as it arrives; a larger one is refused before it is decoded."""
     api_keys_env: str | None = None
-    """Environment variable that holds the accepted API keys, separated by commas; without it all may call."""
+    """Environment variable that holds API keys as they are, separated by commas: all of the tenant `default`, which may
+    do all unless `tenants` says otherwise."""
+    keys_env: str | None = None
+    """Environment variable that holds keys of `tenants`, as NAME:SHA256, separated by commas or white space."""
+    keys_file: str | None = None
+    """A file of the same, on each machine with a gateway; what changes in it counts within a second."""
+    behind_proxy: bool = False
+    """Something in front of the cluster has TLS, and keys or the like, and strangers reach nothing else."""
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return bool(self.api_keys_env or self.keys_env or self.keys_file)
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,10 @@ class ServingConfig:
 
     gateway: GatewayConfig
     services: Mapping[str, ServiceConfig]
+    tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
+    """Those that are said anything of."""
+    state: str | None = None
+    """An absolute folder or an fsspec URL, where state lies that outlives nodes; None: in the user's cache folder."""
 
     def of(self, kind: type[Config]) -> dict[str, Config]:
         """The services whose config is a `kind`, by name."""
@@ -60,16 +80,14 @@ class ServingConfig:
 class ClusterConfig:
     """What the rest of pliant reads from a cluster.yaml."""
 
-    host: str
-    port: int
+    http: HttpOptions
     route_prefix: str
     serving: ServingConfig
 
     @property
     def address(self) -> str:
         """The base URL under which this machine reaches the service."""
-        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
-        return f"http://{host}:{self.port}{self.route_prefix.rstrip('/')}"
+        return f"{self.http.url}{self.route_prefix.rstrip('/')}"
 
 
 class _ApplicationConfig(Strict):
@@ -86,25 +104,11 @@ class _ApplicationConfig(Strict):
     external_scaler_enabled: Any = None
 
 
-class _HttpOptions(Strict):
-    """Serve's HTTP options; only the address is ours to know."""
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    root_path: Any = None
-    request_timeout_s: Any = None
-    keep_alive_timeout_s: Any = None
-    ssl_keyfile: Any = None
-    ssl_certfile: Any = None
-    ssl_keyfile_password: Any = None
-    ssl_ca_certs: Any = None
-
-
 class _ClusterFile(Strict):
     """A Serve config file."""
 
     proxy_location: Any = None
-    http_options: _HttpOptions = _HttpOptions()
+    http_options: HttpOptions = HttpOptions()
     grpc_options: Any = None
     controller_options: Any = None
     logging_config: Any = None
@@ -113,8 +117,26 @@ class _ClusterFile(Strict):
     applications: Annotated[list[_ApplicationConfig], Field(min_length=1)]
 
 
+def _reachable(state: str) -> str:
+    """`state` if it is an absolute folder, or a URL for which there is a client."""
+    if "://" not in state:
+        if not Path(state).expanduser().is_absolute():
+            raise ValueError("must be an absolute folder, which every node has, or a URL such as s3://bucket/folder")
+        return state
+    import fsspec
+
+    protocol = state.partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(protocol)  # type: ignore[no-untyped-call]
+    except (ValueError, ImportError) as error:
+        raise ValueError(f"{protocol}:// cannot be used: {error}") from None
+    return state
+
+
+_State = Annotated[str, AfterValidator(_reachable)]
+
 CLUSTER_KEYS = tuple(_ClusterFile.model_fields)
-HTTP_KEYS = tuple(_HttpOptions.model_fields)
+HTTP_KEYS = tuple(HttpOptions.model_fields)
 APPLICATION_KEYS = tuple(_ApplicationConfig.model_fields)
 
 
@@ -125,7 +147,12 @@ class Reader:
         service: Any = Annotated[Union[tuple(kinds)], Field(discriminator="kind")]  # noqa: UP007
         services: Any = Annotated[dict[ServiceName, service], Field(min_length=1)]
         self._args: type[BaseModel] = create_model(
-            "Args", __base__=Strict, gateway=(GatewayConfig, GatewayConfig()), services=(services, ...)
+            "Args",
+            __base__=Strict,
+            gateway=(GatewayConfig, GatewayConfig()),
+            services=(services, ...),
+            tenants=(dict[ServiceName, TenantConfig], {}),
+            state=(_State | None, None),
         )
 
     def parse(self, args: Mapping[str, Any]) -> ServingConfig:
@@ -139,9 +166,14 @@ class Reader:
             raise ConfigError(
                 [f"services.{name}: the {name} itself has this name; choose another" for name in reserved]
             )
-        if wrong := [*_shared_registries(services), *_conflicts(services)]:
+        tenants: dict[str, TenantConfig] = valid.tenants
+        if wrong := [
+            *_conflicts(services),
+            *_unknown_services(tenants, services),
+            *_keyless(tenants, valid.gateway),
+        ]:
             raise ConfigError(wrong)
-        return ServingConfig(valid.gateway, _with_settings(services))
+        return ServingConfig(valid.gateway, _with_settings(services), tenants, valid.state)
 
     def read(self, path: Path) -> ClusterConfig:
         """Read and validate a whole cluster.yaml. Raises ConfigError with a line for each problem."""
@@ -164,7 +196,10 @@ class Reader:
                     f"and max replicas, for which it must be {AUTOSCALING_POLICY}"
                 ]
             )
-        return ClusterConfig(file.http_options.host, file.http_options.port, application.route_prefix, serving)
+        gateway = serving.gateway
+        if wrong := list(file.http_options.problems(gateway.asks_for_keys, gateway.behind_proxy)):
+            raise ConfigError([f"http_options.{problem}" for problem in wrong])
+        return ClusterConfig(file.http_options, application.route_prefix, serving)
 
 
 def check_models(config: ServingConfig) -> None:
@@ -195,17 +230,18 @@ def _conflicts(services: Mapping[str, ServiceConfig]) -> Iterator[str]:
             yield f"services.{name}.{problem}"
 
 
-def _shared_registries(services: Mapping[str, ServiceConfig]) -> Iterator[str]:
-    """What is wrong with files in which two services would undo each other's changes."""
-    owners: dict[str, tuple[str, str]] = {}
-    for name, service in services.items():
-        for what, catalog in service.catalogs().items():
-            owner, theirs = owners.setdefault(os.path.realpath(catalog.registry_file(name)), (name, what))
-            if (owner, theirs) != (name, what):
-                yield (
-                    f"services.{name}.{what}.registry: got {catalog.registry}; {owner} keeps its {theirs} in that "
-                    "file, so it must be another one"
-                )
+def _unknown_services(tenants: Mapping[str, TenantConfig], services: Mapping[str, ServiceConfig]) -> Iterator[str]:
+    for name, tenant in tenants.items():
+        for service in tenant.services or ():
+            if service not in services:
+                yield f"tenants.{name}.services: got {service}; there are: {', '.join(services)}"
+
+
+def _keyless(tenants: Mapping[str, TenantConfig], gateway: GatewayConfig) -> Iterator[str]:
+    """What is wrong with tenants that nobody could be."""
+    if not (gateway.keys_env or gateway.keys_file):
+        for name in tenants.keys() - {ANONYMOUS, *((UNNAMED,) if gateway.api_keys_env else ())}:
+            yield f"tenants.{name}: there are no keys of it; name a gateway.keys_file, or a gateway.keys_env"
 
 
 def _with_settings(services: Mapping[str, ServiceConfig]) -> dict[str, ServiceConfig]:

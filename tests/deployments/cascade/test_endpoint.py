@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.scripted_cascade import LABELS, Model, Recorder, Service, candidate, texts
+from support.scripted_cascade import LABELS, CascadeRecorder, Model, Service, candidate, texts
 
 from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade.choice import Choice
@@ -39,7 +39,7 @@ class House:
     ) -> None:
         made = (("small", 0.7, LABELS), ("middle", 0.9, LABELS), ("large", 1.0, LABELS[::-1]))
         self.services = {name: Service(Model(name, accuracy, 0.001, labels)) for name, accuracy, labels in made}
-        self.recorder = Recorder()
+        self.recorder = CascadeRecorder()
         config = CascadeConfig(
             kind="cascade", levels=("small", "middle", "large"), data="d", accuracy_loss=0.01, **options
         )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from huggingface_hub import TextClassificationOutputElement
-from support.scripted_cascade import LABELS, Model, Recorder, Service
+from support.scripted_cascade import LABELS, CascadeRecorder, Model, Service
 
 from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import GatewayConfig
@@ -54,7 +54,7 @@ class House:
             entry = CascadeEntry("topics-c", "cannot keep", None, "none of 9; delete /cache/c", refused=True)
         config = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, degrade=True)
         levels: Any = {"small": self.small, "large": self.large}
-        self.cascade = CascadeClassifier("topics-c", config, levels, lambda: entry, Recorder())
+        self.cascade = CascadeClassifier("topics-c", config, levels, lambda: entry, CascadeRecorder())
         services = Services.of("texts", {**levels, "topics-c": self.cascade})
         self.http = TestClient(application(GatewayConfig(), services, self.stats, lambda: self.metrics().encode()))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support import virtual_loop
 from support.doubles import report
-from support.scripted_cascade import LABELS, TOKENIZER, Recorder, candidate
+from support.scripted_cascade import LABELS, TOKENIZER, CascadeRecorder, candidate
 from support.scripted_replicas import Act, slow
 from support.text_service import TextService
 
@@ -60,7 +60,7 @@ class House:
         latency_s = tuple({"small": SMALL_S, "large": LARGE_S}[level] for level in levels)
         entry = CascadeEntry("c", f"serves {chosen}", Choice(chosen, None, latency_s, 1000, fallback))
         config = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, degrade=degrade)
-        self.recorder = Recorder()
+        self.recorder = CascadeRecorder()
         classifiers = {"small": self.small.classifier, "large": self.large.classifier}
         self.cascade = CascadeClassifier("c", config, classifiers, lambda: entry, self.recorder)
 

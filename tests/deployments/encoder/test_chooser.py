@@ -180,3 +180,15 @@ def test_no_time_tells_when_to_come_back(gateway: Gateway) -> None:
     with pytest.raises(NoTimeError) as hopeless:
         gateway.choose(500, budget_s=0.005)
     assert hopeless.value.retry_after_s == math.inf
+
+
+def test_gateways_that_share_replicas_prefer_different_ones() -> None:
+    names, replicas = frozenset({"one", "two"}), {name: report(64) for name in ("a", "b", "c", "d")}
+    gateways = {name: Gateway(**replicas) for name in names}
+    for name, gateway in gateways.items():
+        gateway.chooser.share(name, names)
+    first, second = ({gateways[name].choose(10).replica for _ in range(2)} for name in ("one", "two"))
+    assert len(first) == len(second) == 2
+    assert not first & second
+    gateways["one"].chooser.share("one", frozenset({"one"}))
+    assert {gateways["one"].choose(10).replica for _ in range(2)} == second, "alone, it has all, and these are idle"

@@ -353,6 +353,16 @@ async def test_a_service_is_down_when_nothing_is_held_and_ready_when_the_longest
     assert service.classifier.ready
 
 
+async def test_a_service_whose_longest_was_ejected_is_ready_again_though_nobody_asks(build: Build) -> None:
+    service = build({"long": [ANSWERS], "short": [ANSWERS]})
+    service.table.observe("short", report(4, version=2))
+    for _ in range(3):
+        service.table.failed("long")
+    assert not service.classifier.ready
+    await asyncio.sleep(1.1)
+    assert service.classifier.ready
+
+
 async def test_only_cascades_have_details(build: Build) -> None:
     with pytest.raises(RequestError, match=r"parameters\.details: topics is no cascade") as error:
         await build({"r": [ANSWERS]}).classifier.classify(["a"], ClassifyParameters(details=True))

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
 import pytest
+from support.call_path import CallPath
 from support.doubles import Sleepers
 from support.text_service import TextRecorder
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -19,12 +20,9 @@ from pliant.deployments.encoder.engine import Engine
 from pliant.deployments.encoder.errand import TextWant
 from pliant.deployments.encoder.messages import Answer, Query, Report
 from pliant.deployments.http.parameters import ClassifyParameters
-from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.serving.replica import Desk
-from pliant.deployments.serving.table import ReplicaTable
 from pliant.models.sources import ModelInfo
 
 pytestmark = pytest.mark.virtual_time
@@ -61,16 +59,13 @@ class Transport:
             yield part
 
 
-class Gateway:
+class Gateway(CallPath[TextWant, Query, Answer, Report, TextRecorder]):
     def __init__(self, folder: Path, replicas: Mapping[str, Replica]) -> None:
         config = EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 4, "lengths": LENGTHS})
         info = ModelInfo(labels=("length", "first"), max_length=16, pad_token_id=0, architecture="B", multi_label=False)
         chooser = EncoderChooser(1.0)
-        self.table: ReplicaTable[TextWant, Report] = ReplicaTable(chooser)
-        self.recorder = TextRecorder()
-        courier: Courier[Query, Answer] = Courier(self.table.gateway, Transport(replicas))
-        caller: Caller[TextWant, Query, Answer] = Caller(self.table, self.recorder, courier)
-        self.classifier = Classifier("t", config, folder, info, chooser, caller, self.recorder)
+        super().__init__(chooser, Transport(replicas), TextRecorder())
+        self.classifier = Classifier("t", config, folder, info, chooser, self.table, self.caller, self.recorder)
         self.table.sync({name: replica.report() for name, replica in replicas.items()})
 
 

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openai.types import Completion
 from support.scripted import TOKENIZER, Replica, Replicas, ids, language_model, said
+from support.tenants import keyed
 from tokenizers import Tokenizer, decoders, models
 
 from pliant.config.cluster import GatewayConfig
@@ -50,7 +51,7 @@ def greedy(prompt: str, max_tokens: int = 12) -> str:
 def gateway(folder: Path, replicas: Replicas, keys: Collection[str] = (), **options: Any) -> FastAPI:
     models = {"chat": language_model(folder, replicas, **options)}
     config, services = GatewayConfig(max_body_mb=0.02), Services.of("prompts", models)
-    return application(config, services, dict, bytes, LlmKind().routers(services, None, config), keys)
+    return application(config, services, dict, bytes, LlmKind().routers(services, None, config), keyed(keys))
 
 
 @pytest.fixture
@@ -129,6 +130,8 @@ def test_the_bytes_of_a_stream(http: TestClient) -> None:
     answer = http.post("/v1/completions", json={**GREEDY, "max_tokens": 1, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
     first, done, end = answer.content.split(b"\n\n")
+    first, id = first.split(b"\n")
+    assert id.startswith(b"id: 1.1.")
     chunk = json.loads(first.removeprefix(b"data: "))
     assert chunk["choices"] == [{"index": 0, "text": greedy("hello", 1), "logprobs": None, "finish_reason": "length"}]
     assert "usage" not in chunk
@@ -335,7 +338,7 @@ async def test_an_error_in_the_middle_is_the_last_event(serve: Serve) -> None:
     client, replicas = serve(Replicas(a=Replica(gives=[Piece(ids("a"), "a"), ValueError("secret")])))
     with pytest.raises(openai.APIError, match="internal error; see the server's log"):
         await read(await client.completions.create(**GREEDY, stream=True), texts)
-    assert replicas.ends == [Outcome.FAILED]
+    assert replicas.recorder.ends == [Outcome.FAILED]
 
 
 async def test_one_failure_ends_all_choices(serve: Serve) -> None:
@@ -387,7 +390,7 @@ async def test_a_client_that_leaves_a_stream_ends_it(tmp_path: Path, choices: in
     await asyncio.sleep(0.01)
     assert replicas.replicas["a"].live == 0
     assert len(sent) < 20
-    assert replicas.ends == [Outcome.CANCELLED] * choices
+    assert replicas.recorder.ends == [Outcome.CANCELLED] * choices
 
 
 async def test_log_probabilities_of_completions(serve: Serve) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from support.tenants import keyed
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
@@ -18,7 +19,7 @@ from pliant.deployments.serving.services import Services
 def document(keys: Collection[str] = ()) -> Any:
     config, services = GatewayConfig(), Services([])
     routers = [router for kind in loaded().values() for router in kind.routers(services, None, config)]
-    return application(config, services, dict, bytes, routers, keys).openapi()
+    return application(config, services, dict, bytes, routers, keyed(keys)).openapi()
 
 
 def inside(part: Any) -> Iterator[dict[str, Any]]:

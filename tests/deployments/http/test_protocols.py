@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from support.tenants import keyed
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.encoder.endpoint import Prediction
@@ -38,7 +39,9 @@ def client(**options: Any) -> TestClient:
     keys = options.pop("api_keys", ())
     config = GatewayConfig(max_body_mb=0.01, max_texts=3)
     services = Services.of("texts", {"topics": options.pop("classifier", Parrot())})
-    return TestClient(application(config, services, lambda: {"services": {}}, lambda: b"# nothing\n", api_keys=keys))
+    return TestClient(
+        application(config, services, lambda: {"services": {}}, lambda: b"# nothing\n", tenants=keyed(keys))
+    )
 
 
 def infer(*texts: str, **extra: Any) -> dict[str, Any]:

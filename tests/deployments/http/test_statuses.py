@@ -29,6 +29,7 @@ TABLE: list[tuple[Outcome, Fault | None, int, tuple[int, str, str | None]]] = [
     (Outcome.REJECTED, Fault.MEDIA_TYPE, 415, (415, INVALID, None)),
     (Outcome.REJECTED, Fault.TOO_LONG, 422, (422, INVALID, None)),
     (Outcome.SHED, None, 429, (429, BUSY, "rate_limit_exceeded")),
+    (Outcome.SHED, Fault.QUOTA, 429, (429, "insufficient_quota", "insufficient_quota")),
     (Outcome.SHED, Fault.EVICTED, 503, (503, BROKEN, "service_unavailable")),
     (Outcome.TOO_LATE, None, 504, (504, BROKEN, None)),
     (Outcome.TOO_LATE, Fault.SHORT_SLO, 429, (429, BUSY, "rate_limit_exceeded")),

@@ -15,7 +15,7 @@ from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog import follower as catalog_follower
 from pliant.deployments.serving.catalog.catalog import Catalog, Seen
-from pliant.deployments.serving.messages import CatalogNews, Rejected
+from pliant.deployments.serving.messages import CatalogNews, Manager, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.formats.adapter_info import AdapterRef
 
@@ -50,13 +50,15 @@ class Registry:
         self.asked += not wait
         return await self.catalog.follow(gateway, seen, 0.5 if wait else 0)
 
-    async def load(self, name: str, path: str, service: str | None, in_place: bool) -> Registered | Rejected:
+    async def load(
+        self, name: str, path: str, service: str | None, in_place: bool, by: Manager
+    ) -> Registered | Rejected:
         if path == "wrong":
             return Rejected(Outcome.REJECTED, "outside", "lora_path", Fault.FORBIDDEN)
         self.catalog.put({name: entry(name, path)})
         return entry(name, path)
 
-    async def unload(self, name: str) -> Registered | Rejected:
+    async def unload(self, name: str, by: Manager) -> Registered | Rejected:
         known = self.catalog.entries[name]
         self.catalog.put({name: None})
         return known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from support.waiting import until
 from pliant.deployments.llm import adapter_registry
 from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.llm.messages import Registered
-from pliant.deployments.serving.catalog import store
 from pliant.deployments.serving.catalog.catalog import Catalog
+from pliant.deployments.serving.messages import OPERATOR, Manager
 from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.state.record import Record
+from pliant.deployments.serving.state.storage import FolderStorage
 
 pytestmark = pytest.mark.virtual_time
 
@@ -25,6 +28,34 @@ pytestmark = pytest.mark.virtual_time
 @pytest.fixture
 def house(tmp_path: Path) -> House:
     return House(tmp_path)
+
+
+class Files:
+    """The texts in a folder, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keys(self) -> list[str]:
+        return [file.name for file in self._folder.iterdir()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __getitem__(self, name: str) -> str:
+        return (self._folder / name).read_text()
+
+    def __setitem__(self, name: str, text: str) -> None:
+        (self._folder / name).write_text(text)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    """Where versions before `state` kept adapters."""
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "registries"
+    folder.mkdir(parents=True)
+    return Files(folder)
 
 
 async def test_adapters_of_the_folder_are_there_from_the_start(house: House) -> None:
@@ -38,7 +69,7 @@ async def test_adapters_of_the_folder_are_there_from_the_start(house: House) -> 
     assert (entry.service, entry.adapter.name, entry.adapter.rank) == ("chat", "sql", 8)
     assert entry.adapter.folder == str(house.adapters / "sql")
     assert registry.catalog.problems == []
-    assert not house.kept.exists(), "nobody has said anything yet"
+    assert not house.kept(), "nobody has said anything yet"
 
 
 async def test_what_is_wrong_in_the_folder_is_told_and_harms_nothing_else(house: House) -> None:
@@ -144,7 +175,7 @@ async def test_what_cannot_be_an_adapter_is_told(house: House) -> None:
     assert await refused(registry.load("x", "empty"), r"adapter_config\.json") == Outcome.REJECTED
     assert await refused(registry.load("x", "high"), "16") == Outcome.REJECTED
     assert names(registry) == []
-    assert not house.kept.exists()
+    assert not house.kept()
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "a\n", "é", "x" * 201, "chat", "topics"])
@@ -174,7 +205,7 @@ async def test_what_can_never_lie_beside_a_request_is_refused_with_the_arithmeti
     """A slot of 64 tokens takes 16 KiB here; q_proj of rank 4 takes 1 KiB, and more ranks take more."""
     services = {"big": {"kind": "llm", "model": house.model, "max_length": 64, "memory_mb": 1, "slots": 1}}
     large = model_folder(house.folder / "large", hidden_size=1024, num_attention_heads=8, num_key_value_heads=1)
-    services["big"] |= {"model": large, "adapters": {"roots": [str(house.more)], "registry": f"{house.folder}/b.json"}}
+    services["big"] |= {"model": large, "adapters": {"roots": [str(house.more)]}}
     adapter_folder(house.more / "small", rank=4, hidden=1024)
     adapter_folder(house.more / "huge", rank=64, hidden=1024)
     registry = await house.open(services)
@@ -185,13 +216,13 @@ async def test_what_can_never_lie_beside_a_request_is_refused_with_the_arithmeti
 
 
 async def test_which_of_several_services(house: House) -> None:
-    def service(model: str, name: str) -> dict[str, Any]:
-        adapters = {"roots": [str(house.more)], "registry": str(house.folder / f"{name}.json")}
+    def service(model: str) -> dict[str, Any]:
+        adapters = {"roots": [str(house.more)]}
         return {"kind": "llm", "model": model, "max_length": 64, "adapters": adapters}
 
     wide = model_folder(house.folder / "wide", hidden_size=32)
     twin = model_folder(house.folder / "twin")
-    services = {"wide": service(wide, "wide"), "twin": service(twin, "twin")}
+    services = {"wide": service(wide), "twin": service(twin)}
     registry = await house.open(services)
     adapter_folder(house.more / "for-wide", hidden=32)
     adapter_folder(house.more / "for-twin", base=twin)
@@ -248,7 +279,7 @@ async def test_a_file_that_cannot_be_written_changes_nothing(house: House, monke
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "_replace", full)
+    monkeypatch.setattr(FolderStorage, "create", full)
     assert (
         await refused(registry.load("two", "sql"), "nothing was changed.*No space left on device")
         == Outcome.UNAVAILABLE
@@ -266,13 +297,13 @@ async def test_a_client_that_leaves_leaves_memory_and_disk_agreeing(
     adapter_folder(house.more / "sql")
     registry = await house.open()
     writing = asyncio.Event()
-    write, loop = store.write, asyncio.get_running_loop()
+    write, loop = Record.write, asyncio.get_running_loop()
 
     def slow(*arguments: Any) -> None:
         loop.call_soon_threadsafe(writing.set)
         write(*arguments)
 
-    monkeypatch.setattr(store, "write", slow)
+    monkeypatch.setattr(Record, "write", slow)
     load = asyncio.create_task(registry.load("sql", "sql"))
     await writing.wait()
     load.cancel()
@@ -281,28 +312,49 @@ async def test_a_client_that_leaves_leaves_memory_and_disk_agreeing(
     assert names(await house.open()) == ["sql"]
 
 
-async def test_a_broken_file_is_put_aside(house: House) -> None:
-    house.kept.write_text('{"format": 1, "base')
+async def test_what_earlier_versions_kept_in_a_file_is_taken_over_once(house: House, files: Files) -> None:
+    adapter_folder(house.more / "sql")
+    await (await house.open()).load("sql", "sql")
+    files["chat.json"] = json.dumps({"format": 1, "service": "chat", **house.kept()})
+    house.state = house.folder / "another"
+    house.state.mkdir()
+    registry = await house.open()
+    assert names(registry) == ["sql"]
+    assert list(files) == ["chat.json.taken-over"]
+    await registry.unload("sql")
+    files["chat.json"] = files["chat.json.taken-over"]
+    assert names(await house.open()) == []
+
+
+async def test_a_broken_file_of_earlier_versions_is_put_aside(house: House, files: Files) -> None:
+    files["chat.json"] = '{"format": 1, "base'
     registry = await house.open()
     [problem] = registry.catalog.problems
-    assert "is no registry of adapters" in problem
-    assert (house.folder / "kept.json.broken").read_text() == '{"format": 1, "base'
+    assert "chat.json is no registry (Invalid JSON" in problem
+    assert dict(files) == {"chat.json.broken": '{"format": 1, "base'}
     adapter_folder(house.more / "sql")
     await registry.load("sql", "sql")
-    assert json.loads(house.kept.read_text())["loaded"]["sql"]["folder"] == str(house.more / "sql")
+    assert house.kept()["loaded"]["sql"]["folder"] == str(house.more / "sql")
 
 
-async def test_a_file_that_cannot_be_read_is_not_overwritten(house: House) -> None:
-    house.kept.mkdir()
+async def test_what_is_of_another_form_is_not_overwritten(house: House) -> None:
     adapter_folder(house.adapters / "sql")
+    house.store({"loaded": []})
     registry = await house.open()
     assert names(registry) == ["sql"]
     [problem] = registry.catalog.problems
-    assert "cannot be read, so nothing is written there either" in problem
-    assert (
-        await refused(registry.unload("sql"), "nothing was changed, because .*kept.json cannot be read")
-        == Outcome.UNAVAILABLE
-    )
+    assert "the state registries/chat is not of this version's form (" in problem
+    assert await refused(registry.unload("sql"), "nothing was changed, because the state") == Outcome.UNAVAILABLE
+    assert house.kept() == {"loaded": []}
+
+
+async def test_what_another_version_has_beside_is_ignored(house: House) -> None:
+    adapter_folder(house.more / "sql")
+    await (await house.open()).load("sql", "sql")
+    kept = house.kept()
+    newer = {name: {**entry, "owner": "somebody"} for name, entry in kept["loaded"].items()}
+    house.store({**kept, "loaded": newer, "quota": 7})
+    assert names(await house.open()) == ["sql"]
 
 
 async def test_what_was_kept_is_checked_again(house: House) -> None:
@@ -330,8 +382,8 @@ async def test_thousands_cost_their_metadata_only(house: House) -> None:
     adapter_folder(house.more / "sql")
     registry = await house.open()
     await registry.load("sql", "sql")
-    kept = json.loads(house.kept.read_text())
-    house.kept.write_text(json.dumps({**kept, "loaded": dict.fromkeys(MANY, kept["loaded"]["sql"])}))
+    kept = house.kept()
+    house.store({**kept, "loaded": dict.fromkeys(MANY, kept["loaded"]["sql"])})
     registry = await house.open()
     assert len(registry.catalog.entries) == len(MANY)
     news = await registry.catalog.follow("g", ("", -1), 0)
@@ -398,3 +450,47 @@ async def test_a_change_waits_for_the_gateways_that_are_there() -> None:
     await catalog.spread(0.01)
     now = 11.0
     await catalog.spread(5)
+
+
+MINE, OTHER = Manager("mine", False), Manager("other", False)
+
+
+async def test_an_adapter_is_its_tenant_s(house: House) -> None:
+    for name in ("found",):
+        adapter_folder(house.adapters / name)
+    for name in ("sql", "law"):
+        adapter_folder(house.more / name)
+    registry = await house.open()
+    entry = await registry.load("a", "sql", by=MINE)
+    assert entry.owner == "mine"
+    for again in (registry, await house.open()):
+        for name, reason in (("a", "another tenant loaded it"), ("found", "no tenant loaded it")):
+            assert await refused(again.unload(name, by=OTHER), reason) is Fault.FORBIDDEN
+            assert await refused(again.load(name, "law", None, True, by=OTHER), "'manage-all'") is Fault.FORBIDDEN
+        assert again.catalog.entries["a"] == entry
+    await registry.load("a", "law", None, True, by=MINE)
+    await registry.unload("a", by=MINE)
+    await registry.load("b", "law", by=MINE)
+    await registry.unload("b", by=OPERATOR)
+    await registry.unload("found", by=OPERATOR)
+
+
+async def test_an_adapter_that_cannot_be_served_now_is_its_tenant_s_all_the_same(house: House) -> None:
+    folder = adapter_folder(house.more / "sql")
+    adapter_folder(house.more / "law")
+    await (await house.open()).load("a", "sql", by=MINE)
+    folder.rename(house.folder / "away")
+    registry = await house.open()
+    assert names(registry) == []
+    assert await refused(registry.load("a", "law", by=OTHER), "another tenant loaded it") is Fault.FORBIDDEN
+    assert await refused(registry.unload("a", by=OTHER), "another tenant loaded it") is Fault.FORBIDDEN
+    await registry.unload("a", by=MINE)
+
+
+@pytest.mark.parametrize("named", ["chat", None])
+async def test_adapters_are_loaded_for_services_that_one_may_use(house: House, named: str | None) -> None:
+    adapter_folder(house.more / "sql")
+    registry = await house.open()
+    elsewhere = Manager("mine", False, ("topics",))
+    assert await refused(registry.load("a", "sql", named, by=elsewhere), "may not use") is Fault.FORBIDDEN
+    await registry.load("a", "sql", named, by=Manager("mine", False, ("chat",)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import threading
 from collections.abc import Iterator
@@ -17,9 +16,10 @@ from support.waiting import HANGS_AFTER_S, until
 
 from pliant.deployments.llm import adapter_folders
 from pliant.deployments.serving.catalog import registry as core
-from pliant.deployments.serving.catalog import store
 from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.state.record import SupersededError
+from pliant.deployments.serving.state.storage import FolderStorage
 from pliant.errors import ModelError
 from pliant.models import sources
 
@@ -41,7 +41,7 @@ def answering() -> Iterator[threading.Event]:
 
 def other(house: House, **adapters: Any) -> dict[str, Any]:
     """A second language model, with folders of its own."""
-    given = {"roots": [str(house.folder / "others")], "registry": str(house.folder / "others.json"), **adapters}
+    given = {"roots": [str(house.folder / "others")], **adapters}
     return {"other": {"kind": "llm", "model": house.model, "max_length": 64, "adapters": given}}
 
 
@@ -68,13 +68,13 @@ async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
         adapter_folder(house.adapters / name)
     registry = await house.open()
     monkeypatch.setattr(core, "_CHANGE_WITHIN_S", 0.05)
-    replace = store._replace
+    create = FolderStorage.create
 
-    def slow(file: Path, content: bytes) -> None:
+    def slow(*arguments: Any) -> None:
         answering.wait()
-        replace(file, content)
+        create(*arguments)
 
-    monkeypatch.setattr(store, "_replace", slow)
+    monkeypatch.setattr(FolderStorage, "create", slow)
     assert await refused(registry.unload("sql"), "within 0.05 s; this may yet come about") == Outcome.UNAVAILABLE
     assert (
         await refused(registry.unload("law"), "within 0.05 s; nothing was changed: retry later") == Outcome.UNAVAILABLE
@@ -82,26 +82,10 @@ async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
     assert names(registry) == ["law", "sql"]
     answering.set()
     await until(lambda: names(registry) == ["law"])
-    assert names(await house.open()) == ["law"], "memory and disk agree"
     monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
+    registry = await house.open()
+    assert names(registry) == ["law"], "memory and disk agree"
     await registry.unload("law")
-
-
-async def test_another_service_s_file_is_left_alone(house: House) -> None:
-    (house.folder / "others").mkdir()
-    adapter_folder(house.folder / "others" / "theirs")
-    adapter_folder(house.more / "mine")
-    both = await house.open(other(house))
-    await both.load("theirs", "theirs", "other")
-    kept = (house.folder / "others.json").read_text()
-    registry = await house.open(registry=str(house.folder / "others.json"))
-    [problem] = registry.catalog.problems
-    assert "keeps the adapters of the service other, so it is neither used nor written; choose another" in problem
-    assert (
-        await refused(registry.load("mine", "mine"), "nothing was changed, because .* of the service other")
-        == Outcome.UNAVAILABLE
-    )
-    assert (house.folder / "others.json").read_text() == kept
 
 
 async def test_a_folder_that_cannot_be_read_is_told_and_the_rest_goes_on(
@@ -132,7 +116,7 @@ async def test_a_model_that_cannot_be_read_keeps_no_planner_from_planning(
 ) -> None:
     adapter_folder(house.more / "sql")
     await (await house.open()).load("sql", "sql")
-    kept = house.kept.read_text()
+    kept = house.kept()
 
     def check(_: str) -> Any:
         raise error
@@ -145,7 +129,7 @@ async def test_a_model_that_cannot_be_read_keeps_no_planner_from_planning(
     assert str(error) in news.problems[0]
     part.check()
     assert await refused(registry.load("more", "sql"), "its model could not be read") == Outcome.UNAVAILABLE
-    assert house.kept.read_text() == kept
+    assert house.kept() == kept
     monkeypatch.undo()
     assert names(await house.open()) == ["sql"]
 
@@ -199,7 +183,8 @@ async def test_what_does_not_fit_another_model_is_there_again_with_the_first(hou
     assert names(registry) == []
     assert len(registry.catalog.problems) == 2
     await registry.load("three", "three")
-    assert names(await house.open()) == ["three"]
+    registry = await house.open()
+    assert names(registry) == ["three"]
     await registry.unload("two")
     house.model = first
     registry = await house.open()
@@ -253,7 +238,7 @@ async def test_weights_that_were_written_over_are_known_after_a_start(house: Hou
 
 async def test_pinned_adapters_count_as_always_in_memory(house: House) -> None:
     model = model_folder(house.folder / "large", hidden_size=1024, num_attention_heads=8, num_key_value_heads=1)
-    options = {"folder": str(house.folder / "pins"), "registry": f"{house.folder}/b.json", "pinned": ["first"]}
+    options = {"folder": str(house.folder / "pins"), "pinned": ["first"]}
     services = {
         "big": {"kind": "llm", "model": model, "max_length": 64, "memory_mb": 1, "slots": 1, "adapters": options}
     }
@@ -296,8 +281,86 @@ async def test_a_pinned_name_that_another_service_has_is_missed(house: House) ->
     assert any("other: adapters.pinned: got sql; there is no such" in problem for problem in registry.catalog.problems)
 
 
-async def test_a_file_of_an_unknown_form_is_put_aside_whole(house: House) -> None:
-    house.kept.write_text(json.dumps({"format": 1, "loaded": {}}))
+async def test_a_planner_that_was_cut_off_writes_nothing_and_wants_to_be_replaced(house: House) -> None:
+    for name in ("law", "sql"):
+        adapter_folder(house.more / name)
+    old = await house.open()
+    await old.load("sql", "sql")
+    new = await house.open()
+    old.check()
+    assert await refused(old.load("lost", "law"), "^another planner has taken over the state") == Outcome.UNAVAILABLE
+    assert names(old) == ["sql"]
+    with pytest.raises(SupersededError):
+        old.check()
+    await new.load("law", "law")
+    assert names(await house.open()) == ["law", "sql"]
+
+
+async def test_what_was_away_at_the_start_is_found_once_it_is_there(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter_folder(house.adapters / "found")
+    adapter_folder(house.more / "sql")
+    await (await house.open()).load("sql", "sql")
+    away = [(folder, folder.with_name(f"{folder.name}-away")) for folder in (house.state, house.adapters)]
+    for folder, aside in away:
+        folder.rename(aside)
+
+    def hub(_: str) -> Any:
+        raise ModelError("the hub does not answer")
+
+    monkeypatch.setattr(sources, "check_decoder", hub)
     registry = await house.open()
-    assert "is no registry of adapters" in registry.catalog.problems[0]
-    assert json.loads((house.folder / "kept.json.broken").read_text())["format"] == 1
+    assert names(registry) == []
+    assert len(registry.catalog.problems) == 2
+    monkeypatch.undo()
+    for expected in ([], ["found", "sql"]):
+        await asyncio.sleep(core._AGAIN_S[1])
+        assert names(registry) == expected
+        for folder, aside in away:
+            if aside.exists():
+                aside.rename(folder)
+    assert registry.catalog.problems == []
+    await registry.unload("sql")
+    assert names(await house.open()) == ["found"]
+
+
+async def test_what_is_unloaded_while_it_is_looked_at_again_does_not_come_back(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter_folder(house.adapters / "sql")
+    (house.adapters / "broken").mkdir()
+    registry = await house.open()
+    source, loop = registry._sources["chat"], asyncio.get_running_loop()
+    scan, found = source.scan, asyncio.Event()
+    go_on = threading.Event()
+
+    def slow() -> Any:
+        entries = list(scan())
+        loop.call_soon_threadsafe(found.set)
+        go_on.wait()
+        return entries
+
+    monkeypatch.setattr(source, "scan", slow)
+    again = asyncio.create_task(registry._scan("chat"))
+    await found.wait()
+    await registry.unload("sql")
+    go_on.set()
+    await again
+    assert names(registry) == []
+
+
+async def test_a_full_disk_hides_nothing_that_was_loaded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter_folder(house.more / "sql")
+    await (await house.open()).load("sql", "sql")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FolderStorage, "create", full)
+    registry = await house.open()
+    assert names(registry) == ["sql"]
+    assert await refused(registry.unload("sql"), "nothing was changed, because .*No space left") == Outcome.UNAVAILABLE
+    monkeypatch.undo()
+    await asyncio.sleep(core._AGAIN_S[1])
+    await registry.unload("sql")

@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 from support.peft_folders import adapter_folder, model_folder
 from support.scripted import Replica, Replicas, language_model, report
+from support.tenants import keyed
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
@@ -31,7 +32,7 @@ def gateway(
     models: Mapping[str, LanguageModel], adapters: AdapterFollower | None, keys: Collection[str] = ()
 ) -> FastAPI:
     config, services = GatewayConfig(), Services.of("prompts", models)
-    return application(config, services, dict, bytes, LlmKind().routers(services, adapters, config), keys)
+    return application(config, services, dict, bytes, LlmKind().routers(services, adapters, config), keyed(keys))
 
 
 class Cluster:
@@ -39,9 +40,9 @@ class Cluster:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.roots = folder / "roots"
-        adapters = {"roots": [str(self.roots)], "registry": str(folder / "registry.json"), **options}
+        adapters = {"roots": [str(self.roots)], **options}
         chat = {"kind": "llm", "model": model_folder(folder / "model"), "max_length": 64, "adapters": adapters}
-        self.registry = AdapterRegistry(parse({"services": {"chat": chat}}))
+        self.registry = AdapterRegistry(parse({"services": {"chat": chat}, "state": str(folder)}))
         self._part = CatalogPart(self.registry)
         self.replicas = Replicas(a=Replica())
         self._folder = folder
@@ -97,7 +98,7 @@ async def test_an_adapter_is_a_model(cluster: Cluster, http: httpx.AsyncClient, 
         *[("my-sql", 8)] * 3,
         None,
     ]
-    assert [recorded[-1] for recorded in cluster.replicas.recorded] == [0, 8, 8, 8, 0]
+    assert [recorded[-1] for recorded in cluster.replicas.recorder.events] == [0, 8, 8, 8, 0]
     models = {model.id: model.model_dump() async for model in client.models.list()}
     assert (models["chat"]["parent"], models["chat"]["root"]) == (None, "m")
     assert (models["my-sql"]["parent"], models["my-sql"]["root"]) == ("chat", folder.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,6 +27,7 @@ from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadErro
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.request import Generation, Piece, merged
+from pliant.deployments.serving.tenants import Tenant
 from pliant.formats.adapter_info import AdapterRef
 from pliant.policies.llm.adapter_cache import AdapterCache, Eviction
 from pliant.policies.llm.arrival_histogram import ArrivalHistogram
@@ -96,8 +98,10 @@ class Restless(Scheduler[Answer, AdapterRef]):
     squash = 0.0
     """How likely in each step."""
 
-    def schedule(self, now: float, slots: int, prompts: int) -> Decisions[Answer, AdapterRef]:
-        decisions = super().schedule(now, slots, prompts)
+    def schedule(
+        self, now: float, slots: int, prompts: int, first: Collection[Answer] = ()
+    ) -> Decisions[Answer, AdapterRef]:
+        decisions = super().schedule(now, slots, prompts, first)
         admitted = {job.key for job in decisions.admit}
         running = [one for key, one in self._state.running.items() if key not in admitted]
         if running and self.dice.random() < self.squash:
@@ -223,6 +227,7 @@ def arrivals(dice: random.Random, refs: list[AdapterRef | None], cancels: float)
                 max_tokens=dice.randint(1, 18),
                 seed=dice.randint(0, 50),
                 ignore_eos=dice.random() < 0.5,
+                tenant=Tenant(dice.choice("abc"), dice.choice((1.0, 3.0))),
             ),
             dice.randint(0, 25) if dice.random() < cancels else None,
         )

@@ -33,8 +33,8 @@ async def test_an_answer_comes_whole(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica())
     piece = await answer(tmp_path, replicas)
     assert (piece.text, piece.finish, len(piece.tokens)) == (said(GREEDY), "length", 20)
-    assert replicas.recorded == [("answered", 5, 20, 0)]
-    assert replicas.ends == [Outcome.OK]
+    assert replicas.recorder.events == [("answered", 5, 20, 0)]
+    assert replicas.recorder.ends == [Outcome.OK]
     [asked] = replicas.asked
     assert 0 < (asked.first_token_within_s or 0) <= 10
     assert replicas.table.replicas()["a"]["outstanding"] == 0
@@ -52,8 +52,9 @@ async def test_a_killed_replica_is_not_noticed(tmp_path: Path, generation: Gener
     piece = await answer(tmp_path, replicas, generation)
     assert piece.text == said(generation)
     assert len(piece.tokens) == 20
-    assert replicas.recorded == ["lost", ("answered", 5, 20, 0)]
-    assert replicas.ends == [Outcome.OK]
+    assert replicas.recorder.retries == ["lost"]
+    assert replicas.recorder.events == [("answered", 5, 20, 0)]
+    assert replicas.recorder.ends == [Outcome.OK]
     resumed = replicas.replicas["b"].asked[0]
     assert len(resumed.generated) == dies_after
     assert resumed.first_token_within_s is None, "late is better than never"
@@ -64,7 +65,7 @@ async def test_an_end_without_a_reason_is_a_loss(tmp_path: Path) -> None:
     first = Piece((ids(said(GREEDY)[0])), said(GREEDY)[0])
     replicas = Replicas(a=Replica(gives=[first]), b=Replica())
     assert (await answer(tmp_path, replicas)).text == said(GREEDY)
-    assert replicas.recorded[0] == "lost"
+    assert replicas.recorder.retries[0] == "lost"
 
 
 async def test_a_prompt_that_kills_replicas_is_given_up(tmp_path: Path) -> None:
@@ -73,14 +74,14 @@ async def test_a_prompt_that_kills_replicas_is_given_up(tmp_path: Path) -> None:
         await answer(tmp_path, replicas)
     assert error.value.outcome == Outcome.UNAVAILABLE
     assert len(replicas.asked) == 3
-    assert replicas.recorded == ["lost", "lost"]
-    assert replicas.ends == [Outcome.UNAVAILABLE]
+    assert replicas.recorder.retries == ["lost", "lost"]
+    assert replicas.recorder.ends == [Outcome.UNAVAILABLE]
 
 
 async def test_an_answer_that_gets_on_outlives_every_replica(tmp_path: Path) -> None:
     replicas = Replicas(**{name: Replica(dies_after=index) for index, name in enumerate("abcdef")}, z=Replica())
     assert (await answer(tmp_path, replicas)).text == said(GREEDY)
-    assert replicas.recorded[:-1] == ["lost"] * 6
+    assert replicas.recorder.retries == ["lost"] * 6
     assert [len(asked.generated) for asked in replicas.asked] == [0, 0, 1, 2, 3, 4, 5]
 
 
@@ -89,7 +90,7 @@ async def test_with_no_other_replica_it_ends_with_an_error_in_time(tmp_path: Pat
     with pytest.raises(RequestError, match=r"went on with this answer within 0\.2 s") as error:
         await answer(tmp_path, replicas, timeout_s=0.2)
     assert error.value.outcome == Outcome.UNAVAILABLE
-    assert replicas.ends == [Outcome.UNAVAILABLE]
+    assert replicas.recorder.ends == [Outcome.UNAVAILABLE]
 
 
 async def test_a_replica_that_comes_later_goes_on(tmp_path: Path) -> None:
@@ -98,7 +99,8 @@ async def test_a_replica_that_comes_later_goes_on(tmp_path: Path) -> None:
     await until(lambda: replicas.replicas["a"].dead)
     replicas.start("b", Replica())
     assert (await waiting).text == said(GREEDY)
-    assert replicas.recorded == ["lost", ("answered", 5, 20, 0)]
+    assert replicas.recorder.retries == ["lost"]
+    assert replicas.recorder.events == [("answered", 5, 20, 0)]
 
 
 async def test_a_replica_that_was_waited_for_may_answer_late(tmp_path: Path) -> None:
@@ -128,7 +130,8 @@ async def test_a_silent_replica_is_left_when_another_can_go_on(tmp_path: Path) -
     started = asyncio.get_running_loop().time()
     assert (await answer(tmp_path, replicas)).text == said(GREEDY)
     assert 10 < asyncio.get_running_loop().time() - started < 11
-    assert replicas.recorded == ["stalled", ("answered", 5, 20, 0)]
+    assert replicas.recorder.retries == ["stalled"]
+    assert replicas.recorder.events == [("answered", 5, 20, 0)]
     assert len(replicas.replicas["b"].asked[0].generated) == 2
     assert replicas.replicas["a"].live == 0
     assert {name: each["outstanding"] for name, each in replicas.table.replicas().items()} == {"a": 0, "b": 0}
@@ -137,14 +140,15 @@ async def test_a_silent_replica_is_left_when_another_can_go_on(tmp_path: Path) -
 async def test_whoever_goes_on_may_fail_too(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(hangs_after=2), b=Replica(dies_after=3), c=Replica())
     assert (await answer(tmp_path, replicas)).text == said(GREEDY)
-    assert replicas.recorded == ["stalled", "lost", ("answered", 5, 20, 0)]
+    assert replicas.recorder.retries == ["stalled", "lost"]
+    assert replicas.recorder.events == [("answered", 5, 20, 0)]
     assert [len(asked.generated) for asked in replicas.asked] == [0, 2, 3]
 
 
 async def test_a_replica_that_has_a_request_wait_is_not_left(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(waits_s=40), b=Replica())
     assert (await answer(tmp_path, replicas)).text == said(GREEDY)
-    assert replicas.recorded == [("answered", 5, 20, 0)]
+    assert replicas.recorder.events == [("answered", 5, 20, 0)]
 
 
 async def test_signs_of_life_do_not_replace_an_answer(tmp_path: Path) -> None:
@@ -166,7 +170,7 @@ async def test_a_slow_reader_is_no_standstill(tmp_path: Path) -> None:
 async def test_a_busy_replica_is_passed_over(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(gives=[BUSY]), b=Replica())
     assert (await answer(tmp_path, replicas)).text == said(GREEDY)
-    assert replicas.recorded[0] == "busy"
+    assert replicas.recorder.retries[0] == "busy"
 
 
 async def test_when_all_are_busy_clients_hear_when_to_come_back(tmp_path: Path) -> None:
@@ -177,7 +181,7 @@ async def test_when_all_are_busy_clients_hear_when_to_come_back(tmp_path: Path) 
             await answer(tmp_path, replicas)
         assert (error.value.outcome, error.value.retry_after_s) == (Outcome.SHED, 2.5)
         assert len(replicas.asked) == tried
-        assert replicas.ends[-1] == Outcome.SHED
+        assert replicas.recorder.ends[-1] == Outcome.SHED
 
 
 async def test_what_a_replica_never_takes_is_a_bad_request(tmp_path: Path) -> None:
@@ -202,14 +206,14 @@ async def test_other_errors_are_counted_and_raised(tmp_path: Path) -> None:
     replicas = Replicas(a=Replica(gives=[ValueError("a bug")]))
     with pytest.raises(ValueError, match="a bug"):
         await answer(tmp_path, replicas)
-    assert replicas.ends == [Outcome.FAILED]
+    assert replicas.recorder.ends == [Outcome.FAILED]
 
 
 async def test_a_replica_that_breaks_down_is_left(tmp_path: Path) -> None:
     broken = Refusal("failed", "the engine has failed: no memory")
     replicas = Replicas(a=Replica(gives=[broken]), b=Replica())
     assert (await answer(tmp_path, replicas)).text == said(GREEDY)
-    assert replicas.recorded[0] == "lost"
+    assert replicas.recorder.retries[0] == "lost"
 
 
 @pytest.mark.parametrize("leave", ["cancel", "close"])
@@ -227,7 +231,7 @@ async def test_a_client_that_leaves_ends_the_generation_at_once(tmp_path: Path, 
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
     assert replicas.replicas["a"].live == 0
-    assert replicas.ends == [Outcome.CANCELLED]
+    assert replicas.recorder.ends == [Outcome.CANCELLED]
     assert replicas.table.replicas()["a"]["outstanding"] == 0
 
 
@@ -314,7 +318,7 @@ async def test_an_adapter_s_requests_go_to_one_replica(tmp_path: Path) -> None:
     for _ in range(6):
         assert merged([piece async for piece in model.answer(ADAPTED)]).finish == "length"
     assert sorted(len(replica.asked) for replica in replicas.replicas.values()) == [0, 0, 0, 6]
-    assert replicas.recorded == [("answered", 5, 20, 8)] * 6
+    assert replicas.recorder.events == [("answered", 5, 20, 8)] * 6
 
 
 async def test_another_replica_may_load_what_one_cannot(tmp_path: Path) -> None:
@@ -330,7 +334,7 @@ async def test_an_adapter_that_no_replica_can_load_is_unavailable(tmp_path: Path
         await answer(tmp_path, replicas, ADAPTED)
     assert (error.value.param, error.value.fault) == ("model", Fault.ADAPTER_NOT_LOADABLE)
     assert len(replicas.asked) == min(count, 3)
-    assert replicas.ends == [Outcome.UNAVAILABLE]
+    assert replicas.recorder.ends == [Outcome.UNAVAILABLE]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

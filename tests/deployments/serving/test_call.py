@@ -83,7 +83,7 @@ class Reading(Errand[tuple[int, bool], tuple[str, ...], Any]):
 
 async def ask(service: Service, way: Way, errand: Reading | None = None) -> list[str]:
     errand = errand or Reading()
-    with counted(service.counts):
+    with counted(service.recorder):
         if way == "whole":
             return list((await service.caller.answer(errand))[0])
         async with aclosing(service.caller.stream(errand)) as pieces:
@@ -93,7 +93,7 @@ async def ask(service: Service, way: Way, errand: Reading | None = None) -> list
 async def refused(service: Service, way: Way, errand: Reading | None = None) -> RequestError:
     with pytest.raises(RequestError) as caught:
         await ask(service, way, errand)
-    assert service.counts.outcomes == [caught.value.outcome]
+    assert service.recorder.ends == [caught.value.outcome]
     return caught.value
 
 
@@ -140,8 +140,8 @@ async def test_nothing_is_lost_where_another_replica_lives(failure: Failure, rep
         began = time.monotonic()
         assert await ask(service, way) == TEXT
         assert time.monotonic() - began < replicas * failure.within_s
-        assert service.counts.outcomes == [Outcome.OK]
-        assert service.counts.retries == [failure.why] * replicas
+        assert service.recorder.ends == [Outcome.OK]
+        assert service.recorder.retries == [failure.why] * replicas
         assert len(service.replicas.asked) == replicas + 1
 
 
@@ -155,7 +155,7 @@ async def test_what_a_stopped_replica_has_is_answered_by_others_however_much_it_
         if not lives:
             asyncio.get_running_loop().call_later(31.0, service.replicas.kill, "bad")
         assert await asyncio.gather(*requests) == [TEXT] * 60
-        assert service.counts.outcomes == [Outcome.OK] * 60
+        assert service.recorder.ends == [Outcome.OK] * 60
 
 
 @both_ways
@@ -176,7 +176,7 @@ async def test_a_request_that_breaks_every_replica_breaks_no_more_than_three(way
         assert error.outcome == Outcome.UNAVAILABLE
         assert "illegal address" in error.reason
         assert service.replicas.asked == ["bad0", "bad1", "bad2"]
-        assert service.counts.retries == ["lost", "lost"]
+        assert service.recorder.retries == ["lost", "lost"]
 
 
 @both_ways
@@ -186,7 +186,7 @@ async def test_none_that_refused_is_asked_again(way: Way) -> None:
         error = await refused(service, way)
         assert (error.outcome, error.retry_after_s) == (Outcome.SHED, 3.0)
         assert service.replicas.asked == ["bad0", "bad1"]
-        assert service.counts.retries == ["busy"]
+        assert service.recorder.retries == ["busy"]
 
 
 @both_ways
@@ -194,7 +194,7 @@ async def test_three_refuse_for_all(way: Way) -> None:
     async with nothing_left(first(*[[refuses("busy")]] * 3)) as service:
         assert (await refused(service, way)).outcome == Outcome.SHED
         assert service.replicas.asked == ["bad0", "bad1", "bad2"]
-        assert service.counts.retries == ["busy"] * 2
+        assert service.recorder.retries == ["busy"] * 2
 
 
 @both_ways
@@ -203,7 +203,7 @@ async def test_what_none_is_able_to_get_ends_as_they_say(way: Way) -> None:
     async with nothing_left(first([unable], [unable], others=0)) as service:
         error = await refused(service, way)
         assert (error.outcome, error.reason, error.fault) == (Outcome.REJECTED, "no such adapter", "model_not_found")
-        assert service.counts.retries == ["moved"]
+        assert service.recorder.retries == ["moved"]
 
 
 @both_ways
@@ -211,7 +211,7 @@ async def test_what_is_read_anew_may_be_asked_of_the_same_replica(way: Way) -> N
     async with nothing_left(first([refuses("unable"), ANSWERS], others=0)) as service:
         assert await ask(service, way, Reading(renews=[True])) == TEXT
         assert service.replicas.asked == ["bad0", "bad0"]
-        assert service.counts.retries == ["moved"]
+        assert service.recorder.retries == ["moved"]
         assert time.monotonic() < 0.04 + len(TEXT) * ANSWER_S  # without a pause
 
 
@@ -231,7 +231,7 @@ async def test_a_final_word_is_final(way: Way) -> None:
         error = await refused(service, way)
         assert (error.outcome, error.reason, error.fault) == (Outcome.REJECTED, "too long", "context")
         assert service.replicas.asked == ["bad0"]
-        assert service.counts.retries == []
+        assert service.recorder.retries == []
 
 
 @both_ways
@@ -287,7 +287,7 @@ async def test_it_waits_for_a_replica(way: Way) -> None:
         assert await ask(service, way, errand) == TEXT
         assert 5.0 < time.monotonic() < 5.3
         assert errand.times_waited > 0
-        assert service.counts.retries == []
+        assert service.recorder.retries == []
 
 
 @both_ways
@@ -329,7 +329,7 @@ async def test_a_replica_that_cannot_be_reached_is_not_tried_without_a_pause(act
 async def test_the_only_replica_is_asked_again(way: Way) -> None:
     async with nothing_left(first([refuses("failed"), ANSWERS], others=0)) as service:
         assert await ask(service, way) == TEXT
-        assert service.counts.retries == ["lost"]
+        assert service.recorder.retries == ["lost"]
 
 
 @both_ways
@@ -366,7 +366,7 @@ async def test_a_client_that_leaves_ends_its_request_everywhere(after_s: float, 
             await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await request
-        assert service.counts.outcomes == [Outcome.CANCELLED]
+        assert service.recorder.ends == [Outcome.CANCELLED]
 
 
 @pytest.mark.parametrize("turns", [1, 5], ids=["cancelled once", "cancelled every turn"])
@@ -384,7 +384,7 @@ async def test_a_client_leaves_a_replica_whose_stream_takes_time_to_end(after_s:
 
     service = first([])
     async with nothing_left(service):
-        service.caller = Caller(service.table, service.counts, streams=lingering)
+        service.caller = Caller(service.table, service.recorder, streams=lingering)
         request = asyncio.create_task(ask(service, "pieces"))
         await asyncio.sleep(after_s)
         for _ in range(turns):
@@ -392,7 +392,7 @@ async def test_a_client_leaves_a_replica_whose_stream_takes_time_to_end(after_s:
             await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await request
-        assert service.counts.outcomes == [Outcome.CANCELLED]
+        assert service.recorder.ends == [Outcome.CANCELLED]
         assert ended == ["bad0"]
 
 
@@ -416,7 +416,7 @@ async def test_a_client_leaves_while_there_is_no_replica(way: Way) -> None:
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
-        assert service.counts.outcomes == [Outcome.CANCELLED]
+        assert service.recorder.ends == [Outcome.CANCELLED]
 
 
 async def test_a_stream_that_is_closed_ends_in_the_replica() -> None:
@@ -453,7 +453,7 @@ async def test_an_answer_counts_though_the_other_replica_fails_at_the_same_time(
     for act in (Act(0.25, dies=True), Act(0.25, refusal=Refusal("final", "no")), Act(0.25, error=ValueError("x"))):
         async with nothing_left(first([slow(0.5)], [act])) as service:
             assert await ask(service, "whole") == TEXT
-            assert service.counts.outcomes == [Outcome.OK]
+            assert service.recorder.ends == [Outcome.OK]
 
 
 @pytest.mark.parametrize("cause", ["busy", "failed", "moved", "unable"])
@@ -461,7 +461,7 @@ async def test_a_request_that_is_under_way_is_not_given_up_for_what_another_repl
     fails = [refuses(cause)]
     async with nothing_left(first(fails, fails, [slow(1.0)], fails, fails)) as service:
         assert await ask(service, "whole") == TEXT
-        assert service.counts.retries.count("stalled") >= 1
+        assert service.recorder.retries.count("stalled") >= 1
 
 
 async def test_a_second_replica_is_not_asked_of_a_chooser_that_would_rather_not_answer() -> None:
@@ -470,8 +470,8 @@ async def test_a_second_replica_is_not_asked_of_a_chooser_that_would_rather_not_
         shed = RequestError(Outcome.SHED, "too much to do")
         asyncio.get_running_loop().call_later(0.1, setattr, service.chooser, "sheds", shed)
         assert await ask(service, "whole") == TEXT
-        assert service.counts.outcomes == [Outcome.OK]
-        assert service.counts.retries == []
+        assert service.recorder.ends == [Outcome.OK]
+        assert service.recorder.retries == []
 
 
 async def test_a_stream_goes_on_where_it_is_if_the_chooser_would_rather_not_answer() -> None:
@@ -480,7 +480,7 @@ async def test_a_stream_goes_on_where_it_is_if_the_chooser_would_rather_not_answ
         shed = RequestError(Outcome.SHED, "too much to do")
         asyncio.get_running_loop().call_later(0.1, setattr, service.chooser, "sheds", shed)
         assert await ask(service, "pieces") == TEXT
-        assert service.counts.outcomes == [Outcome.OK]
+        assert service.recorder.ends == [Outcome.OK]
 
 
 @both_ways
@@ -488,7 +488,7 @@ async def test_a_refuser_is_not_asked_again_though_the_other_stalls(way: Way) ->
     async with nothing_left(first([refuses("busy"), ANSWERS], [slow(25.0)], others=0)) as service:
         assert await ask(service, way) == TEXT
         assert service.replicas.asked == ["bad0", "bad1"]
-        assert service.counts.retries == ["busy"]
+        assert service.recorder.retries == ["busy"]
 
 
 async def test_one_that_works_on_it_is_not_asked_again_though_something_was_read_anew() -> None:
@@ -507,8 +507,8 @@ async def test_when_all_is_slow_few_are_asked_twice() -> None:
             requests.append(asyncio.create_task(ask(service, "whole")))
             await asyncio.sleep(0.01)
         assert await asyncio.gather(*requests) == [TEXT] * 400
-        assert 10 <= service.counts.retries.count("stalled") <= 1 + 0.1 * 400
-        assert set(service.counts.retries) == {"stalled"}
+        assert 10 <= service.recorder.retries.count("stalled") <= 1 + 0.1 * 400
+        assert set(service.recorder.retries) == {"stalled"}
 
 
 async def test_as_soon_as_predicted_none_is_asked_twice() -> None:
@@ -534,7 +534,7 @@ async def test_a_replica_that_breaks_down_over_and_over_is_left_alone_for_ever_l
         pauses = [later - before for before, later in itertools.pairwise(times)]
         assert all(pause < 0.5 for pause in pauses[:2])
         assert pauses[2:9] == pytest.approx([1, 2, 4, 8, 16, 30, 30], abs=0.5)
-        assert set(service.counts.outcomes) == {Outcome.OK}
+        assert set(service.recorder.ends) == {Outcome.OK}
 
 
 @both_ways
@@ -544,7 +544,7 @@ async def test_a_replica_that_answers_again_counts_as_any_other(way: Way) -> Non
         for _ in range(40):
             assert await ask(service, way) == TEXT
             await asyncio.sleep(0.2)
-        assert service.counts.retries == ["lost"] * 6
+        assert service.recorder.retries == ["lost"] * 6
         assert service.table.replicas()["bad0"]["ejected"] is False
 
 
@@ -555,7 +555,7 @@ async def test_progress_makes_up_for_failures() -> None:
     """An answer may meet one replica after another that is replaced, if each says a little."""
     async with nothing_left(first(*[[Act(dies=True, pieces=1)]] * 5)) as service:
         assert await ask(service, "pieces") == TEXT
-        assert service.counts.retries == ["lost"] * 5
+        assert service.recorder.retries == ["lost"] * 5
 
 
 async def test_two_replicas_may_fail_in_turn() -> None:
@@ -567,7 +567,7 @@ async def test_a_silent_replica_is_not_left_if_no_other_can_go_on() -> None:
     async with nothing_left(first([slow(25.0)], others=0)) as service:
         assert await ask(service, "pieces") == TEXT
         assert service.replicas.asked == ["bad0"]
-        assert service.counts.retries == []
+        assert service.recorder.retries == []
 
 
 async def test_a_silent_replica_is_left_once_another_can_go_on() -> None:
@@ -577,14 +577,14 @@ async def test_a_silent_replica_is_left_once_another_can_go_on() -> None:
         asyncio.get_running_loop().call_later(12.0, service.table.sync, {"bad0": report(), "good0": report()})
         assert await ask(service, "pieces") == TEXT
         assert 20.0 < time.monotonic() < 20.5
-        assert service.counts.retries == ["stalled"]
+        assert service.recorder.retries == ["stalled"]
 
 
 async def test_a_replica_that_goes_on_after_a_silent_one_may_fail_in_turn() -> None:
     dies = Act(dies=True, pieces=1)
     async with nothing_left(first([Act(stops=True)], [dies])) as service:
         assert await ask(service, "pieces") == TEXT
-        assert service.counts.retries == ["stalled", "lost"]
+        assert service.recorder.retries == ["stalled", "lost"]
         assert service.replicas.asked == ["bad0", "bad1", "good0"]
 
 
@@ -610,13 +610,13 @@ async def test_signs_of_life_are_no_progress() -> None:
 async def test_a_client_that_reads_slowly_is_no_standstill() -> None:
     async with nothing_left(first()) as service:
         told = []
-        with counted(service.counts):
+        with counted(service.recorder):
             async with aclosing(service.caller.stream(Reading())) as pieces:
                 async for piece in pieces:
                     told.append(piece)
                     await asyncio.sleep(2 * TIMEOUT_S)
         assert told == TEXT
-        assert service.counts.retries == []
+        assert service.recorder.retries == []
 
 
 async def test_a_stream_that_ends_too_early_goes_on_elsewhere() -> None:
@@ -626,9 +626,9 @@ async def test_a_stream_that_ends_too_early_goes_on_elsewhere() -> None:
 
     service = first()
     async with nothing_left(service):
-        caller: Caller[Any, Any, Any] = Caller(service.table, service.counts, streams=half)
+        caller: Caller[Any, Any, Any] = Caller(service.table, service.recorder, streams=half)
         assert [piece async for piece in caller.stream(Reading())] == TEXT
-        assert service.counts.retries == ["lost"]
+        assert service.recorder.retries == ["lost"]
 
 
 async def test_a_stream_whose_end_fails_is_left_all_the_same() -> None:
@@ -644,9 +644,9 @@ async def test_a_stream_whose_end_fails_is_left_all_the_same() -> None:
 
     service = first([])
     async with nothing_left(service):
-        caller: Caller[Any, Any, Any] = Caller(service.table, service.counts, streams=stuck)
+        caller: Caller[Any, Any, Any] = Caller(service.table, service.recorder, streams=stuck)
         assert [piece async for piece in caller.stream(Reading())] == TEXT
-        assert service.counts.retries == ["stalled"]
+        assert service.recorder.retries == ["stalled"]
 
 
 # Whatever happens
@@ -746,9 +746,9 @@ def test_whatever_happens_each_request_ends_once_and_leaves_nothing(
             for after_s, what, index in happenings:
                 loop.call_later(after_s, happen, what, index)
             await asyncio.gather(*map(be, asking))
-            assert len(service.counts.outcomes) == len(asking)
-            assert Outcome.FAILED not in service.counts.outcomes
+            assert len(service.recorder.ends) == len(asking)
+            assert Outcome.FAILED not in service.recorder.ends
             chosen = [number for _, (number, _) in service.chooser.chosen]
-            assert len(service.counts.retries) == len(chosen) - len(set(chosen))
+            assert len(service.recorder.retries) == len(chosen) - len(set(chosen))
 
     run(main())

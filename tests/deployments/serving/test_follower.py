@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
+from support.scripted_replicas import CountingChooser
 
 from pliant.deployments.serving import follower
 from pliant.deployments.serving.follower import Follower, Tally
@@ -40,7 +42,7 @@ class Planner:
         self.turn = asyncio.Event()
         self.answered = asyncio.Event()
 
-    async def exchange(self, seen: str, news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
+    async def exchange(self, me: str, seen: str, news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
         await self.turn.wait()
         self.turn.clear()
         self.told.append((seen, news["topics"]))
@@ -67,7 +69,7 @@ def table() -> Table:
 
 async def test_news_go_out_once_and_guidance_is_followed(table: Table) -> None:
     planner, tally = Planner(), Tally()
-    task = asyncio.create_task(Follower(planner.exchange, {"topics": table}, {"topics": tally}).run())
+    task = asyncio.create_task(Follower("me", planner.exchange, {"topics": table}, {"topics": tally}).run())
     await planner.answer(Guidance())
     tally.arrived(10)
     tally.answered(0.96)
@@ -90,7 +92,7 @@ async def test_while_the_planner_is_gone_all_replicas_are_used_and_old_news_are_
 ) -> None:
     monkeypatch.setattr(follower, "_RETRY_S", 0.0)
     planner, tally = Planner(), Tally()
-    followed = Follower(planner.exchange, {"topics": table}, {"topics": tally})
+    followed = Follower("me", planner.exchange, {"topics": table}, {"topics": tally})
     task = asyncio.create_task(followed.run())
     await planner.answer(Guidance(moving=frozenset({"idle"}), plan={"version": 1}))
     tally.arrived(10)
@@ -108,11 +110,22 @@ async def test_while_the_planner_is_gone_all_replicas_are_used_and_old_news_are_
 
 async def test_guidance_does_not_undo_what_is_known_better(table: Table) -> None:
     planner = Planner()
-    task = asyncio.create_task(Follower(planner.exchange, {"topics": table}, {"topics": Tally()}).run())
+    task = asyncio.create_task(Follower("me", planner.exchange, {"topics": table}, {"topics": Tally()}).run())
     moved = report(version=3)
     await planner.answer(Guidance(reports={"idle": moved, "left": moved}))
     table.observe("idle", report(version=3, served=7))
     await planner.answer(Guidance(reports={"idle": moved}))
     assert table.reports()["idle"]["served"] == 7
     assert "left" not in table.reports()
+    task.cancel()
+
+
+async def test_who_else_sends_to_the_replicas_is_passed_on_and_not_forgotten() -> None:
+    planner, chooser = Planner(), CountingChooser()
+    table: ReplicaTable[Any, Report] = ReplicaTable(chooser)
+    task = asyncio.create_task(Follower("me", planner.exchange, {"topics": table}, {"topics": Tally()}).run())
+    await planner.answer(Guidance(gateways=frozenset({"me", "other"})))
+    assert chooser.shared == ("me", {"me", "other"})
+    await planner.answer(Guidance())
+    assert chooser.shared == ("me", {"me", "other"})
     task.cancel()

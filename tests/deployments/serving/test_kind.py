@@ -21,6 +21,7 @@ from pliant.config.cluster import Reader, ServingConfig, check_models
 from pliant.deployments import app
 from pliant.deployments.kinds import CONFIGS, KINDS, loaded
 from pliant.deployments.serving import metrics
+from pliant.deployments.serving.keys import hashed
 from pliant.errors import ConfigError
 
 LISTED = (*KINDS, ECHO)
@@ -76,7 +77,7 @@ def test_its_keys_are_read_and_its_mistakes_told() -> None:
     with pytest.raises(ConfigError) as error:
         parsed(timeout=1)
     assert error.value.problems == [
-        "services.echo.timeout: unknown key; did you mean timeout_s? allowed: cpus, kind, replicas, timeout_s"
+        "services.echo.timeout: unknown key; did you mean timeout_s? allowed: answer_s, cpus, kind, replicas, timeout_s"
     ]
 
 
@@ -197,3 +198,27 @@ async def test_keys_are_asked_for(monkeypatch: pytest.MonkeyPatch, counters: dic
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             answer = await http.post("/models/echo", json={"inputs": "hello"}, headers=headers)
             assert answer.status_code == status
+    statuses = counters["pliant_tenant_requests_total"].inc.mock_calls
+    assert statuses == [call(tags={"tenant": "default", "status": "200"})], "strangers are nobody's"
+
+
+async def test_its_work_is_done_for_whoever_asked(
+    monkeypatch: pytest.MonkeyPatch, counters: dict[str, MagicMock]
+) -> None:
+    """A kind does nothing for it: its errands know their tenants, and its services are found for those who may."""
+    monkeypatch.setenv(KEY, f"a:{hashed('a')}, b:{hashed('b')}")
+    tenants = {"a": {"rights": ["infer", "observe"], "requests_per_minute": 100}, "b": {"services": []}}
+    services = {"echo": {"kind": "echo", "replicas": 2}}
+    config = READER.parse({"gateway": {"keys_env": KEY}, "services": services, "tenants": tenants})
+    cluster = LocalCluster(config, loaded(LISTED))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(await cluster.gateway()), base_url="http://test"
+    ) as http:
+        answers = {}
+        for key in "ab":
+            headers = {"Authorization": f"Bearer {key}"}
+            answers[key] = await http.post("/models/echo", json={"inputs": "hello"}, headers=headers)
+        stats = (await http.get("/stats", headers={"Authorization": "Bearer a"})).json()
+    assert {key: answer.status_code for key, answer in answers.items()} == {"a": 200, "b": 403}
+    assert answers["a"].headers["x-ratelimit-remaining-requests"] == "99"
+    assert {name: facts["requests"] for name, facts in stats["tenants"].items()} == {"a": {"200": 1}, "b": {"403": 1}}

@@ -121,3 +121,15 @@ def test_a_replica_that_starts_is_forgotten_when_it_answers_or_ends() -> None:
     assert starting.now()["topics"] == {"a": Step("training", 0.1)}
     now[0] = 60.0
     assert starting.now() == {}
+
+
+def test_why_replicas_failed_is_known_until_another_one_starts() -> None:
+    now = [0.0]
+    starting = StartingReplicas(lambda: now[0])
+    failed = Step("failed: m: no config.json", 0.0, failed=True)
+    starting.hear("topics", "a", failed)
+    now[0] = 3600.0
+    starting.hear("chat", "b", Step("loading", 0.5))
+    assert starting.now() == {"topics": {"a": failed}, "chat": {"b": Step("loading", 0.5)}}
+    starting.hear("topics", "c", Step("loading", 0.0))
+    assert starting.now()["topics"] == {"c": Step("loading", 0.0)}

@@ -144,6 +144,14 @@ def test_failures_in_a_row_eject_for_ever_longer() -> None:
         scene.fail("a", 1)
 
 
+def test_who_looks_finds_that_one_is_let_in_again_though_nobody_asks_for_anything() -> None:
+    scene = Scene("a", "b")
+    scene.fail("a")
+    assert scene.table.replicas()["a"]["ejected"]
+    scene.clock.now += 1.01
+    assert not scene.table.replicas()["a"]["ejected"]
+
+
 def test_failures_of_one_that_is_ejected_change_nothing() -> None:
     scene = Scene("a", "b")
     scene.fail("a", 30)

@@ -42,8 +42,8 @@ async def test_images_are_answered_with_the_labels_of_their_task() -> None:
     assert (white.gamma, white.fate) == (-4, "in_time")
     [best] = await vision.classify([BLACK], VisionParameters(task="large", top_k=1, function_to_apply="none"))
     assert (best.labels, best.scores) == (["big"], [1.0])
-    assert replicas.recorded == [("answered", True)] * 3
-    assert replicas.ends == [Outcome.OK] * 3
+    assert replicas.recorder.events == [("answered", True)] * 3
+    assert replicas.recorder.ends == [Outcome.OK] * 3
     assert replicas.asked == ["a", "b", "c"]
     assert all(report["outstanding"] == 0 for report in replicas.table.replicas().values())
 
@@ -78,8 +78,8 @@ async def test_a_late_answer_is_one() -> None:
     vision, replicas, _ = service(Replicas(LATE))
     [prediction] = await vision.classify([WHITE], VisionParameters())
     assert (prediction.fate, prediction.gamma) == ("late", 2)
-    assert replicas.recorded == [("answered", False)]
-    assert replicas.ends == [Outcome.OK]
+    assert replicas.recorder.events == [("answered", False)]
+    assert replicas.recorder.ends == [Outcome.OK]
 
 
 @pytest.mark.parametrize(("outcome", "fault"), [(Outcome.SHED, Fault.EVICTED), (Outcome.TOO_LATE, None)])
@@ -89,15 +89,16 @@ async def test_refusals_are_told_at_once(outcome: Outcome, fault: Fault | None) 
     assert (error.outcome, error.fault, error.reason) == (outcome, fault, "digits: so it is")
     assert error.retry_after_s == 0.5
     assert len(replicas.asked) == 1
-    assert replicas.ends == [outcome]
-    assert not replicas.recorded
+    assert replicas.recorder.ends == [outcome]
+    assert not replicas.recorder.events
 
 
 async def test_where_one_queue_is_full_another_may_have_room() -> None:
     vision, replicas, _ = service(Replicas(FULL, brightness))
     [prediction] = await vision.classify([WHITE], VisionParameters())
     assert prediction.labels[0] == "even"
-    assert replicas.recorded == ["busy", ("answered", True)]
+    assert replicas.recorder.retries == ["busy"]
+    assert replicas.recorder.events == [("answered", True)]
     assert len(set(replicas.asked)) == 2
 
 
@@ -108,7 +109,7 @@ async def test_an_image_for_which_all_are_full_is_shed(count: int) -> None:
     assert (error.outcome, error.fault, error.retry_after_s) == (Outcome.SHED, None, 0.5)
     assert error.reason == "digits is too busy: the queue is full; retry later"
     assert len(set(replicas.asked)) == len(replicas.asked) == min(count, 3)
-    assert replicas.ends == [Outcome.SHED]
+    assert replicas.recorder.ends == [Outcome.SHED]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ async def test_another_replica_is_asked_when_one_fails(trouble: Reply, event: st
     vision, replicas, _ = service(Replicas(trouble, trouble, brightness))
     [prediction] = await vision.classify([WHITE], VisionParameters(slo_ms=60_000.0))
     assert prediction.labels[0] == "even"
-    assert replicas.recorded[:2] == [event] * 2
+    assert replicas.recorder.retries[:2] == [event] * 2
     assert len(set(replicas.asked)) == 3
 
 
@@ -144,7 +145,8 @@ async def test_an_image_that_was_lost_is_answered_late_rather_than_not() -> None
     [prediction] = await vision.classify([WHITE], VisionParameters(slo_ms=100.0))
     assert (prediction.labels[0], prediction.fate) == ("even", "late")
     assert replicas.queries[0].budget_s == pytest.approx(0.1, abs=0.005)
-    assert replicas.recorded == ["lost", ("answered", False)]
+    assert replicas.recorder.retries == ["lost"]
+    assert replicas.recorder.events == [("answered", False)]
 
 
 async def test_an_image_that_breaks_every_replica_is_given_up() -> None:
@@ -166,7 +168,7 @@ async def test_a_task_that_no_replica_can_load_is_given_up(count: int) -> None:
         0.1,
     )
     assert len(replicas.asked) == min(count, 3)
-    assert replicas.ends == [Outcome.UNAVAILABLE]
+    assert replicas.recorder.ends == [Outcome.UNAVAILABLE]
 
 
 async def test_a_task_that_was_replaced_is_asked_for_anew() -> None:
@@ -197,7 +199,8 @@ async def test_a_task_that_replicas_only_try_cannot_be_named() -> None:
 async def test_what_a_replica_raises_is_its_failure() -> None:
     vision, replicas, _ = service(Replicas(ValueError("what"), brightness))
     assert (await vision.classify([WHITE], VisionParameters()))[0].labels[0] == "even"
-    assert replicas.recorded == ["lost", ("answered", True)]
+    assert replicas.recorder.retries == ["lost"]
+    assert replicas.recorder.events == [("answered", True)]
 
 
 async def test_what_nobody_expects_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +212,7 @@ async def test_what_nobody_expects_is_recorded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(replicas.table, "choose", broken)
     with pytest.raises(ValueError, match="what"):
         await vision.classify([WHITE], VisionParameters())
-    assert replicas.ends == [Outcome.FAILED]
+    assert replicas.recorder.ends == [Outcome.FAILED]
 
 
 async def test_answers_have_so_many_labels_only() -> None:
@@ -246,7 +249,7 @@ async def test_one_bad_image_fails_the_request_and_frees_the_replicas() -> None:
     vision, replicas, _ = service()
     error = await refused(vision.classify([WHITE, b"no image"], VisionParameters()))
     assert error.fault == Fault.MEDIA_TYPE
-    assert Outcome.REJECTED in replicas.ends
+    assert Outcome.REJECTED in replicas.recorder.ends
 
 
 @pytest.mark.real_time
@@ -283,14 +286,14 @@ async def test_a_client_that_leaves_frees_its_replica() -> None:
     call.cancel()
     await asyncio.wait([call])
     assert [each["outstanding"] for each in replicas.table.replicas().values()] == [0, 0, 0]
-    assert replicas.ends == [Outcome.CANCELLED] * 2
+    assert replicas.recorder.ends == [Outcome.CANCELLED] * 2
 
 
 async def test_a_service_that_hangs_ends_in_time() -> None:
     vision, replicas, _ = service(Silent(), timeout_s=0.05)
     error = await refused(vision.classify([WHITE], VisionParameters(slo_ms=1000.0)))
     assert (error.outcome, error.reason) == (Outcome.UNAVAILABLE, "no replica of digits answered within 1 s")
-    assert replicas.ends == [Outcome.UNAVAILABLE]
+    assert replicas.recorder.ends == [Outcome.UNAVAILABLE]
 
 
 async def test_a_replica_that_is_silent_for_much_longer_than_it_had_is_not_waited_for() -> None:
@@ -304,7 +307,8 @@ async def test_a_replica_that_is_silent_for_much_longer_than_it_had_is_not_waite
     [prediction] = await vision.classify([WHITE], VisionParameters(slo_ms=400.0))
     assert (prediction.labels[0], prediction.fate) == ("even", "late")
     assert 2 * 0.4 < asyncio.get_running_loop().time() < 3 * 0.4
-    assert replicas.recorded == ["stalled", ("answered", False)]
+    assert replicas.recorder.retries == ["stalled"]
+    assert replicas.recorder.events == [("answered", False)]
     assert replicas.queries[0].budget_s == pytest.approx(0.4, abs=0.005)
 
 

@@ -18,6 +18,7 @@ from support import virtual_loop
 
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Refusal
+from pliant.deployments.serving.tenants import Tenant
 from pliant.deployments.vision.engine import Engine, Waiting
 from pliant.deployments.vision.messages import Answer, Query
 from pliant.deployments.vision.tasks import TaskReconciler, Tasks, key
@@ -169,6 +170,21 @@ def test_what_cannot_be_in_time_any_more_is_evicted_at_once() -> None:
             assert "could not be answered before its deadline" in reply.reason
             assert isinstance(await slow, Answer)
             assert house.engine.report()["evicted"] == 1
+
+    virtual_loop.run(main())
+
+
+def test_what_waits_behind_a_batch_that_stalls_may_be_answered_by_another_replica() -> None:
+    async def main() -> None:
+        async with House(slow=1000) as house:
+            hangs = asyncio.create_task(house.engine.classify(query(budget_s=60.0)))
+            await asyncio.sleep(0.001)
+            reply = await house.engine.classify(query(budget_s=1.0))
+            assert isinstance(reply, Refusal)
+            assert (reply.cause, hangs.done()) == ("failed", False)
+            assert isinstance(await hangs, Answer)
+            report = house.engine.report()
+            assert (report["failed"], report["evicted"]) == (1, 0)
 
     virtual_loop.run(main())
 
@@ -627,3 +643,64 @@ def test_what_runs_next_is_chosen_while_a_batch_runs() -> None:
             assert busy == [False, True, True]
 
     virtual_loop.run(scene())
+
+
+GREEDY, MODEST = Tenant("greedy"), Tenant("modest")
+
+
+@pytest.mark.parametrize("policy", [ExactPolicy, Algorithm2Policy])
+def test_one_tenant_does_not_hold_up_another_whatever_its_images_are_worth(policy: type[Policy[Any]]) -> None:
+    async def main() -> None:
+        async with House(limit=1000, policy=policy) as house:
+            greedy = [query(budget_s=3600, utility=1e6)._replace(tenant=GREEDY) for _ in range(500)]
+            many = asyncio.create_task(house.ask(*greedy))
+            await asyncio.sleep(0.1)
+            modest = [query(1, budget_s=0.2)._replace(tenant=MODEST) for _ in range(8)]
+            replies = await house.ask(*modest)
+            assert [reply.fate for reply in replies if isinstance(reply, Answer)] == ["in_time"] * 8
+            assert not many.done()
+            assert all(isinstance(reply, Answer) for reply in await many)
+
+    virtual_loop.run(main())
+
+
+def test_a_batch_is_no_longer_than_others_can_wait() -> None:
+    async def main() -> None:
+        async with House(slow=1.0) as house:
+            await house.ask(query(budget_s=0.026)._replace(tenant=MODEST))
+            await house.ask(*(query(budget_s=3600)._replace(tenant=GREEDY) for _ in range(40)))
+            assert max(latency(*run) for run in house.device.runs[1:]) <= 0.013 * 1.2
+            await asyncio.sleep(100)
+            house.device.runs.clear()
+            await house.ask(*(query(budget_s=3600)._replace(tenant=GREEDY) for _ in range(40)))
+            assert max(rows for _, rows in house.device.runs) == 8, "nobody else came for long"
+
+    virtual_loop.run(main())
+
+
+def test_images_of_several_tenants_run_together_if_they_are_alike() -> None:
+    async def main() -> None:
+        async with House() as house:
+            alike = [query(number)._replace(tenant=Tenant("abcd"[number % 4])) for number in range(8)]
+            assert all(isinstance(reply, Answer) for reply in await house.ask(*alike))
+            assert len(house.device.runs) <= 2
+
+    virtual_loop.run(main())
+
+
+def test_a_full_queue_sheds_of_who_is_furthest_over_its_share() -> None:
+    async def main() -> None:
+        async with House(limit=16) as house:
+            first = asyncio.create_task(house.ask(query()))
+            await asyncio.sleep(0.001)
+            greedy = [query(budget_s=3600, utility=1000.0 + n)._replace(tenant=GREEDY) for n in range(20)]
+            many = asyncio.create_task(house.ask(*greedy))
+            await asyncio.sleep(0.001)
+            modest = await house.ask(*(query()._replace(tenant=MODEST) for _ in range(4)))
+            assert all(isinstance(reply, Answer) for reply in modest)
+            shed = [index for index, reply in enumerate(await many) if isinstance(reply, Refusal)]
+            assert shed == list(range(8)), "those of its own that are worth the least"
+            assert house.engine.report()["shed"] == 8
+            await first
+
+    virtual_loop.run(main())

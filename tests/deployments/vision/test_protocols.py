@@ -18,6 +18,7 @@ from huggingface_hub import ImageClassificationOutputElement
 from huggingface_hub.inference._providers import get_provider_helper
 from PIL import Image
 from support.scripted_vision import INFO, Replicas, TaskPlanner, report, service, task
+from support.tenants import keyed
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
@@ -65,7 +66,7 @@ async def gateway(replicas: Replicas | None = None, *entries: Any, **options: An
     config = GatewayConfig(max_body_mb=0.1, max_texts=3)
     services = Services.of("images", {"digits": vision})
     routers = KIND.routers(services, follower, config)
-    app = application(config, services, dict, bytes, routers, options.pop("api_keys", ()))
+    app = application(config, services, dict, bytes, routers, keyed(options.pop("api_keys", ())))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pliant") as http:
         yield http
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import AsyncIterator
 from functools import partial
@@ -17,7 +16,7 @@ from support.vision_folders import change_tensors, vision_folder
 from pliant.deployments import kinds
 from pliant.deployments.serving.catalog.catalog import Seen
 from pliant.deployments.serving.catalog.follower import CatalogFollower
-from pliant.deployments.serving.messages import CatalogNews
+from pliant.deployments.serving.messages import OPERATOR, CatalogNews, Manager
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.planner import Planner
 from pliant.deployments.vision import task_registry
@@ -53,7 +52,7 @@ async def test_tasks_of_the_folder_are_there_from_the_start(house: House) -> Non
     assert (entry.service, entry.labels, entry.slo_ms, entry.utility) == ("digits", ("even", "odd"), 600, 0.5)
     assert entry.task.folder == str(house.tasks / "parity")
     assert registry.catalog.problems == []
-    assert not house.kept.exists(), "nobody has said anything yet"
+    assert not house.kept(), "nobody has said anything yet"
 
 
 async def test_what_is_wrong_in_the_folder_is_told_and_harms_nothing_else(house: House) -> None:
@@ -144,7 +143,7 @@ async def test_refusals(house: House, tmp_path: Path) -> None:
     )
     assert await refused(registry.unload("digits", "x"), "digits has no 'x'") == Fault.NOT_FOUND
     assert names(registry) == []
-    assert not house.kept.exists()
+    assert not house.kept()
 
 
 async def test_there_are_not_too_many(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,19 +156,10 @@ async def test_there_are_not_too_many(house: House, monkeypatch: pytest.MonkeyPa
 
 async def test_what_cannot_be_written_is_not_changed(house: House) -> None:
     house.task(house.more / "fine")
-    registry = await house.open(registry=str(house.more / "fine" / "task.json" / "kept.json"))
+    (house.state / "task-registries").touch()
+    registry = await house.open()
     assert await refused(registry.load("digits", "a", "fine"), "nothing was changed") == Outcome.UNAVAILABLE
     assert names(registry) == []
-
-
-async def test_a_broken_file_is_put_aside(house: House) -> None:
-    house.task(house.tasks / "found")
-    house.kept.write_text("{")
-    registry = await house.open()
-    assert names(registry) == ["digits/found"]
-    [problem] = registry.catalog.problems
-    assert "is no registry of tasks" in problem
-    assert house.kept.with_name("kept.json.broken").exists()
 
 
 async def test_a_kept_task_that_has_gone_is_told(house: House) -> None:
@@ -179,7 +169,7 @@ async def test_a_kept_task_that_has_gone_is_told(house: House) -> None:
     registry = await house.open()
     assert names(registry) == []
     assert "a, loaded earlier, is not served: there is no folder" in registry.catalog.problems[0]
-    assert json.loads(house.kept.read_text())["loaded"], "it may come back"
+    assert house.kept()["loaded"], "it may come back"
 
 
 class Loader:
@@ -256,3 +246,21 @@ async def test_a_load_is_refused_when_a_replica_cannot_load_it(
     assert await gateway.catch_up()
     assert sorted(gateway.known) == ["digits/found", "digits/new"]
     assert sorted(loader.held) == ["found", "new"]
+
+
+async def test_a_task_is_its_tenant_s(house: House) -> None:
+    mine, other = Manager("mine", False), Manager("other", False)
+    house.task(house.tasks / "found")
+    for name in ("parity", "digit"):
+        house.task(house.more / name)
+    registry = await house.open()
+    entry = await registry.load("digits", "a", "parity", by=mine)
+    assert entry.owner == "mine"
+    for again in (registry, await house.open()):
+        for name, reason in (("a", "another tenant loaded it"), ("found", "no tenant loaded it")):
+            assert await refused(again.unload("digits", name, by=other), reason) is Fault.FORBIDDEN
+            assert await refused(again.load("digits", name, "digit", True, by=other), "'manage-all'") is Fault.FORBIDDEN
+        assert again.catalog.entries["digits/a"] == entry
+    await registry.load("digits", "a", "digit", True, by=mine)
+    await registry.unload("digits", "a", by=mine)
+    await registry.unload("digits", "found", by=OPERATOR)

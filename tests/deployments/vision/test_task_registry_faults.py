@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,10 @@ from support.vision_folders import vision_folder, vision_model
 from support.waiting import HANGS_AFTER_S, until
 
 from pliant.deployments.serving.catalog import registry as core
-from pliant.deployments.serving.catalog import store
 from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.deployments.serving.state.record import Record
+from pliant.deployments.serving.state.storage import FolderStorage
 from pliant.deployments.vision import task_source
 from pliant.deployments.vision.task_registry import TaskRegistry
 from pliant.errors import ModelError
@@ -49,7 +49,7 @@ def answering() -> Iterator[threading.Event]:
 def other(house: House, **changes: Any) -> dict[str, Any]:
     """A second vision service, with folders of its own."""
     (house.folder / "others").mkdir(exist_ok=True)
-    tasks = {"folder": str(house.folder / "others"), "registry": str(house.folder / "others.json")}
+    tasks = {"folder": str(house.folder / "others")}
     return {"other": {"kind": "vision", "model": str(house.model), "tasks": tasks, **changes}}
 
 
@@ -78,13 +78,13 @@ async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
         house.task(house.tasks / name)
     registry = await house.open()
     monkeypatch.setattr(core, "_CHANGE_WITHIN_S", 0.05)
-    replace = store._replace
+    create = FolderStorage.create
 
-    def slow(file: Path, content: bytes) -> None:
+    def slow(*arguments: Any) -> None:
         answering.wait()
-        replace(file, content)
+        create(*arguments)
 
-    monkeypatch.setattr(store, "_replace", slow)
+    monkeypatch.setattr(FolderStorage, "create", slow)
     told = "within 0.05 s; this may yet come about: see the list of tasks"
     assert await refused(registry.unload("digits", "one"), told) == Outcome.UNAVAILABLE
     assert (
@@ -94,8 +94,9 @@ async def test_a_write_that_hangs_is_told_and_comes_about_when_it_can(
     assert names(registry) == ["digits/one", "digits/two"]
     answering.set()
     await until(lambda: names(registry) == ["digits/two"])
-    assert names(await house.open()) == ["digits/two"], "memory and disk agree"
     monkeypatch.setattr(core, "_CHANGE_WITHIN_S", HANGS_AFTER_S)
+    registry = await house.open()
+    assert names(registry) == ["digits/two"], "memory and disk agree"
     await registry.unload("digits", "two")
 
 
@@ -105,13 +106,13 @@ async def test_a_client_that_leaves_leaves_memory_and_disk_agreeing(
     house.task(house.more / "fine")
     registry = await house.open()
     writing = asyncio.Event()
-    write, loop = store.write, asyncio.get_running_loop()
+    write, loop = Record.write, asyncio.get_running_loop()
 
     def slow(*arguments: Any) -> None:
         loop.call_soon_threadsafe(writing.set)
         write(*arguments)
 
-    monkeypatch.setattr(store, "write", slow)
+    monkeypatch.setattr(Record, "write", slow)
     load = asyncio.create_task(registry.load("digits", "a", "fine"))
     await writing.wait()
     load.cancel()
@@ -129,32 +130,6 @@ async def test_one_name_twice_at_once(house: House) -> None:
     failed = [str(outcome) for outcome in outcomes if isinstance(outcome, Exception)]
     assert len(failed) == 4
     assert all("has 'same' already" in reason for reason in failed)
-
-
-async def test_another_service_s_file_is_left_alone(house: House) -> None:
-    house.task(house.more / "mine")
-    services = other(house)
-    house.task(house.folder / "others" / "theirs")
-    both = await house.open(services)
-    await both.unload("other", "theirs")
-    kept = (house.folder / "others.json").read_text()
-    registry = await house.open(registry=str(house.folder / "others.json"))
-    [problem] = registry.catalog.problems
-    assert "keeps the tasks of the service other, so it is neither used nor written; choose another" in problem
-    reason = "nothing was changed, because .* of the service other"
-    assert await refused(registry.load("digits", "mine", "mine"), reason) == Outcome.UNAVAILABLE
-    assert (house.folder / "others.json").read_text() == kept
-
-
-async def test_a_file_that_cannot_be_read_is_not_overwritten(house: House) -> None:
-    house.kept.mkdir()
-    house.task(house.tasks / "found")
-    registry = await house.open()
-    assert names(registry) == ["digits/found"]
-    [problem] = registry.catalog.problems
-    assert "cannot be read, so nothing is written there either" in problem
-    reason = "nothing was changed, because .*kept.json cannot be read"
-    assert await refused(registry.unload("digits", "found"), reason) == Outcome.UNAVAILABLE
 
 
 async def test_a_folder_that_cannot_be_read_is_told_and_the_rest_goes_on(
@@ -184,7 +159,7 @@ async def test_a_model_that_cannot_be_read_keeps_no_planner_from_planning(
 ) -> None:
     house.task(house.more / "fine")
     await (await house.open()).load("digits", "a", "fine")
-    kept = house.kept.read_text()
+    kept = house.kept()
     good = other(house)["other"] | {"model": "good"}
     house.task(house.folder / "others" / "theirs")
 
@@ -202,7 +177,7 @@ async def test_a_model_that_cannot_be_read_keeps_no_planner_from_planning(
     part.check()
     reason = "its model could not be read when the planner began"
     assert await refused(registry.load("digits", "x", "fine"), reason) == Outcome.UNAVAILABLE
-    assert house.kept.read_text() == kept
+    assert house.kept() == kept
     monkeypatch.undo()
     assert names(await house.open()) == ["digits/a"]
 
@@ -287,7 +262,8 @@ async def test_the_model_s_own_head_is_a_task_where_no_folder_is_given(house: Ho
     assert await refused(registry.load("digits", "model", "fine", replace=True), stays) == Outcome.REJECTED
     assert await refused(registry.unload("digits", "model"), stays) == Outcome.REJECTED
     await registry.load("digits", "more", "fine")
-    assert names(await house.open(folder=None)) == ["digits/model", "digits/more"]
+    registry = await house.open(folder=None)
+    assert names(registry) == ["digits/model", "digits/more"]
     await registry.unload("digits", "more")
     registry = await house.open(folder=None, roots=())
     assert names(registry) == ["digits/model"]
@@ -309,8 +285,8 @@ async def test_a_service_without_any_task_is_told(house: House) -> None:
 async def test_names_that_were_kept_are_checked(house: House) -> None:
     house.task(house.more / "fine")
     await (await house.open()).load("digits", "a", "fine")
-    kept = json.loads(house.kept.read_text())
-    house.kept.write_text(json.dumps({**kept, "loaded": {"a/b": kept["loaded"]["a"]}}))
+    kept = house.kept()
+    house.store({**kept, "loaded": {"a/b": kept["loaded"]["a"]}})
     registry = await house.open()
     assert names(registry) == []
     assert "must be up to 64 letters" in registry.catalog.problems[0]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.triton_target import compile_only
 from support.waiting import PROCESS_HANGS_AFTER_S
 from torch import Tensor
 
@@ -19,11 +18,9 @@ from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import LoraLayout
 
-triton = pytest.importorskip("triton")
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.runtime.jit import KernelInterface  # noqa: E402
+pytest.importorskip("triton")
 
-from pliant.kernels.decoder.cuda_kernels import CudaKernels, shares  # noqa: E402
+from pliant.kernels.decoder.cuda_kernels import CudaKernels, shares
 
 LLAMA = DecoderShape.from_config(
     {
@@ -48,36 +45,9 @@ def test_kernels_in_the_interpreter() -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-class Gpu:
-    """As much of Triton's driver as its compiler asks for."""
-
-    def __init__(self, capability: int) -> None:
-        self._capability = capability
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self._capability, 32)
-
-    def get_current_device(self) -> int:
-        return self._capability  # kernels are kept by device
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 @pytest.mark.parametrize("capability", [80, 90])
 def test_every_launch_compiles_for_gpus(capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiled: dict[str, Any] = {}
-
-    def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-        def compile_only(*arguments: Any, **options: Any) -> None:
-            compiled[kernel.__name__] = kernel.run(*arguments, grid=grid, warmup=True, **options)
-
-        return compile_only
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(triton.runtime.driver, "_active", Gpu(capability))
-    monkeypatch.setattr(KernelInterface, "__getitem__", launch)
-
+    compiled = compile_only(monkeypatch, tmp_path, capability)
     kernels, slots = CudaKernels(processors=132), torch.zeros(2, dtype=torch.int32)
     keys, weight, rotation = zeros(4, 8, 512, 128), zeros(128), (torch.zeros(512, 128), torch.zeros(512, 128))
     kernels.add_norm(zeros(2, 4096), zeros(2, 4096), zeros(4096), 1e-5)

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from support import tiny_classifiers
-from support.compiled_cases import CASES, HALF, STATIC, TELLING
+from support.compiled_cases import CASES, HALF, STATIC, TELLING, TOGETHER
 from support.tiny_classifiers import LABELS, VOCABULARY
 
 from pliant.errors import ModelError
 from pliant.kernels.encoder import compiled_classifier
 from pliant.kernels.encoder.compiled_classifier import TOLERANCE, Runtime, is_prepared, load, prepare
 from pliant.kernels.encoder.eager_classifier import EagerClassifier
+from pliant.kernels.encoder.texts import Text
 from pliant.kernels.runtime_cache import RuntimeSpec, package_folder
 
 requires_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -95,11 +96,42 @@ def test_refuses_wrong_lengths_and_unknown_tokens(runtimes, case) -> None:
             runtime(ids)
 
 
+def pairs(count: int, max_length: int) -> list[Text]:
+    rng = np.random.default_rng(count)
+    lengths = rng.integers(1, max_length + 1, count)
+    return [Text(rng.integers(2, VOCABULARY, length), rng.integers(0, 2, length)) for length in lengths]
+
+
+def assert_answers_together(runtime: Runtime, folder: Path) -> None:
+    model = EagerClassifier(folder, device="cpu", dtype="float32")
+    for count in range(1, runtime.batch + 1):
+        given = pairs(count, runtime.max_length)
+        for text, output in zip(given, runtime.run_all(given), strict=True):
+            ids, types = (torch.from_numpy(np.asarray(each)) for each in text)
+            assert_close(output.logits, model.unpadded(ids, types).numpy(), "float32")
+    with pytest.raises(ValueError, match=f"got {runtime.batch + 1} texts; this runtime takes 1 to {runtime.batch}"):
+        runtime.run_all(pairs(runtime.batch + 1, runtime.max_length))
+    with pytest.raises(ValueError, match="a token type from 0 to 1 for each token"):
+        runtime([5, 6], [0, 2])
+
+
+@requires_compiler
+def test_compiled_pairs_of_a_batch_are_answered_as_alone(runtimes, classifier) -> None:
+    assert runtimes[TOGETHER].batch == TOGETHER.batch
+    assert_answers_together(runtimes[TOGETHER], classifier(TOGETHER.kind))
+
+
+@pytest.mark.parametrize("kind", ["bert", "albert"])
+def test_uncompiled_pairs_of_a_batch_are_answered_as_alone(classifier, kind, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+    assert_answers_together(load(classifier(kind), 24, batch=5, compiling=False), classifier(kind))
+
+
 @requires_compiler
 def test_a_dynamic_runtime_computes_no_padding(runtimes, monkeypatch) -> None:
     runtime, widths = runtimes[TELLING], []
     forward = runtime._forward
-    monkeypatch.setattr(runtime, "_forward", lambda inputs: widths.append(inputs.shape[1]) or forward(inputs))
+    monkeypatch.setattr(runtime, "_forward", lambda inputs: widths.append(inputs.shape[2]) or forward(inputs))
     for length in (24, 1, 2, 3, 17):
         runtime(np.full(length, 5))
     assert widths == [24, 2, 2, 3, 17]
@@ -186,9 +218,12 @@ def test_refuses_what_it_cannot_serve(classifier, name, arguments, reason) -> No
 
 @pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("kind", ["bert", "albert"])
-def test_refuses_an_encoder_without_a_classifier(classifier, kind, tmp_path) -> None:
+def test_refuses_a_classifier_without_its_head(classifier, kind, tmp_path) -> None:
     tiny_classifiers.read(classifier(kind)).base_model.save_pretrained(tmp_path / kind)
-    with pytest.raises(ModelError, match=r"is no trained sequence classifier: it has no weights for .*classifier\.wei"):
+    shutil.copy(classifier(kind) / "config.json", tmp_path / kind)
+    with pytest.raises(
+        ModelError, match=r"is no trained encoder for its task: it has no weights for .*classifier\.wei"
+    ):
         load(tmp_path / kind, 8)
 
 

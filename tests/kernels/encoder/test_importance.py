@@ -73,7 +73,7 @@ def test_eager_importance_is_the_sum_of_attention_weights(classifier, architectu
         for padding in (0, 1, 9):
             ids = np.concatenate([text(length), np.full(padding, model.facts["pad"])])
             mask = np.arange(length + padding) < length
-            found = model(torch.from_numpy(np.stack([ids, mask]))).numpy()
+            found = model(torch.from_numpy(np.stack([ids, mask]))[:, None])[0].numpy()
             np.testing.assert_allclose(found[:LABELS], logits, atol=TOLERANCE)
             np.testing.assert_allclose(found[LABELS : LABELS + length], importance, atol=TOLERANCE * length)
             assert not found[LABELS + length :].any()
@@ -87,7 +87,7 @@ def test_texts_of_a_batch_do_not_touch_each_other(classifier, architecture, leng
     ids = torch.full_like(mask, 1)
     for row, length in enumerate(lengths):
         ids[row, :length] = torch.from_numpy(text(length))
-    for row, length in zip(model(ids, mask)[:, LABELS:].numpy(), lengths, strict=True):
+    for row, length in zip(model.padded(ids, mask, importance=True)[:, LABELS:].numpy(), lengths, strict=True):
         _, importance = expected(classifier(architecture), text(length))
         np.testing.assert_allclose(row[:length], importance, atol=TOLERANCE * length)
         assert not row[length:].any()

@@ -79,13 +79,13 @@ def without(*names: str) -> Change:
     [
         (
             without("classifier.weight", "bert.encoder.layer.1.attention.self.key.bias"),
-            "is no trained sequence classifier: it has no weights for "
+            "is no trained encoder for its task: it has no weights for "
             r"bert\.encoder\.layer\.1\.attention\.self\.key\.bias, classifier\.weight$",
         ),
         (without("bert.embeddings.token_type_embeddings.weight"), "no weights for bert.embeddings.token_type_embedd"),
         (
             lambda weights: weights | {"classifier.weight": torch.ones(5, 32)},
-            r"cannot be read as a sequence classifier: classifier\.weight is \[5, 32\] instead of \[3, 32\]",
+            r"cannot be read as an encoder for its task: classifier\.weight is \[5, 32\] instead of \[3, 32\]",
         ),
         (
             lambda weights: weights | {"bert.encoder.layer.0.attention.self.query.bias": torch.ones(31)},

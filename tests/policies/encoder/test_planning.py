@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.policies.encoder.planning import Planner, even_plan, solve
+from pliant.policies.encoder.planning import Planner, Residency, even_plan, solve
 
 LENGTHS = (64, 128, 512)
 SERVICE_S = {64: 0.01, 128: 0.02, 512: 0.08}
@@ -97,6 +97,24 @@ def test_where_nothing_arrives_the_last_demand_stands(planner: Planner) -> None:
     plan(planner, now + 1000, 5)
     assert planner.plan
     assert planner.plan.demand[64] == pytest.approx(10)
+
+
+def test_with_room_for_all_each_replica_holds_all_and_has_texts_that_it_is_to_have_first() -> None:
+    one = Planner(512, 1.0)
+    residents = Planner(512, 1.0, residency=Residency(dict.fromkeys(LENGTHS, 10.0), 10.0 * len(LENGTHS)))
+    for planner in (one, residents):
+        now = run(planner, 0, 20, l64=10, l500=1)
+        plan(planner, now, 6)
+        assert planner.plan
+        assert sum(planner.plan.counts.values()) == sum(planner.plan.configurations.values()) == 6
+        assert tuple(planner.plan.counts) == LENGTHS
+        assert planner.due(now, 6, LENGTHS) is None
+    assert one.plan
+    assert residents.plan
+    assert all(held == (home,) for home, held in one.plan.configurations)
+    assert all(held == LENGTHS for _, held in residents.plan.configurations)
+    assert one.plan.predicted.keys() == {"predicted_latency_s"}
+    assert residents.plan.predicted.keys() == {"predicted_load", "least_load"}
 
 
 def test_a_quantile_of_demand_provides_for_bursts() -> None:

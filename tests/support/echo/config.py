@@ -17,6 +17,8 @@ class EchoConfig(ServiceConfig):
     cpus: Annotated[float, Field(ge=0)] = 0
     """CPUs that each replica reserves in Ray."""
     timeout_s: Seconds = 30
+    answer_s: Seconds | None = None
+    """Within which an answer is predicted."""
 
     def example(self, name: str) -> Example:
         return Example(f"models/{name}", {"inputs": "hello"})

@@ -27,13 +27,14 @@ REPLICA: Table = {"served": Described(True, "echo_answers", "Texts that a replic
 
 
 class EchoErrand(Errand[Share, str, str]):
-    def __init__(self, subject: str, text: str, timeout_s: float) -> None:
+    def __init__(self, subject: str, text: str, config: EchoConfig) -> None:
         self.subject = subject
-        self.timeout_s = timeout_s
+        self.timeout_s = config.timeout_s
+        self._answer_s = config.answer_s
         self._text = text
 
     def want(self, late: bool) -> Share:
-        return Share()
+        return Share(predicted_s=self._answer_s)
 
     def query(self, late: bool) -> str:
         return self._text
@@ -48,7 +49,7 @@ class Echoes:
         self.name = opening.name
         self.longest = 0
         """Characters that were answered."""
-        self._timeout_s = opening.config.timeout_s
+        self._config = opening.config
         self._table = opening.table
         self._recorder = Requests(opening.name, kind, opening.outcomes)
         self._caller: Caller[Share, str, str] = opening.caller(self._recorder)
@@ -63,7 +64,7 @@ class Echoes:
 
     async def _classify(self, text: str) -> Prediction:
         with counted(self._recorder):
-            said, _ = await self._caller.answer(EchoErrand(self.name, text, self._timeout_s))
+            said, _ = await self._caller.answer(EchoErrand(self.name, text, self._config))
         self.longest = max(self.longest, len(said))
         return Prediction([said], [1.0], None)
 

@@ -18,7 +18,7 @@ REFUSE, RAISE, SLOW = "refuse", "raise", "slow"
 
 class EchoReplica:
     def __init__(self, service: str, config: EchoConfig) -> None:
-        self._desk = Desk(service, self._echo)
+        self._desk = Desk(service, self.echo)
         self._served = 0
 
     async def answer(self, parcel: Parcel[str]) -> str | Refusal:
@@ -41,7 +41,8 @@ class EchoReplica:
     def record_routing_stats(self) -> dict[str, Any]:
         return dict(Report(version=0, held=self._desk.held.amounts(), served=self._served))
 
-    async def _echo(self, text: str) -> str | Refusal:
+    async def echo(self, text: str) -> str | Refusal:
+        """What it says to `text`."""
         told, _, _ = text.partition(" ")
         if told == REFUSE:
             return Refusal("busy", "it was told to refuse", 1.2, Outcome.SHED)

@@ -1,0 +1,1 @@
+"""What one tenant does to another in a replica."""

@@ -1,0 +1,126 @@
+"""A language model: the engine with the scheduler that is shipped, on an executor that only tells what time it is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from pliant.bench.tenants.load import Asked, Found, Mode, requests
+from pliant.deployments.llm.engine import Engine
+from pliant.deployments.llm.request import Generation, Piece
+from pliant.kernels.decoder.decode_step import Output, Step
+from pliant.policies.llm.adapter_cache import AdapterCache
+from pliant.policies.llm.decode_admission import BusyError
+from pliant.policies.llm.multi_queue import MultiQueue
+from pliant.policies.llm.queue_classes import QueueClasses
+from pliant.policies.llm.request_scheduler import Scheduler
+from pliant.sampling import Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SLO_S = 2.0
+"""To the first token; a fifth of the default."""
+_SLOTS, _MAX_LENGTH, _QUEUE, _STALL_S = 32, 512, 128, 0.1
+"""The defaults of language models, and the longest texts of the default cluster."""
+_STEP_S, _ROW_S, _PROMPT_S = 0.008, 0.0002, 0.0002
+"""What a step takes, and a row and a token of a prompt more."""
+_MODEST, _GREEDY = (32, 32), (255, 256)
+"""Tokens of prompt and answer."""
+
+
+class _Clocked:
+    """An executor; its time passes when it computes."""
+
+    slots, max_length, slot_bytes, pipelined = _SLOTS, _MAX_LENGTH, 1, False
+    arena_bytes = _SLOTS
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def admit(self, slot: int, sampling: Sampling, adapter: str | None = None) -> None: ...
+
+    def move(self, moves: Sequence[tuple[int, int, int]]) -> None: ...
+
+    def keep_slots(self, limit: int) -> None: ...
+
+    def install(self, key: str, ranks: tuple[int, ...], blob: Tensor) -> None: ...
+
+    def remove(self, key: str) -> None: ...
+
+    def launch(self, step: Step) -> _Done:
+        prompts = sum(len(prefill.ids) for prefill in step.prefills)
+        self.now += _STEP_S + _ROW_S * len(step.lengths) + _PROMPT_S * prompts
+        ended = sum(prefill.last for prefill in step.prefills)
+        return _Done(Output(np.zeros(ended, np.int64), np.zeros(len(step.lengths), np.int64), None, None))
+
+
+class _Done:
+    def __init__(self, output: Output) -> None:
+        self._output = output
+
+    def result(self) -> Output:
+        return self._output
+
+
+def serve(mode: Mode, seconds: float, seed: int) -> Found:
+    """What became of `seconds` of requests."""
+    executor = _Clocked()
+    engine = Engine(
+        executor,
+        _tokenizer(),
+        (),
+        _QUEUE,
+        _STALL_S,
+        clock=lambda: executor.now,
+        scheduler=Scheduler(MultiQueue(QueueClasses(SLO_S)), AdapterCache(), executor.arena_bytes, slots=_SLOTS),
+    )
+    engine.rehearse()
+    began = executor.now
+    found = Found()
+    coming = deque(requests(mode, _work_s(_MODEST), _work_s(_GREEDY), 1.0, seconds, seed))
+    sent: dict[str, Asked] = {}
+    firsts: dict[str, float] = {}
+    ends = began + seconds + 2 * SLO_S
+    while (coming or engine.busy) and executor.now < ends:
+        if not engine.busy:
+            executor.now = max(executor.now, began + coming[0].at_s)
+        while coming and began + coming[0].at_s <= executor.now:
+            asked = coming.popleft()
+            name = str(len(sent))
+            sent[name] = asked
+            found.asked += asked.modest
+            try:
+                engine.add(_generation(name, asked))
+            except BusyError:
+                continue
+        for name, item in engine.step():
+            asked = sent[name]
+            if isinstance(item, Piece):
+                first_s = firsts.setdefault(name, executor.now - began - asked.at_s)
+                if item.finish:
+                    found.answered(asked.modest, first_s, SLO_S)
+    return found
+
+
+def _generation(name: str, asked: Asked) -> Generation:
+    prompt, answer = _MODEST if asked.modest else _GREEDY
+    within_s = SLO_S if asked.modest else None
+    return Generation(
+        name, (0,) * prompt, answer, Sampling(), ignore_eos=True, first_token_within_s=within_s, tenant=asked.tenant
+    )
+
+
+def _work_s(tokens: tuple[int, int]) -> float:
+    """Of a request, where all slots are taken."""
+    prompt, answer = tokens
+    return prompt * _PROMPT_S + answer * (_STEP_S / _SLOTS + _ROW_S)
+
+
+def _tokenizer() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))

@@ -1,0 +1,178 @@
+"""How many requests a gateway has at a time, in rooms that do not take each other's places.
+
+A request that a service is to compute is in the room of bodies until its body is there, then in that of all services,
+of which each has a part. Whoever only looks, or loads adapters and tasks, has other rooms, and health probes need no
+place. So however many streams go on and however slowly bodies come, probes, metrics and administration are answered,
+and no service keeps another from being asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pliant.config.cluster import GatewayConfig
+from pliant.deployments.http.statuses import below_root, error_response
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
+
+PROBES = ("/v2/health/live", "/v2/health/ready")
+"""What load balancers ask, without a key and without a place."""
+_STATUS = ("/stats", "/metrics")
+_MANAGEMENT = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v2/repository/")
+_BODIES, _SERVICES = "bodies on their way", "requests to services"
+_STATUS_PAGES, _LOADS, _DESCRIPTIONS = "status pages", "loads of adapters and tasks", "lists and descriptions"
+_OTHERS = {_STATUS_PAGES: 16, _LOADS: 16, _DESCRIPTIONS: 64}
+_PROBED = 64
+"""Probes at a time that Serve lets through."""
+_PLACE = "pliant.place"
+_SLOW_S = 1.0
+"""A body that takes longer makes way for others."""
+_RETRY_AFTER_S = 1.0
+
+
+def most_at_once(config: GatewayConfig) -> int:
+    """Requests that one gateway may have from Serve: as many as there are places, so that Serve refuses none itself."""
+    return 2 * config.max_ongoing_requests + sum(_OTHERS.values()) + _PROBED
+
+
+def most_of_a_service(config: GatewayConfig, services: int) -> int:
+    """Requests that one of so many services may have of a gateway: unless configured, three quarters of all."""
+    most = config.max_ongoing_requests
+    return config.max_per_service or (most if services == 1 else max(1, most * 3 // 4))
+
+
+def hold(scope: Scope, service: str) -> None:
+    """Have this HTTP request count as one of `service` until it is over. Raises RequestError if it has too many."""
+    place: _Place = scope[_PLACE]
+    place.serve(service)
+
+
+class Places:
+    """ASGI middleware that gives each HTTP request a place, or refuses it as one of too many."""
+
+    def __init__(self, app: ASGIApp, config: GatewayConfig, services: int) -> None:
+        self._app = app
+        most = {_BODIES: config.max_ongoing_requests, _SERVICES: config.max_ongoing_requests, **_OTHERS}
+        self._rooms = _Rooms(most, most_of_a_service(config, services))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or below_root(scope) in PROBES:
+            await self._app(scope, receive, send)
+            return
+        place = _Place(self._rooms, receive)
+        try:
+            place.enter(_room(scope))
+        except RequestError as error:
+            await error_response(scope, error)(scope, receive, send)
+            return
+        try:
+            await self._app({**scope, _PLACE: place}, place.receive, send)
+        finally:
+            place.leave()
+
+
+class _Rooms:
+    """The places of a gateway."""
+
+    def __init__(self, most: dict[str, int], most_of_a_service: int) -> None:
+        self.most = most
+        """Places by room."""
+        self.most_of_a_service = most_of_a_service
+        self.taken: Counter[str] = Counter()
+        """By room."""
+        self.served: Counter[str] = Counter()
+        """By service."""
+        self.bodies: dict[int, _Place] = {}
+        """Those whose body is on its way, by the order in which they came."""
+
+
+class _Place:
+    """Where one request is."""
+
+    def __init__(self, rooms: _Rooms, receive: Receive) -> None:
+        self._rooms = rooms
+        self._receive = receive
+        self._room = ""
+        """None yet, or none any more."""
+        self._service = ""
+        self._came_s = asyncio.get_running_loop().time()
+        self._waiting: asyncio.Timeout | None = None
+        """While it waits for a part of its body."""
+        self._evicted = False
+
+    def enter(self, room: str) -> None:
+        """Leave the room that it is in for another. Raises RequestError if that is full."""
+        full = self._rooms.taken[room] >= self._rooms.most[room]
+        if full and not (room == _BODIES and self._rooms.bodies and next(iter(self._rooms.bodies.values())).evict()):
+            raise _busy(f"the gateway has {self._rooms.most[room]} {room}, which is all that it takes at a time")
+        self._leave_room()
+        self._room = room
+        self._rooms.taken[room] += 1
+        if room == _BODIES:
+            self._rooms.bodies[id(self)] = self
+
+    def evict(self) -> bool:
+        """Give the place of a body that takes long to another one; whether it takes long."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._came_s < _SLOW_S:
+            return False
+        self._evicted = True
+        self._leave_room()
+        if self._waiting:
+            self._waiting.reschedule(loop.time())
+        return True
+
+    def serve(self, service: str) -> None:
+        """Count as a request of `service`. Raises RequestError if that has too many."""
+        if self._rooms.served[service] >= self._rooms.most_of_a_service:
+            raise _busy(
+                f"{service} has {self._rooms.most_of_a_service} requests in this gateway, which is all that one "
+                "service gets of it"
+            )
+        self._service = service
+        self._rooms.served[service] += 1
+
+    async def receive(self) -> Message:
+        """As ASGI has it. Raises RequestError once the body has to make way for others, and when it is there and there
+        is no place where it is to go."""
+        if self._room != _BODIES and not self._evicted:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(0 if self._evicted else None) as self._waiting:
+                message = await self._receive()
+        except TimeoutError:
+            raise RequestError(
+                Outcome.REJECTED, "the body comes too slowly while others wait", _RETRY_AFTER_S, Fault.SLOW_BODY
+            ) from None
+        finally:
+            self._waiting = None
+        if not message.get("more_body", False):
+            self.enter(_SERVICES)
+        return message
+
+    def leave(self) -> None:
+        """The request is over."""
+        self._leave_room()
+        if self._service:
+            self._rooms.served[self._service] -= 1
+
+    def _leave_room(self) -> None:
+        if self._room:
+            self._rooms.taken[self._room] -= 1
+            self._rooms.bodies.pop(id(self), None)
+            self._room = ""
+
+
+def _room(scope: Scope) -> str:
+    path = below_root(scope)
+    if path.startswith(_MANAGEMENT):
+        return _LOADS
+    if path in _STATUS:
+        return _STATUS_PAGES
+    return _BODIES if scope["method"] == "POST" else _DESCRIPTIONS
+
+
+def _busy(reason: str) -> RequestError:
+    return RequestError(Outcome.SHED, reason, _RETRY_AFTER_S)

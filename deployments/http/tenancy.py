@@ -1,0 +1,64 @@
+"""Who sends an HTTP request: asks for keys, holds each tenant to its limits, and tells it what is left of them."""
+
+from __future__ import annotations
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pliant.deployments.http.places import PROBES
+from pliant.deployments.http.statuses import below_root, error_response
+from pliant.deployments.serving.keys import Tenants
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
+from pliant.deployments.serving.tenants import Account, act_for
+
+_NO_WORK = ("GET", "HEAD", "OPTIONS")
+"""Methods of requests that are not limited."""
+
+
+class Tenancy:
+    """Has the application work for the tenant whose key a request carries, and refuses a request of nobody's."""
+
+    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
+        self._app = app
+        self._tenants = tenants
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or below_root(scope) in PROBES:
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        account = self._tenants.of(given)
+        if account is None:
+            reason = "no valid API key; send one as 'Authorization: Bearer KEY'"
+            refusal = error_response(scope, RequestError(Outcome.REJECTED, reason, fault=Fault.UNAUTHORIZED))
+            refusal.headers["WWW-Authenticate"] = "Bearer"
+            await refusal(scope, receive, send)
+            return
+        act_for(account)
+        await self._limited(account, scope, receive, _telling(account, send))
+
+    async def _limited(self, account: Account, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] in _NO_WORK:
+            await self._app(scope, receive, send)
+            return
+        try:
+            account.begin()
+        except RequestError as error:
+            await error_response(scope, error)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            account.end()
+
+
+def _telling(account: Account, send: Send) -> Send:
+    """`send`, with the tenant's limits in the head of the answer, whose status is counted."""
+
+    async def told(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            account.answered(message["status"])
+            MutableHeaders(scope=message).update(account.headers())
+        await send(message)
+
+    return told

