@@ -6,11 +6,23 @@ A parameter that would change the answer and is not implemented is refused by na
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from pliant.deployments.http.body import check_json
 from pliant.deployments.http.parameters import given, problems, too_many
@@ -30,13 +42,22 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def _neutral(*allowed: Any) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if not any(type(value) is type(neutral) and value == neutral for neutral in (None, *allowed)):
+@dataclass(frozen=True)
+class _Neutral:
+    """Of a parameter that is not supported: only what means "without" is allowed, null or one of `others`."""
+
+    others: Sequence[Any] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"enum": [None, *self.others]}
+
+    def _check(self, value: Any) -> Any:
+        if not any(type(value) is type(neutral) and value == neutral for neutral in (None, *self.others)):
             raise ValueError("not supported; leave it out")
         return value
-
-    return check
 
 
 def _zero(value: float | None) -> float | None:
@@ -49,7 +70,7 @@ Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1,
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 Lists = Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=_MOST_STOP_CHARACTERS)]
-Zero = Annotated[float | None, AfterValidator(_zero)]
+Zero = Annotated[float | None, AfterValidator(_zero), WithJsonSchema({"enum": [None, 0]})]
 
 
 class StreamOptions(_Body):
@@ -78,7 +99,7 @@ class GenerationRequest(_Body):
 
     presence_penalty: Zero = None
     frequency_penalty: Zero = None
-    logit_bias: Annotated[Any, AfterValidator(_neutral({}))] = None
+    logit_bias: Annotated[Any, _Neutral(({},))] = None
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -118,7 +139,7 @@ class CompletionRequest(GenerationRequest):
     """Log-probabilities of the tokens, and of so many of the likeliest alternatives."""
     echo: bool | None = None
     """Answer with the prompt in front."""
-    suffix: Annotated[Any, AfterValidator(_neutral(""))] = None
+    suffix: Annotated[Any, _Neutral(("",))] = None
     best_of: int | None = None
 
     @model_validator(mode="after")
@@ -151,11 +172,11 @@ class Message(_Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
-    refusal: Annotated[Any, AfterValidator(_neutral())] = None
-    audio: Annotated[Any, AfterValidator(_neutral())] = None
-    annotations: Annotated[Any, AfterValidator(_neutral([]))] = None
-    tool_calls: Annotated[Any, AfterValidator(_neutral([]))] = None
-    function_call: Annotated[Any, AfterValidator(_neutral())] = None
+    refusal: Annotated[Any, _Neutral()] = None
+    audio: Annotated[Any, _Neutral()] = None
+    annotations: Annotated[Any, _Neutral(([],))] = None
+    tool_calls: Annotated[Any, _Neutral(([],))] = None
+    function_call: Annotated[Any, _Neutral()] = None
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates read it: its parts are lines of one text."""
@@ -176,16 +197,32 @@ class ChatRequest(GenerationRequest):
     prediction: Any = None
     """Of the hosted service, for speed: accepted, without effect."""
     parallel_tool_calls: bool | None = None
-    modalities: Annotated[Any, AfterValidator(_neutral(["text"]))] = None
-    response_format: Annotated[Any, AfterValidator(_neutral({"type": "text"}))] = None
-    tools: Annotated[Any, AfterValidator(_neutral([]))] = None
-    tool_choice: Annotated[Any, AfterValidator(_neutral("none", "auto"))] = None
-    functions: Annotated[Any, AfterValidator(_neutral([]))] = None
-    function_call: Annotated[Any, AfterValidator(_neutral("none", "auto"))] = None
-    audio: Annotated[Any, AfterValidator(_neutral())] = None
-    web_search_options: Annotated[Any, AfterValidator(_neutral())] = None
-    reasoning_effort: Annotated[Any, AfterValidator(_neutral())] = None
-    verbosity: Annotated[Any, AfterValidator(_neutral())] = None
+    modalities: Annotated[Any, _Neutral((["text"],))] = None
+    response_format: Annotated[Any, _Neutral(({"type": "text"},))] = None
+    tools: Annotated[Any, _Neutral(([],))] = None
+    tool_choice: Annotated[
+        Any,
+        _Neutral(
+            (
+                "none",
+                "auto",
+            )
+        ),
+    ] = None
+    functions: Annotated[Any, _Neutral(([],))] = None
+    function_call: Annotated[
+        Any,
+        _Neutral(
+            (
+                "none",
+                "auto",
+            )
+        ),
+    ] = None
+    audio: Annotated[Any, _Neutral()] = None
+    web_search_options: Annotated[Any, _Neutral()] = None
+    reasoning_effort: Annotated[Any, _Neutral()] = None
+    verbosity: Annotated[Any, _Neutral()] = None
 
     @model_validator(mode="after")
     def _possible(self) -> ChatRequest:
