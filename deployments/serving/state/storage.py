@@ -164,11 +164,19 @@ class UrlStorage:
         from fsspec.spec import AbstractFileSystem
 
         files.makedirs(posixpath.dirname(path), exist_ok=True)
-        if type(files).pipe_file is AbstractFileSystem.pipe_file:  # which looks first, and then overwrites
-            with files.open(path, "xb") as opened:
-                opened.write(content)
-        else:
-            files.pipe_file(path, content, mode="create")
+        try:
+            if type(files).pipe_file is AbstractFileSystem.pipe_file:  # which looks first, and then overwrites
+                with files.open(path, "xb") as opened:
+                    opened.write(content)
+            else:
+                files.pipe_file(path, content, mode="create")
+        except FileExistsError:
+            raise
+        except Exception:  # of stores that are not Amazon's, s3fs gives "precondition failed" in other words
+            files.invalidate_cache()
+            if files.exists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+            raise
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.stored_files import Fault, FaultyStorage, Interleaved, MemoryStorage
@@ -309,6 +310,30 @@ def test_a_share_that_is_not_mounted_is_not_written_beside(tmp_path: Path) -> No
     with pytest.raises(StateError, match=r"cannot be read: .*share is no folder; make it, or mount the share"):
         Record(away, NAME).claim()
     assert not (tmp_path / "share").exists()
+
+
+@pytest.mark.parametrize("error", [OSError(22, "Precondition failed"), RuntimeError("409 Conflict")])
+def test_a_storage_that_refuses_to_overwrite_in_words_of_its_own_will_do(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    storage = memory_url()
+    pipe_file = MemoryFileSystem.pipe_file
+
+    def refusing(*args: Any, **options: Any) -> None:
+        try:
+            pipe_file(*args, **options)
+        except FileExistsError:
+            raise error from None
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refusing)
+    old, new = Record(storage, NAME), Record(storage, NAME)
+    old.claim()
+    old.write(b"old")
+    assert new.claim().content == b"old"
+    with pytest.raises(SupersededError):
+        old.write(b"late")
+    new.write(b"new")
+    assert Record(storage, NAME).claim().content == b"new"
 
 
 def test_a_storage_that_overwrites_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
