@@ -1,6 +1,7 @@
 """Has each cascade profiled through its levels' own replicas, once, and tells gateways which candidate serves.
 
-Plain asyncio, without Ray. Profiles are kept in the cache, so that the next planner reads them. While one is made, and
+Plain asyncio, without Ray. Profiles are kept in the cache, and in a `state` of several
+nodes, so that the next planner reads them. While one is made, and
 when none can be, all other services go on; its levels answer their own clients beside it.
 """
 
@@ -17,11 +18,13 @@ from pliant.deployments.cascade.choice import Choice, choose_for
 from pliant.deployments.cascade.levels import ClassifierReader, levels_of, run_on
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.profile import profile
+from pliant.deployments.cascade.shared import SharedProfiles
 from pliant.deployments.cascade.table import Profiled, folder_of, identity, keep, load
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.serving.catalog.catalog import Catalog, Seen
 from pliant.deployments.serving.kind import Part, Planning
 from pliant.deployments.serving.messages import CatalogNews
+from pliant.deployments.serving.state.storage import storage
 from pliant.errors import DataError, PliantError
 from pliant.models import sources
 from pliant.policies.cascade.choice import NoCandidateError
@@ -60,6 +63,8 @@ class CascadePart(Part):
         self._planning = planning
         self._encoders = planning.config.of(EncoderConfig)
         self._pauses_s = pauses_s
+        self._shared = SharedProfiles(storage(planning.config.state)) if planning.config.state else None
+        """None where the state is in the cache folder, as the profiles are."""
         self._profiling = asyncio.Lock()
         self._useless: dict[Path, str] = {}
         """Profiles that could not be made of these texts, and why."""
@@ -126,7 +131,8 @@ class CascadePart(Part):
         try:
             texts = await asyncio.to_thread(labelled_texts.read, config.data, classifiers[config.levels[0]].labels)
             backends = {level: run_on(self._planning.tables[level].reports().values()) for level in config.levels}
-            folder = folder_of(name, identity(config, self._encoders, folders, texts, backends))
+            named = await asyncio.to_thread(identity, config, self._encoders, folders, texts, backends)
+            folder = folder_of(name, named)
             profiled = await self._profiled(name, config, classifiers, texts, None if provisional else folder)
         except DataError as error:
             raise _RefusedError("cannot use its labelled texts; see /stats", str(error)) from None
@@ -155,6 +161,8 @@ class CascadePart(Part):
                 return await self._profile(name, config, classifiers, texts)
         if folder in self._useless:
             raise DataError(self._useless[folder])
+        if self._shared:
+            await asyncio.to_thread(self._shared.fetch, folder)
         if found := await asyncio.to_thread(load, folder):
             logger.info("%s: profiled before, in %s", name, folder)
             return found
@@ -170,6 +178,8 @@ class CascadePart(Part):
             logger.exception("%s: its profile is used, but cannot be kept in %s for the next start", name, folder)
         else:
             logger.info("%s: profiled on %d texts; see %s", name, found.table.chosen_on, folder)
+            if self._shared:
+                await asyncio.to_thread(self._shared.share, folder)
         return found
 
     async def _ready(self, name: str, classifiers: Mapping[str, Classifier]) -> None:

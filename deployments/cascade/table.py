@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -31,6 +32,13 @@ logger = logging.getLogger("pliant")
 
 RECIPE = 2
 """Rises when profiles made before are no good any more."""
+
+_TABLE, _READINGS = "table.json", "readings.npz"
+FILES = (_TABLE, _READINGS)
+"""Of a profile's folder."""
+
+_DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer_config.json")
+"""Files of a model, besides weights, by which its answers differ."""
 
 _DAMAGED = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)
 """Raised by reading a profile that is not as it was written."""
@@ -116,7 +124,8 @@ def identity(
 ) -> str:
     """Names a profile: another one is needed when a model, what runs it, or the texts change.
 
-    `folders` are those of the levels' models, and `run_on` says on what each level runs (`levels.run_on`).
+    `folders` are those of the levels' models, whose files count by their content, so that all nodes name it alike, and
+    `run_on` says on what each level runs (`levels.run_on`). Reads them whole, once.
     """
     digest = hashlib.sha256()
     for text in texts:
@@ -125,11 +134,17 @@ def identity(
     for name in config.levels:
         service = encoders[name]
         kept = {"lengths", "dtype", "cpus", "gpus", "importance", "truncate"}
-        weights = [file for file in sorted(folders[name].glob("*")) if file.suffix in (".safetensors", ".json")]
-        facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
-        levels.append([name, service.model_dump(include=kept), facts, run_on[name]])
+        files = [*folders[name].glob("*.safetensors"), *(folders[name] / each for each in _DESCRIPTIONS)]
+        digests = [(file.name, _digest(file, file.stat().st_mtime_ns)) for file in sorted(files) if file.is_file()]
+        levels.append([name, service.model_dump(include=kept), digests, run_on[name]])
     whole = json.dumps([RECIPE, levels, digest.hexdigest(), config.seed, config.prune], default=str)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(file: Path, _changed: int) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def folder_of(service: str, identity: str) -> Path:
@@ -161,8 +176,8 @@ def _read_again(folder: Path) -> Profiled | None:
 
 
 def _read(folder: Path) -> Profiled:
-    table = CascadeTable.model_validate_json((folder / "table.json").read_bytes())
-    with np.load(folder / "readings.npz") as arrays:
+    table = CascadeTable.model_validate_json((folder / _TABLE).read_bytes())
+    with np.load(folder / _READINGS) as arrays:
         return Profiled(
             table=table,
             probabilities=arrays["probabilities"],
@@ -174,10 +189,10 @@ def _read(folder: Path) -> Profiled:
 
 
 def keep(folder: Path, profiled: Profiled) -> None:
-    """Write table.json and readings.npz into `folder`, unless they are there already."""
+    """Write the `FILES` of a profile into `folder`, unless they are there already."""
 
     def write(into: Path) -> None:
-        (into / "table.json").write_text(profiled.table.model_dump_json(indent=1))
+        (into / _TABLE).write_text(profiled.table.model_dump_json(indent=1))
         arrays = {
             "probabilities": profiled.probabilities,
             "confidence": profiled.confidence,
@@ -188,6 +203,6 @@ def keep(folder: Path, profiled: Profiled) -> None:
         for level, read in profiled.importance.items():
             arrays[f"importance.{level}"] = np.concatenate([words.importance for words in read])
             arrays[f"words.{level}"] = np.array([len(words.spans) for words in read])
-        np.savez_compressed(into / "readings.npz", allow_pickle=False, **arrays)
+        np.savez_compressed(into / _READINGS, allow_pickle=False, **arrays)
 
     made_once(folder, write)

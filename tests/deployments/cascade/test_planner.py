@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.doubles import report
 from support.scripted_cascade import Model, Service, texts
+from support.waiting import until
 
 from pliant.deployments.cascade import levels as cascade_levels
 from pliant.deployments.cascade import planner as cascades
@@ -31,10 +36,10 @@ ENCODER = {"kind": "encoder", "model": "m", "replicas": 1, "lengths": [64]}
 
 
 class House:
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, state: str | None = None, **options: Any) -> None:
         cascade = {"kind": "cascade", "levels": ["small", "large"], "data": "d", "accuracy_loss": 0.02, **options}
         small = {**ENCODER, "importance": True}
-        self.config = parse({"services": {"small": small, "large": ENCODER, "c": cascade}})
+        self.config = parse({"state": state, "services": {"small": small, "large": ENCODER, "c": cascade}})
         self.services = {"small": Service(Model("small", 0.85, 0.001)), "large": Service(Model("large", 0.97, 0.01))}
         self.tables: dict[str, ReplicaTable[Any, Report]] = {
             name: ReplicaTable(EncoderChooser(1.0)) for name in self.services
@@ -93,6 +98,78 @@ async def test_a_profile_is_made_kept_and_told(cache: Path) -> None:
     again = await entry(house.start(), "serves small → large")
     assert again == found
     assert house.calls == before
+
+
+@pytest.fixture
+def other_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Has what follows run on another node, with a cache of its own, where the models came later."""
+
+    def move() -> None:
+        monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "other cache"))
+        monkeypatch.setattr(sources, "fetch", lambda _model: tmp_path / "other models")
+
+    (tmp_path / "other models").mkdir()
+    (tmp_path / "other models" / "model.safetensors").write_text("")
+    (tmp_path / "other models" / "zoo.json").write_text('{"seconds": 3}')
+    os.utime(tmp_path / "other models" / "model.safetensors", (1, 1))
+    (tmp_path / "state").mkdir()
+    return move
+
+
+async def test_a_profile_in_a_state_that_nodes_share_serves_a_planner_on_another(
+    tmp_path: Path, other_node: Callable[[], None]
+) -> None:
+    house = House(state=str(tmp_path / "state"))
+    found = await entry(house.start(), "serves small → large: 9")
+    [kept] = (tmp_path / "state" / "cascades").iterdir()
+    before = house.calls
+    other_node()
+    again = await entry(house.start(), "serves small → large: 9")
+    assert (again, house.calls) == (found, before)
+    (tmp_path / "other models" / "model.safetensors").write_text("of another model")
+    await entry(house.start(), "serves small → large: 9")
+    assert house.calls > before, "another model, another profile"
+    assert len(list(kept.parent.iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK", None])
+async def test_a_damaged_profile_in_the_state_is_measured_again(
+    tmp_path: Path, other_node: Callable[[], None], damage: bytes | None
+) -> None:
+    house = House(state=str(tmp_path / "state"))
+    await entry(house.start(), "serves")
+    [kept] = (tmp_path / "state" / "cascades").iterdir()
+    whole = kept.read_bytes()
+    half = len(whole) // 2
+    kept.write_bytes(whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :] if damage is None else damage)
+    other_node()
+    before = house.calls
+    part = house.start()
+    await entry(part, "serves")
+    await asyncio.gather(*part._tasks)
+    assert house.calls > before
+    with zipfile.ZipFile(kept) as opened:
+        assert opened.testzip() is None
+
+
+async def test_a_profile_that_is_removed_while_the_planner_runs_is_measured_again(
+    tmp_path: Path, cache: Path, other_node: Callable[[], None]
+) -> None:
+    house = House(state=str(tmp_path / "state"), accuracy_loss=None, accuracy_target=0.999, degrade=False)
+    part = house.start()
+    await entry(part, "cannot keep what it promises")
+    [kept] = [path for path in (cache / "cascades").iterdir() if path.is_dir()]
+    before = house.calls
+    shutil.rmtree(kept)
+    await until(lambda: house.calls > before)
+    for task in part._tasks:
+        task.cancel()
+
+
+async def test_a_state_that_cannot_be_reached_keeps_nobody_from_serving(tmp_path: Path) -> None:
+    house = House(state=str(tmp_path / "not mounted"))
+    await entry(house.start(), "serves small → large")
+    assert not (tmp_path / "not mounted").exists()
 
 
 async def test_gateways_hear_of_it_also_from_a_new_planner() -> None:
