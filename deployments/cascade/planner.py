@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pliant.config.cascade import CascadeConfig
@@ -36,6 +36,8 @@ _GONE_S = 45.0
 _NEWS_WITHIN_S = 5.0
 _WAIT_S = 0.2
 _PAUSES_S = (30.0, 600.0)
+_LOOK_S = 600.0
+"""After so long the labelled texts are looked at again, so that a cascade is profiled anew at most so often."""
 _STEP = 0.05
 """Share of a profile after which gateways hear again how far it is."""
 
@@ -52,10 +54,10 @@ class _RefusedError(Exception):
 class CascadePart(Part):
     """The cascades' part of the planner; `catalog` has them by service.
 
-    A cascade is profiled as soon as its levels can answer, and again once they are compiled if they were not then; the
-    first choice serves meanwhile. What fails is tried again for ever, after the first of `pauses_s`, which doubles up
-    to the second. What was refused is looked at again after the second: a file may have been mended, or a profile
-    removed.
+    A cascade is profiled as soon as its levels can answer, again once they are compiled if they were not then, and
+    again when its labelled texts are replaced, as they should be after a drift; the earlier choice serves meanwhile.
+    What fails is tried again for ever, after the first of `pauses_s`, which doubles up to the second. What was refused
+    is looked at again after the second: a file may have been mended, or a profile removed.
     """
 
     def __init__(self, planning: Planning, pauses_s: tuple[float, float] = _PAUSES_S) -> None:
@@ -68,6 +70,8 @@ class CascadePart(Part):
         self._profiling = asyncio.Lock()
         self._useless: dict[Path, str] = {}
         """Profiles that could not be made of these texts, and why."""
+        self._profiled_on: dict[str, tuple[list[labelled_texts.LabelledText], Sequence[str]]] = {}
+        """By service, the labelled texts, and the labels of which they may be."""
         self._complaints: dict[str, str | None] = {}
         """By service, what the log was last told to be wrong."""
         self._tasks = [
@@ -86,9 +90,26 @@ class CascadePart(Part):
                 raise RuntimeError(f"a cascade is not started any more: {task}")
 
     async def _start(self, name: str, config: CascadeConfig) -> None:
-        """Choose what serves, and once more when the levels have been compiled."""
-        while await self._serve_choice(name, config):
-            await self._compiled(config)
+        """Choose what serves, once more when the levels have been compiled, and whenever there are other texts."""
+        while True:
+            while await self._serve_choice(name, config):
+                await self._compiled(config)
+            await self._other_texts(name, config)
+            logger.info("%s: its labelled texts are others now", name)
+
+    async def _other_texts(self, name: str, config: CascadeConfig) -> None:
+        """Wait until its labelled texts are not those that it was profiled on, such as after a drift."""
+        known, labels = self._profiled_on[name]
+        told = ""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                if await asyncio.to_thread(labelled_texts.read, config.data, labels) != known:
+                    return
+            except DataError as error:
+                if str(error) != told:
+                    told = str(error)
+                    logger.warning("%s: keeps to the labelled texts that it was profiled on: %s", name, told)
 
     async def _compiled(self, config: CascadeConfig) -> None:
         """Wait until no level is being compiled."""
@@ -109,12 +130,12 @@ class CascadePart(Part):
                 provisional, choice = await self._choose(name, config)
                 self._serve(name, choice)
             except _RefusedError as error:
-                self._complain(CascadeEntry(name, error.state, None, error.problem, refused=True))
+                self._complain(CascadeEntry(name, error.state, self._chosen(name), error.problem, refused=True))
                 pause_s = slowest_s
             except PliantError as error:
-                self._complain(CascadeEntry(name, "could not be profiled yet", None, str(error)))
+                self._complain(CascadeEntry(name, "could not be profiled yet", self._chosen(name), str(error)))
             except Exception as error:
-                self._complain(CascadeEntry(name, "could not be profiled yet", None, repr(error)), error)
+                self._complain(CascadeEntry(name, "could not be profiled yet", self._chosen(name), repr(error)), error)
             else:
                 return provisional
             await asyncio.sleep(pause_s)
@@ -129,7 +150,9 @@ class CascadePart(Part):
             level: await asyncio.to_thread(sources.fetch, self._encoders[level].model) for level in config.levels
         }
         try:
-            texts = await asyncio.to_thread(labelled_texts.read, config.data, classifiers[config.levels[0]].labels)
+            labels = classifiers[config.levels[0]].labels
+            texts = await asyncio.to_thread(labelled_texts.read, config.data, labels)
+            self._profiled_on[name] = texts, labels
             backends = {level: run_on(self._planning.tables[level].reports().values()) for level in config.levels}
             named = await asyncio.to_thread(identity, config, self._encoders, folders, texts, backends)
             folder = folder_of(name, named)
@@ -224,7 +247,12 @@ class CascadePart(Part):
 
     def _tell(self, name: str, state: str) -> None:
         logger.info("%s: %s", name, state)
-        self.catalog.put({name: CascadeEntry(name, state, None)})
+        self.catalog.put({name: CascadeEntry(name, state, self._chosen(name))})
+
+    def _chosen(self, name: str) -> Choice | None:
+        """What serves until something else is chosen."""
+        known = self.catalog.entries.get(name)
+        return known.choice if known else None
 
     def _complain(self, entry: CascadeEntry, bug: Exception | None = None) -> None:
         """Tell what is wrong; the log once, though it be found again and again, and where in case of a `bug`."""

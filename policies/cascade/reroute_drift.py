@@ -36,7 +36,7 @@ class Drift:
     def __str__(self) -> str:
         return (
             f"{self.recent:.0%} of the last {self.texts} texts were re-routed, {self.profiled:.0%} when the cascade "
-            "was profiled: the texts have changed; profile the cascade on texts like these"
+            "was profiled: the texts have changed; put labelled texts like these into its data, and it is profiled anew"
         )
 
 

@@ -261,7 +261,7 @@ async def test_other_texts_than_in_the_profile_are_noticed_once(caplog: pytest.L
     assert house.recorder.drifts == [("small", False), ("small", True)]
     assert facts["drifts"] == 1
     assert facts["texts"] == facts["rerouted"] == 240
-    assert "profile the cascade on texts like these" in facts["drift"]
+    assert "put labelled texts like these into its data" in facts["drift"]
     same = House(candidate("small", "large", shares=(0.0, 1.0)))
     await same.cascade.classify(TEXTS, PLAIN)
     assert same.cascade.facts()["reroutes"]["small"]["drift"] is None

@@ -146,7 +146,6 @@ async def test_a_damaged_profile_in_the_state_is_measured_again(
     before = house.calls
     part = house.start()
     await entry(part, "serves")
-    await asyncio.gather(*part._tasks)
     assert house.calls > before
     with zipfile.ZipFile(kept) as opened:
         assert opened.testzip() is None
@@ -200,9 +199,36 @@ async def test_what_is_measured_before_models_are_compiled_serves_until_they_are
     await asyncio.sleep(0.1)
     assert house.calls == before
     house.replicas_report()
-    await asyncio.gather(*part._tasks)
-    assert house.calls > before
+    await until(lambda: house.calls > before)
+    await entry(part, "serves small → large")
     assert len([path for path in (cache / "cascades").iterdir() if path.is_dir()]) == 1
+
+
+async def test_when_labelled_texts_are_replaced_it_is_profiled_anew_and_serves_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a drift."""
+    monkeypatch.setattr(cascades, "_LOOK_S", 10.0)
+    house = House()
+    part = house.start()
+    first = await entry(part, "serves small → large")
+    before = house.calls
+    await asyncio.sleep(100)
+    assert house.calls == before, "the same texts, the same profile"
+
+    def wrong(*_: Any) -> Any:
+        raise DataError("line 7: the text is empty")
+
+    monkeypatch.setattr(labelled_texts, "read", wrong)
+    await asyncio.sleep(100)
+    assert caplog.text.count("keeps to the labelled texts that it was profiled on: line 7: the text is empty") == 1
+    assert part.catalog.entries["c"] == first
+    monkeypatch.setattr(labelled_texts, "read", lambda _data, _labels: texts(600))
+    found = await entry(part, "profiles its levels")
+    assert found.choice == first.choice, "who comes now can answer"
+    second = await entry(part, "serves small → large")
+    assert second.choice.texts > first.choice.texts
+    part.check()
 
 
 async def test_a_profile_of_another_processor_is_none_of_theirs() -> None:
@@ -249,7 +275,6 @@ async def test_a_profile_that_fails_is_tried_again_for_ever_and_logged_once(capl
     assert "Traceback" in caplog.text
     small.fails = None
     await entry(part, "serves small → large")
-    await asyncio.gather(*part._tasks)
     part.check()
 
 
