@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pliant.deployments.serving import parcels
+from pliant.message import message
 from pliant.policies.encoder.confidence import confidence, softmax
 
 
+@message
 class Assignment(NamedTuple):
     """What one replica, and no other, is told: to hold the runtime of `max_length`."""
 
@@ -18,6 +20,7 @@ class Assignment(NamedTuple):
     max_length: int
 
 
+@message
 class ImportanceRequest(NamedTuple):
     """Which answers are to come with the importance of tokens: those that a cascade is not sure of."""
 
@@ -30,6 +33,7 @@ class ImportanceRequest(NamedTuple):
         return bool(confidence(softmax(logits, self.temperature)) < self.below)
 
 
+@message
 class Query(NamedTuple):
     """One tokenized text on its way to a replica."""
 
@@ -45,6 +49,7 @@ class Query(NamedTuple):
     """For which answers to tell the attention that each token received, too."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Answer:
     logits: bytes

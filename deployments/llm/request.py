@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from pliant.formats.adapter_info import AdapterRef
+from pliant.message import message
 from pliant.sampling import Sampling
 
 
+@message
 class Generation(NamedTuple):
     """One answer to compute."""
 
@@ -30,6 +32,7 @@ class Generation(NamedTuple):
     """None for the base model."""
 
 
+@message
 class TokenLogprobs(NamedTuple):
     """The natural logarithms of a token's probability and of the likeliest tokens' in its place."""
 
@@ -41,6 +44,7 @@ class TokenLogprobs(NamedTuple):
     """Their log probabilities."""
 
 
+@message
 class Piece(NamedTuple):
     """What is new of one answer.
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pliant.formats.vision_task import TaskRef
+from pliant.message import message
 
 Fate = Literal["in_time", "late"]
 """Types 1 and 2 of OTAS §V, of which only the client knows which, and type 3. Type 4 is a Refusal."""
 
 
+@message
 class Query(NamedTuple):
     """One image on its way to a replica (the paper's Make_Query)."""
 
@@ -23,6 +25,7 @@ class Query(NamedTuple):
     """What a right answer until then is worth, above 0."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Answer:
     logits: bytes
@@ -34,6 +37,7 @@ class Answer:
     """Images that were computed together."""
 
 
+@message
 class RegisteredTask(NamedTuple):
     """A task of a vision service that clients may name."""
 
