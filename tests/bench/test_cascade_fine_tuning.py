@@ -102,7 +102,7 @@ def _right(folder: Path) -> int:
     right = 0
     for text in _texts(200)[120:]:
         ids = torch.tensor(tokenizer.encode(text.text).ids)
-        right += LABELS[int(model(torch.stack([ids, torch.ones_like(ids)])).argmax())] == text.label
+        right += LABELS[int(model(torch.stack([ids, torch.ones_like(ids)])[:, None]).argmax())] == text.label
     return right
 
 
