@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pliant.cache import made_once, shared
+from pliant.cache import made, made_once, shared
 
 
 def test_others_wait_and_hear_how_far_it_is(tmp_path: Path) -> None:
@@ -55,7 +57,7 @@ def test_what_failed_is_made_anew(tmp_path: Path) -> None:
         made_once(tmp_path / "thing", fail)
     assert [path.name for path in tmp_path.iterdir()] == ["thing.lock"]
     made_once(tmp_path / "thing", lambda into: (into / "file").write_text("whole") and None)
-    assert [path.name for path in (tmp_path / "thing").iterdir()] == ["file"]
+    assert sorted(path.name for path in (tmp_path / "thing").iterdir()) == [".made.json", "file"]
 
 
 def test_what_an_interrupted_process_left_is_made_anew(tmp_path: Path) -> None:
@@ -63,5 +65,79 @@ def test_what_an_interrupted_process_left_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / "thing.unfinished" / "half").write_text("")
     (tmp_path / "thing.progress").write_text('["lear')
     made_once(tmp_path / "thing", lambda into: (into / "file").write_text("whole") and None, lambda *_: None)
-    assert [path.name for path in (tmp_path / "thing").iterdir()] == ["file"]
+    assert sorted(path.name for path in (tmp_path / "thing").iterdir()) == [".made.json", "file"]
     assert not (tmp_path / "thing.progress").exists()
+
+
+SMALL, LARGE = b'{"0": 0.9}', bytes(2**20 + 1)
+
+
+def two_files(into: Path) -> None:
+    (into / "deep").mkdir()
+    (into / "deep" / "small").write_bytes(SMALL)
+    (into / "large").write_bytes(LARGE)
+
+
+def flip(file: Path) -> None:
+    file.write_bytes(b"?" + file.read_bytes()[1:])
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "emptied by a power cut": ("deep/small", lambda file: file.write_bytes(b"")),
+    "flipped": ("deep/small", flip),
+    "gone": ("deep/small", Path.unlink),
+    "large and cut": ("large", lambda file: file.write_bytes(LARGE[:-1])),
+    "without a manifest that can be read": (".made.json", lambda file: file.write_bytes(b"")),
+    "with a manifest of something else": (".made.json", lambda file: file.write_bytes(b"[]")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_damaged_is_made_again(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    folder = made_once(tmp_path / "thing", two_files)
+    assert made(folder)
+    name, spoil = DAMAGES[damage]
+    spoil(folder / name)
+    assert not made(folder)
+    made_once(folder, two_files)
+    assert ((folder / "deep" / "small").read_bytes(), (folder / "large").read_bytes()) == (SMALL, LARGE)
+    assert made(folder)
+    assert "thing is damaged, and was made again" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["thing", "thing.lock"]
+
+
+@pytest.mark.parametrize(("content", "whole"), [(SMALL, True), (b"", False)])
+def test_what_earlier_versions_made_has_no_empty_file(tmp_path: Path, content: bytes, whole: bool) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert made(tmp_path) == whole
+
+
+def test_what_others_add_does_not_matter(tmp_path: Path) -> None:
+    folder = made_once(tmp_path / "thing", two_files)
+    (folder / "more").touch()
+    assert made(folder)
+
+
+def test_what_is_damaged_stays_until_it_can_be_made_again(tmp_path: Path) -> None:
+    folder = made_once(tmp_path / "thing", two_files)
+    (folder / "deep" / "small").unlink()
+
+    def fail(_: Path) -> None:
+        raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        made_once(folder, fail)
+    assert (folder / "large").exists()
+
+
+def test_all_of_it_is_synced_before_it_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = [], os.fsync
+
+    def noted(opened: int) -> None:
+        fsync(opened)
+        synced.append(Path(os.readlink(f"/proc/self/fd/{opened}")).name)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    made_once(tmp_path / "thing", two_files)
+    assert sorted(synced[:-2]) == [".made.json", "deep", "large", "small"]
+    assert synced[-2:] == ["thing.unfinished", tmp_path.name]

@@ -127,11 +127,13 @@ class House:
         return application(gateway, known, dict, bytes, routers)
 
     def _config(self) -> ServingConfig:
-        adapters = {"roots": [str(self.adapters)], "registry": str(self._folder / "adapters.json")}
+        adapters = {"roots": [str(self.adapters)]}
         chat = {"kind": "llm", "model": str(self._folder / "decoder"), "max_length": 64, "adapters": adapters}
-        tasks = {"roots": [str(self.tasks)], "registry": str(self._folder / "tasks.json")}
+        tasks = {"roots": [str(self.tasks)]}
         digits = {"kind": "vision", "model": str(self._folder / "backbone"), "tasks": tasks}
-        return kinds.parse({"services": {"chat": chat, "digits": digits}})
+        state = self._folder / "state"
+        state.mkdir()
+        return kinds.parse({"services": {"chat": chat, "digits": digits}, "state": str(state)})
 
 
 class _Uncounted:

@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 from pliant.config.cascade import CascadeConfig, ConformalConfig
 from pliant.deployments.cascade.table import Profiled
+from pliant.message import message
 from pliant.policies.cascade.candidates import CUTOFFS, SLOPES, Candidate
 from pliant.policies.cascade.choice import NoCandidateError, accurate, choose
 from pliant.policies.cascade.conformal_cutoff import ConformalCutoffs, conformal_cutoffs
 
 
+@message
 class Choice(NamedTuple):
     """The cascade, or the single model, that serves."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pliant.deployments.cascade.choice import Choice
+from pliant.message import message
 
 
+@message
 class CascadeEntry(NamedTuple):
     """How far a cascade is, and what serves once it is chosen."""
 

@@ -60,7 +60,7 @@ class EncoderChooser:
         else:
             self._dispatcher.suspend(replica)
         self._dispatcher.report(replica, others)
-        self._tenants[replica] = frozenset(report["tenants"])
+        self._tenants[replica] = frozenset(report.get("tenants", ()))
 
     def suspend(self, replica: str) -> None:
         self._dispatcher.suspend(replica)

@@ -9,12 +9,14 @@ import numpy as np
 
 from pliant.deployments.serving import parcels
 from pliant.deployments.serving.tenants import Tenant
+from pliant.message import message
 from pliant.policies.encoder.confidence import confidence, softmax
 
 MOST_WAITING = 1024
 """Texts in a replica; of more, those are refused that the tenant sent last which is furthest over its share."""
 
 
+@message
 class Assignment(NamedTuple):
     """What one replica, and no other, is told: to hold the runtime of `max_length`."""
 
@@ -22,6 +24,7 @@ class Assignment(NamedTuple):
     max_length: int
 
 
+@message
 class ImportanceRequest(NamedTuple):
     """Which answers are to come with the importance of tokens: those that a cascade is not sure of."""
 
@@ -34,6 +37,7 @@ class ImportanceRequest(NamedTuple):
         return bool(confidence(softmax(logits, self.temperature)) < self.below)
 
 
+@message
 class Query(NamedTuple):
     """One tokenized text on its way to a replica."""
 
@@ -50,6 +54,7 @@ class Query(NamedTuple):
     tenant: Tenant = Tenant()
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Answer:
     logits: bytes

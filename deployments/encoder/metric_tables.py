@@ -41,18 +41,19 @@ _GAUGES = {
 def encoder_metrics(services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """What "/stats" says of classifiers, for Prometheus."""
     replicas = [
-        ((service, replica, str(report["max_length"])), report)
+        ((service, replica, str(report.get("max_length", 0))), report)
         for service, view in services.items()
         for replica, report in view["replicas"].items()
     ]
     for key, (name, description, unit) in _GAUGES.items():
         gauge = GaugeMetricFamily(name, description, labels=_LABELS)
         for labels, report in replicas:
-            gauge.add_metric(labels, report[key] * unit)
+            if key in report:  # a replica of another version may not have it
+                gauge.add_metric(labels, report[key] * unit)
         yield gauge
     served = CounterMetricFamily("pliant_requests_served", "Requests that the replica has answered.", labels=_LABELS)
     for labels, report in replicas:
-        served.add_metric(labels, report["served"])
+        served.add_metric(labels, report.get("served", 0))
     yield served
     yield from _planned({service: view["plan"] for service, view in services.items() if view["plan"]})
 

@@ -7,8 +7,10 @@ from typing import NamedTuple
 from pliant.deployments.llm.report import AdapterReport, ClassReport, PredictorReport
 from pliant.deployments.serving.parcels import Report
 from pliant.formats.adapter_info import AdapterRef
+from pliant.message import message
 
 
+@message
 class Registered(NamedTuple):
     """A LoRA adapter that clients may name as a model."""
 

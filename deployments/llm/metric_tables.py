@@ -47,25 +47,27 @@ EVICTIONS = Described(True, "pliant_adapter_cache_evictions", "Adapters that lef
 
 def of_replica(report: Mapping[str, Any]) -> dict[str, Any]:
     """What `REPLICA` names, of a report."""
-    return {**report, "live_tokens": sum(report["held"].values())}
+    return {**report, "live_tokens": sum(report.get("held", {}).values())}
 
 
 def llm_metrics(services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """What "/stats" says of language models and adapters, for Prometheus."""
     replicas = replicas_of(services)
     yield from families(REPLICA, [(labels, of_replica(report)) for labels, report in replicas])
-    yield from families(PREDICTOR, [(labels, report["predictor"]) for labels, report in replicas])
-    adapters = [(labels, report["adapters"]) for labels, report in replicas]
+    yield from families(PREDICTOR, [(labels, report.get("predictor", {})) for labels, report in replicas])
+    adapters = [(labels, report.get("adapters", {})) for labels, report in replicas]
     yield from families(ADAPTERS, adapters)
     resident, evictions = family(RESIDENT), family(EVICTIONS, "reason")
     for labels, report in adapters:
-        resident.add_metric(labels, len(report["resident"]))
-        for reason, count in report["evictions"].items():
+        resident.add_metric(labels, len(report.get("resident", ())))
+        for reason, count in report.get("evictions", {}).items():
             evictions.add_metric((*labels, reason), count)
     yield resident
     yield evictions
     classes: Rows = [
-        ((*labels, str(index)), one) for labels, report in replicas for index, one in enumerate(report["classes"])
+        ((*labels, str(index)), one)
+        for labels, report in replicas
+        for index, one in enumerate(report.get("classes", ()))
     ]
     yield from families(CLASSES, classes, "class")
     registered = GaugeMetricFamily("pliant_adapters_registered", "Adapters that clients may name.", labels=("service",))

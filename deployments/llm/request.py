@@ -6,9 +6,11 @@ from typing import Literal, NamedTuple
 
 from pliant.deployments.serving.tenants import Tenant
 from pliant.formats.adapter_info import AdapterRef
+from pliant.message import message
 from pliant.sampling import Sampling
 
 
+@message
 class Generation(NamedTuple):
     """One answer to compute."""
 
@@ -32,6 +34,7 @@ class Generation(NamedTuple):
     tenant: Tenant = Tenant()
 
 
+@message
 class TokenLogprobs(NamedTuple):
     """The natural logarithms of a token's probability and of the likeliest tokens' in its place."""
 
@@ -43,6 +46,7 @@ class TokenLogprobs(NamedTuple):
     """Their log probabilities."""
 
 
+@message
 class Piece(NamedTuple):
     """What is new of one answer.
 

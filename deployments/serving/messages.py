@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.message import message
 
 
+@message
 @dataclass(slots=True)
 class News:
     """What one gateway saw since it last told the planner."""
@@ -29,6 +31,7 @@ STARTING = "starting"
 """What a replica does that has nothing more to say of it."""
 
 
+@message
 class Step(NamedTuple):
     """What a replica that starts is doing."""
 
@@ -39,6 +42,7 @@ class Step(NamedTuple):
     """It is over, and `text` is why."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Guidance:
     """What gateways should know of a service now."""
@@ -67,6 +71,7 @@ Entry = TypeVar("Entry", bound=OfService)
 """What is registered in a catalog."""
 
 
+@message
 class Rejected(NamedTuple):
     """Why an entry is not loaded or unloaded."""
 
@@ -77,6 +82,7 @@ class Rejected(NamedTuple):
     fault: Fault | None = None
 
 
+@message
 class Manager(NamedTuple):
     """Who changes what is registered."""
 
@@ -98,6 +104,7 @@ OPERATOR = Manager()
 """Whoever runs the cluster."""
 
 
+@message
 class CatalogNews(NamedTuple, Generic[Entry]):
     """What became of entries since a gateway last heard."""
 

@@ -31,11 +31,13 @@ def replicas_of(views: Mapping[str, Any]) -> Rows:
 
 
 def families(table: Table, rows: Rows, *more: str) -> Iterator[Metric]:
-    """Each metric of `table`. Its labels are service, replica and `more`."""
+    """Each metric of `table`, of those that report it: a replica of another version may not. Its labels are service,
+    replica and `more`."""
     for key, described in table.items():
         made = family(described, *more)
         for labels, values in rows:
-            made.add_metric(labels, values[key])
+            if key in values:
+                made.add_metric(labels, values[key])
         yield made
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 from pliant.deployments.serving.outcome import Fault, Outcome
+from pliant.message import message
 
 Query = TypeVar("Query")
 
@@ -29,6 +30,7 @@ class Report(TypedDict):
     served: int
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A replica's word that it does not answer a query, or not any more."""
@@ -44,6 +46,7 @@ class Refusal:
     """What the replica says of itself now, if the gateway chose it by mistake."""
 
 
+@message
 class Parcel(NamedTuple, Generic[Query]):
     """Queries on their way to the replica that the gateway chose for them."""
 
@@ -52,5 +55,6 @@ class Parcel(NamedTuple, Generic[Query]):
     queries: tuple[Query, ...]
 
 
+@message
 class Alive(NamedTuple):
     """In a stream of pieces: there is none yet, and the replica works on it, or has it wait its turn."""

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple, Protocol
 from pliant.config.tenants import ANONYMOUS, OPEN, Right, TenantConfig
 from pliant.deployments.serving.messages import Manager
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
+from pliant.message import message
 from pliant.policies.cluster.rate_limit import RateLimit
 
 _BUSY_RETRY_S = 1.0
 
 
+@message
 class Tenant(NamedTuple):
     """Whose a query is, and its share of a replica compared with others'."""
 

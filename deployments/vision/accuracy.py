@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.cache import cache_folder, made_once
+from pliant.cache import cache_folder, made, made_once
 from pliant.formats.vision_task import TaskInfo, read_profiling
 
 Run = Callable[[NDArray[np.uint8], int], Sequence[NDArray[np.float32]]]
@@ -41,7 +41,7 @@ def measured(task: TaskInfo, gammas: Sequence[int], run: Run, most_rows: int, id
 def kept(task: TaskInfo, gammas: Sequence[int], identity: str) -> Mapping[int, float] | None:
     """What `measured` found earlier, if it did."""
     folder = _folder(task, gammas, identity)
-    return _read(folder) if folder.exists() else None
+    return _read(folder) if made(folder) else None
 
 
 def assumed_accuracies(tokens: Mapping[int, Sequence[int]]) -> Mapping[int, float]:

@@ -7,11 +7,13 @@ from typing import Literal, NamedTuple
 
 from pliant.deployments.serving.tenants import Tenant
 from pliant.formats.vision_task import TaskRef
+from pliant.message import message
 
 Fate = Literal["in_time", "late"]
 """Types 1 and 2 of OTAS §V, of which only the client knows which, and type 3. Type 4 is a Refusal."""
 
 
+@message
 class Query(NamedTuple):
     """One image on its way to a replica (the paper's Make_Query)."""
 
@@ -25,6 +27,7 @@ class Query(NamedTuple):
     tenant: Tenant = Tenant()
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Answer:
     logits: bytes
@@ -36,6 +39,7 @@ class Answer:
     """Images that were computed together."""
 
 
+@message
 class RegisteredTask(NamedTuple):
     """A task of a vision service that clients may name."""
 

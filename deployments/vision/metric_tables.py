@@ -36,9 +36,11 @@ def vision_metrics(views: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     fates = family(FATE, "fate")
     for labels, report in replicas:
         for fate in FATES:
-            fates.add_metric((*labels, fate), report[fate])
+            fates.add_metric((*labels, fate), report.get(fate, 0))
     yield fates
-    gammas = [((*labels, str(gamma)), one) for labels, report in replicas for gamma, one in report["gammas"].items()]
+    gammas = [
+        ((*labels, str(gamma)), one) for labels, report in replicas for gamma, one in report.get("gammas", {}).items()
+    ]
     yield from families(GAMMAS, gammas, "gamma")
     tasks = GaugeMetricFamily("pliant_vision_tasks_registered", "Tasks that clients may name.", labels=("service",))
     for service, view in views.items():

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from pliant.background import run_in_background, work_in_background
-from pliant.cache import cache_folder
+from pliant.cache import cache_folder, made
 from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
 from pliant.kernels.compiled_forward import find_compiler
@@ -153,7 +153,7 @@ def load(
     spec.check()
     torch.set_num_threads(threads)
     try:
-        if compiling or package_folder(spec).exists():
+        if compiling or made(package_folder(spec)):
             return _open(package(spec, functools.partial(_compile_apart, spec, lambda: _SOON)), spec)
     except CannotCompileError as reason:
         _warn_once(str(reason))
@@ -194,7 +194,7 @@ def prepare(
 
 def is_prepared(folder: Path, max_length: int, **options: Any) -> bool:
     """Whether `load` with these arguments has nothing to compile."""
-    return package_folder(RuntimeSpec(Path(folder), max_length, **options)).exists()
+    return made(package_folder(RuntimeSpec(Path(folder), max_length, **options)))
 
 
 def _open(folder: Path, spec: RuntimeSpec) -> Runtime:

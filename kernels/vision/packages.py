@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pliant.background import run_in_background
-from pliant.cache import cache_folder, made_once
+from pliant.cache import cache_folder, made, made_once
 from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
 from pliant.kernels.compiled_forward import find_compiler
@@ -68,7 +68,7 @@ def build(specs: Sequence[VitSpec], progress: Progress | None = None) -> dict[in
 
     Returns why what could not be compiled could not, by gamma.
     """
-    missing = [spec for spec in specs if not spec.package.exists()]
+    missing = [spec for spec in specs if not made(spec.package)]
     reasons = {}
     for done, spec in enumerate(missing):
         if progress:

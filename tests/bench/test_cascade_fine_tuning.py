@@ -102,7 +102,7 @@ def _right(folder: Path) -> int:
     right = 0
     for text in _texts(200)[120:]:
         ids = torch.tensor(tokenizer.encode(text.text).ids)
-        right += LABELS[int(model(torch.stack([ids, torch.ones_like(ids)])).argmax())] == text.label
+        right += LABELS[int(model(torch.stack([ids, torch.ones_like(ids)])[:, None]).argmax())] == text.label
     return right
 
 
@@ -125,7 +125,8 @@ def test_exits_learn_and_leave_the_whole_model_its_last_word(source: Path, tmp_p
     assert found.shape == (2, 80, 2)
     eager = EagerClassifier(model, device="cpu", dtype="float32")
     ids = torch.tensor(Tokenizer.from_file(str(model / "tokenizer.json")).encode(texts[0].text).ids)
-    np.testing.assert_allclose(found[-1, 0], eager(torch.stack([ids, torch.ones_like(ids)])).numpy(), atol=1e-4)
+    whole = eager(torch.stack([ids, torch.ones_like(ids)])[:, None])[0]
+    np.testing.assert_allclose(found[-1, 0], whole.numpy(), atol=1e-4)
     truth = np.array([LABELS.index(text.label) for text in texts])
     assert (found[0].argmax(axis=1) == truth).mean() > 0.8
 

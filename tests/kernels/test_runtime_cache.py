@@ -54,14 +54,14 @@ def test_a_failed_build_is_passed_on_and_forgotten(spec: RuntimeSpec) -> None:
     with pytest.raises(RuntimeError, match="out of luck"):
         package(spec, fail)
     built = package(spec, lambda into: (into / "whole").touch())
-    assert [path.name for path in built.iterdir()] == ["whole"]
+    assert sorted(path.name for path in built.iterdir()) == [".made.json", "whole"]
     assert package(spec, fail) == built
 
 
 def test_what_a_killed_build_left_is_cleared(spec: RuntimeSpec) -> None:
     built = package(spec, lambda into: (into / "whole").touch())
     built.rename(f"{built}.unfinished")
-    assert list(package(spec, lambda into: None).iterdir()) == []
+    assert [path.name for path in package(spec, lambda into: None).iterdir()] == [".made.json"]
 
 
 def test_names_tell_packages_apart(spec: RuntimeSpec) -> None:

@@ -47,6 +47,11 @@ class House:
         record.claim()
         record.write(json.dumps(content).encode())
 
+    def spoil(self) -> None:
+        """Damage what was stored last."""
+        newest = max((self.state / "registries").iterdir())
+        newest.write_bytes(newest.read_bytes()[:-1])
+
     async def open(self, services: dict[str, Any] | None = None, **adapters: Any) -> AdapterRegistry:
         registry = AdapterRegistry(self.config(services, **adapters))
         await registry.started()

@@ -72,7 +72,8 @@ class Catalog(Generic[Entry]):
 
     def settle(self, problems: Iterable[str]) -> None:
         """Show `problems` no longer."""
-        gone = {*problems}
+        if not (gone := {*problems}):
+            return
         self.problems = [problem for problem in self.problems if problem not in gone]
         self._version += 1
         self._move()

@@ -54,6 +54,8 @@ class Store(Generic[K]):
         self._kept = nothing
         self._barred: PliantError | None = StateError(f"the state {self._record.name} has not been read")
         """Why nothing can be changed."""
+        self._lost: list[PliantError] = []
+        """What was damaged when it was claimed."""
 
     @property
     def loaded(self) -> Mapping[str, K]:
@@ -68,7 +70,7 @@ class Store(Generic[K]):
         """Claim what is stored, and read it, unless that is done; what is wrong with it. Without a claim, as on a full
         disk, it is read, and cannot be changed."""
         if self._barred is None:
-            return []
+            return self._lost
         try:
             found = self._record.claim()
         except StateError as error:
@@ -77,13 +79,15 @@ class Store(Generic[K]):
                 if content := self._record.look():
                     self._kept = type(self._kept).model_validate_json(content)
             return [error]
+        self._lost += found.problems
         try:
             if found.content:
                 self._kept = type(self._kept).model_validate_json(found.content)
                 self._barred = None
-                return [*found.problems]
-            self._barred = None
-            return [*found.problems, *self._take_over()]
+            else:
+                self._barred = None
+                self._lost += self._take_over()
+            return self._lost
         except ValidationError as error:
             self._barred = StateError(
                 f"the state {self._record.name} is not of this version's form ({_reason(error)}), so it is neither "
@@ -91,7 +95,7 @@ class Store(Generic[K]):
             )
         except (OSError, StateError) as error:
             self._barred = StateError(f"{self._earlier} cannot be taken over: {error}")
-        return [*found.problems, self._barred]
+        return [*self._lost, self._barred]
 
     def believe(self, name: str, entry: K) -> None:
         """`entry` is how the entry `name` reads now; it is written with the next change."""

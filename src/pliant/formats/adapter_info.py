@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pliant.errors import PliantError
+from pliant.message import message
 from pliant.models.adapter_files import read_object, read_tensors, shown
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import MODULES, LoraLayout, module_size
@@ -69,6 +70,7 @@ class AdapterError(PliantError):
     """An adapter that cannot be served."""
 
 
+@message
 class AdapterRef(NamedTuple):
     """An adapter as the gateway names it to a replica, which reads the weights when a request needs them."""
 

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.errors import PliantError
+from pliant.message import message
 from pliant.models.adapter_files import TensorFile, opened_tensors, read_object, read_tensors, shown
 from pliant.models.vision_info import VisionInfo
 
@@ -52,6 +53,7 @@ class TaskError(PliantError):
     """A task that cannot be served."""
 
 
+@message
 class TaskRef(NamedTuple):
     """A task as the gateway names it to a replica, which reads the tensors."""
 

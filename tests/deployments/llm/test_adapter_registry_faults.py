@@ -364,3 +364,21 @@ async def test_a_full_disk_hides_nothing_that_was_loaded(house: House, monkeypat
     monkeypatch.undo()
     await asyncio.sleep(core._AGAIN_S[1])
     await registry.unload("sql")
+
+
+async def test_a_damaged_file_is_told_for_good_and_the_one_before_it_is_used(house: House) -> None:
+    adapter_folder(house.more / "sql")
+    registry = await house.open()
+    await registry.load("sql", "sql")
+    await registry.load("law", "sql")
+    house.spoil()
+    registry = await house.open()
+    assert names(registry) == ["sql"]
+    [problem] = registry.catalog.problems
+    assert re.search(
+        r"chat\.\d{6} is damaged .*; it is now registries/chat\.\d{6}\.broken; generation \d is used", problem
+    )
+    await asyncio.sleep(core._AGAIN_S[1])
+    assert registry.catalog.problems == [problem]
+    await registry.load("law", "sql")
+    assert names(await house.open()) == ["law", "sql"]
