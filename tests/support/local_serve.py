@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 from fastapi import FastAPI
 from ray.exceptions import ActorDiedError
@@ -77,7 +79,7 @@ class LocalCluster:
         for service, each in config.services.items():
             if (sizes := each.replica_range()) and (made := kinds[each.kind].replica()):
                 self.replicas[service] = {f"{service}-{index}": made(service, each) for index in range(sizes.min)}
-        self._config = config
+        self._config = replace(config, state=config.state or f"memory://{uuid4().hex}")
         self._kinds = kinds
 
     async def gateway(self) -> FastAPI:

@@ -195,7 +195,8 @@ async def followed(house: House) -> AsyncIterator[tuple[TaskFollower, Loader]]:
     house.task(house.tasks / "found")
     house.task(house.more / "fine")
     house.task(house.more / "heavy", seed=1)
-    digits = kinds.parse({"services": {"digits": house.config().services["digits"].model_dump()}})
+    services = {"digits": house.config().services["digits"].model_dump()}
+    digits = kinds.parse({"services": services, "state": str(house.state)})
     planner = Planner(digits, kinds.loaded(), {})
     ask = partial(planner.ask, "vision")
     gateway, loader = TaskFollower(ask), Loader()
