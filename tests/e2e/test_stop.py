@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,19 +16,25 @@ REQUESTS = 4
 
 
 def test_it_answers_what_it_has_accepted_and_ends_with_all_its_processes(cluster: Cluster) -> None:
-    body: dict[str, Any] = {"model": "chat", "prompt": "The last words are", "max_tokens": 200, "ignore_eos": True}
+    body: dict[str, Any] = {"model": "chat", "prompt": "The last words are", "max_tokens": 400, "ignore_eos": True}
+    begun = threading.Semaphore(0)
 
-    def ask(_index: int) -> int:
-        return httpx.post(f"{cluster.address}/v1/completions", json=body, timeout=HANGS_AFTER_S).status_code
-
-    def answering() -> bool:
-        return any(report["outstanding"] for report in cluster.stats("chat").values())
+    def ask(_index: int) -> str:
+        """The last line of an answer that has begun before the cluster is told to stop."""
+        address, last = f"{cluster.address}/v1/completions", ""
+        with httpx.stream("POST", address, json={**body, "stream": True}, timeout=HANGS_AFTER_S) as response:
+            for line in response.iter_lines():
+                if line and not last:
+                    begun.release()
+                last = line or last
+        return last
 
     family = psutil.Process(cluster.process.pid).children(recursive=True)
     with ThreadPoolExecutor(REQUESTS) as pool:
-        statuses = pool.map(ask, range(REQUESTS))
-        wait_until(answering, cluster.progress)
+        answers = pool.map(ask, range(REQUESTS))
+        for _ in range(REQUESTS):
+            assert begun.acquire(timeout=HANGS_AFTER_S)
         cluster.process.send_signal(signal.SIGTERM)
-        assert list(statuses) == [200] * REQUESTS
+        assert list(answers) == ["data: [DONE]"] * REQUESTS
     cluster.process.wait(PROCESS_HANGS_AFTER_S)
     wait_until(lambda: not any(map(runs, family)))
