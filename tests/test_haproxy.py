@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 
@@ -74,3 +75,11 @@ def test_another_configuration_than_serve_s_is_refused(tmp_path: Path) -> None:
     path.write_text("defaults\n    mode http\n")
     with pytest.raises(ValueError, match="frontend prometheus"):
         haproxy.prepare(path, "sesame")
+
+
+def test_clusters_on_one_machine_have_gateways_on_other_ports() -> None:
+    first = haproxy._free_ports()
+    with socket.create_server(("127.0.0.1", first + 7)):
+        assert not haproxy._is_free(first + 7)
+        for _ in range(20):
+            assert haproxy._free_ports() != first

@@ -7,6 +7,8 @@ import gc
 import logging
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -54,10 +56,21 @@ def run(options: Options) -> Report:
     )
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Refusals are not logged: there are thousands of them."""
+    logger = logging.getLogger("pliant")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def campaign(blocks: int, count: int) -> tuple[list[Findings], float]:
     """What `blocks` of `count` requests found, and by how many MB memory grew since the first of them."""
-    logging.getLogger("pliant").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
+    with _quiet(), tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         house = House(Path(folder))
         sending = Campaign(runner.run(house.gateway()), Path(folder), runner)
         requests = _requests(house)

@@ -31,7 +31,7 @@ _MOST_SEEN = 128
 _CUTS_REMEMBERED = 4096
 _SOON = 0.25
 """Of the time from arrival to deadline, after which a text is due for the first time."""
-_LAST_CHANCE, _SOON_DUE, _MISSED = range(3)
+_LAST_CHANCE, _SOON_DUE, _MISSED, _NOBODY = range(4)
 
 
 class Waiting(NamedTuple):
@@ -167,14 +167,10 @@ class Batcher:
         step = self._times.step
         order = sorted(range(len(waiting)), key=lambda place: waiting[place].length)
         count, seconds = self._cut(tuple([step(waiting[place].length) for place in order[:_MOST_CUT]]))
-        first = Batch(tuple(order[:count]), seconds)
-        urgent = self._urgent(now, now + seconds, waiting, first.texts)
-        if urgent is None:
-            return first
-        batch = self._batch_with(urgent.place, urgent.due - now, waiting, order)
-        others = self._urgent(now, now + batch.seconds, waiting, batch.texts)
-        if others and others < urgent:
-            batch = self._batch_with(others.place, others.due - now, waiting, order)
+        batch, urgent = Batch(tuple(order[:count]), seconds), _Urgent(_NOBODY, math.inf, 0)
+        while (found := self._urgent(now, now + batch.seconds, waiting, batch.texts)) and found < urgent:
+            urgent = found
+            batch = self._batch_with(urgent.place, urgent.due - now, waiting, order)
         return batch
 
     def _urgent(self, now: float, free: float, waiting: Sequence[Waiting], batch: Sequence[int]) -> _Urgent | None:

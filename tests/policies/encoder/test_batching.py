@@ -70,6 +70,12 @@ def test_a_queue_is_emptied_and_nobody_waits_longer_than_one_by_one(times: Batch
     assert total <= one_by_one * (1 + 1e-9)
 
 
+def test_the_last_chance_of_a_text_is_found_behind_two_that_are_due_before_it() -> None:
+    budgets = {1: (21.0, 15.0), 129: (17.0, 10.0), 65: (1.0,)}
+    waiting = [Waiting(length, 0.0, budget) for length, given in budgets.items() for budget in given]
+    assert Batcher(PADDED, 512).next_batch(0.0, waiting).texts == (3,)
+
+
 @given(TIMES, QUEUES, st.data())
 def test_what_would_be_late_goes_now_if_that_helps(times: BatchTimes, queue: list[int], data: st.DataObject) -> None:
     """Of those that can be in time if they go now, the most urgent is."""

@@ -99,4 +99,4 @@ def test_residents_have_homes_that_change_at_once() -> None:
     fleet.replace(1.0, [{0: 512}, {1: 64}])
     assert not fleet.replacing
     assert fleet.counts() == {64: 1, 512: 1}
-    assert dispatcher.levels() == {64: {1: pytest.approx(0.071)}, 512: {0: pytest.approx(0.011)}}
+    assert dispatcher.groups() == {64: {1: pytest.approx(0.071)}, 512: {0: pytest.approx(0.011)}}
