@@ -96,13 +96,17 @@ async def test_adapters_are_models_with_a_parent(world: World, client: openai.As
 async def test_a_load_reaches_both_replicas(world: World, client: openai.AsyncOpenAI) -> None:
     loaded = world.load("spreads", "spreads")
     assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'spreads' added successfully.")
-    answers = await asyncio.gather(*(answer(client, "spreads", index) for index in range(12)))
-    assert answers == [world.oracle.answer("spreads", prompt(index)) for index in range(12)]
+    expected = [world.oracle.answer("spreads", prompt(index)) for index in range(12)]
 
     def spread() -> bool:
         return all("spreads" in report["adapters"]["resident"] for report in world.replicas().values())
 
-    await world.until(spread)
+    for _ in range(100):  # one replica answers all of them if it is quick enough
+        answers = await asyncio.gather(*(answer(client, "spreads", index % 12) for index in range(48)))
+        assert answers == expected * 4
+        if spread():
+            return
+    pytest.fail("one replica has answered all alone")
 
 
 async def test_what_was_loaded_outlives_planner_and_replicas(world: World, client: openai.AsyncOpenAI) -> None:
