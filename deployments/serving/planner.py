@@ -54,7 +54,8 @@ class Planner:
             for name, handle in handles.items()
         }
         planning = Planning(config, handles, self._tables, self._changed, self._open)
-        parts = {kind.name: kind.part(planning) for kind in self._kinds.values()}
+        used = {kind.name: kind for kind in self._kinds.values()}
+        parts = {name: kind.part(planning) for name, kind in used.items()}
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part}
 
     async def exchange(self, gateway: str, seen: str, news: Mapping[str, News]) -> tuple[str, dict[str, Guidance]]:

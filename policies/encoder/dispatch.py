@@ -342,8 +342,8 @@ class Dispatcher(Generic[R]):
             raise NoRuntimeError(length, self.longest) from None
         # The usual case first, and replicas are relinked in place, here and in `complete`: calls are what costs.
         group = groups[0]
-        replica = group.front.next
-        if avoid or replica.congestion >= group.limit:
+        replica = _first_allowed(group, avoid) if avoid else group.front.next
+        if replica is None or replica.congestion >= group.limit:
             replica = self._search(groups, length, avoid)
         took = replica.table[length]
         congestion = replica.congestion + took
@@ -477,7 +477,7 @@ class Dispatcher(Generic[R]):
             self._candidates += [groups] * (edge + 1 - len(self._candidates))
 
     def _search(self, groups: tuple[_Group, ...], length: int, avoid: Collection[R]) -> _Replica:
-        """The replica that is chosen when the head at home is busy or is to be avoided."""
+        """The replica that is chosen when the head at home is busy, or all there are to be avoided."""
         found = None
         if self._limits:
             for group, limit in zip(groups, self._limits, strict=False):

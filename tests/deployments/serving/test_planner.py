@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from support.echo.kind import ECHO
+from support.echo.kind import ECHO, EchoKind
 
 from pliant.config.cluster import Reader
 from pliant.deployments.kinds import KINDS, loaded
@@ -15,10 +15,22 @@ from pliant.deployments.serving.planner import Planner
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_gateways_hear_of_each_other_until_one_stops_asking() -> None:
+def planner_of(*services: str) -> Planner:
     listed = (*KINDS, ECHO)
-    config = Reader(kind for kind, _ in listed).parse({"services": {"echo": {"kind": "echo"}}})
-    planner = Planner(config, loaded(listed), {"echo": SimpleNamespace(_init=lambda **_: None)})  # type: ignore[dict-item]
+    config = Reader(kind for kind, _ in listed).parse({"services": {name: {"kind": "echo"} for name in services}})
+    handles = {name: SimpleNamespace(_init=lambda **_: None) for name in services}
+    return Planner(config, loaded(listed), handles)  # type: ignore[arg-type]
+
+
+async def test_services_of_one_kind_share_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(EchoKind, "part", lambda self, planning: made.append(sorted(planning.handles)))
+    planner_of("one", "two")
+    assert made == [["one", "two"]]
+
+
+async def test_gateways_hear_of_each_other_until_one_stops_asking() -> None:
+    planner = planner_of("echo")
 
     async def heard(gateway: str) -> set[str]:
         _, guidance = await planner.exchange(gateway, "", {})

@@ -289,6 +289,14 @@ def test_texts_stay_at_home_while_that_costs_little_and_spill_both_ways() -> Non
     assert dispatcher.groups() == {64: {"64": pytest.approx(0.11)}, 512: {"512": pytest.approx(0.1)}}
 
 
+def test_an_avoided_head_leaves_the_rest_of_home_the_first_choice() -> None:
+    dispatcher: Dispatcher[str] = Dispatcher(slo_s=1.0)
+    for name in ("a", "b"):
+        assign(dispatcher, name, 16, 0.01)
+    dispatcher.assign("c", 64, resident({16: 0.01, 64: 0.04}), 64)
+    assert [dispatcher.dispatch(1, avoid={"a"})[0] for _ in range(2)] == ["b", "b"]
+
+
 def test_a_new_home_needs_no_other_runtimes() -> None:
     dispatcher: Dispatcher[str] = Dispatcher(slo_s=1.0)
     for name, home in (("a", 64), ("b", 512)):
