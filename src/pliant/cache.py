@@ -92,6 +92,15 @@ def shared(folder: Path, report: Progress | None) -> Progress:
     return told
 
 
+def sync(path: Path) -> None:
+    """Write to the disk what the system still has in memory of a file or folder."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
 def _acquire(lock: FileLock, folder: Path, report: Progress | None) -> None:
     """Wait for `lock`, and pass on to `report` how far its holder is with `folder`."""
     while True:
@@ -113,7 +122,7 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
         _seal(unfinished)
         _set_aside(folder)
         unfinished.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
         _progress_file(folder).unlink(missing_ok=True)
@@ -124,7 +133,7 @@ def _seal(folder: Path) -> None:
     facts = {str(file.relative_to(folder)): _fact(file) for file in _files(folder)}
     (folder / _MANIFEST).write_text(json.dumps(facts))
     for path in (*_files(folder), *(each for each in folder.rglob("*") if each.is_dir()), folder):
-        _sync(path)
+        sync(path)
 
 
 def _set_aside(folder: Path) -> None:
@@ -145,15 +154,6 @@ def _fact(file: Path) -> list[int | None]:
     """The size of a file, and the checksum of a small one."""
     size = file.stat().st_size
     return [size, zlib.crc32(file.read_bytes()) if size <= _SUMMED_BYTES else None]
-
-
-def _sync(path: Path) -> None:
-    """Write to the disk what the system still has in memory of a file or folder."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _progress_file(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from pliant.cache import cache_folder
+from pliant.cache import cache_folder, sync
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 """What file systems without hard links say."""
@@ -86,7 +86,7 @@ class FolderStorage:
             _write(target, content)
         finally:
             draft.unlink(missing_ok=True)
-        _sync(target.parent)
+        sync(target.parent)
 
     def rename(self, path: str, to: str) -> None:
         os.replace(self._root / path, self._root / to)
@@ -194,7 +194,7 @@ def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        _sync(folder.parent)
+        sync(folder.parent)
 
 
 def _write(file: Path, content: bytes) -> None:
@@ -202,11 +202,3 @@ def _write(file: Path, content: bytes) -> None:
         opened.write(content)
         opened.flush()
         os.fsync(opened.fileno())
-
-
-def _sync(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
