@@ -243,6 +243,10 @@ class Pages(Generic[K, R]):
         """Pages that nobody would use any more if a request made way."""
         return sum(self._users[page] == 1 for page in self._requests[key].table)
 
+    def in_use(self, prefix: Prefix[R]) -> bool:
+        """Whether a request has it."""
+        return self._users[prefix.page] > 0
+
     def leaves(self) -> Iterator[Prefix[R]]:
         """What can be evicted now. Nothing may change meanwhile."""
         return iter(self._leaves.values())
