@@ -13,7 +13,7 @@ that turn out not to be needed, because a later one is large, are spared (beyond
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
@@ -201,7 +201,7 @@ class AdapterCache(Generic[A]):
             for adapter, entry in self._entries.items()
         }
 
-    def evictable(self) -> Iterable[A]:
+    def evictable(self) -> Collection[A]:
         """Those neither loading, nor in use, nor pinned. Nothing may change meanwhile."""
         return self._evictable
 

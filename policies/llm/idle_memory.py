@@ -15,10 +15,11 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable
 from heapq import heappop, heappush
 from itertools import chain, count
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from pliant.policies.llm.adapter_cache import AdapterCache, CacheError
 from pliant.policies.llm.pages import Pages, Prefix
+from pliant.policies.llm.passes import Costs
 from pliant.policies.llm.worth import Eviction, Use, scorer
 
 K = TypeVar("K", bound=Hashable)
@@ -43,18 +44,6 @@ class Root(NamedTuple, Generic[A]):
     adapter: A | None
     tenant: Hashable = None
     """None: anybody's."""
-
-
-class Costs(Protocol):
-    """Seconds that it takes to bring back what is evicted."""
-
-    def load_s(self, bytes: int) -> float:
-        """To load an adapter."""
-        ...
-
-    def prompt_s(self, tokens: int, before: int) -> float:
-        """To compute `tokens` of a prompt behind `before` others, as a part of a large pass."""
-        ...
 
 
 class IdleMemory(Generic[K, A]):

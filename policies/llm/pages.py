@@ -153,15 +153,23 @@ class Pages(Generic[K, R]):
     def catch_up(self, key: K, now: float) -> int:
         """Take over what others have computed meanwhile of the same tokens; returns all tokens that are there."""
         request = self._requests[key]
-        at, size = request.computed, self.page_tokens
-        while at % size == 0 and len(request.table) == at // size and at + size < len(request.tokens):
-            place = self._key(request, at // size)
+        while (place := self.next_page(key)) is not None and len(request.table) * self.page_tokens == request.computed:
             prefix = self._found.get(place)
             if prefix is None:
                 break
             self._share(request, [prefix], now)
-            at += size
-        return at
+        return request.computed
+
+    def next_page(self, key: K) -> tuple[int, R, tuple[int, ...]] | None:
+        """What the next page of a request will be found by; None if it begins within one, or has no full one left.
+
+        Two requests that have the same need not compute it both: one can catch up.
+        """
+        request = self._requests[key]
+        index, within = divmod(request.computed, self.page_tokens)
+        if within or request.computed + self.page_tokens >= len(request.tokens):
+            return None
+        return self._place(request, index)
 
     def append(self, key: K, tokens: Sequence[int]) -> None:
         """A request has got further tokens, which are not computed yet."""
@@ -203,7 +211,7 @@ class Pages(Generic[K, R]):
         if end > min(len(request.tokens), len(request.table) * self.page_tokens) or self._writes_to_shared(request):
             raise ValueError(f"request {key!r} has no pages for {tokens} tokens: `grow` comes first")
         for index in range(request.computed // self.page_tokens, end // self.page_tokens):
-            place = self._key(request, index)
+            place = self._place(request, index)
             prefix = self._found.get(place)
             if prefix is not None:
                 self._drop(request.table[index])
@@ -307,14 +315,14 @@ class Pages(Generic[K, R]):
         full = request.computed // size
         for index, page in enumerate(request.table[:full]):
             prefix = self._prefixes.get(page)
-            if prefix is None or self._found.get(self._key(request, index)) is not prefix:
+            if prefix is None or self._found.get(self._place(request, index)) is not prefix:
                 raise PagesError(f"page {page} of request {key!r} does not hold its tokens from {index * size} on")
         if any(page in self._prefixes for page in request.table[full:]):
             raise PagesError(f"request {key!r} writes to a page that others may find")
         if len(request.table) < self.needed(request.computed):
             raise PagesError(f"request {key!r} has {len(request.table)} pages for {request.computed} tokens")
 
-    def _key(self, request: _Request[R], index: int) -> tuple[int, R, tuple[int, ...]]:
+    def _place(self, request: _Request[R], index: int) -> tuple[int, R, tuple[int, ...]]:
         start = index * self.page_tokens
         tokens = tuple(request.tokens[start : start + self.page_tokens])
         return request.table[index - 1] if index else 0, request.root, tokens

@@ -12,6 +12,7 @@ import pytest
 
 from pliant.policies.llm.idle_memory import IdleMemory, Keep, Root
 from pliant.policies.llm.pages import Pages, Prefix
+from pliant.policies.llm.passes import Work
 from pliant.policies.llm.worth import PATIENCE_S
 
 KEEPS: tuple[Keep, ...] = get_args(Keep)
@@ -19,6 +20,9 @@ KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 class Seconds:
     """A page is a byte; pages of prefixes take 1 s each, adapters half a second a page and 1 s more."""
+
+    def pass_s(self, work: Work) -> float:
+        return float(work.tokens)
 
     def load_s(self, bytes: int) -> float:
         return 1.0 + bytes / 2
