@@ -266,7 +266,7 @@ class _Making(Generic[K, A]):
             place = self._pages.next_page(entry.prompt.key)
             if place is None or place not in begun:
                 self._compute(entry)
-                begun.add(place)
+                begun.update([place] if entry.prompt.key in self.rows else [])
         if self._oldest and not (self._running or scheduler._loading or self.preempted) and self._admits(self._oldest):
             self._compute(self._oldest)
 
