@@ -86,8 +86,7 @@ class StepScheduler(Generic[K, A]):
         needed = self._pages.needed(len(prompt.tokens) + prompt.most) + self.memory.adapter_pages(prompt.adapter_bytes)
         if needed > self._pages.count:
             raise ValueError(f"request {prompt.key!r} may need {needed} pages, of {self._pages.count}")
-        entry = Entry(prompt, list(prompt.tokens), prompt.output)
-        self._queue(entry)
+        self._queue(Entry(prompt, list(prompt.tokens), prompt.output))
         if prompt.root.adapter is not None:
             self.memory.adapters.asked(prompt.root.adapter)
 
@@ -184,8 +183,7 @@ class StepScheduler(Generic[K, A]):
             self.memory.adapters.want(adapter)
 
     def _predict(self, entry: Entry[K, A], there: int) -> None:
-        work = chunk(len(entry.tokens) - there, there, entry.prompt.adapter_bytes)
-        entry.prompt_s = self._costs.pass_s(work)
+        entry.prompt_s = self._costs.pass_s(chunk(len(entry.tokens) - there, there, entry.prompt.adapter_bytes))
 
     def _dequeue(self, entry: Entry[K, A]) -> None:
         self._waiting.remove(entry)
@@ -329,6 +327,8 @@ class _Making(Generic[K, A]):
         ]
         freed = {other: self._pages.freed_by(other.prompt.key) for other in younger}
         some = [other for other in younger if freed[other]]
+        if not some and entry is self._by_age[0]:  # they share what they have, or hold adapters
+            return younger[-1] if younger else None
         return min(some, key=lambda other: self._again_s(other) / freed[other], default=None)
 
     def _again_s(self, entry: Entry[K, A]) -> float:

@@ -57,9 +57,10 @@ class Engine:
         adapter: str | None = None,
         bytes: int = 0,
         tpot_s: float = math.inf,
+        most: int = 20,
     ) -> int:
         key = next(self._keys)
-        prompt = Prompt(key, Root(adapter), tokens, predicted or length, max(length, 20), bytes, self.now, tpot_s)
+        prompt = Prompt(key, Root(adapter), tokens, predicted or length, max(length, most), bytes, self.now, tpot_s)
         self.scheduler.add(prompt, self.now)
         self.tokens[key], self.prompts[key], self.lengths[key] = list(tokens), prompt, length
         return key
@@ -193,8 +194,8 @@ def test_a_pass_is_as_long_as_answers_can_spare() -> None:
 
 
 def test_long_prompts_go_on_though_short_ones_keep_coming() -> None:
-    engine = Engine(400_000)
-    long = engine.add(list(range(12_000)), 2)
+    engine = Engine(4000, 64)
+    long = engine.add(list(range(8000)), 2)
     passed = 0
     for number in range(400):
         if long in engine.ended:
@@ -236,15 +237,28 @@ def test_who_would_take_long_to_compute_again_keeps_its_pages_while_another_is_a
     assert engine.scheduler.preemptions == 0
 
 
+@pytest.mark.parametrize("count", range(4, 9))
+def test_younger_ones_that_share_all_they_have_make_way_too(count: int) -> None:
+    engine = Engine(count, 4)
+    oldest = engine.add([9] * 4, 12, predicted=1, most=12)
+    engine.step()
+    one = engine.add([1] * 6, 3, predicted=1, most=3)
+    engine.step()
+    if one in engine.scheduler._running:
+        fork(engine, one)
+    engine.run()
+    assert oldest not in {key for step in engine.steps for key in step.preempted}
+
+
 def test_where_the_next_is_blocked_by_the_adapter_of_the_oldest_that_one_begins() -> None:
-    engine = Engine(20)
+    engine = Engine(24, 16)
     engine.add([1], 1, adapter="a", bytes=10)
     engine.run()
-    oldest = engine.add(list(range(18)), 2, adapter="a", bytes=10)
+    oldest = engine.add(list(range(200)), 2, adapter="a", bytes=10)
     engine.now += 1e-3
-    engine.add([1], 2, adapter="b", bytes=12)
+    other = engine.add([1], 2, adapter="b", bytes=15)
     engine.run()
-    assert oldest in engine.ended
+    assert engine.ended[oldest] < engine.ended[other]
 
 
 def test_parallel_requests_compute_a_common_prompt_once() -> None:
@@ -256,14 +270,19 @@ def test_parallel_requests_compute_a_common_prompt_once() -> None:
     assert sum(sum(step.rows.values()) for step in engine.steps) < 400 + 8 * 12
 
 
+def fork(engine: Engine, key: int) -> None:
+    """Another answer, alike, that begins where `key` is."""
+    child = next(engine._keys)
+    engine.scheduler.fork(key, child, engine.now)
+    engine.tokens[child], engine.lengths[child] = engine.tokens[key].copy(), engine.lengths[key]
+    engine.prompts[child] = engine.prompts[key]._replace(key=child)
+
+
 def test_a_fork_goes_on_with_what_is_there() -> None:
     engine = Engine(40)
     one = engine.add(list(range(10)), 5)
     engine.step()
-    other = next(engine._keys)
-    engine.scheduler.fork(one, other, engine.now)
-    engine.tokens[other], engine.lengths[other] = engine.tokens[one].copy(), 5
-    engine.prompts[other] = engine.prompts[one]._replace(key=other)
+    fork(engine, one)
     engine.run()
     assert sum(engine.steps[1].rows.values()) == 2
     assert len(engine.steps[1].copies) == 1
