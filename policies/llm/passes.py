@@ -17,14 +17,23 @@ ALONE_S = 0.25
 class Work(NamedTuple):
     """What a pass, or a part of it, computes and reads; parts add up."""
 
-    tokens: int = 0
-    """Rows of the linear layers."""
+    rows: int = 0
+    """Answers that get their next token."""
     stored: int = 0
-    """Tokens whose keys and values are read for a single new token each."""
+    """Tokens whose keys and values are read for these."""
+    adapter_bytes: int = 0
+    """Of their adapters, each counted once for each row that uses it: so often it is read."""
+    prompt: int = 0
+    """Tokens of chunks of prompts."""
     pairs: int = 0
-    """Of a chunk's token with each token up to it."""
+    """Of each of these with each token up to it."""
     adapter_tokens: int = 0
-    """Tokens times bytes of their adapters."""
+    """These times bytes of their adapters."""
+
+    @property
+    def tokens(self) -> int:
+        """All that go through the model's layers."""
+        return self.rows + self.prompt
 
     def plus(self, other: Work) -> Work:
         """Both together."""
@@ -49,12 +58,13 @@ class Costs(Protocol):
 
 def token(stored: int, adapter_bytes: int) -> Work:
     """The next token of an answer that has `stored` tokens before it."""
-    return Work(1, stored, 0, adapter_bytes)
+    return Work(rows=1, stored=stored, adapter_bytes=adapter_bytes)
 
 
 def chunk(tokens: int, before: int, adapter_bytes: int) -> Work:
     """`tokens` of a prompt, behind `before` others."""
-    return Work(tokens, 0, tokens * before + tokens * (tokens + 1) // 2, tokens * adapter_bytes)
+    pairs = tokens * before + tokens * (tokens + 1) // 2
+    return Work(prompt=tokens, pairs=pairs, adapter_tokens=tokens * adapter_bytes)
 
 
 class Due(NamedTuple):

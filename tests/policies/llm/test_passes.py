@@ -37,10 +37,10 @@ def test_the_longest_chunk_is_the_longest_that_is_in_time(
 
 
 def test_a_chunk_attends_to_what_is_before_it_and_in_it() -> None:
-    assert chunk(3, 10, 5) == Work(3, 0, 11 + 12 + 13, 15)
+    assert chunk(3, 10, 5) == Work(prompt=3, pairs=11 + 12 + 13, adapter_tokens=15)
     parts = chunk(4, 0, 1).plus(chunk(3, 4, 1))
     assert parts == chunk(7, 0, 1)
-    assert token(10, 5) == Work(1, 10, 0, 5)
+    assert token(10, 5) == Work(rows=1, stored=10, adapter_bytes=5)
 
 
 @given(st.integers(0, 20), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40)), max_size=6), st.integers(1, 8))
