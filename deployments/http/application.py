@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from pliant import __version__
 from pliant.config.cluster import GatewayConfig
-from pliant.deployments.http import hugging_face, open_inference
+from pliant.deployments.http import embeddings, hugging_face, open_inference, reranking
 from pliant.deployments.http.openapi import document
 from pliant.deployments.http.places import PROBES, Places, Refused
 from pliant.deployments.http.statuses import error_response
@@ -46,7 +46,8 @@ def application(
     for router in routers:
         app.include_router(router)
     app.include_router(open_inference.router(services, max_body, config.max_texts))
-    app.include_router(hugging_face.router(services, max_body, config.max_texts))
+    for protocol in (hugging_face, embeddings, reranking):
+        app.include_router(protocol.router(services, max_body, config.max_texts))
 
     @app.get("/stats", tags=["Status"])
     async def stats_page() -> dict[str, Any]:

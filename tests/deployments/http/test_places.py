@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from support.asgi import Exchange
 
 from pliant.config.cluster import GatewayConfig
-from pliant.deployments.encoder.endpoint import Prediction
 from pliant.deployments.http.application import application
 from pliant.deployments.http.places import most_at_once, most_of_a_service
+from pliant.deployments.http.texts import Prediction
 from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.services import Services
 
