@@ -143,7 +143,9 @@ class Batch:
         slot = self._slots.slot(answer)
         start = int(self._lengths[slot])
         if not start:
-            self._executor.admit(slot, answer.sampling, answer.adapter and key(answer.adapter))
+            prompt, answered = np.split(answer.ids, [answer.prompt])
+            adapter = answer.adapter and key(answer.adapter)
+            self._executor.admit(slot, answer.sampling, adapter, prompt, answered)
         self._lengths[slot] = end = start + tokens
         last = end == len(answer.ids)
         self.partial = None if last else answer

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pliant.deployments.llm.request import Generation
@@ -153,7 +154,9 @@ class ScriptedExecutor:
         used = sum(blob.nbytes for blob in self.installed.values())
         assert self.limit * SLOT_BYTES + used <= self.arena_bytes, f"{used} bytes of adapters, {self.limit} slots"
 
-    def admit(self, slot: int, sampling: Sampling, adapter: str | None = None) -> None:
+    def admit(
+        self, slot: int, sampling: Sampling, adapter: str | None, prompt: NDArray[np.int32], answer: NDArray[np.int32]
+    ) -> None:
         assert adapter is None or adapter in self.installed
         self._samplings[slot] = sampling
         self._keys[slot] = adapter
