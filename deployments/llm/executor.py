@@ -49,5 +49,6 @@ class AdapterMemory(Protocol):
 
 class Executor(Slots, AdapterMemory, Protocol):
     pipelined: bool
+    vocabulary: int
 
     def launch(self, step: Step) -> Launched: ...

@@ -54,6 +54,7 @@ class Executor:
     def __init__(self, decoder: Decoder, sampler: Sampler, most_rank: int = 0) -> None:
         kv = decoder.kv
         self.shape = decoder.shape
+        self.vocabulary = decoder.shape.vocab
         self.slots = kv.slots
         self.max_length = kv.max_length
         self.slot_bytes = kv.slot_bytes
