@@ -213,9 +213,7 @@ def test_masks_ban_tokens_of_their_rows_alone(vocab: int) -> None:
     masks = RowMasks(np.array([7, 150]), bits)
     rows, places = logits.expand(200, -1), torch.zeros(200, dtype=torch.int64)
     plain = sampler.sample(rows, slice(0, 200), places).tokens
-    masked = [
-        sampler.sample(rows, slice(0, 200), places + place, masks=masks).tokens.tolist() for place in range(40)
-    ]
+    masked = [sampler.sample(rows, slice(0, 200), places + place, masks=masks).tokens.tolist() for place in range(40)]
     assert {tokens[7] for tokens in masked} == set(allowed[0])
     assert {tokens[150] for tokens in masked} == set(allowed[1])
     others = [row for row in range(200) if row not in (7, 150)]
@@ -296,7 +294,9 @@ def test_no_shape_and_no_branch_depends_on_data_off_the_cpu() -> None:
     sampler = Sampler(4, VOCAB, "meta", LONGEST)
     sampler.set(1, Sampling(0.5, top_k=4, top_p=0.9, logprobs=3))
     sampler.set(2, Sampling(0.5, top_p=0.9, min_p=0.1, typical_p=0.9))
-    sampler.set(3, Sampling(repetition_penalty=1.5, presence_penalty=1, logit_bias=((1, 2.0),), min_tokens=2, ends=(1,)))
+    sampler.set(
+        3, Sampling(repetition_penalty=1.5, presence_penalty=1, logit_bias=((1, 2.0),), min_tokens=2, ends=(1,))
+    )
     sampler.move([(1, 0, 5)])
     rows = torch.empty(2, dtype=torch.int64, device="meta")
     for slots in (slice(1, 3), slice(2, 4), rows):
