@@ -8,13 +8,16 @@ from typing import Any, ClassVar
 from prometheus_client.core import Metric
 
 from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder import panels
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.messages import MOST_WAITING
 from pliant.deployments.encoder.metric_tables import encoder_metrics
 from pliant.deployments.encoder.metrics import TextMetrics
 from pliant.deployments.encoder.planner import EncoderPart
+from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Kind, Opening, Planning
+from pliant.deployments.serving.panels import Panel, Readings
 from pliant.deployments.serving.services import Answers
 from pliant.models import sources
 
@@ -47,6 +50,12 @@ class EncoderKind(Kind[EncoderConfig]):
 
     def part(self, planning: Planning) -> EncoderPart:
         return EncoderPart(planning)
+
+    def readings(self, report: Mapping[str, Any]) -> Readings:
+        return panels.readings(report)
+
+    def panels(self, view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
+        return panels.panels(view, past)
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         return encoder_metrics(services)

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from pliant.config.cluster import GatewayConfig, ServingConfig
 from pliant.config.llm import LlmConfig
 from pliant.deployments.http import openai
-from pliant.deployments.llm import adapter_routes
+from pliant.deployments.llm import adapter_routes, panels
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.llm.endpoint import LanguageModel
@@ -25,8 +25,10 @@ from pliant.deployments.llm.served_models import ServedModels
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.catalog.part import CatalogPart
+from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
 from pliant.deployments.serving.least_held import Share
+from pliant.deployments.serving.panels import Panel, Readings
 from pliant.deployments.serving.router import streamed
 from pliant.deployments.serving.services import Answers, Service, Services
 from pliant.models import sources
@@ -67,6 +69,12 @@ class LlmKind(Kind[LlmConfig]):
             return {}
         registered = Counter(entry.service for entry in adapters.known.values())
         return {"adapters": registered[service.name], "problems": list(adapters.problems)}
+
+    def readings(self, report: Mapping[str, Any]) -> Readings:
+        return panels.readings(report)
+
+    def panels(self, view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
+        return panels.panels(view, past)
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         return llm_metrics(services)
