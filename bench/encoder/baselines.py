@@ -66,7 +66,7 @@ class _OnnxRuntime:
         options.inter_op_num_threads = 1
         self._session: Any = onnxruntime.InferenceSession(path, options, providers=providers)  # type: ignore[attr-defined]
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+    def __call__(self, ids: np.ndarray | Sequence[int], types: object = None) -> np.ndarray:
         inputs = np.stack([np.asarray(ids, dtype=np.int64), np.ones(len(ids), dtype=np.int64)])
         logits: np.ndarray = self._session.run(None, {"inputs": inputs})[0]
         return logits

@@ -39,7 +39,9 @@ class Runtime(Protocol):
     """Computes each text at its own length, instead of padding it to max_length."""
     backend: str
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray: ...
+    def __call__(
+        self, ids: np.ndarray | Sequence[int], types: np.ndarray | Sequence[int] | None = None
+    ) -> np.ndarray: ...
 
 
 class WithImportance(Protocol):
@@ -352,6 +354,7 @@ class Engine:
 
     def _compute(self, runtime: Runtime, query: Query) -> _Computation:
         ids = np.frombuffer(query.ids, dtype="<i4")
+        types = np.frombuffer(query.types, dtype="u1") if query.types else None
         importance, importance_s = None, 0.0
         self._computing_since = started = time.perf_counter()
         try:
@@ -359,7 +362,7 @@ class Engine:
                 told = runtime.with_importance(ids, query.importance_request.wants)
                 logits, importance, importance_s = told.logits, told.importance, told.importance_s
             else:
-                logits = runtime(ids)
+                logits = runtime(ids, types)
         finally:
             self._computing_since = None
         return _Computation(logits, importance, importance_s, time.perf_counter() - started)

@@ -261,11 +261,13 @@ class UnloadAdapterRequest(Body):
 
 _WANTED = {
     "prompt": "must be a text, its token ids, or a list of either; none may be empty",
+    "input": "must be a text, its token ids, or a list of either; none may be empty",
     "content": "must be a text, or a list of parts {type: text, text: ...}",
     "tool_choice": "must be none, auto, required, or {type: function, function: {name: ...}}",
     "stop": f"must be a text, or a list of at most {_MOST_STOPS}, each of 1 to {_MOST_STOP_CHARACTERS} characters",
 }
 """What is said of parameters that may be of several types."""
+_OF_SEVERAL_TYPES = ("prompt", "input")
 _BODIES: tuple[type[Body], ...] = (
     *(CompletionRequest, ChatRequest, Message, TextPart, StreamOptions, ResponseFormat, JsonSchema, StructuredOutputs),
     *(ToolCall, FunctionCall, Tool, Function, NamedTool, NamedFunction),
@@ -291,7 +293,8 @@ def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> RequestError:
         return RequestError(Outcome.REJECTED, f"body: {problem['msg']}")
     extra = problem["type"] == "extra_forbidden"
     # Pydantic puts the type that was tried beside the fields.
-    loc = [part for part in problem["loc"] if extra or isinstance(part, int) or part in _FIELDS]
+    known = _FIELDS | model.model_fields.keys()
+    loc = [part for part in problem["loc"] if extra or isinstance(part, int) or part in known]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
     if extra:
         allowed = f"; known: {', '.join(model.model_fields)}" if len(loc) == 1 else ""
@@ -302,7 +305,7 @@ def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> RequestError:
         return RequestError(
             Outcome.REJECTED, f"{param}: missing; it must be given", fault=Fault.MISSING_PARAMETER, param=param
         )
-    if param.startswith("prompt"):
-        param, loc = "prompt", loc[:1]
+    if loc[0] in _OF_SEVERAL_TYPES:
+        param, loc = str(loc[0]), loc[:1]
     wanted = _WANTED.get(str(loc[-1]), problem["msg"].removeprefix("Value error, "))
     return RequestError(Outcome.REJECTED, f"{param}: {given(problem)}{wanted}", param=param)
