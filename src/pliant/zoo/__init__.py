@@ -23,7 +23,15 @@ ADAPTERS = "adapters"
 """The entry that holds all adapters, a PEFT folder each."""
 TASKS = "digits-tasks"
 """The entry that holds all vision tasks, a folder each."""
-_COSTS = {"topics-small": 14, "digits-vit": 17, "topics-large": 39, TASKS: 63, "tiny-llama": 96, ADAPTERS: 178}
+_COSTS = {
+    "topics-small": 14,
+    "digits-vit": 17,
+    "topics-large": 39,
+    "topics-embedding": 40,
+    TASKS: 63,
+    "tiny-llama": 96,
+    ADAPTERS: 178,
+}
 _MEASURED = ("accuracy", "perplexity", "base_perplexity", "prompted_accuracy")
 
 
@@ -89,8 +97,8 @@ def ensure(name: str, progress: Callable[[str, float], object], niceness: int = 
     never done so.
 
     One process trains at a time, of all that are wanted the cheapest first; others that ask meanwhile wait. `progress`
-    is called with what is being done and the fraction done; adapters and tasks may need their model to be trained
-    before. Raises ModelError if training fails.
+    is called with what is being done and the fraction done; adapters, tasks and embeddings may need their model to be
+    trained before. Raises ModelError if training fails.
     """
     if isinstance(shape := shapes.SHAPES.get(name), shapes.EmbeddingShape):
         trained = ensure(shape.of, progress, niceness)

@@ -135,6 +135,7 @@ async def test_what_makes_vectors_compares_queries_with_documents(measure: str, 
     pairs = [Pair("cat", "mat"), Pair("cat", "berlin"), Pair("cat", "mat")]
     found = await service.classifier.relevance(pairs, PLAIN)
     assert len(service.queries) == 3  # each text once
+    assert sum(each.tokens for each in found) == sum(query.length for query in service.queries)
     for pair, ours in zip(pairs, found, strict=True):
         one, other = mean_of(tmp_path, f"a great {pair.first}"), mean_of(tmp_path, f"the {pair.second}")
         wanted = {
