@@ -33,6 +33,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     save_pooling(save(root / "vectors", "bert", "embed"), "mean", True, prompts={"query": "the "})
     save(root / "reranker", "bert", "classify", num_labels=1)
     save(root / "entities", "bert", "tokens", id2label=dict(enumerate(NAMES)))
+    inference = {"id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}}
+    save(root / "inference", "bert", "classify", **inference)
     save(root / "topics", "roberta", "classify", type_vocab_size=1)
     return {folder.name: folder for folder in sorted(root.iterdir())}
 
@@ -114,6 +116,14 @@ def test_hugging_face_client(server: str, client: openai.OpenAI) -> None:
     assert {each.label for each in hugging_face(server, "topics").text_classification(TEXT)} == set(
         read_labels(server, "topics")
     )
+
+
+def test_hugging_face_zero_shot(server: str, http: httpx.Client) -> None:
+    found = hugging_face(server, "inference").zero_shot_classification(TEXT, ["cat", "mat"], multi_label=True)
+    assert {each.label for each in found} == {"cat", "mat"}
+    options = {"candidate_labels": ["cat", "mat"], "multi_label": True, "top_k": 1}
+    [several] = http.post("/models/inference", json={"inputs": [TEXT], "parameters": options}).json()
+    assert several == [{"label": found[0].label, "score": pytest.approx(found[0].score, abs=1e-6)}]
 
 
 def read_labels(server: str, model: str) -> list[str]:
@@ -257,6 +267,19 @@ RERANK = {"model": "reranker", "query": "a", "documents": ["b"]}
         ("/classify", {"model": "topics", "input": ["a"] * 9}, 413, "9 texts"),
         ("/models/vectors", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "got no text"),
         ("/models/vectors", {"inputs": "a", "truncation_direction": "left"}, 400, "truncation_direction"),
+        (
+            "/models/inference",
+            {"inputs": ["a", "b"], "parameters": {"candidate_labels": ["c"] * 5}},
+            413,
+            "10 labels in one request",
+        ),
+        (
+            "/models/inference",
+            {"inputs": "a", "parameters": {"candidate_labels": ["c"], "hypothesis_template": "no"}},
+            400,
+            "parameters.hypothesis_template: got 'no'",
+        ),
+        ("/models/topics", {"inputs": "a", "parameters": {"candidate_labels": ["c"]}}, 400, "begins with 'entail'"),
         ("/models/entities", {"inputs": {"text": "a", "text_pair": "b"}}, 400, "inputs"),
         ("/models/entities", {"inputs": "a", "parameters": {"aggregation_strategy": "x"}}, 400, "aggregation_strategy"),
         (
@@ -311,6 +334,7 @@ def test_a_second_binary_tensor_that_is_cut_short_is_refused(http: httpx.Client)
 def test_folders_say_what_they_are_for(folders: dict[str, Path]) -> None:
     assert {name: read_encoder(folder).task for name, folder in folders.items()} == {
         "entities": "tokens",
+        "inference": "classify",
         "reranker": "classify",
         "topics": "classify",
         "vectors": "embed",
