@@ -97,6 +97,8 @@ PICTURES = [picture(form) for form in ("PNG", "JPEG", "GIF", "WEBP", "BMP")]
 _BASE64 = base64.b64encode(PICTURES[0]).decode()
 _TALK = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
 _CLASSIFY = {"inputs": ["a b", "c"], "parameters": {"top_k": 1, "slo_ms": 60_000, "utility": 1}}
+_RERANK = {"model": "scores", "query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "return_documents": True}
+_PAIR = {"inputs": [_tensor(name, "BYTES", [1], ["a"])["inputs"][0] for name in ("text", "text_pair")]}
 _PIXELS = np.zeros((1, 16, 16, 3), int).tolist()
 GENERATE = {"max_tokens": 4, "temperature": 0, "seed": 1, "n": 1, "stop": ["x"], "stream": False, "user": "u"}
 SAMPLE = {
@@ -117,6 +119,21 @@ BODIES: Sequence[tuple[str, Mapping[str, str], Any]] = (
     ("/models/{model}", {"model": "large"}, {"inputs": "a"}),
     ("/models/{model}", {"model": "both"}, {**_CLASSIFY, "parameters": {"details": True}}),
     ("/models/{model}", {"model": "digits"}, {"inputs": [_BASE64], "parameters": {"task": "model", "slo_ms": 60_000}}),
+    ("/models/{model}", {"model": "scores"}, {"inputs": [{"text": "a", "text_pair": "b"}, "c"]}),
+    ("/models/{model}", {"model": "entities"}, {"inputs": ["a b"], "parameters": {"aggregation_strategy": "first"}}),
+    ("/models/{model}", {"model": "vectors"}, {"inputs": ["a"], "normalize": True, "dimensions": 4, "truncate": True}),
+    ("/models/{model}", {"model": "vectors"}, {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}}),
+    ("/v1/embeddings", {}, {"model": "vectors", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 4}),
+    ("/v1/embeddings", {}, {"model": "vectors", "input": [[1, 2], [3]], "prompt_name": "query", "slo_ms": 60_000}),
+    ("/rerank", {}, _RERANK),
+    ("/v1/rerank", {}, {**_RERANK, "model": "vectors"}),
+    ("/v2/rerank", {}, _RERANK),
+    ("/score", {}, {"model": "scores", "text_1": ["a", "b"], "text_2": ["c", "d"]}),
+    ("/v1/score", {}, {"model": "vectors", "text_1": "a", "text_2": ["b", "c"], "utility": 1}),
+    ("/classify", {}, {"model": "small", "input": ["a", "b"]}),
+    ("/v2/models/{model}/infer", {"model": "vectors"}, _tensor("text", "BYTES", [2], ["a", "b"])),
+    ("/v2/models/{model}/infer", {"model": "entities"}, _tensor("text", "BYTES", [1, 1], [["a b"]])),
+    ("/v2/models/{model}/infer", {"model": "scores"}, _PAIR),
     ("/v2/models/{model}/infer", {"model": "small"}, {**_tensor("text", "BYTES", [2], ["a", "b"]), "id": "7"}),
     (
         "/v2/models/{model}/versions/{version}/infer",
@@ -165,7 +182,9 @@ PAGES = (
     *("/v2/repository/models/{model}/tasks", "/v2/models/{model}/versions/{version}/ready"),
     "/v2/repository/models/{model}/tasks/{task}/unload",
 )
-NAMES = st.sampled_from(["small", "both", "chat", "digits", "x", "1", "%00", "..", "a%2Fb", "%ff", "é"])
+NAMES = st.sampled_from(
+    ["small", "both", "vectors", "entities", "chat", "digits", "x", "1", "%00", "..", "a%2Fb", "%ff", "é"]
+)
 
 
 def _changed(draw: Draw, value: Any) -> Any:

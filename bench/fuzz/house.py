@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.encoder import messages as texts
 from pliant.deployments.encoder.chooser import EncoderChooser
-from pliant.deployments.encoder.endpoint import Classifier
+from pliant.deployments.encoder.kind import ENDPOINTS
 from pliant.deployments.http.application import application
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.adapter_registry import AdapterRegistry
@@ -78,6 +79,11 @@ _CANDIDATE: Mapping[str, Any] = {
 }
 
 
+_LABELS = EncoderInfo("classify", LABELS, TEXT_TOKENS, pairs=False, scores="softmax", vocabulary=300)
+_SCORES = replace(_LABELS, labels=("suits",), pairs=True, scores="sigmoid")
+_VECTORS = replace(_LABELS, task="embed", labels=(), scores="none", dimensions=8, prompts={"query": "a "})
+
+
 class House:
     """Its folders are below `folder`; `adapters` and `tasks` are where clients may load from."""
 
@@ -98,7 +104,7 @@ class House:
         self._following = [asyncio.create_task(each.run()) for each in (adapters, tasks)]
         await adapters.catch_up()
         await tasks.catch_up()
-        small, large = (_classifier(name, self._folder) for name in ("small", "large"))
+        small, large = (_encoder(name, self._folder, _LABELS) for name in ("small", "large"))
         choice = Choice(Candidate(**_CANDIDATE), None, (0.001, 0.01), 500)
         cascade = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, degrade=True)
         endpoints: dict[tuple[str, Answers], Any] = {
@@ -111,6 +117,9 @@ class House:
                 lambda: CascadeEntry("both", "serves", choice),
                 _Uncounted(),
             ),
+            ("vectors", "texts"): _encoder("vectors", self._folder, _VECTORS),
+            ("scores", "texts"): _encoder("scores", self._folder, _SCORES),
+            ("entities", "texts"): _encoder("entities", self._folder, replace(_LABELS, task="tokens")),
             ("chat", "prompts"): _language_model(self._folder, self.decoder),
             ("digits", "images"): _vision(self.backbone, gateway, tasks),
         }
@@ -175,7 +184,7 @@ def _way(chooser: Chooser[Any, Any], report: Any, answer: Callable[[Any], Any]) 
     return table, Caller(table, _Uncounted(), courier, replica.pieces)
 
 
-def _classifier(name: str, folder: Path) -> Classifier:
+def _encoder(name: str, folder: Path, info: EncoderInfo) -> Any:
     words = {f"##{letter}": index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz", 100)}
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     tokenizer = Tokenizer(models.WordPiece({**dict(zip(special, range(4), strict=True)), "a": 9, **words}))
@@ -189,17 +198,17 @@ def _classifier(name: str, folder: Path) -> Classifier:
     point = (TEXT_TOKENS, 0.001, 0.001)
 
     def answer(query: texts.Query) -> texts.Answer:
-        logits = np.linspace(0, 1, len(LABELS), dtype="<f4").tobytes()
+        numbers = (info.dimensions or len(info.labels)) * (query.length if info.task == "tokens" else 1)
+        logits = np.linspace(0, 1, numbers, dtype="<f4").tobytes()
         weights = np.linspace(0, 1, query.length, dtype="<f4").tobytes() if query.importance_request else b""
         return texts.Answer(logits, TEXT_TOKENS, query.length, weights)
 
     table, caller = _way(chooser, {"max_length": TEXT_TOKENS, "service_s": 0.001, "curve": (point,)}, answer)
-    info = EncoderInfo("classify", LABELS, TEXT_TOKENS, pairs=False, scores="softmax", vocabulary=6)
     replicas = ReplicaRange(min=1, max=1)
     config = EncoderConfig(
         kind="encoder", model=name, lengths=(TEXT_TOKENS,), replicas=replicas, truncate=name == "large"
     )
-    return Classifier(name, config, folder / name, info, chooser, table, caller, _Uncounted())
+    return ENDPOINTS[info.task](name, config, folder / name, info, chooser, table, caller, _Uncounted())
 
 
 def _language_model(folder: Path, shape: DecoderShape) -> LanguageModel:

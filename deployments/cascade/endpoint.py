@@ -87,6 +87,9 @@ class CascadeClassifier:
         if len(single) < len(texts):
             reason = f"{self.name} is a cascade, which reads single texts; ask one of {', '.join(self.levels)}"
             raise RequestError(Outcome.REJECTED, reason)
+        if parameters.candidate_labels is not None:
+            reason = f"parameters.candidate_labels: {self.name} is a cascade, which knows its own labels alone"
+            raise RequestError(Outcome.REJECTED, reason)
         if parameters.function_to_apply == "sigmoid":
             raise RequestError(
                 Outcome.REJECTED,

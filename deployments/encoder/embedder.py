@@ -59,12 +59,13 @@ class Embedder(Reader):
             dict(zip(firsts, found, strict=False)),
             dict(zip(seconds, found[len(firsts) :], strict=True)),
         )
+        read = {id(one): one.tokens for one in found}
         return [
             Relevance(
-                self.similarity(queries[pair.first].vector, documents[pair.second].vector),
-                queries[pair.first].tokens + documents[pair.second].tokens,
+                self.similarity(one.vector, other.vector),
+                read.pop(id(one), 0) + read.pop(id(other), 0),
             )
-            for pair in pairs
+            for one, other in ((queries[pair.first], documents[pair.second]) for pair in pairs)
         ]
 
     def similarity(self, one: Vector, other: Vector) -> float:

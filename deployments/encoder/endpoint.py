@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from pliant.deployments.encoder.reading import Reader
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.http.texts import Input, Pair, Prediction, Priority, Relevance
@@ -24,6 +26,9 @@ class Classifier(Reader):
         if parameters.details:
             reason = f"parameters.details: {self.name} is no cascade, and has none"
             raise RequestError(Outcome.REJECTED, reason)
+        if parameters.candidate_labels is not None:
+            entailed = self._entailed()
+            return await each([self._infer(text, parameters.candidate_labels, entailed, parameters) for text in texts])
         return await each([self._classify(text, parameters) for text in texts])
 
     async def relevance(self, pairs: Sequence[Pair], priority: Priority) -> list[Relevance]:
@@ -39,6 +44,36 @@ class Classifier(Reader):
         order = likeliest(scores, parameters.top_k)
         labels = [self.labels[index] for index in order]
         return Prediction(labels, scores[order].tolist(), reading.warning, tokens=reading.tokens)
+
+    def _entailed(self) -> int:
+        """Which label says that the first text of a pair implies the second."""
+        found = [index for index, label in enumerate(self.labels) if label.lower().startswith("entail")]
+        if not found:
+            reason = (
+                f"parameters.candidate_labels: {self.name} has no label that begins with 'entail', as models of "
+                f"natural language inference do; it has {', '.join(self.labels)[:200]}"
+            )
+            raise RequestError(Outcome.REJECTED, reason)
+        return found[0]
+
+    async def _infer(
+        self, text: Input, candidates: Sequence[str], entailed: int, parameters: ClassifyParameters
+    ) -> Prediction:
+        """Label a text by what it implies, as transformers' zero-shot pipeline does."""
+        if not isinstance(text, str):
+            raise RequestError(Outcome.REJECTED, "parameters.candidate_labels: got a pair; send single texts")
+        hypotheses = [parameters.hypothesis_template.replace("{}", label) for label in candidates]
+        readings = await each([self.ask(Pair(text, hypothesis), parameters) for hypothesis in hypotheses])
+        logits = np.stack([reading.logits for reading in readings])
+        if parameters.multi_label or len(candidates) == 1:
+            against = logits[:, -1 if entailed == 0 else 0]
+            scores = apply("sigmoid", logits[:, entailed] - against)
+        else:
+            scores = apply("softmax", logits[:, entailed])
+        order = likeliest(scores, parameters.top_k)
+        labels = [candidates[index] for index in order]
+        warning = next((reading.warning for reading in readings if reading.warning), None)
+        return Prediction(labels, scores[order].tolist(), warning, tokens=sum(reading.tokens for reading in readings))
 
     async def _relevance(self, pair: Pair, priority: Priority) -> Relevance:
         reading = await self.ask(pair, priority)

@@ -26,7 +26,7 @@ from pliant.deployments.http.texts import (
     many_numbers,
     task_of,
 )
-from pliant.deployments.http.validation import bounded
+from pliant.deployments.http.validation import bounded, check_count
 
 Options = dict[str, Any]
 """Of the hosted service (caching, waiting for a model): accepted, without effect."""
@@ -107,12 +107,16 @@ async def answer_texts(endpoint: Any, body: bytes, most: int) -> Response:
 
 
 async def _classify(classifier: TextClassifier, body: bytes, most: int) -> Response:
-    """A list of labels for each text, also for a single one."""
+    """A list of labels for each text, also for a single one unless the labels are the client's."""
     call = await off_loop(len(body), lambda: validated_json(TextClassificationRequest, body))
     given = bounded(call.inputs if isinstance(call.inputs, list) else [call.inputs], most, "text")
     texts = [text if isinstance(text, str) else text.read() for text in given]
+    candidates = call.parameters.candidate_labels
+    if candidates is not None:
+        check_count(len(texts) * len(candidates), most, "label")
     predictions = await classifier.classify(texts, call.parameters)
-    return JSONResponse([_scored(prediction, call.parameters.details) for prediction in predictions])
+    found = [_scored(prediction, call.parameters.details) for prediction in predictions]
+    return JSONResponse(found[0] if candidates is not None and isinstance(call.inputs, str) else found)
 
 
 async def _tag(tagger: TextTagger, body: bytes, most: int) -> Response:

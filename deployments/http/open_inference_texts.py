@@ -51,7 +51,7 @@ from pliant.deployments.http.texts import (
     task_of,
     warning_of,
 )
-from pliant.deployments.http.validation import VERSION
+from pliant.deployments.http.validation import VERSION, check_count
 from pliant.deployments.serving.outcome import Outcome, RequestError
 
 _INPUTS = ("text", "text_pair")
@@ -76,7 +76,7 @@ async def infer_texts(endpoint: Any, body: bytes, header: str | None, most: int)
             return await _embed(endpoint, call, texts)
         case "tokens":
             return await _tag(endpoint, call, texts)
-    return await _classify(endpoint, call, texts)
+    return await _classify(endpoint, call, texts, most)
 
 
 def text_metadata(endpoint: Any) -> dict[str, Any]:
@@ -108,11 +108,12 @@ def described(types: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"name": name, "datatype": type_, "shape": [-1, -1]} for name, type_ in types.items()]
 
 
-async def _classify(classifier: TextClassifier, call: InferRequest, texts: Sequence[Input]) -> Response:
+async def _classify(classifier: TextClassifier, call: InferRequest, texts: Sequence[Input], most: int) -> Response:
     parameters = validated(ClassifyParameters, call.options())
     binary = requested(call, _outputs(classifier))
     if not call.outputs and not parameters.details:
         binary = {name: packed for name, packed in binary.items() if name in _LABELS}
+    check_count(len(texts) * len(parameters.candidate_labels or [""]), most, "label")
     predictions = await classifier.classify(texts, parameters)
     tensors = {
         "label": OutputTensor("BYTES", [item.labels for item in predictions]),

@@ -36,6 +36,12 @@ class ClassifyParameters(TextParameters):
     """What turns logits into scores; without it, what suits the model's problem type."""
     details: bool = False
     """Tell with each answer which level of a cascade gave it, how sure it is, and how many words it did not read."""
+    candidate_labels: Annotated[list[str], Field(min_length=1, max_length=1_000, fail_fast=True)] | None = None
+    """Label texts with these, which a model of natural language inference need not have seen before."""
+    hypothesis_template: Annotated[str, Field(pattern=r"\{\}", max_length=1_000)] = "This example is {}."
+    """What such a model is asked about each label, which takes the place of {}."""
+    multi_label: bool = False
+    """Whether several of these labels may be true of a text, so that each stands for itself."""
 
 
 class EmbedParameters(TextParameters):

@@ -35,7 +35,7 @@ async def find(services: Services, model: str, fits: Callable[[Any], bool], does
         raise RequestError(Outcome.REJECTED, reason, fault=Fault.MODEL_NOT_FOUND, param="model")
     endpoint = await services.begun(service)
     if not fits(endpoint):
-        reason = f"model: {model} {_DOES[task_of(endpoint)]}; those that {does}: {_fitting(services, fits)}"
+        reason = f"model: {model} {_DOES[task_of(endpoint)]}; choose one that {does}: {_fitting(services, fits)}"
         raise RequestError(Outcome.REJECTED, reason, param="model")
     return endpoint
 

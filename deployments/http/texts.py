@@ -77,6 +77,7 @@ class Relevance:
 
     score: float
     tokens: int
+    """Read for it, and not yet for another of the same request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,8 +288,9 @@ def test_what_the_zoo_lacks_is_trained_while_ray_starts_the_cheapest_first(monke
     trained: list[str] = []
     monkeypatch.setattr(zoo, "ensure", lambda name, _progress: trained.append(name))
     serve_cli._train_ahead(read(ROOT / "cluster.yaml").serving)
-    wait_until(lambda: len(trained) == 6)
-    assert trained == ["topics-small", "digits-vit", "topics-large", "digits-tasks", "tiny-llama", "adapters"]
+    wait_until(lambda: len(trained) == 7)
+    classifiers = ["topics-small", "digits-vit", "topics-large", "topics-embedding"]
+    assert trained == [*classifiers, "digits-tasks", "tiny-llama", "adapters"]
 
 
 def test_the_whole_zoo_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:

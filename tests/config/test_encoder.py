@@ -78,3 +78,19 @@ def test_models_are_checked(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as error:
             check_models(serving)
         assert error.value.problems[0].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "key"),
+    [("zoo/topics-small", "models/x", "inputs"), ("zoo/topics-embedding", "v1/embeddings", "input")],
+)
+def test_the_example_suits_what_the_model_is_for(model: str, path: str, key: str) -> None:
+    example = EncoderConfig(kind="encoder", model=model, replicas=1).example("x")
+    assert example.path == path
+    assert key in example.body
+
+
+def test_only_classifiers_tell_of_importance() -> None:
+    serving = parse({"services": {"s": {**SERVICE, "model": "zoo/topics-embedding", "importance": True}}})
+    with pytest.raises(ConfigError, match=r"services\.s\.importance: only what labels texts"):
+        check_models(serving)

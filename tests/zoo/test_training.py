@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from pliant import zoo
+from pliant.kernels.encoder import packed_runtime
 from pliant.models import sources
 from pliant.zoo import corpus, shapes, topics
 from pliant.zoo.shapes import Shape
@@ -98,3 +99,22 @@ def test_an_interrupted_training_leaves_nothing_that_looks_trained(
         sources.fetch("zoo/topics-small", progress=interrupt)
     assert zoo.status()[0].accuracy is None
     assert sources.fetch("zoo/topics-small").exists()
+
+
+def test_the_embedding_shares_its_model_s_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(shapes.SHAPES, "topics-embedding", shapes.EmbeddingShape("topics-small", "cls_token"))
+    before = sources.check("zoo/topics-embedding")
+    folder, model = sources.fetch("zoo/topics-embedding"), sources.fetch("zoo/topics-small")
+    assert before == sources.describe(folder)
+    assert (before.task, before.dimensions, before.normalized) == ("embed", TINY.hidden, True)
+    for file in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (folder / file).samefile(model / file)
+    text = "The yield expression is used when defining a generator function"
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    states = topics.BertForSequenceClassification.from_pretrained(model).eval().bert(torch.tensor([ids]))
+    wanted = torch.nn.functional.normalize(states.last_hidden_state[0, 0], dim=0)
+    found = packed_runtime.load(folder, TINY.positions)(ids)
+    torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=0, atol=1e-5)
+    entry = {entry.name: entry for entry in zoo.status()}["topics-embedding"]
+    assert entry.trained
+    assert entry.seconds < 1

@@ -205,7 +205,7 @@ def _quality(entry: zoo.ZooEntry) -> str:
         prompted = f" → {entry.prompted_accuracy:.1%} with prompts" if entry.prompted_accuracy else ""
         return f"accuracy {entry.accuracy:.1%}{prompted}"
     if entry.perplexity is None:
-        return "not trained yet"
+        return "not measured" if entry.trained else "not trained yet"
     base = f"{entry.base_perplexity:.0f} → " if entry.base_perplexity else ""
     return f"perplexity {base}{entry.perplexity:.1f}"
 

@@ -1,4 +1,4 @@
-"""The config of text classifiers."""
+"""The config of encoders: what labels texts or their tokens, and what makes vectors of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pliant.config.base import Example, Milliseconds, ModelServiceConfig, Replic
 from pliant.models import sources
 
 EXAMPLE_TEXT = "The yield expression is used when defining a generator function"
+EXAMPLE_QUERY = "How is a generator defined?"
 
 
 def _rising(lengths: tuple[int, ...]) -> tuple[int, ...]:
@@ -26,7 +27,7 @@ def _auto(lengths: object) -> object:
 
 
 class EncoderConfig(ModelServiceConfig):
-    """A text classifier on runtimes compiled per input length (Arlo)."""
+    """An encoder on runtimes compiled per input length (Arlo); its model's folder says what it is for."""
 
     kind: Literal["encoder"]
     lengths: Annotated[
@@ -57,9 +58,21 @@ class EncoderConfig(ModelServiceConfig):
         return self.lengths[-1] if self.lengths else model_takes
 
     def misfit(self, services: Mapping[str, ServiceConfig]) -> str | None:
-        takes = sources.check(self.model).max_length
-        longest = self.longest(takes)
-        return f"lengths: got {longest}; {self.model} takes at most {takes} tokens" if longest > takes else None
+        info = sources.check(self.model)
+        longest = self.longest(info.max_length)
+        if longest > info.max_length:
+            return f"lengths: got {longest}; {self.model} takes at most {info.max_length} tokens"
+        if self.importance and info.task != "classify":
+            return f"importance: only what labels texts tells which tokens are important; {self.model} does not"
+        return None
 
     def example(self, name: str) -> Example:
+        info = sources.check(self.model)
+        if info.task == "embed":
+            return Example("v1/embeddings", {"model": name, "input": EXAMPLE_TEXT})
+        if info.task == "tokens":
+            options: dict[str, object] = {"aggregation_strategy": "simple"}
+            return Example(f"models/{name}", {"inputs": EXAMPLE_TEXT, "parameters": options})
+        if info.scores_pairs:
+            return Example("rerank", {"model": name, "query": EXAMPLE_QUERY, "documents": [EXAMPLE_TEXT]})
         return Example(f"models/{name}", {"inputs": EXAMPLE_TEXT, "parameters": {"top_k": 2}})

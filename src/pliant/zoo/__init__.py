@@ -23,7 +23,16 @@ ADAPTERS = "adapters"
 """The entry that holds all adapters, a PEFT folder each."""
 TASKS = "digits-tasks"
 """The entry that holds all vision tasks, a folder each."""
-_COSTS = {"topics-small": 14, "digits-vit": 17, "topics-large": 39, TASKS: 63, "tiny-llama": 96, ADAPTERS: 178}
+_COSTS = {
+    "topics-small": 14,
+    "digits-vit": 17,
+    "topics-pairs": 34,
+    "topics-large": 39,
+    "topics-embedding": 40,
+    TASKS: 63,
+    "tiny-llama": 96,
+    ADAPTERS: 178,
+}
 _MEASURED = ("accuracy", "perplexity", "base_perplexity", "prompted_accuracy")
 
 
@@ -51,13 +60,10 @@ class ZooEntry:
 
 
 def folder(name: str) -> Path:
-    """Where the model `name`, or `ADAPTERS` or `TASKS` of one version of their model, lies or will lie once trained."""
-    if name in (ADAPTERS, TASKS):
-        version = shapes.ADAPTERS_VERSION if name == ADAPTERS else shapes.TASKS_VERSION
-        return cache_folder() / "zoo" / f"{name}-v{version}-of-{folder(_base(name)).name}"
-    if isinstance(shape := shapes.SHAPES[name], shapes.EmbeddingShape):
-        return cache_folder() / "zoo" / f"{name}-v{shape.version}-of-{folder(shape.of).name}"
-    return cache_folder() / "zoo" / f"{name}-v{shapes.SHAPES[name].version}"
+    """Where the model `name`, or `ADAPTERS` or `TASKS`, lies or will lie once trained; of what is made of a model, one
+    version of that."""
+    of = f"-of-{folder(base).name}" if (base := _base(name)) else ""
+    return cache_folder() / "zoo" / f"{name}-v{_version(name)}{of}"
 
 
 def config(name: str) -> dict[str, Any]:
@@ -89,14 +95,13 @@ def ensure(name: str, progress: Callable[[str, float], object], niceness: int = 
     never done so.
 
     One process trains at a time, of all that are wanted the cheapest first; others that ask meanwhile wait. `progress`
-    is called with what is being done and the fraction done; adapters and tasks may need their model to be trained
-    before. Raises ModelError if training fails.
+    is called with what is being done and the fraction done; adapters, tasks and embeddings may need their model to be
+    trained before. Raises ModelError if training fails.
     """
+    if (base := _base(name)) and not folder(name).exists():
+        ensure(base, progress, niceness)
     if isinstance(shape := shapes.SHAPES.get(name), shapes.EmbeddingShape):
-        trained = ensure(shape.of, progress, niceness)
-        return made_once(folder(name), lambda unfinished: _link(name, shape, trained, unfinished))
-    if name in (ADAPTERS, TASKS) and not folder(name).exists():
-        ensure(_base(name), progress, niceness)
+        return made_once(folder(name), lambda unfinished: _link(name, shape, unfinished))
     job = f"training zoo/{name}"
     told = shared(folder(name), progress)
 
@@ -112,9 +117,16 @@ def cost(name: str) -> float:
     return _COSTS[name]
 
 
-def _base(name: str) -> str:
-    """The model that the adapters or the tasks are for."""
-    return shapes.BASE if name == ADAPTERS else shapes.BACKBONE
+def _base(name: str) -> str | None:
+    """The model that the adapters or the tasks are for, or that a model is made of, if it is."""
+    if isinstance(shape := shapes.SHAPES.get(name), shapes.EmbeddingShape | shapes.PairShape):
+        return shape.of
+    return {ADAPTERS: shapes.BASE, TASKS: shapes.BACKBONE}.get(name)
+
+
+def _version(name: str) -> int:
+    known = {ADAPTERS: shapes.ADAPTERS_VERSION, TASKS: shapes.TASKS_VERSION}
+    return known[name] if name in known else shapes.SHAPES[name].version
 
 
 def train(name: str, into: Path, progress: Callable[[str, float], object]) -> None:
@@ -130,8 +142,8 @@ def train(name: str, into: Path, progress: Callable[[str, float], object]) -> No
         _train_model(name, into, progress)
 
 
-def _train_model(name: str, folder: Path, progress: Callable[[str, float], object]) -> None:
-    from pliant.zoo import digits_vit, llama, topics
+def _train_model(name: str, into: Path, progress: Callable[[str, float], object]) -> None:
+    from pliant.zoo import digits_vit, llama, pairs, topics
 
     started = time.perf_counter()
     shape = shapes.SHAPES[name]
@@ -140,13 +152,15 @@ def _train_model(name: str, folder: Path, progress: Callable[[str, float], objec
         return progress(f"{text}: zoo/{name}", done)
 
     if isinstance(shape, shapes.LlamaShape):
-        measured = asdict(llama.train(shape, folder, report))
+        measured = asdict(llama.train(shape, into, report))
     elif isinstance(shape, shapes.VitShape):
-        measured = asdict(digits_vit.train(shape, folder, report))
+        measured = asdict(digits_vit.train(shape, into, report))
+    elif isinstance(shape, shapes.PairShape):
+        measured = asdict(pairs.train(shape, folder(shape.of), into, report))
     else:
         assert isinstance(shape, shapes.Shape)
-        measured = asdict(topics.train(shape, folder, report))
-    _write_card(folder, name, shape.version, measured, started)
+        measured = asdict(topics.train(shape, into, report))
+    _write_card(into, name, shape.version, measured, started)
 
 
 def train_adapters(into: Path, progress: Callable[[str, float], object]) -> None:
@@ -176,8 +190,9 @@ def _part(progress: shapes.Progress, name: str, index: int, count: int) -> shape
     return lambda text, done: progress(f"{text}: zoo/{name}", (index + done) / count)
 
 
-def _link(name: str, shape: shapes.EmbeddingShape, trained: Path, into: Path) -> None:
-    """Fill `into` with links to the files of the model in `trained`, and with what says that it embeds."""
+def _link(name: str, shape: shapes.EmbeddingShape, into: Path) -> None:
+    """Fill `into` with links to the files of the model that it is made of, and with what says that it embeds."""
+    trained = folder(shape.of)
     describe(name, into)
     (into / "config.json").unlink()
     for file in trained.iterdir():

@@ -59,6 +59,25 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class PairShape:
+    """A BERT encoder of one layer and two heads that scores pairs of texts, and its training: `steps` batches at a peak
+    `learning_rate`. Its words begin as those of the classifier `of`, which has as many of the same size."""
+
+    of: str
+    hidden: int
+    steps: int
+    learning_rate: float
+    vocabulary: int = 3000
+    positions: int = 512
+    version: int = 1
+
+    def config(self) -> dict[str, Any]:
+        """The `config.json` of a model of this shape, as `transformers.BertConfig` takes it."""
+        encoder = Shape(1, self.hidden, 2, 0, 0.0, self.vocabulary, self.positions).config()
+        return {**encoder, "id2label": {0: "related"}, "label2id": {"related": 0}}
+
+
+@dataclass(frozen=True)
 class EmbeddingShape:
     """A text classifier of the zoo, `of` which the states are taken instead of the labels; nothing is trained."""
 
@@ -187,10 +206,11 @@ class AdapterShape:
     """Scaled by alpha / sqrt(rank) instead of alpha / rank."""
 
 
-SHAPES: dict[str, Shape | EmbeddingShape | LlamaShape | VitShape] = {
+SHAPES: dict[str, Shape | PairShape | EmbeddingShape | LlamaShape | VitShape] = {
     "topics-small": Shape(layers=2, hidden=128, heads=2, epochs=5, learning_rate=1.5e-3, version=2),
     "topics-large": Shape(layers=4, hidden=256, heads=4, epochs=10, learning_rate=1e-3, version=2),
     "topics-embedding": EmbeddingShape("topics-large", "cls_token"),
+    "topics-pairs": PairShape("topics-small", hidden=128, steps=200, learning_rate=1e-3),
     "tiny-llama": LlamaShape(
         layers=4, hidden=256, heads=4, kv_heads=2, intermediate=704, steps=450, learning_rate=4e-3, version=2
     ),

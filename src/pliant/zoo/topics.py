@@ -82,7 +82,7 @@ def train(shape: Shape, folder: Path, report: Progress) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(folder)
     save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
-    _save_tokenizer(tokenizer, shape, folder)
+    save_tokenizer(tokenizer, shape.positions, folder)
     report("learning", 1.0)
     return result
 
@@ -144,11 +144,11 @@ def accuracy(model: BertForSequenceClassification, tokenizer: Tokenizer, texts: 
     return right / len(texts)
 
 
-def _save_tokenizer(tokenizer: Tokenizer, shape: Shape, folder: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, longest: int, folder: Path) -> None:
     """Saved without truncation: who serves the model wants to know of a text that is too long."""
     tokenizer.no_truncation()
     fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer, model_max_length=shape.positions, **SPECIAL
+        tokenizer_object=tokenizer, model_max_length=longest, **SPECIAL
     )
     fast.save_pretrained(folder)
 

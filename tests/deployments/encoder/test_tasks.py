@@ -62,6 +62,29 @@ async def test_a_model_that_chooses_does_not_score_pairs(tmp_path: Path) -> None
     assert refused.value.outcome is Outcome.REJECTED
 
 
+@pytest.mark.parametrize("names", [["contradiction", "neutral", "entailment"], ["ENTAILMENT", "not_entailment"]])
+@pytest.mark.parametrize("many", [True, False])
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+async def test_zero_shot(kind: str, many: bool, names: list[str], tmp_path: Path) -> None:
+    labels = {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+    save(tmp_path, kind, "classify", type_vocab_size=2 if kind == "bert" else 1, num_labels=len(names), **labels)
+    theirs = pipeline("zero-shot-classification", model=str(tmp_path), device="cpu")
+    classifier = EncoderService(tmp_path).classifier
+    for candidates in (["cat", "mat", "berlin"], ["great"]):
+        template = "{} is in the mat ."
+        asked = ClassifyParameters(candidate_labels=candidates, hypothesis_template=template, multi_label=many)
+        [found] = await classifier.classify([TEXT], asked)
+        said = theirs(TEXT, candidates, hypothesis_template=template, multi_label=many)
+        assert found.labels == said["labels"]
+        assert found.scores == pytest.approx(said["scores"], abs=1e-5)
+
+
+async def test_only_models_of_inference_take_labels_of_others(tmp_path: Path) -> None:
+    service = EncoderService(save(tmp_path, "bert", "classify"))
+    with pytest.raises(RequestError, match=r"no label that begins with 'entail'.*; it has LABEL_0, LABEL_1, LABEL_2"):
+        await service.classifier.classify([TEXT], ClassifyParameters(candidate_labels=["a"]))
+
+
 @pytest.mark.parametrize("words_known", [True, False])
 @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2"])
@@ -135,6 +158,7 @@ async def test_what_makes_vectors_compares_queries_with_documents(measure: str, 
     pairs = [Pair("cat", "mat"), Pair("cat", "berlin"), Pair("cat", "mat")]
     found = await service.classifier.relevance(pairs, PLAIN)
     assert len(service.queries) == 3  # each text once
+    assert sum(each.tokens for each in found) == sum(query.length for query in service.queries)
     for pair, ours in zip(pairs, found, strict=True):
         one, other = mean_of(tmp_path, f"a great {pair.first}"), mean_of(tmp_path, f"the {pair.second}")
         wanted = {
