@@ -22,6 +22,9 @@ _BENCHES = {
     "cascade": "pliant.bench.cascade.compare",
     "vision": "pliant.bench.vision.compare",
     "tenants": "pliant.bench.tenants.compare",
+    "chaos": "pliant.bench.chaos.compare",
+    "overload": "pliant.bench.overload.compare",
+    "soak": "pliant.bench.soak.compare",
 }
 """NAME -> the module whose `run` takes Options and gives a Report."""
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import numpy as np
 
-from pliant.bench.tenants.load import FOR_EVER_S, Asked, Found, Mode, requests
+from pliant.bench.tenants.load import FOR_EVER_S, Asked, Found, Work
 from pliant.config.tenants import OPEN
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.engine import Engine, Runtime
@@ -32,6 +32,9 @@ _REPORTS_EVERY_S = 1.0
 
 def _seconds(tokens: int) -> float:
     return 0.02 + 0.0003 * tokens
+
+
+WORK = Work(_seconds(_MODEST), _seconds(_GREEDY), _REPLICAS)
 
 
 class _Sleeper:
@@ -82,8 +85,13 @@ class _Nowhere:
     def retried(self, why: Retry) -> None: ...
 
 
-async def serve(mode: Mode, seconds: float, seed: int) -> Found:
-    """What became of `seconds` of requests."""
+def serve(work: Sequence[Asked]) -> Found:
+    """What became of it."""
+    return asyncio.run(served(work))
+
+
+async def served(work: Sequence[Asked]) -> Found:
+    """The same, in the running event loop."""
     replicas = {f"replica {number}": _Replica() for number in range(_REPLICAS)}
     for replica in replicas.values():
         await replica.engine.hold(_GREEDY)
@@ -112,7 +120,6 @@ async def serve(mode: Mode, seconds: float, seed: int) -> Found:
             return
         found.answered(asked.modest, time.monotonic() - began, SLO_S)
 
-    work = requests(mode, _seconds(_MODEST), _seconds(_GREEDY), _REPLICAS, seconds, seed)
     reporting = asyncio.create_task(reports())
     started = time.monotonic()
     clients = []
