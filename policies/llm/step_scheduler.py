@@ -240,6 +240,7 @@ class _Making(Generic[K, A]):
             for entry in answering:
                 together = together.plus(self._token(entry))
             self._soonest_s = min(entry.left for entry in answering) * self._costs.pass_s(together)
+        self.evicted += self._memory.make_room(sum(self._lacks(entry) for entry in answering), self._now) or []
         for entry in answering:
             if entry.prompt.key in self._running and self._has_room(entry, 1, by_preemption=True):
                 self._take(entry, 1, self._token(entry))
@@ -271,6 +272,9 @@ class _Making(Generic[K, A]):
     def _answers(self, entry: Entry[K, A]) -> bool:
         """Whether the next token is one of its answer."""
         return entry.answered > 0 and self._pages.left(entry.prompt.key) == 1
+
+    def _lacks(self, entry: Entry[K, A]) -> int:
+        return self._pages.lacking(entry.prompt.key, 1)
 
     def _token(self, entry: Entry[K, A]) -> Work:
         return token(self._pages.computed(entry.prompt.key), entry.prompt.adapter_bytes)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pliant.policies.llm.adapter_cache import AdapterCache, CacheError, Eviction
-from pliant.policies.llm.worth import PATIENCE_S
 
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 F, R, S = 0.45, 0.10, 0.45
@@ -229,7 +228,7 @@ class Reference:
         recency = 1 - (now - self.last_used[adapter]) / oldest if oldest else 1.0
         size = self.sizes[adapter] / max(self.sizes.values())
         return {
-            "joint": uses.count(adapter) / (now - self.last_used[adapter] + PATIENCE_S),
+            "joint": uses.count(adapter),
             "compound": F * frequency + R * recency + S * size,
             "fair_share": (frequency + recency + size) / 3,
             "lru": recency,
