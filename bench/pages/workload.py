@@ -66,15 +66,15 @@ def conversations(
     return [turn for turn, _ in asked], np.array([number for _, number in asked])
 
 
-def shared_prefixes(data: Path, scale: int, first: int, pace: float) -> list[Turn]:
-    """The `first` requests of Mooncake's trace, lengths divided by `scale`, `pace` times as fast; prefixes as there."""
+def shared_prefixes(data: Path, scale: int, pace: float) -> list[Turn]:
+    """Mooncake's trace, lengths divided by `scale`, `pace` times as fast; who shares what is as there."""
     path = data / MOONCAKE
     if not path.exists():
         raise SystemExit(f"{data}: holds no {MOONCAKE}")
     block = BLOCK // scale
     turns = []
     with path.open() as file:
-        for line, _ in zip(file, range(first), strict=False):
+        for line in file:
             row = json.loads(line)
             tokens = [id * block + at for id in row["hash_ids"] for at in range(block)]
             tokens = tokens[: max(1, row["input_length"] // scale)]

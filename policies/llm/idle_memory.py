@@ -18,7 +18,7 @@ from itertools import chain, count
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from pliant.policies.llm.adapter_cache import AdapterCache, CacheError
-from pliant.policies.llm.pages import Pages, Prefix
+from pliant.policies.llm.pages import WINDOW_S, Pages, Prefix
 from pliant.policies.llm.passes import Costs
 from pliant.policies.llm.worth import Eviction, Use, scorer
 
@@ -87,7 +87,7 @@ class IdleMemory(Generic[K, A]):
         gone = []
         for victim in victims:
             if isinstance(victim, Prefix):
-                self.pages.evict(victim, now)
+                self.pages.evict(victim)
             else:
                 self._evict(victim, "memory")
                 gone.append(victim)
@@ -120,7 +120,7 @@ class IdleMemory(Generic[K, A]):
         if self.keep in ("adapters", "none"):
             leaves = list(self.pages.leaves())
             while leaves:
-                parent = self.pages.evict(leaves.pop(), now)
+                parent = self.pages.evict(leaves.pop())
                 if parent is not None:
                     leaves.append(parent)
         gone = self.adapters.trim(now)
@@ -155,8 +155,7 @@ class IdleMemory(Generic[K, A]):
         if seconds is None:
             seconds = self._page_s[prefix.depth] = self._costs.prompt_s(self.pages.page_tokens, prefix.depth)
         frequency = prefix.frequency(now)
-        rate = self.pages.reuse.rate(frequency, now - prefix.last_used)
-        return Use(frequency, prefix.last_used, seconds, 1, rate)
+        return Use(frequency, prefix.last_used, seconds, 1, frequency / WINDOW_S)
 
 
 class _Victims(Generic[K, A]):

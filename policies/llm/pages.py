@@ -20,8 +20,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from pliant.policies.llm.worth import Reuse
-
 K = TypeVar("K", bound=Hashable)
 """Names a request."""
 R = TypeVar("R", bound=Hashable)
@@ -93,8 +91,6 @@ class Pages(Generic[K, R]):
         self.page_tokens = page_tokens
         self.idle = 0
         """Pages that nobody uses, and that can be found: all of them can be evicted, leaves first."""
-        self.reuse = Reuse()
-        """Of pages that nobody used: how soon somebody did."""
         self._free = list(range(count, 0, -1))
         self._users: Counter[int] = Counter()
         """By page: requests and others that have it."""
@@ -263,11 +259,10 @@ class Pages(Generic[K, R]):
         """What can be evicted now. Nothing may change meanwhile."""
         return iter(self._leaves.values())
 
-    def evict(self, prefix: Prefix[R], now: float) -> Prefix[R] | None:
+    def evict(self, prefix: Prefix[R]) -> Prefix[R] | None:
         """Free a leaf; returns the page before it, if that has become a leaf by it."""
         if self._leaves.pop(prefix.page, None) is not prefix:
             raise ValueError(f"page {prefix.page} cannot be evicted: it is in use, or others continue it")
-        self._observe(prefix, now, used=False)
         del self._found[prefix.parent.page if prefix.parent else 0, prefix.root, prefix.tokens]
         del self._prefixes[prefix.page]
         self._free.append(prefix.page)
@@ -338,17 +333,10 @@ class Pages(Generic[K, R]):
 
     def _share(self, request: _Request[R], prefixes: Sequence[Prefix[R]], now: float) -> None:
         for prefix in prefixes:
-            if not self.in_use(prefix):
-                self._observe(prefix, now, used=True)
             self._take(prefix)
             prefix.use(now)
             request.table.append(prefix.page)
         request.computed += len(prefixes) * self.page_tokens
-
-    def _observe(self, prefix: Prefix[R], now: float, used: bool) -> None:
-        """Of every eighth page: those of a prompt do not differ much."""
-        if prefix.depth // self.page_tokens % 8 == 0:
-            self.reuse.observe(prefix.frequency(now), now - prefix.last_used, used)
 
     def _new(self) -> int:
         page = self._free.pop()

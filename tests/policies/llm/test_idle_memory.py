@@ -13,6 +13,7 @@ import pytest
 from pliant.policies.llm.idle_memory import IdleMemory, Keep, Root
 from pliant.policies.llm.pages import Pages, Prefix
 from pliant.policies.llm.passes import Work
+from pliant.policies.llm.worth import PATIENCE_S
 
 KEEPS: tuple[Keep, ...] = get_args(Keep)
 
@@ -140,7 +141,7 @@ def test_nothing_is_evicted_in_vain_and_what_goes_is_worth_least(seed: int) -> N
     there = {name for name in sizes if memory.adapters.state(name) == "resident"}
     prefixes = {prefix.page: prefix for prefix in memory.pages._prefixes.values()}
     worth = {
-        page: use.rate * use.cost
+        page: (use.per_s + 1 / (now - use.last_used + PATIENCE_S)) * use.cost
         for page, use in ((page, memory.prefix_use(prefix, now)) for page, prefix in prefixes.items())
     }
     leaves = {leaf.page for leaf in memory.pages.leaves()}

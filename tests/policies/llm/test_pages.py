@@ -84,7 +84,7 @@ class House:
     def evict(self, choose: Callable[[int], int]) -> None:
         leaves = sorted(self.pages.leaves(), key=lambda prefix: prefix.page)
         if leaves:
-            self.pages.evict(leaves[choose(len(leaves))], self.now)
+            self.pages.evict(leaves[choose(len(leaves))])
 
     def take(self, count: int) -> None:
         self.taken += self.pages.take(min(count, self.pages.free))
@@ -274,7 +274,7 @@ def test_misuse_is_refused() -> None:
     pages.end("a", 0.0)
     root = next(prefix for prefix in pages.cached("base", range(30)) if prefix.parent is None)
     with pytest.raises(ValueError, match="cannot be evicted"):
-        pages.evict(root, 1.0)
+        pages.evict(root)
     pages.check()
 
 

@@ -1,34 +1,31 @@
-"""What idle things are worth: learned rates against what was drawn, and the order that follows."""
+"""What idle things are worth."""
 
 from __future__ import annotations
 
-import random
+from itertools import pairwise
 
 import pytest
 
-from pliant.policies.llm.worth import Reuse, Use, scorer
+from pliant.policies.llm.worth import PATIENCE_S, Use, scorer
+
+NOW = 100.0
+PREFIX = Use(frequency=1.0, last_used=NOW, cost=0.003, bytes=1, per_s=0.0)
+JOINT = scorer("joint", [], NOW)
 
 
-def test_by_the_second_that_a_byte_saves() -> None:
-    score = scorer("joint", [], 0.0)
-    assert score(Use(1, 0.0, cost=3.0, bytes=2, rate=0.5)) == pytest.approx(0.75)
+def test_it_is_the_seconds_that_a_byte_saves() -> None:
+    half = JOINT(PREFIX._replace(per_s=1 / PATIENCE_S))
+    assert half == pytest.approx(0.003 / PATIENCE_S)
+    assert JOINT(PREFIX._replace(cost=0.006, bytes=4)) == pytest.approx(JOINT(PREFIX) / 2)
 
 
-def test_before_anything_is_known_the_rate_falls_with_age() -> None:
-    rates = [Reuse().rate(1.0, age) for age in (0, 1, 5, 20, 100, 1000, 10_000)]
-    assert rates == sorted(rates, reverse=True)
+def test_it_falls_with_age_down_to_what_is_known_of_its_uses() -> None:
+    used = [PREFIX._replace(last_used=NOW - age, per_s=0.1) for age in (0, 1, 10, 100, 1e9)]
+    assert all(JOINT(later) < JOINT(earlier) for earlier, later in pairwise(used))
+    assert JOINT(used[-1]) == pytest.approx(0.1 / 2 * 0.003)
 
 
-@pytest.mark.parametrize("frequency", [1.0, 4.0])
-def test_rates_are_learned_for_each_frequency_and_age(frequency: float) -> None:
-    """Half of all are used again, after 20 seconds on average; the others are evicted after 500."""
-    reuse, rng = Reuse(), random.Random(0)
-    for _ in range(20_000):
-        age = rng.expovariate(1 / 20)
-        again = rng.random() < 0.5 and age < 500
-        reuse.observe(frequency, age if again else 500.0, again)
-    for age in (5.0, 20.0, 40.0):
-        left = 0.5 * 2.718281828 ** (-age / 20)
-        assert reuse.rate(frequency, age) == pytest.approx(left / 20 / (left + 0.5), rel=0.3)
-    assert reuse.rate(frequency, 400.0) < 1e-4
-    assert reuse.rate(20.0, 400.0) > 1e-4, "nothing is known of those"
+def test_a_large_adapter_that_is_seldom_used_is_worth_less_than_the_pages_in_its_place() -> None:
+    seldom = Use(2, NOW - 60, cost=0.04, bytes=32, per_s=2 / 300)
+    often = seldom._replace(frequency=90, per_s=0.3, last_used=NOW - 3)
+    assert JOINT(seldom) < JOINT(PREFIX._replace(last_used=NOW - 30)) < JOINT(often)
