@@ -19,6 +19,7 @@ _BENCHES = {
     "encoder": "pliant.bench.encoder.compare",
     "llm": "pliant.bench.llm.compare",
     "adapters": "pliant.bench.adapters.compare",
+    "pages": "pliant.bench.pages.compare",
     "cascade": "pliant.bench.cascade.compare",
     "vision": "pliant.bench.vision.compare",
     "tenants": "pliant.bench.tenants.compare",
