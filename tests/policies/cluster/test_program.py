@@ -156,7 +156,7 @@ def test_a_reserve_stays_free_and_starts_cost() -> None:
 
 
 def test_patterns_share_gpus() -> None:
-    assert set(patterns(Nodes(1, 2, 9), [Shape(0.6), Shape(0.3), Shape(1)])) == {
+    assert set(patterns(2, 9, (Shape(0.6), Shape(0.3), Shape(1)))) == {
         (2, 2, 0), (1, 4, 0), (0, 6, 0), (1, 1, 1), (0, 3, 1), (0, 0, 2)
     }  # fmt: skip
 
