@@ -116,4 +116,5 @@ class Forecast:
 def _smooth(day: Floats) -> Floats:
     """Each bin's mean with its neighbours, around the clock."""
     half = round(_SMOOTHED_S / DAY_S * len(day) / 2)
-    return np.mean([np.roll(day, shift) for shift in range(-half, half + 1)], axis=0, dtype=np.float64)
+    smooth: Floats = np.mean([np.roll(day, shift) for shift in range(-half, half + 1)], axis=0)
+    return smooth
