@@ -32,6 +32,8 @@ _SMOOTHED_S = 600.0
 _KEPT = 500
 """Ratios of observed to forecast, for quantiles."""
 _FEW = 20
+_TENTHS = 2.563
+"""Standard deviations from the first to the last tenth of a normal distribution."""
 
 
 class Forecast:
@@ -85,6 +87,14 @@ class Forecast:
         if len(self._ratios) < _FEW:
             return self.rate
         return self.rate * float(np.quantile(np.array(self._ratios), share))
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the rate over its forecast, by the middle four fifths of how forecasts went."""
+        if len(self._ratios) < _FEW:
+            return 0.0
+        low, high = np.quantile(np.array(self._ratios), (0.1, 0.9))
+        return float(high - low) / _TENTHS
 
     def _features(self) -> Floats:
         rate = self._last[0]

@@ -59,6 +59,7 @@ def test_quantiles_hold_as_often_as_they_say() -> None:
         forecast.observe(float(rate))
         high.append(forecast.quantile(0.9))
     assert (rates[2:] <= np.array(high[:-2]))[100:].mean() == pytest.approx(0.9, abs=0.03)
+    assert forecast.spread == pytest.approx(0.3, abs=0.06)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.integers(1, 5))
