@@ -17,7 +17,8 @@ import torch
 from pliant.bench.loaded import Loaded
 from pliant.cache import cache_folder, made_once
 from pliant.config.encoder import EncoderConfig
-from pliant.deployments.encoder.engine import Runtime, Runtimes
+from pliant.deployments.encoder.computing import Runtime
+from pliant.deployments.encoder.engine import Runtimes
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.kernels.encoder import compiled_classifier
 from pliant.kernels.encoder.transformers_classifier import TransformersClassifier

@@ -17,6 +17,7 @@ from pliant.deployments.encoder.planner import EncoderPart
 from pliant.deployments.serving.kind import Kind, Opening, Planning
 from pliant.deployments.serving.services import Answers
 from pliant.models import sources
+from pliant.policies.encoder.dispatch import Algorithm1
 
 
 class EncoderKind(Kind[EncoderConfig]):
@@ -33,7 +34,7 @@ class EncoderKind(Kind[EncoderConfig]):
         return 2 * MOST_WAITING
 
     def chooser(self, config: EncoderConfig) -> EncoderChooser:
-        return EncoderChooser(config.slo_ms / 1e3)
+        return EncoderChooser(config.slo_ms / 1e3, Algorithm1() if config.dispatch == "arlo" else None)
 
     async def open(self, opening: Opening[EncoderConfig]) -> Classifier:
         folder = await opening.fetch(sources.fetch)

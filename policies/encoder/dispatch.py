@@ -546,7 +546,7 @@ def _first_in_time(
 
 
 def shares(held: Mapping[R, int], dispatchers: Collection[str]) -> dict[str, list[R]]:
-    """By dispatcher: the replicas that it has for its own; `held` is the max_length of each.
+    """By dispatcher: the replicas that it has for its own; `held` is the home of each.
 
     All dispatchers that know of the same replicas and of each other find the same shares, equal in each group up to one
     replica.

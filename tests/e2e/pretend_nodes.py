@@ -34,7 +34,7 @@ from pliant.bench.ray_session import free_port, script
 from pliant.config.cluster import Reader
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.app import assemble
-from pliant.deployments.encoder.engine import Runtime
+from pliant.deployments.encoder.computing import Runtime
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.kinds import CONFIGS, KINDS
 
