@@ -28,7 +28,7 @@ class ModelRuntimes:
         self.profile: Profile | None = None
         """From which it follows what there is, once it is measured."""
         self.reason = ""
-        """Why it is that."""
+        """Why it is that; empty until it is measured."""
         self._config = config
         self._folder = sources.fetch(config.model)
         self.device = device(config)
@@ -100,7 +100,7 @@ class ModelRuntimes:
     def _settle(self, found: Profile | None) -> None:
         self.profile = found
         self._held.clear()
-        self._kind, self.reason = measured_kind(self._config, found) or (self._presumed(), "not measured yet")
+        self._kind, self.reason = measured_kind(self._config, found) or (self._presumed(), "")
         if found:
             logger.info("%s: its runtime is %s", self._config.model, self.reason)
 

@@ -5,7 +5,7 @@ runtime takes minutes.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,15 @@ class TimedRuntime:
         self.max_length = runtime.max_length
         self.backend = runtime.backend
         self.times = times
-        self.run_all: Callable[..., Sequence[Output]] = runtime.run_all
+        self._runtime = runtime
 
     def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
         """See `PackedRuntime.__call__`."""
-        return self.run_all([Text(ids)])[0].logits
+        return self._runtime(ids)
+
+    def run_all(self, texts: Sequence[Text], *, importance: bool = False) -> list[Output]:
+        """See `PackedRuntime.run_all`."""
+        return self._runtime.run_all(texts, importance=importance)
 
 
 def load(folder: Path, max_length: int, **options: Any) -> TimedRuntime:

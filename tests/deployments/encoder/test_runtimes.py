@@ -79,7 +79,7 @@ def test_the_compiler_may_have_gone(
 @needs_compiler
 def test_what_is_fastest_follows_from_measurement(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = ModelRuntimes(encoder(lengths=(64, 512)))
-    assert found.reason == "not measured yet"
+    assert found.reason == ""
     fast = profile(1.0).dynamic_s
     settle(found, monkeypatch, packed_s=tuple(0.5 * second for second in fast))
     assert found.resident
