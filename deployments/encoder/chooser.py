@@ -54,8 +54,8 @@ class EncoderChooser:
     def update(self, replica: str, report: Report, others: float) -> None:
         """One that switches holds nothing, and is not chosen."""
         if report["curve"]:
-            at = home(report)
-            self._dispatcher.assign(replica, report["max_length"], ServiceCurve(report["curve"]), at)
+            at, curve = home(report), ServiceCurve(report["curve"], tuple(report.get("shares", ())))
+            self._dispatcher.assign(replica, report["max_length"], curve, at)
             if self._homes.get(replica) != at:
                 self._homes[replica] = at
                 self._divide()

@@ -21,7 +21,7 @@ from pliant.kernels.encoder.texts import Output, Text
 from pliant.policies.cluster.fair_share import FairShare
 from pliant.policies.encoder.batching import Batcher, PackedTimes
 from pliant.policies.encoder.batching import Waiting as Queued
-from pliant.policies.encoder.service_curve import ServiceCurve, ServiceTimes
+from pliant.policies.encoder.service_curve import ServiceTimes
 
 _MOST_IN_BATCH = 32
 _MOST_IN_TURN = 128
@@ -94,19 +94,14 @@ class Held:
 
     def __init__(self, runtime: Runtime, measured: Mapping[int, float]) -> None:
         self.runtime = runtime
-        self.times = ServiceTimes(measured)
         self.batcher: Batcher | None = None
         self._batch_times: PackedTimes | None = None
+        shares = None
         if isinstance(runtime, BatchRuntime):
-            self._batch_times = PackedTimes.fitted(runtime.times, _MOST_IN_BATCH)
-            self.batcher = Batcher(self._batch_times, runtime.max_length)
-
-    def work_s(self, curve: ServiceCurve, length: int) -> float:
-        """Seconds by which a text of `length` tokens holds up those behind it, which may be computed with it."""
-        seconds = curve.seconds(length)
-        if self._batch_times is None:
-            return seconds
-        return seconds * min(1.0, self._batch_times.share_s(length) / self._batch_times.seconds((length,))[0])
+            times = self._batch_times = PackedTimes.fitted(runtime.times, _MOST_IN_BATCH)
+            self.batcher = Batcher(times, runtime.max_length)
+            shares = {length: min(1.0, times.share_s(length) / times.seconds((length,))[0]) for length in measured}
+        self.times = ServiceTimes(measured, shares)
 
     def observe(self, now: float, lengths: Sequence[int], seconds: float) -> None:
         """A pass over texts of these lengths took `seconds`."""

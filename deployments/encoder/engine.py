@@ -178,7 +178,7 @@ class Engine:
         curve = held.times.curve(time.monotonic())
         if wait_s := self._must_wait_s(curve, query):
             return Refusal("busy", "its queue is too long for the deadline", wait_s, Outcome.SHED, report=self.report())
-        waiting = Waiting(query, held, held.work_s(curve, query.length), time.monotonic())
+        waiting = Waiting(query, held, curve.work_seconds(query.length), time.monotonic())
         if not self._worker.add(waiting):
             return self._full()
         home = self._home
@@ -212,7 +212,8 @@ class Engine:
     def report(self) -> Report:
         recent = sorted(self._latencies)
         held = self._held
-        curve = held.times.curve(time.monotonic()).points if held else ()
+        expected = held.times.curve(time.monotonic()) if held else None
+        curve = expected.points if expected else ()
         return Report(
             version=self._version,
             max_length=held.runtime.max_length if held else 0,
@@ -220,6 +221,7 @@ class Engine:
             held={},
             service_s=curve[-1][1] if curve else 0.0,
             curve=curve,
+            shares=expected.shares if expected else (),
             backend=held.runtime.backend if held else "",
             device=self._runtimes.device,
             resident=self._runtimes.resident,
@@ -243,7 +245,7 @@ class Engine:
     def seconds(self, query: Query) -> float:
         """By which `query` should hold up others here; 0 if nobody knows."""
         held = self._held
-        return held.work_s(held.times.curve(time.monotonic()), query.length) if held else 0.0
+        return held.times.curve(time.monotonic()).work_seconds(query.length) if held else 0.0
 
     def _must_wait_s(self, curve: ServiceCurve, query: Query) -> float:
         """Seconds until `query` could be admitted; 0 when it can be now."""

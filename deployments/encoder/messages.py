@@ -83,6 +83,8 @@ class Report(parcels.Report):
     """Seconds that a text of max_length takes."""
     curve: tuple[tuple[int, float, float], ...]
     """Points of the `ServiceCurve` of what it holds; none while it switches."""
+    shares: tuple[float, ...]
+    """Of the same, if it computes texts together."""
     backend: str
     device: str
     resident: bool

@@ -1,13 +1,13 @@
-"""Measures T(texts, length) of a packed runtime: what a pass over so many texts of so many tokens takes."""
+"""Measures T(texts, length) of a runtime for batches: what a pass over so many texts of so many tokens takes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from pliant.formats.pass_times import PassTimes
-from pliant.kernels.encoder.packed_runtime import PackedRuntime
-from pliant.kernels.encoder.texts import Text
+from pliant.kernels.encoder.texts import Output, Text
 
 _SHORTEST = 8
 _MOST_TEXTS = 32
@@ -17,8 +17,14 @@ _ROUNDS = (3, 15)
 """The fewest and the most times that each pass is measured; in between, the budget decides."""
 
 
+class Batching(Protocol):
+    max_length: int
+
+    def run_all(self, texts: Sequence[Text]) -> Sequence[Output]: ...
+
+
 def measure(
-    runtime: PackedRuntime, *, budget_s: float = 10.0, report: Callable[[float], object] = lambda _done: None
+    runtime: Batching, *, budget_s: float = 10.0, report: Callable[[float], object] = lambda _done: None
 ) -> PassTimes:
     """The table of `runtime`, within about `budget_s` seconds. Times are medians of interleaved passes.
 

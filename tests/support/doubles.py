@@ -23,6 +23,7 @@ def report(max_length: int, version: int = 1, service_s: float = 0.01, failed: d
         held={},
         service_s=service_s,
         curve=((max_length, service_s, service_s),) if max_length else (),
+        shares=(),
         backend="aoti",
         device="a processor",
         resident=False,
