@@ -17,7 +17,7 @@ import torch
 from pliant.cache import cache_folder, made_once
 from pliant.errors import ModelError
 from pliant.models import hub
-from pliant.models.sources import most_tokens
+from pliant.models.encoder_info import most_tokens
 
 RECIPE = 3
 """Raised whenever models are compiled in another way, so that older packages are left alone."""
@@ -68,11 +68,14 @@ class RuntimeSpec:
 
     def name(self) -> str:
         """The name of this specification's package on this machine; reads config.json, but no weights."""
-        weights = [(file.resolve(), file.stat()) for file in hub.weight_files(self.folder)]
+        modules = hub.module_files(self.folder)
+        tensors = [*hub.weight_files(self.folder), *(file for file in modules if file.suffix != ".json")]
+        weights = [(file.resolve(), file.stat()) for file in tensors]
+        described = [self.folder / hub.CONFIG, *(file for file in modules if file.suffix == ".json")]
         identity = [
             RECIPE,
             [[str(file), found.st_size, found.st_mtime_ns] for file, found in weights],
-            (self.folder / "config.json").read_text(),
+            "".join(file.read_text() for file in described),
             [self.max_length, self.device, self.dtype, self.threads, self.dynamic, self.importance, self.batch],
             torch.__version__,
             machine(self.device),

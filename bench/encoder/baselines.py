@@ -83,7 +83,7 @@ class _OnnxRuntime:
         self.max_length = max_length
         self._session = _session(path, providers)
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+    def __call__(self, ids: np.ndarray | Sequence[int], types: object = None) -> np.ndarray:
         inputs = np.stack([np.asarray(ids, dtype=np.int64), np.ones(len(ids), dtype=np.int64)])
         logits: np.ndarray = self._session.run(None, {"inputs": inputs})[0]
         return logits
@@ -100,8 +100,8 @@ class _BatchedOnnxRuntime:
         self._session = _session(path, providers)
         self.times = pass_times.measure(self, budget_s=_MEASURED_S)
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
-        return self.run_all([Text(ids)])[0].logits
+    def __call__(self, ids: np.ndarray | Sequence[int], types: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
+        return self.run_all([Text(ids, types)])[0].logits
 
     def run_all(self, texts: Sequence[Text], *, importance: bool = False) -> list[Output]:
         lengths = [len(text.ids) for text in texts]

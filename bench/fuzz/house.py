@@ -46,7 +46,7 @@ from pliant.deployments.vision.task_follower import TaskFollower
 from pliant.deployments.vision.task_registry import TaskRegistry
 from pliant.models.decoder_info import DecoderInfo, shape_of
 from pliant.models.decoder_shape import DecoderShape
-from pliant.models.sources import ModelInfo
+from pliant.models.encoder_info import EncoderInfo
 from pliant.models.vision_info import VisionInfo, read_vision
 from pliant.policies.cascade.candidates import Candidate
 from pliant.sampling import Sampling
@@ -194,7 +194,7 @@ def _classifier(name: str, folder: Path) -> Classifier:
         return texts.Answer(logits, TEXT_TOKENS, query.length, weights)
 
     table, caller = _way(chooser, {"max_length": TEXT_TOKENS, "service_s": 0.001, "curve": (point,)}, answer)
-    info = ModelInfo(labels=LABELS, max_length=TEXT_TOKENS, pad_token_id=0, architecture="B", multi_label=False)
+    info = EncoderInfo("classify", LABELS, TEXT_TOKENS, pairs=False, scores="softmax", vocabulary=6)
     replicas = ReplicaRange(min=1, max=1)
     config = EncoderConfig(
         kind="encoder", model=name, lengths=(TEXT_TOKENS,), replicas=replicas, truncate=name == "large"

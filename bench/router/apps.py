@@ -31,7 +31,7 @@ class NoopRuntime:
         self.max_length = max_length
         self._logits = np.zeros(labels, dtype="<f4")
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+    def __call__(self, ids: np.ndarray | Sequence[int], types: object = None) -> np.ndarray:
         return self._logits
 
 

@@ -40,7 +40,7 @@ class _Sleeper:
     dynamic = True
     backend = "asleep"
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+    def __call__(self, ids: np.ndarray | Sequence[int], types: object = None) -> np.ndarray:
         time.sleep(_seconds(len(ids)))
         return np.zeros(2, np.float32)
 

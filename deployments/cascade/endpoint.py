@@ -15,8 +15,9 @@ from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.route import Serving
 from pliant.deployments.cascade.run import CascadeRecorder, CascadeRun
-from pliant.deployments.encoder.endpoint import Classifier, Details, Prediction
+from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.http.texts import Details, Input, Prediction
 from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Outcome, RequestError, counted
 from pliant.deployments.serving.scores import likeliest
@@ -80,15 +81,19 @@ class CascadeClassifier:
                 self._recorder.drifted(level, False)
         return self._serving
 
-    async def classify(self, texts: Sequence[str], parameters: ClassifyParameters) -> list[Prediction]:
+    async def classify(self, texts: Sequence[Input], parameters: ClassifyParameters) -> list[Prediction]:
         """Answer all `texts`, or raise the RequestError of the first that fails."""
+        single = [text for text in texts if isinstance(text, str)]
+        if len(single) < len(texts):
+            reason = f"{self.name} is a cascade, which reads single texts; ask one of {', '.join(self.levels)}"
+            raise RequestError(Outcome.REJECTED, reason)
         if parameters.function_to_apply == "sigmoid":
             raise RequestError(
                 Outcome.REJECTED,
                 f"parameters.function_to_apply: got 'sigmoid'; {self.name} is a cascade, whose levels vote with "
                 "probabilities; allowed: softmax, or none for their logarithms",
             )
-        return await each([self._classify(text, parameters) for text in texts])
+        return await each([self._classify(text, parameters) for text in single])
 
     async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
         serving = self.serving
@@ -143,7 +148,3 @@ def _scores(probabilities: Floats, parameters: ClassifyParameters) -> Floats:
         return probabilities
     scores: Floats = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
     return scores
-
-
-TextClassifier = Classifier | CascadeClassifier
-"""Whatever answers texts."""

@@ -46,6 +46,7 @@ class ClassifierReader:
                 await asyncio.sleep(_RETRY_S)
             else:
                 if not (found.interrupted or found.waited_s) or time.monotonic() > give_up:
+                    assert found.encoding
                     seconds = found.seconds - found.importance_s
                     return Seen(
                         found.logits, found.importance, found.encoding, seconds, found.importance_s, found.compute_s

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from pliant.deployments.cascade.pruning import Pruned, Words, read_words
 from pliant.deployments.cascade.route import Serving
-from pliant.deployments.encoder.endpoint import Classifier, Reading
+from pliant.deployments.encoder.endpoint import Classifier
+from pliant.deployments.encoder.reading import Reading
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError
 from pliant.policies.cascade.calibration import Floats
 
@@ -233,7 +234,7 @@ async def _prune(
 
     def prune() -> tuple[Words | None, Pruned]:
         found = words
-        if reading.importance is not None:
+        if reading.importance is not None and reading.encoding is not None:
             [found] = read_words([text[:most]], reading.encoding, reading.importance)
         return found, found.prune(alpha) if found and alpha else Pruned(text, 0, 0)
 

@@ -38,7 +38,9 @@ class Runtime(Protocol):
     """Computes each text at its own length, instead of padding it to max_length."""
     backend: str
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray: ...
+    def __call__(
+        self, ids: np.ndarray | Sequence[int], types: np.ndarray | Sequence[int] | None = None
+    ) -> np.ndarray: ...
 
 
 class WithImportance(Protocol):
@@ -252,19 +254,19 @@ def compute(runtime: Runtime, queries: Sequence[Query]) -> list[Computation]:
     if isinstance(runtime, BatchRuntime):
         return _compute_together(runtime, queries)
     [query] = queries
-    ids = np.frombuffer(query.ids, dtype="<i4")
+    ids, types = _text(query)
     started = time.perf_counter()
     if query.importance_request and isinstance(runtime, ImportanceRuntime):
         told = runtime.with_importance(ids, query.importance_request.wants)
         seconds = time.perf_counter() - started - told.importance_s
         return [Computation(told.logits, told.importance, told.importance_s, seconds)]
-    logits = runtime(ids)
+    logits = runtime(ids, types)
     return [Computation(logits, None, 0.0, time.perf_counter() - started)]
 
 
 def _compute_together(runtime: BatchRuntime, queries: Sequence[Query]) -> list[Computation]:
     """In one pass, and another one for importance, of those whose answer asks for it."""
-    texts = [Text(np.frombuffer(query.ids, dtype="<i4")) for query in queries]
+    texts = [_text(query) for query in queries]
     started = time.perf_counter()
     answers = [output.logits for output in runtime.run_all(texts)]
     share = (time.perf_counter() - started) / sum(query.length for query in queries)
@@ -281,6 +283,11 @@ def _compute_together(runtime: BatchRuntime, queries: Sequence[Query]) -> list[C
         Computation(logits, importance.get(place), importance_s * (place in importance), share * query.length)
         for place, (query, logits) in enumerate(zip(queries, answers, strict=True))
     ]
+
+
+def _text(query: Query) -> Text:
+    types = np.frombuffer(query.types, dtype="u1") if query.types else None
+    return Text(np.frombuffer(query.ids, dtype="<i4"), types)
 
 
 def _answer(batch: Sequence[Waiting], found: Sequence[Computation]) -> None:

@@ -32,7 +32,7 @@ class TextWant(NamedTuple):
 class TextErrand(Errand[TextWant, Query, Answer]):
     """A text of `length` tokens, which `service` should answer within `slo_s` seconds of `started`; None: however late.
 
-    `ids` are its tokens. A caller that can do without an answer does not wait for replicas.
+    `ids` are its tokens, and `types` what `Query` says. A caller that can do without an answer waits for no replicas.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class TextErrand(Errand[TextWant, Query, Answer]):
         importance_request: ImportanceRequest | None,
         timeout_s: float,
         waits: bool,
+        types: bytes = b"",
     ) -> None:
         super().__init__()
         self.subject = service
@@ -54,6 +55,7 @@ class TextErrand(Errand[TextWant, Query, Answer]):
         self.waited_s = 0.0
         """Until there was a replica for it, the last time that there was none: they do not count towards its SLO."""
         self._ids = ids
+        self._types = types
         self._length = length
         self._started = started
         self._slo_s = slo_s
@@ -71,7 +73,13 @@ class TextErrand(Errand[TextWant, Query, Answer]):
 
     def query(self, late: bool) -> Query:
         return Query(
-            self._ids, self._length, self._budget_s(late), self._slack_share, self._importance_request, self.tenant
+            self._ids,
+            self._length,
+            self._budget_s(late),
+            self._slack_share,
+            self._importance_request,
+            self.tenant,
+            self._types,
         )
 
     def waited(self) -> None:

@@ -1,4 +1,4 @@
-"""Text classifiers on runtimes compiled per input length (Arlo)."""
+"""Encoders of texts on runtimes compiled per input length (Arlo)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from prometheus_client.core import Metric
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
+from pliant.deployments.encoder.embedder import Embedder
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.messages import MOST_WAITING
 from pliant.deployments.encoder.metric_tables import encoder_metrics
 from pliant.deployments.encoder.metrics import TextMetrics
 from pliant.deployments.encoder.planner import EncoderPart
+from pliant.deployments.encoder.reading import Reader
+from pliant.deployments.encoder.tagger import Tagger
 from pliant.deployments.serving.kind import Kind, Opening, Planning
 from pliant.deployments.serving.services import Answers
 from pliant.models import sources
+from pliant.models.encoder_head import Task
 from pliant.policies.encoder.dispatch import Algorithm1
+
+ENDPOINTS: dict[Task, type[Reader]] = {"classify": Classifier, "embed": Embedder, "tokens": Tagger}
 
 
 class EncoderKind(Kind[EncoderConfig]):
@@ -36,13 +42,13 @@ class EncoderKind(Kind[EncoderConfig]):
     def chooser(self, config: EncoderConfig) -> EncoderChooser:
         return EncoderChooser(config.slo_ms / 1e3, Algorithm1() if config.dispatch == "arlo" else None)
 
-    async def open(self, opening: Opening[EncoderConfig]) -> Classifier:
+    async def open(self, opening: Opening[EncoderConfig]) -> Reader:
         folder = await opening.fetch(sources.fetch)
         recorder = TextMetrics(opening.name, self.name, opening.outcomes, opening.tally)
         chooser = opening.table.chooser
         assert isinstance(chooser, EncoderChooser)
         info = sources.describe(folder)
-        return Classifier(
+        return ENDPOINTS[info.task](
             opening.name, opening.config, folder, info, chooser, opening.table, opening.caller(recorder), recorder
         )
 

@@ -52,13 +52,15 @@ class Query(NamedTuple):
     importance_request: ImportanceRequest | None = None
     """For which answers to tell the attention that each token received, too."""
     tenant: Tenant = Tenant()
+    types: bytes = b""
+    """uint8 per token: of which of two texts it is; empty if of the first, as all are of a single text."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Answer:
     logits: bytes
-    """float32, one per label."""
+    """float32: one per label, one per token and label of a model that labels tokens, or an embedding."""
     max_length: int
     """Of the runtime that computed them."""
     computed: int

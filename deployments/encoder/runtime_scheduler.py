@@ -81,7 +81,7 @@ class RuntimeScheduler:
         table: ReplicaTable[Any, Report],
         replicas: ReplicaCalls,
         changed: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
         self._service = service
         self._lengths = lengths

@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 
 from pliant import __version__
 from pliant.config.cluster import GatewayConfig
-from pliant.deployments.http import hugging_face, open_inference
+from pliant.deployments.http import embeddings, hugging_face, open_inference, reranking
 from pliant.deployments.http.openapi import document
-from pliant.deployments.http.places import PROBES, Places
+from pliant.deployments.http.places import PROBES, Places, Refused
 from pliant.deployments.http.statuses import error_response
 from pliant.deployments.http.tenancy import Tenancy
 from pliant.deployments.serving.keys import Tenants
@@ -33,10 +33,12 @@ def application(
     metrics: Callable[[], bytes],
     routers: Sequence[APIRouter] = (),
     tenants: Tenants | None = None,
+    refused: Refused = lambda _service, _outcome: None,
 ) -> FastAPI:
     """The gateway's routes: those of protocols that several kinds speak, and `routers` of single kinds.
 
     With `tenants`, every path but the health probes works for one of them, or asks for `Authorization: Bearer KEY`.
+    `refused` counts requests for which the gateway has no place.
     """
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
     app.openapi = document(app, PROBES if tenants and tenants.ask_for_keys else None)  # type: ignore[method-assign]
@@ -44,7 +46,8 @@ def application(
     for router in routers:
         app.include_router(router)
     app.include_router(open_inference.router(services, max_body, config.max_texts))
-    app.include_router(hugging_face.router(services, max_body, config.max_texts))
+    for protocol in (hugging_face, embeddings, reranking):
+        app.include_router(protocol.router(services, max_body, config.max_texts))
 
     @app.get("/stats", tags=["Status"])
     async def stats_page() -> dict[str, Any]:
@@ -59,7 +62,7 @@ def application(
         return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.exception_handler(RequestError)
-    async def refused(request: Request, error: Exception) -> Response:
+    async def ended(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
         return error_response(request.scope, error)
 
@@ -83,7 +86,7 @@ def application(
         reason = f"internal error: {type(error).__name__}; see the log"
         return error_response(request.scope, RequestError(Outcome.FAILED, reason))
 
-    app.add_middleware(Places, config=config, services=len(list(services)))
+    app.add_middleware(Places, config=config, services=[service.name for service in services], refused=refused)
     if tenants:
         app.add_middleware(Tenancy, tenants=tenants)
     return app

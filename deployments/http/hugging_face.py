@@ -1,26 +1,25 @@
-"""The Hugging Face inference shape, as `huggingface_hub.InferenceClient` calls it to classify texts and images.
+"""The Hugging Face inference shape, as `huggingface_hub.InferenceClient` calls it for texts and images.
 
-An image comes as it is, with parameters in the URL if at all, or in base64 within JSON; what the JSON says of
-parameters goes before the URL: `client.image_classification(image, model=f"{address}/models/digits?task=parity")`.
+Texts are in `hugging_face_texts`. An image comes as it is, with parameters in the URL if at all, or in base64 within
+JSON; what the JSON says of parameters goes before the URL:
+`client.image_classification(image, model=f"{address}/models/digits?task=parity")`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pliant.deployments.cascade.endpoint import TextClassifier
-from pliant.deployments.encoder.endpoint import Prediction
 from pliant.deployments.http.body import off_loop, read_body
+from pliant.deployments.http.hugging_face_texts import BODIES, answer_texts
 from pliant.deployments.http.image_tensors import decoded
 from pliant.deployments.http.openapi import json_body
-from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters, explain, validated_json
+from pliant.deployments.http.parameters import VisionParameters, explain, validated_json
 from pliant.deployments.http.places import hold
 from pliant.deployments.http.validation import bounded, finder
 from pliant.deployments.serving.outcome import Outcome, RequestError
@@ -28,17 +27,6 @@ from pliant.deployments.serving.services import Services
 from pliant.deployments.vision.endpoint import MANY_LABELS, VisionClassifier, VisionPrediction
 
 Inputs = str | Annotated[list[str], Field(fail_fast=True)]
-
-
-class TextClassificationRequest(BaseModel):
-    """A text, or several, to classify."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    inputs: Inputs
-    parameters: ClassifyParameters = ClassifyParameters()
-    options: dict[str, Any] = {}
-    """Of the hosted service (caching, waiting for a model): accepted, without effect."""
 
 
 class ImageClassificationRequest(BaseModel):
@@ -49,7 +37,7 @@ class ImageClassificationRequest(BaseModel):
     inputs: Inputs
     parameters: VisionParameters = VisionParameters()
     options: dict[str, Any] = {}
-    """As above."""
+    """Of the hosted service (caching, waiting for a model): accepted, without effect."""
 
 
 def router(services: Services, max_body: int, most: int) -> APIRouter:
@@ -57,20 +45,16 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
     api = APIRouter(tags=["Hugging Face"])
     find = finder(services, "texts", "images")
     image = {"type": "string", "format": "binary"}
-    schema = json_body(TextClassificationRequest, ImageClassificationRequest, **{"image/*": image})
+    schema = json_body(*BODIES, ImageClassificationRequest, **{"image/*": image})
 
     @api.post("/models/{model}", openapi_extra=schema)
-    async def classify(request: Request, model: str) -> Response:
+    async def infer(request: Request, model: str) -> Response:
         service = await find(model)
         body = await read_body(request, max_body)
         hold(request.scope, service.name)
         if service.answers == "images":
             return await _classify_images(service.endpoint, body, request.query_params, most)
-        classifier: TextClassifier = service.endpoint
-        call = await off_loop(len(body), lambda: validated_json(TextClassificationRequest, body))
-        texts = bounded([call.inputs] if isinstance(call.inputs, str) else call.inputs, most, "text")
-        predictions = await classifier.classify(texts, call.parameters)
-        return JSONResponse([_scored(prediction, call.parameters.details) for prediction in predictions])
+        return await answer_texts(service.endpoint, body, most)
 
     return api
 
@@ -105,17 +89,6 @@ def _in_url(query: Mapping[str, str]) -> VisionParameters:
         return VisionParameters.model_validate_strings(dict(query))
     except ValidationError as error:
         raise RequestError(Outcome.REJECTED, f"in the URL: {explain(error, VisionParameters)}") from None
-
-
-def _scored(prediction: Prediction, details: bool) -> list[dict[str, Any]]:
-    """Each label with its score and, as clients keep to this shape, what there is to say of the whole answer."""
-    more: dict[str, Any] = {"warning": prediction.warning} if prediction.warning else {}
-    if prediction.details and (details or prediction.details.degraded):
-        more |= asdict(prediction.details)
-    return [
-        {"label": label, "score": score, **more}
-        for label, score in zip(prediction.labels, prediction.scores, strict=True)
-    ]
 
 
 def _seen(prediction: VisionPrediction) -> list[dict[str, Any]]:

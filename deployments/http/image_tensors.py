@@ -22,7 +22,6 @@ from pliant.deployments.http.tensors import (
     InputTensor,
     column,
     elements,
-    is_binary,
     only_input,
     strings,
 )
@@ -36,10 +35,9 @@ _CHANNELS = (1, 3)
 
 def images(call: InferRequest, tail: bytes, reader: ImageReader, most: int) -> list[Image]:
     """The images of a request, encoded or [height, width, channels]; at most `most`. Raises RequestError."""
-    tensor = only_input(call, "image")
-    binary = is_binary(tensor, tail)
+    tensor, binary = only_input(call, tail, "image")
     if tensor.datatype == "BYTES":
-        data = elements(tail) if binary else map(decoded, strings(tensor.data or []))
+        data = elements(binary) if binary is not None else map(decoded, strings(tensor.data or []))
         return list[Image](column(tensor, data, most, "image"))
     if tensor.datatype not in _PIXELS:
         raise RequestError(
@@ -51,7 +49,7 @@ def images(call: InferRequest, tail: bytes, reader: ImageReader, most: int) -> l
     check_count(tensor.shape[0], most, "image")
     if 0 in tensor.shape:
         raise RequestError(Outcome.REJECTED, f"inputs.0.shape: got {tensor.shape}; an image must have some pixels")
-    pixels = _binary(tensor, tail) if binary else _in_json(tensor)
+    pixels = _binary(tensor, binary) if binary is not None else _in_json(tensor)
     return list(_channels_last(pixels, reader))
 
 

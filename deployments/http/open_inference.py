@@ -1,50 +1,38 @@
-"""The Open Inference Protocol v2 (KServe, Triton) for classifiers of texts and images.
+"""The Open Inference Protocol v2 (KServe, Triton) for texts (`open_inference_texts`) and images.
 
-Of texts there is one input, `text` (BYTES, shape [n] or [n, 1]), of images `image` (see `image_tensors.py`). The
-outputs are `label` (BYTES) and `score` (FP32), both of shape [n, k], the likeliest label first, and of images also
-`gamma` (INT32) and `fate` (BYTES), both [n, 1].
-
-Of texts that a cascade classified there are also `level` (BYTES), `confidence` (FP32), `words_pruned` and `degraded`
-(INT32), all [n, 1], if the request names them or its parameters say `details`.
+Of images there is one input, `image` (see `image_tensors.py`). The outputs are `label` (BYTES) and `score` (FP32), both
+of shape [n, k], the likeliest label first, `gamma` (INT32) and `fate` (BYTES), both [n, 1].
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from pliant import __version__
-from pliant.deployments.cascade.endpoint import CascadeClassifier, TextClassifier
 from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.image_tensors import images
+from pliant.deployments.http.open_inference_texts import described, infer_texts, text_metadata
 from pliant.deployments.http.openapi import answers, json_body
-from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters, validated, validated_json
+from pliant.deployments.http.parameters import VisionParameters, validated, validated_json
 from pliant.deployments.http.places import hold
 from pliant.deployments.http.tensors import (
     HEADER_LENGTH,
     InferRequest,
     OutputTensor,
-    column,
-    elements,
-    is_binary,
-    only_input,
     requested,
     respond,
     split,
-    strings,
 )
 from pliant.deployments.http.validation import VERSION, finder, named
-from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Answers, Services, not_ready
 from pliant.deployments.vision.endpoint import MANY_LABELS, Image, VisionClassifier
 
-_TEXT_OUTPUTS = {"label": "BYTES", "score": "FP32"}
-_DETAILS = {"level": "BYTES", "confidence": "FP32", "words_pruned": "INT32", "degraded": "INT32"}
-_IMAGE_OUTPUTS = {**_TEXT_OUTPUTS, "gamma": "INT32", "fate": "BYTES"}
+_IMAGE_OUTPUTS = {"label": "BYTES", "score": "FP32", "gamma": "INT32", "fate": "BYTES"}
 
 
 def router(services: Services, max_body: int, most: int) -> APIRouter:
@@ -70,7 +58,7 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
     @api.get("/models/{model}")
     async def metadata(model: str, version: str = VERSION) -> dict[str, Any]:
         service = await find(model, version)
-        return _image_metadata(service.endpoint) if service.answers == "images" else _text_metadata(service.endpoint)
+        return _image_metadata(service.endpoint) if service.answers == "images" else text_metadata(service.endpoint)
 
     @api.get("/models/{model}/versions/{version}/ready")
     @api.get("/models/{model}/ready")
@@ -92,31 +80,9 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
         header = request.headers.get(HEADER_LENGTH)
         if service.answers == "images":
             return await _classify_images(service.endpoint, body, header, most)
-        return await _classify_texts(service.endpoint, body, header, most)
+        return await infer_texts(service.endpoint, body, header, most)
 
     return api
-
-
-async def _classify_texts(classifier: TextClassifier, body: bytes, header: str | None, most: int) -> Response:
-    def parsed() -> tuple[InferRequest, list[str]]:
-        head, tail = split(body, header)
-        call = validated_json(InferRequest, head)
-        return call, _texts(call, tail, most)
-
-    call, texts = await off_loop(len(body), parsed)
-    parameters = validated(ClassifyParameters, call.options())
-    binary = requested(call, _text_outputs(classifier))
-    if not call.outputs and not parameters.details:
-        binary = {name: packed for name, packed in binary.items() if name in _TEXT_OUTPUTS}
-    predictions = await classifier.classify(texts, parameters)
-    warnings = [f"text {index}: {item.warning}" for index, item in enumerate(predictions) if item.warning]
-    tensors = {
-        "label": OutputTensor("BYTES", [item.labels for item in predictions]),
-        "score": OutputTensor("FP32", [item.scores for item in predictions]),
-    }
-    for name in binary.keys() & _DETAILS.keys():
-        tensors[name] = OutputTensor(_DETAILS[name], [[getattr(item.details, name)] for item in predictions])
-    return respond(classifier.name, call.id, tensors, binary, "; ".join(warnings))
 
 
 async def _classify_images(vision: VisionClassifier, body: bytes, header: str | None, most: int) -> Response:
@@ -139,22 +105,6 @@ async def _classify_images(vision: VisionClassifier, body: bytes, header: str | 
     return respond(vision.name, call.id, tensors, binary, "")
 
 
-def _text_outputs(classifier: TextClassifier) -> dict[str, str]:
-    return _TEXT_OUTPUTS | (_DETAILS if isinstance(classifier, CascadeClassifier) else {})
-
-
-def _text_metadata(classifier: TextClassifier) -> dict[str, Any]:
-    levels = {"levels": ",".join(classifier.levels)} if isinstance(classifier, CascadeClassifier) else {}
-    return {
-        "name": classifier.name,
-        "versions": [VERSION],
-        "platform": "pliant_cascade" if levels else "pliant_encoder",
-        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
-        "outputs": _outputs(_text_outputs(classifier)),
-        "parameters": {"labels": ",".join(classifier.labels), **levels},
-    }
-
-
 def _image_metadata(vision: VisionClassifier) -> dict[str, Any]:
     reader, tasks = vision.reader, vision.tasks()
     labels = {f"labels.{entry.task.name}": ",".join(entry.labels) for entry in tasks}
@@ -163,26 +113,6 @@ def _image_metadata(vision: VisionClassifier) -> dict[str, Any]:
         "versions": [VERSION],
         "platform": "pliant_vision",
         "inputs": [{"name": "image", "datatype": "UINT8", "shape": [-1, reader.height, reader.width, reader.channels]}],
-        "outputs": _outputs(_IMAGE_OUTPUTS),
+        "outputs": described(_IMAGE_OUTPUTS),
         "parameters": {"tasks": ",".join(entry.task.name for entry in tasks), **labels},
     }
-
-
-def _outputs(types: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [{"name": name, "datatype": type_, "shape": [-1, -1]} for name, type_ in types.items()]
-
-
-def _texts(call: InferRequest, tail: bytes, most: int) -> list[str]:
-    tensor = only_input(call, "text")
-    if tensor.datatype != "BYTES":
-        raise RequestError(Outcome.REJECTED, f"inputs.0.datatype: got {tensor.datatype!r}; allowed: BYTES")
-    if is_binary(tensor, tail):
-        return column(tensor, map(_utf8, elements(tail)), most, "text")
-    return column(tensor, strings(tensor.data or []), most, "text")
-
-
-def _utf8(element: bytes) -> str:
-    try:
-        return element.decode()
-    except UnicodeDecodeError as error:
-        raise RequestError(Outcome.REJECTED, f"inputs.0: a text is not UTF-8: {error}") from None

@@ -38,7 +38,9 @@ _MOST_STOP_CHARACTERS = 256
 _INT64 = 2**63
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """What all have in common."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -73,13 +75,13 @@ Stop = Annotated[str, Field(min_length=1, max_length=_MOST_STOP_CHARACTERS)]
 Zero = Annotated[float | None, AfterValidator(_zero), WithJsonSchema({"enum": [None, 0]})]
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: bool | None = None
     """Padding of chunks against traffic analysis: accepted, without effect."""
 
 
-class GenerationRequest(_Body):
+class GenerationRequest(Body):
     """What both endpoints take."""
 
     model: str
@@ -161,12 +163,12 @@ class CompletionRequest(GenerationRequest):
         return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
 
 
-class TextPart(_Body):
+class TextPart(Body):
     type: Literal["text"]
     text: str
 
 
-class Message(_Body):
+class Message(Body):
     """One message of a conversation. `developer` is what newer clients call `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -241,7 +243,7 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class LoadAdapterRequest(_Body):
+class LoadAdapterRequest(Body):
     """Body of POST /v1/load_lora_adapter."""
 
     lora_name: str
@@ -252,7 +254,7 @@ class LoadAdapterRequest(_Body):
     """The language model to adapt; needed only if the adapter fits several."""
 
 
-class UnloadAdapterRequest(_Body):
+class UnloadAdapterRequest(Body):
     """Body of POST /v1/unload_lora_adapter."""
 
     lora_name: str
@@ -262,10 +264,12 @@ class UnloadAdapterRequest(_Body):
 
 _WANTED = {
     "prompt": "must be a text, its token ids, or a list of either; none may be empty",
+    "input": "must be a text, its token ids, or a list of either; none may be empty",
     "content": "must be a text, or a list of parts {type: text, text: ...}",
     "stop": f"must be a text, or a list of at most {_MOST_STOPS}, each of 1 to {_MOST_STOP_CHARACTERS} characters",
 }
 """What is said of parameters that may be of several types."""
+_OF_SEVERAL_TYPES = ("prompt", "input")
 _BODIES = (CompletionRequest, ChatRequest, Message, TextPart, StreamOptions, LoadAdapterRequest, UnloadAdapterRequest)
 _FIELDS = {field for body in _BODIES for field in body.model_fields}
 
@@ -287,7 +291,8 @@ def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> RequestError:
         return RequestError(Outcome.REJECTED, f"body: {problem['msg']}")
     extra = problem["type"] == "extra_forbidden"
     # Pydantic puts the type that was tried beside the fields.
-    loc = [part for part in problem["loc"] if extra or isinstance(part, int) or part in _FIELDS]
+    known = _FIELDS | model.model_fields.keys()
+    loc = [part for part in problem["loc"] if extra or isinstance(part, int) or part in known]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
     if extra:
         allowed = f"; known: {', '.join(model.model_fields)}" if len(loc) == 1 else ""
@@ -298,7 +303,7 @@ def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> RequestError:
         return RequestError(
             Outcome.REJECTED, f"{param}: missing; it must be given", fault=Fault.MISSING_PARAMETER, param=param
         )
-    if param.startswith("prompt"):
-        param, loc = "prompt", loc[:1]
+    if loc[0] in _OF_SEVERAL_TYPES:
+        param, loc = str(loc[0]), loc[:1]
     wanted = _WANTED.get(str(loc[-1]), problem["msg"].removeprefix("Value error, "))
     return RequestError(Outcome.REJECTED, f"{param}: {given(problem)}{wanted}", param=param)

@@ -16,8 +16,8 @@ _MOST_PROBLEMS = 100
 """That pydantic is asked about: it makes an object of each."""
 
 
-class ClassifyParameters(BaseModel):
-    """How a classification request wants to be treated."""
+class TextParameters(BaseModel):
+    """How a request of texts wants to be treated, whatever is made of them."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -25,12 +25,39 @@ class ClassifyParameters(BaseModel):
     """Refuse the request at once if its answer would take longer; without it, the service's own objective."""
     utility: Annotated[float, Field(ge=0, le=1)] = 1.0
     """What the answer is worth: under load, requests of low utility are refused first."""
+
+
+class ClassifyParameters(TextParameters):
+    """Of a classifier of texts."""
+
     top_k: Annotated[int, Field(ge=1)] | None = None
     """How many labels to answer with, the likeliest first; without it, all."""
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
     """What turns logits into scores; without it, what suits the model's problem type."""
     details: bool = False
     """Tell with each answer which level of a cascade gave it, how sure it is, and how many words it did not read."""
+
+
+class EmbedParameters(TextParameters):
+    """Of a model that makes a vector of each text."""
+
+    normalize: bool | None = None
+    """Whether to give vectors the length 1; without it, as the model says."""
+    prompt_name: str | None = None
+    """Which of the model's prompts goes before each text; without it, the model's default, if it has one."""
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    """How many numbers of each vector to answer with, the first ones; without it, all."""
+    truncate: bool | None = None
+    """Whether to cut a text that is too long; without it, as the service is configured."""
+
+
+class TagParameters(TextParameters):
+    """Of a model that labels the tokens of a text, as transformers' pipeline has them."""
+
+    aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "none"
+    """What puts tokens together."""
+    ignore_labels: Annotated[list[str], Field(max_length=1_000, fail_fast=True)] = ["O"]
+    """Labels to leave out."""
 
 
 class VisionParameters(BaseModel):

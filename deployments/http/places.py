@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,6 +33,11 @@ _SLOW_S = 1.0
 _RETRY_AFTER_S = 1.0
 
 
+Refused = Callable[[str, Outcome], None]
+"""Counts a request for which there was no place, by the service that it named, "" if that is not known yet, and how it
+ended."""
+
+
 def most_at_once(config: GatewayConfig) -> int:
     """Requests that one gateway may have from Serve: as many as there are places, so that Serve refuses none itself."""
     return 2 * config.max_ongoing_requests + sum(_OTHERS.values()) + _PROBED
@@ -50,18 +56,20 @@ def hold(scope: Scope, service: str) -> None:
 
 
 class Places:
-    """ASGI middleware that gives each HTTP request a place, or refuses it as one of too many."""
+    """ASGI middleware that gives HTTP requests places, or refuses them as too many; `refused` counts those."""
 
-    def __init__(self, app: ASGIApp, config: GatewayConfig, services: int) -> None:
+    def __init__(self, app: ASGIApp, config: GatewayConfig, services: Collection[str], refused: Refused) -> None:
         self._app = app
+        self._services = frozenset(services)
+        self._refused = refused
         most = {_BODIES: config.max_ongoing_requests, _SERVICES: config.max_ongoing_requests, **_OTHERS}
-        self._rooms = _Rooms(most, most_of_a_service(config, services))
+        self._rooms = _Rooms(most, most_of_a_service(config, len(services)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or below_root(scope) in PROBES:
             await self._app(scope, receive, send)
             return
-        place = _Place(self._rooms, receive)
+        place = _Place(self._rooms, receive, self._named(scope), self._refused)
         try:
             place.enter(_room(scope))
         except RequestError as error:
@@ -71,6 +79,12 @@ class Places:
             await self._app({**scope, _PLACE: place}, place.receive, send)
         finally:
             place.leave()
+
+    def _named(self, scope: Scope) -> str:
+        """The service in the path, if there is one."""
+        _, _, rest = below_root(scope).partition("/models/")
+        name = rest.partition("/")[0]
+        return name if name in self._services else ""
 
 
 class _Rooms:
@@ -91,9 +105,12 @@ class _Rooms:
 class _Place:
     """Where one request is."""
 
-    def __init__(self, rooms: _Rooms, receive: Receive) -> None:
+    def __init__(self, rooms: _Rooms, receive: Receive, named: str, refused: Refused) -> None:
         self._rooms = rooms
         self._receive = receive
+        self._named = named
+        """The service, as far as it is known."""
+        self._refused = refused
         self._room = ""
         """None yet, or none any more."""
         self._service = ""
@@ -106,7 +123,7 @@ class _Place:
         """Leave the room that it is in for another. Raises RequestError if that is full."""
         full = self._rooms.taken[room] >= self._rooms.most[room]
         if full and not (room == _BODIES and self._rooms.bodies and next(iter(self._rooms.bodies.values())).evict()):
-            raise _busy(f"the gateway has {self._rooms.most[room]} {room}, which is all that it takes at a time")
+            raise self._busy(f"the gateway has {self._rooms.most[room]} {room}, which is all that it takes at a time")
         self._leave_room()
         self._room = room
         self._rooms.taken[room] += 1
@@ -126,8 +143,9 @@ class _Place:
 
     def serve(self, service: str) -> None:
         """Count as a request of `service`. Raises RequestError if that has too many."""
+        self._named = service
         if self._rooms.served[service] >= self._rooms.most_of_a_service:
-            raise _busy(
+            raise self._busy(
                 f"{service} has {self._rooms.most_of_a_service} requests in this gateway, which is all that one "
                 "service gets of it"
             )
@@ -143,6 +161,7 @@ class _Place:
             async with asyncio.timeout(0 if self._evicted else None) as self._waiting:
                 message = await self._receive()
         except TimeoutError:
+            self._refused(self._named, Outcome.REJECTED)
             raise RequestError(
                 Outcome.REJECTED, "the body comes too slowly while others wait", _RETRY_AFTER_S, Fault.SLOW_BODY
             ) from None
@@ -158,6 +177,10 @@ class _Place:
         if self._service:
             self._rooms.served[self._service] -= 1
 
+    def _busy(self, reason: str) -> RequestError:
+        self._refused(self._named, Outcome.SHED)
+        return RequestError(Outcome.SHED, reason, _RETRY_AFTER_S)
+
     def _leave_room(self) -> None:
         if self._room:
             self._rooms.taken[self._room] -= 1
@@ -172,7 +195,3 @@ def _room(scope: Scope) -> str:
     if path in _STATUS:
         return _STATUS_PAGES
     return _BODIES if scope["method"] == "POST" else _DESCRIPTIONS
-
-
-def _busy(reason: str) -> RequestError:
-    return RequestError(Outcome.SHED, reason, _RETRY_AFTER_S)

@@ -72,24 +72,44 @@ def split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
     return body[: int(header_length)], body[int(header_length) :]
 
 
-def only_input(call: InferRequest, name: str) -> InputTensor:
+class Given(NamedTuple):
+    """An input tensor, and its data if they follow the JSON."""
+
+    tensor: InputTensor
+    binary: bytes | None
+
+
+def only_input(call: InferRequest, tail: bytes, name: str) -> Given:
     """The one tensor that there is, and that is called so. Raises RequestError."""
-    if len(call.inputs) != 1 or call.inputs[0].name != name:
-        given = ", ".join(tensor.name[:60] for tensor in call.inputs) or "none"
-        raise RequestError(Outcome.REJECTED, f"inputs: got {given}; exactly one is allowed, named {name}")
-    return call.inputs[0]
+    return inputs_of(call, tail, (name,))[0]
 
 
-def is_binary(tensor: InputTensor, tail: bytes) -> bool:
-    """Whether the data of the only tensor are the `tail`, instead of in the JSON. Raises RequestError."""
-    size = tensor.parameters.get("binary_data_size")
-    if size is None and not tail:
-        return False
-    if not isinstance(size, int) or isinstance(size, bool) or size != len(tail):
-        raise RequestError(
-            Outcome.REJECTED, f"inputs.0.parameters.binary_data_size: got {size!r}; {len(tail)} bytes follow the JSON"
-        )
-    return True
+def inputs_of(call: InferRequest, tail: bytes, names: Sequence[str]) -> list[Given]:
+    """The tensors of `call`, by the order of `names`: the first of them, and no others. Raises RequestError."""
+    by_name = {tensor.name: index for index, tensor in enumerate(call.inputs)}
+    if len(by_name) != len(call.inputs) or by_name.keys() != set(names[: len(by_name)]) or not by_name:
+        got = ", ".join(tensor.name[:60] for tensor in call.inputs) or "none"
+        more = f", and {', '.join(names[1:])} beside it" if names[1:] else ""
+        raise RequestError(Outcome.REJECTED, f"inputs: got {got}; exactly one is allowed, named {names[0]}{more}")
+    found = []
+    at = 0
+    for index, tensor in enumerate(call.inputs):
+        size = tensor.parameters.get("binary_data_size")
+        if size is None and not (tail and len(call.inputs) == 1):
+            found.append(Given(tensor, None))
+            continue
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(tail) - at:
+            raise _wrong_size(index, size, len(tail) - at)
+        found.append(Given(tensor, tail[at : at + size]))
+        at += size
+    if at != len(tail):
+        raise _wrong_size(len(call.inputs) - 1, call.inputs[-1].parameters.get("binary_data_size"), len(tail))
+    return [found[by_name[name]] for name in names[: len(found)]]
+
+
+def _wrong_size(index: int, size: Any, there: int) -> RequestError:
+    reason = f"inputs.{index}.parameters.binary_data_size: got {size!r}; {there} bytes follow the JSON"
+    return RequestError(Outcome.REJECTED, reason)
 
 
 def column(tensor: InputTensor, data: Iterable[T], most: int, what: str) -> list[T]:

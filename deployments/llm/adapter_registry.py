@@ -175,7 +175,7 @@ class AdapterRegistry(Registry[Registered, AdapterSource]):
             reason = f"{name!r} is an adapter of {known.service}, and this one is of {source.service}"
             raise _rejected(f"{reason}; unload it first")
         entry = Registered(source.service, info.ref(name), int(self._clock()), by.tenant)
-        await self._write(lambda: source.keep(entry, known))
+        await self._write(source.store, lambda: source.keep(entry, known))
         self.catalog.put({name: entry})
         return entry
 
@@ -188,7 +188,7 @@ class AdapterRegistry(Registry[Registered, AdapterSource]):
         self._check_movable(name)
         self._check_owner(by, name, entry.owner)
         source = self._open(self._sources[entry.service])
-        await self._write(lambda: source.forget(entry))
+        await self._write(source.store, lambda: source.forget(entry))
         if known:
             self.catalog.put({name: None})
         return entry

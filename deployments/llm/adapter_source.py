@@ -41,7 +41,7 @@ class AdapterSource:
         self._config = config
         self._adapters = adapters
         self._folders: AdapterFolders | None = None
-        self._store = Store(storage, adapters.registries, service, Stored[StoredAdapter]())
+        self.store = Store(storage, adapters.registries, service, Stored[StoredAdapter]())
 
     def scan(self) -> Iterator[Registered | PliantError]:
         """The adapters from earlier runs and those in the configured folder, or what is wrong with each.
@@ -49,7 +49,7 @@ class AdapterSource:
         Pinned names are the folder's; of others what clients loaded comes first, and the folder's stands in where that
         cannot be served. Those that clients unloaded stay out until their files change. Fetches the zoo's adapters.
         """
-        yield from self._store.open()
+        yield from self.store.open()
         try:
             self._folders = AdapterFolders(self.service, self._config, self._adapters)
         except (ModelError, OSError) as error:
@@ -62,7 +62,7 @@ class AdapterSource:
             yield error
         for name in dict.fromkeys(self._adapters.pinned):
             yield from self._pinned(name, present.pop(name, None))
-        for name, kept in self._store.loaded.items():
+        for name, kept in self.store.loaded.items():
             if name not in self.pinned:
                 item = self._earlier(name, kept)
                 yield item
@@ -86,11 +86,11 @@ class AdapterSource:
 
     def kept(self, name: str) -> Registered | None:
         """What is stored as loaded under `name`, served or not."""
-        kept = self._store.loaded.get(name)
+        kept = self.store.loaded.get(name)
         return self._entry(name, kept) if kept else None
 
     def keep(self, entry: Registered, instead_of: Registered | None) -> None:
-        """Store that a client loaded `entry`. Raises StateError, and then nothing is changed."""
+        """Store that a client loaded `entry`. Raises StateError: see `Store.keep`."""
         adapter = entry.adapter
         made = StoredAdapter(
             folder=adapter.folder,
@@ -100,11 +100,11 @@ class AdapterSource:
             base=self._config.model,
             owner=entry.owner,
         )
-        self._store.keep(adapter.name, made, instead_of and self._of_folder(instead_of))
+        self.store.keep(adapter.name, made, instead_of and self._of_folder(instead_of))
 
     def forget(self, entry: Registered) -> None:
-        """Store that a client unloaded `entry`. Raises StateError, and then nothing is changed."""
-        self._store.forget(entry.adapter.name, self._of_folder(entry))
+        """Store that a client unloaded `entry`. Raises StateError: see `Store.keep`."""
+        self.store.forget(entry.adapter.name, self._of_folder(entry))
 
     def _of_folder(self, entry: Registered) -> str | None:
         """The revision of `entry` if it is the configured folder's."""
@@ -112,7 +112,7 @@ class AdapterSource:
 
     def _pinned(self, name: str, folder: Path | None) -> Iterator[Registered | PliantError]:
         """The pinned adapter in `folder`, which replicas load as they start, whatever else was loaded as `name`."""
-        if (kept := self._store.loaded.get(name)) and (folder is None or Path(kept.folder) != folder):
+        if (kept := self.store.loaded.get(name)) and (folder is None or Path(kept.folder) != folder):
             yield AdapterError(
                 f"adapters.pinned: {name} is pinned, so it is the one of the folder; what was loaded under that name "
                 f"from {Path(kept.folder).name} is not served: take it out of adapters.pinned, or load that "
@@ -134,7 +134,7 @@ class AdapterSource:
             return AdapterError(f"{name}, loaded earlier for {kept.base}, is not served: {error}")
         changes = {"revision": info.revision, "ranks": info.ranks, "base": self._config.model}
         believed = kept.model_copy(update=changes)
-        self._store.believe(name, believed)
+        self.store.believe(name, believed)
         return self._entry(name, believed)
 
     def _found(self, folder: Path) -> Iterator[Registered | PliantError]:
@@ -146,7 +146,7 @@ class AdapterSource:
         except OSError as error:
             yield AdapterError(f"adapter {folder.name}: {error.strerror}")
         else:
-            if adapter.name in self.pinned or not self._store.is_out(adapter.name, adapter.revision):
+            if adapter.name in self.pinned or not self.store.is_out(adapter.name, adapter.revision):
                 yield Registered(self.service, adapter, created)
 
     @property

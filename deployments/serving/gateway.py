@@ -25,7 +25,7 @@ from pliant.deployments.serving.follower import Follower, Tally
 from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.kind import Kind, Opening
 from pliant.deployments.serving.messages import Guidance, News
-from pliant.deployments.serving.metrics import TenantMetrics
+from pliant.deployments.serving.metrics import Refusals, TenantMetrics
 from pliant.deployments.serving.router import RayTransport, table_of
 from pliant.deployments.serving.services import Replicas, Service, Services
 from pliant.deployments.serving.status import exposition
@@ -61,6 +61,7 @@ class Gateway:
             for name, kind in self._kinds.items()
         }
         self._outcomes: dict[str, Counter[str]] = {name: Counter() for name in config.services}
+        self._refusals = Refusals({name: kind.name for name, kind in self._kinds.items()}, self._outcomes)
         self._tallies = {name: Tally() for name in config.services}
         calls = _Planner(planner)
         self._follower = Follower(self._name, calls.exchange, self._tables, self._tallies)
@@ -150,6 +151,7 @@ class Gateway:
             lambda: exposition(self._stats(), self._known),
             routers,
             self._tenants,
+            self._refusals,
         )
 
     def _stats(self) -> dict[str, Any]:

@@ -23,9 +23,7 @@ class Requests:
     def __init__(self, service: str, kind: str, outcomes: Count[str]) -> None:
         """`outcomes` counts how many requests ended how, for /stats."""
         self._outcomes = outcomes
-        self._requests = counter(
-            service, "pliant_requests_total", "Texts, answers or images, by outcome.", "kind", "outcome"
-        )
+        self._requests = _requests(service)
         self._retries = counter(
             service, "pliant_retries_total", "Times that another replica was asked, by why.", "kind", "reason"
         )
@@ -53,6 +51,21 @@ class Requests:
         self._latency.observe(seconds, tags=self._tags)
         if not in_time:
             self._late.inc(tags=self._tags)
+
+
+class Refusals:
+    """Requests for which a gateway has no place, of the services whose `kinds` and `outcomes` are given by name."""
+
+    def __init__(self, kinds: Mapping[str, str], outcomes: Mapping[str, Count[str]]) -> None:
+        self._kinds = kinds
+        self._outcomes = outcomes
+        self._requests = {name: _requests(name) for name in ("", *kinds)}
+
+    def __call__(self, service: str, outcome: Outcome) -> None:
+        """One of `service`, or of none that is known yet."""
+        if service:
+            self._outcomes[service][outcome] += 1
+        self._requests[service].inc(tags={"kind": self._kinds.get(service, ""), "outcome": str(outcome)})
 
 
 class TenantMetrics:
@@ -94,6 +107,10 @@ class Followed:
             count = self._counts[key, *values] = report[key]
             if more := count - before if count >= before else count:
                 self._counters[key].inc(more, tags)
+
+
+def _requests(service: str) -> Counter:
+    return counter(service, "pliant_requests_total", "Texts, answers or images, by outcome.", "kind", "outcome")
 
 
 def counter(service: str, name: str, description: str, *tags: str) -> Counter:

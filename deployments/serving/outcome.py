@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal, Protocol
 
 from pliant.errors import PliantError
+from pliant.message import Word
 
 
-class Outcome(StrEnum):
+class Outcome(Word):
     """Every request has exactly one."""
 
     OK = "ok"
@@ -31,8 +31,12 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     """Nobody waits for the answer any more."""
 
+    @classmethod
+    def unknown(cls) -> Outcome:
+        return cls.UNAVAILABLE
 
-class Fault(StrEnum):
+
+class Fault(Word):
     """What an outcome was due to, where a protocol or a caller tells such faults apart. Each is of one outcome."""
 
     # rejected

@@ -16,7 +16,7 @@ That it failed is remembered until another one of its service says something: Se
 class StartingReplicas:
     """Of all services, on `clock`, in seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
         self._clock = clock
         self._heard: dict[tuple[str, str], tuple[float, Step]] = {}
 

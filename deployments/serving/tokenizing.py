@@ -43,6 +43,18 @@ async def tokenize(
     return await asyncio.get_running_loop().run_in_executor(_long_texts, read)
 
 
+async def tokenize_pair(tokenizer: Tokenizer, first: str, second: str, most: int) -> tuple[Encoding, int]:
+    """The tokens of two texts that are read together, and how many of their characters these are, as `tokenize`."""
+    if len(first) + len(second) <= _SHORT:
+        return tokenizer.encode(first, second), len(first) + len(second)
+
+    def read() -> tuple[Encoding, int]:
+        ends = _end(tokenizer, first, most), _end(tokenizer, second, most)
+        return tokenizer.encode_batch([(first[: ends[0]], second[: ends[1]])])[0], sum(ends)
+
+    return await asyncio.get_running_loop().run_in_executor(_long_texts, read)
+
+
 def _end(tokenizer: Tokenizer, text: str, most: int) -> int:
     """How much of `text` is to be read: all of it, or what has more than `most` tokens for sure."""
     if len(text) <= _PIECE:

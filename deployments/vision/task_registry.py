@@ -128,7 +128,7 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
         if kept := source.kept(entry.task.name):  # whether it is served now or not
             self._check_owner(by, entry.task.name, kept.owner)
         known = self.catalog.entries.get(self._key(entry))
-        await self._write(lambda: source.keep(entry, known))
+        await self._write(source.store, lambda: source.keep(entry, known))
         self.catalog.put({self._key(entry): entry})
         return entry
 
@@ -141,7 +141,7 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
         _check_movable(entry)
         self._check_owner(by, name, entry.owner)
         self._open(source)
-        await self._write(lambda: source.forget(entry))
+        await self._write(source.store, lambda: source.forget(entry))
         if known:
             self.catalog.put({key: None})
         return entry

@@ -49,7 +49,7 @@ class TaskSource:
         self._purpose = f"{service} loads tasks"
         self._roots = tuple(Path(root).expanduser().resolve() for root in config.tasks.roots)
         self._model: VisionInfo | None = None
-        self._store = Store(storage, config.tasks.registries, service, Stored[StoredEntry]())
+        self.store = Store(storage, config.tasks.registries, service, Stored[StoredEntry]())
 
     def scan(self) -> Iterator[RegisteredTask | PliantError]:
         """The tasks from earlier runs and those in the configured folder, or what is wrong with each.
@@ -58,7 +58,7 @@ class TaskSource:
         in where that cannot be served. Those that clients unloaded stay out until their files change. Fetches the zoo's
         model and tasks.
         """
-        yield from self._store.open()
+        yield from self.store.open()
         try:
             self._model = read_vision(sources.fetch_vision(self._config.model))
         except (ModelError, OSError) as error:
@@ -71,7 +71,7 @@ class TaskSource:
             yield error
         yield from self._own()
         served = set()
-        for name, kept in self._store.loaded.items():
+        for name, kept in self.store.loaded.items():
             try:
                 yield self.read(name, kept.folder, kept.created)._replace(owner=kept.owner)
                 served.add(name)
@@ -97,7 +97,7 @@ class TaskSource:
 
     def kept(self, name: str) -> RegisteredTask | None:
         """What is stored as loaded under `name`, served or not; it says no more of it than the folder."""
-        kept = self._store.loaded.get(name)
+        kept = self.store.loaded.get(name)
         if kept is None:
             return None
         return RegisteredTask(
@@ -105,16 +105,16 @@ class TaskSource:
         )
 
     def keep(self, entry: RegisteredTask, instead_of: RegisteredTask | None) -> None:
-        """Store that a client loaded `entry`. Raises StateError, and then nothing is changed."""
-        self._store.keep(entry.task.name, _made(entry), instead_of and self._of_folder(instead_of))
+        """Store that a client loaded `entry`. Raises StateError: see `Store.keep`."""
+        self.store.keep(entry.task.name, _made(entry), instead_of and self._of_folder(instead_of))
 
     def forget(self, entry: RegisteredTask) -> None:
-        """Store that a client unloaded `entry`. Raises StateError, and then nothing is changed."""
-        self._store.forget(entry.task.name, self._of_folder(entry))
+        """Store that a client unloaded `entry`. Raises StateError: see `Store.keep`."""
+        self.store.forget(entry.task.name, self._of_folder(entry))
 
     def _of_folder(self, entry: RegisteredTask) -> str | None:
         """The revision of `entry` if it is the configured folder's."""
-        return None if self._store.loaded.get(entry.task.name) == _made(entry) else entry.task.revision
+        return None if self.store.loaded.get(entry.task.name) == _made(entry) else entry.task.revision
 
     def _own(self) -> Iterator[RegisteredTask | PliantError]:
         """The model's own head, where no folder of tasks stands for it."""
@@ -152,7 +152,7 @@ class TaskSource:
         except OSError as error:
             yield TaskError(f"task {folder.name}: {error.strerror}")
         else:
-            if not self._store.is_out(entry.task.name, entry.task.revision):
+            if not self.store.is_out(entry.task.name, entry.task.revision):
                 yield entry
 
 

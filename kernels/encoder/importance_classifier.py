@@ -47,9 +47,9 @@ class ImportanceRuntime:
         self.backend = longest.backend
         self.dynamic = longest.dynamic
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+    def __call__(self, ids: np.ndarray | Sequence[int], types: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
         """The logits, float32 [labels], as `Runtime` gives them. Raises ValueError as it does."""
-        return self._for(ids)(ids)
+        return self._for(ids)(ids, types)
 
     def with_importance(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> WithImportance:
         """The logits and, if these are `wanted` to come with it, the importance of tokens.

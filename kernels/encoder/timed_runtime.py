@@ -36,9 +36,9 @@ class TimedRuntime:
         self.times = times
         self._runtime = runtime
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+    def __call__(self, ids: np.ndarray | Sequence[int], types: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
         """See `PackedRuntime.__call__`."""
-        return self._runtime(ids)
+        return self._runtime(ids, types)
 
     def run_all(self, texts: Sequence[Text], *, importance: bool = False) -> list[Output]:
         """See `PackedRuntime.run_all`."""

@@ -1,9 +1,9 @@
 """Which adapters stay in memory when nobody uses them, and which go first when it is needed (Chameleon §4.1).
 
-An adapter that was used lately, often, or takes long to load again is worth its memory. Its score is
-F * frequency + R * recency + S * size, each between 0 and 1 relative to all that are cached: uses within the window
-over the most of any, 1 - age over the greatest age, bytes over the most. The lowest goes first, an adapter in use
-never, one that queued requests wait for only if nothing else helps.
+An adapter that was used lately, often, or takes long to load again is worth its memory: its score is by `worth`, with
+uses within a window as frequency and bytes as cost. The lowest goes first, an adapter in use never, one that queued
+requests wait for only if nothing else helps. Where prefixes of prompts compete for the same memory, `idle_memory` names
+the victims among both.
 
 The cache has no size of its own. It counts bytes and names victims; whoever shares out the memory between adapters and
 live requests says when something must go. Of the victims in the order of their scores none is evicted in vain: those
@@ -13,28 +13,19 @@ that turn out not to be needed, because a later one is large, are spared (beyond
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-A = TypeVar("A", bound=Hashable)
+from pliant.policies.llm.worth import Eviction as Eviction
+from pliant.policies.llm.worth import Use, scorer
 
-Eviction = Literal["compound", "fair_share", "lru", "lfu", "none"]
-"""What the score is made of. With "none" an adapter is dropped as soon as nobody uses or waits for it."""
+A = TypeVar("A", bound=Hashable)
 
 Reason = Literal["memory", "unused"]
 """Why an adapter is evicted: for live requests or other adapters, or for nobody wants it ("none")."""
 
 State = Literal["absent", "loading", "resident"]
-
-WEIGHTS: dict[Eviction, tuple[float, float, float]] = {
-    "compound": (0.45, 0.10, 0.45),
-    "fair_share": (1 / 3, 1 / 3, 1 / 3),
-    "lru": (0.0, 1.0, 0.0),
-    "lfu": (1.0, 0.0, 0.0),
-    "none": (0.0, 1.0, 0.0),
-}
-"""F, R and S: how much frequency, recency and size count."""
 
 
 class CacheError(Exception):
@@ -201,6 +192,23 @@ class AdapterCache(Generic[A]):
                 needed.append(adapter)
         return needed[::-1]
 
+    def uses(self, now: float) -> dict[A, Use]:
+        """Of all that are loading or resident; the cost is in bytes."""
+        self._forget(now)
+        frequency = self._frequency
+        return {
+            adapter: Use(frequency.get(adapter, 0), entry.last_used, entry.bytes, entry.bytes)
+            for adapter, entry in self._entries.items()
+        }
+
+    def evictable(self) -> Collection[A]:
+        """Those neither loading, nor in use, nor pinned. Nothing may change meanwhile."""
+        return self._evictable
+
+    def wanted(self, adapter: A) -> bool:
+        """Whether queued requests wait for `adapter`."""
+        return adapter in self._wanted
+
     def evict(self, adapter: A, reason: Reason) -> None:
         """Forget a resident `adapter` that nobody uses and that is not pinned."""
         entry = self._entry(adapter)
@@ -258,19 +266,12 @@ class AdapterCache(Generic[A]):
 
     def _ranked(self, now: float, spare_wanted: bool) -> list[A]:
         """What may be evicted, in order: those that nobody waits for, then the others; the lowest scores first."""
-        self._forget(now)
-        weight_f, weight_r, weight_s = WEIGHTS[self._eviction]
-        frequency, wanted = self._frequency, self._wanted
-        entries = self._entries.values()
-        per_use = weight_f / (max(frequency.get(adapter, 0) for adapter in self._entries) or 1)
-        per_second = weight_r / (max(now - entry.last_used for entry in entries) or 1.0)
-        per_byte = weight_s / max(entry.bytes for entry in entries)
+        wanted = self._wanted
+        uses = self.uses(now)
+        score = scorer(self._eviction, uses.values(), now)
 
         def rank(adapter: A) -> tuple[bool, float, float]:
-            entry = self._evictable[adapter]
-            fresh = weight_r - per_second * (now - entry.last_used)
-            score = per_use * frequency.get(adapter, 0) + fresh + per_byte * entry.bytes
-            return adapter in wanted, score, entry.last_used
+            return adapter in wanted, score(uses[adapter]), uses[adapter].last_used
 
         candidates = (adapter for adapter in self._evictable if not spare_wanted or adapter not in wanted)
         return sorted(candidates, key=rank)

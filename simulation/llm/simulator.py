@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import gc
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pliant.policies.llm.jobs import Decisions, Job
 from pliant.policies.llm.request_scheduler import Scheduler
 from pliant.simulation.llm.hardware import Costs
+from pliant.simulation.llm.loads import Loads
 from pliant.simulation.llm.outcome import Outcome, Request
 from pliant.simulation.llm.predictors import Predictor
 
@@ -64,31 +65,6 @@ class _Live:
         return self.before + 1 + iteration - self.started
 
 
-@dataclass
-class _Link:
-    """Loads one adapter after the other."""
-
-    costs: Costs
-    free_at: float = 0.0
-    busy_s: float = 0.0
-    under_way: deque[tuple[float, int]] = field(default_factory=deque)
-    """When each load ends, and of which adapter, in order."""
-
-    def load(self, adapter: int, bytes: int, now: float) -> None:
-        seconds = self.costs.link.seconds(bytes)
-        self.busy_s += seconds
-        self.free_at = max(self.free_at, now) + seconds
-        self.under_way.append((self.free_at, adapter))
-
-    def __contains__(self, adapter: object) -> bool:
-        """Whether it is being loaded."""
-        return any(adapter == other for _, other in self.under_way)
-
-    @property
-    def next_end(self) -> float:
-        return self.under_way[0][0] if self.under_way else math.inf
-
-
 class Simulation:
     """Runs requests through a scheduler on a machine with certain costs; for one run.
 
@@ -113,7 +89,7 @@ class Simulation:
         share = loop.prompts_share
         memory = costs.memory // costs.model.token_bytes
         self._prompts = costs.prompts_within(PROMPTS_S) if share is None else int(share * memory)
-        self._link = _Link(costs)
+        self._link = Loads(costs)
         self._now = 0.0
         self._sent = self._iteration = self._waited = 0
         """Requests that have arrived, iterations, and those since the last admission."""

@@ -52,6 +52,14 @@ def test_a_model_that_labels_tokens(tmp_path: Path) -> None:
     assert (info.task, info.labels, info.scores, info.scores_pairs) == ("tokens", ("good", "bad"), "softmax", False)
 
 
+def test_token_types_are_given_where_both_tokenizer_and_model_know_of_them(tmp_path: Path) -> None:
+    names = ["input_ids", "attention_mask"]
+    assert not read_encoder(save(tmp_path, CLASSIFIER, tokenizer_config={"model_input_names": names})).pairs
+    assert read_encoder(
+        save(tmp_path, CLASSIFIER, tokenizer_config={"model_input_names": [*names, "token_type_ids"]})
+    ).pairs
+
+
 def test_embeddings_with_prompts(tmp_path: Path) -> None:
     settings = {
         "prompts": {"query": "query: ", "passage": "passage: "},
@@ -60,7 +68,12 @@ def test_embeddings_with_prompts(tmp_path: Path) -> None:
     }
     folder = save(
         tmp_path,
-        {"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "max_position_embeddings": 514},
+        {
+            "architectures": ["XLMRobertaModel"],
+            "model_type": "xlm-roberta",
+            "max_position_embeddings": 514,
+            "type_vocab_size": 1,
+        },
         config_sentence_transformers=settings,
     )
     info = read_encoder(folder)
@@ -98,3 +111,30 @@ def test_what_cannot_be_served_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=reason):
         read_encoder(save(tmp_path, config, **files))
+
+
+@pytest.mark.parametrize("padding", [{"pad_token_id": 1}, {}])
+def test_roberta_loses_the_positions_up_to_its_padding(tmp_path: Path, padding: dict[str, int]) -> None:
+    config = {"architectures": ["RobertaForSequenceClassification"], "model_type": "roberta", **padding}
+    assert read_encoder(save(tmp_path, {**config, "max_position_embeddings": 514})).max_length == 512
+
+
+@pytest.mark.parametrize(
+    ("changes", "chooses"),
+    [
+        ({}, True),
+        ({"problem_type": "multi_label_classification"}, False),
+        ({"id2label": {"0": "relevant"}}, False),
+        ({"id2label": None, "num_labels": 1}, False),
+    ],
+)
+def test_a_model_chooses_among_labels_that_exclude_each_other(
+    tmp_path: Path, changes: dict[str, Any], chooses: bool
+) -> None:
+    assert read_encoder(save(tmp_path, {**CLASSIFIER, **LABELS, **changes})).chooses == chooses
+
+
+def test_labels_come_in_the_order_of_the_outputs(tmp_path: Path) -> None:
+    labels = {str(index): f"label {index}" for index in range(12)}
+    found = read_encoder(save(tmp_path, {**CLASSIFIER, "id2label": labels}))
+    assert found.labels == tuple(labels.values())

@@ -33,58 +33,26 @@ def test_nothing_heavy_is_imported() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
-def test_labels_come_in_the_order_of_the_outputs(tmp_path: Path) -> None:
-    info = sources.describe(model_folder(tmp_path, BERT))
-    assert info == sources.ModelInfo(
-        labels=tuple(f"label {index}" for index in range(12)),
-        max_length=512,
-        pad_token_id=0,
-        architecture="BertForSequenceClassification",
-        multi_label=False,
-    )
-
-
-@pytest.mark.parametrize("padding", [{"pad_token_id": 1}, {}])
-def test_roberta_loses_the_positions_up_to_its_padding(tmp_path: Path, padding: dict[str, int]) -> None:
-    config = {
-        "architectures": ["RobertaForSequenceClassification"],
-        "model_type": "roberta",
-        "max_position_embeddings": 514,
-        "problem_type": "multi_label_classification",
-        **padding,
-    }
-    info = sources.describe(model_folder(tmp_path, config))
-    assert (info.max_length, info.pad_token_id) == (512, 1)
-    assert info.labels == ("LABEL_0", "LABEL_1")
-    assert info.multi_label
-
-
-@pytest.mark.parametrize(
-    ("changes", "chooses"),
-    [
-        ({}, True),
-        ({"problem_type": "multi_label_classification"}, False),
-        ({"id2label": {"0": "relevant"}}, False),
-        ({"id2label": None, "num_labels": 1}, False),
-    ],
-)
-def test_a_model_chooses_among_labels_that_exclude_each_other(
-    tmp_path: Path, changes: dict[str, Any], chooses: bool
-) -> None:
-    assert sources.describe(model_folder(tmp_path, {**BERT, **changes})).chooses == chooses
-
-
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({**BERT, "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
+        ({**BERT, "architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering"),
         ({"model_type": "bert"}, "ForSequenceClassification"),
         ({"architectures": BERT["architectures"]}, "max_position_embeddings"),
     ],
 )
-def test_describe_refuses_what_is_no_text_classifier(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+def test_describe_refuses_what_no_encoder_does(tmp_path: Path, config: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         sources.describe(model_folder(tmp_path, config))
+
+
+def test_a_model_of_the_zoo_is_known_before_it_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+    info = sources.check("zoo/topics-embedding")
+    assert (info.task, info.dimensions, info.normalized, info.max_length) == ("embed", 256, True, 512)
+    assert sources.check("zoo/topics-large").chooses
+    with pytest.raises(ModelError, match=r"^zoo/tiny-llama: its architecture is LlamaForCausalLM"):
+        sources.check("zoo/tiny-llama")
 
 
 def test_describe_refuses_a_folder_without_a_readable_config(tmp_path: Path) -> None:

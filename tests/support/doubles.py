@@ -55,7 +55,7 @@ class Sleeper:
         self.fails: Exception | None = None
         """Raised instead of an answer."""
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+    def __call__(self, ids: np.ndarray | Sequence[int], types: object = None) -> np.ndarray:
         if self.fails:
             raise self.fails
         time.sleep(self._service_s)

@@ -12,8 +12,8 @@ from support.call_path import Recorder
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.deployments.cascade.readings import Seen, UnreadableError
-from pliant.deployments.encoder.endpoint import Reading
 from pliant.deployments.encoder.messages import ImportanceRequest
+from pliant.deployments.encoder.reading import Reading
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.candidates import Candidate
 from pliant.training.labelled_texts import LabelledText

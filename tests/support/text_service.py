@@ -17,7 +17,8 @@ from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.errand import TextWant
 from pliant.deployments.encoder.messages import Answer, Query, Report
-from pliant.models.sources import ModelInfo
+from pliant.deployments.encoder.reading import Reader
+from pliant.models.encoder_info import EncoderInfo, Scores
 
 LOGITS = np.array([0.0, 2.0, 1.0], dtype=np.float32)
 ANSWER = Answer(LOGITS.tobytes(), 8, 8)
@@ -56,14 +57,19 @@ class TextService(CallPath[TextWant, Query, Answer, Report, TextRecorder]):
         labels: tuple[str, ...] = ("x", "y", "z"),
         held: int = 8,
         service_s: float = 0.005,
+        info: EncoderInfo | None = None,
+        endpoint: type[Reader] = Classifier,
         **options: Any,
     ) -> None:
-        info = ModelInfo(labels=labels, max_length=held, pad_token_id=0, architecture="B", multi_label=False)
+        scores: Scores = "softmax" if len(labels) > 1 else "sigmoid"
+        info = info or EncoderInfo("classify", labels, held, pairs=False, scores=scores, vocabulary=6)
         config = EncoderConfig(kind="encoder", model="m", lengths=(held,), replicas={"min": 1, "max": 1}, **options)
         self.chooser = EncoderChooser(config.slo_ms / 1e3)
         self.replicas = ScriptedReplicas(scripts, answer, on_death=lambda replica: self.table.lose(replica))
         super().__init__(self.chooser, self.replicas, TextRecorder())
-        self.classifier = Classifier(name, config, folder, info, self.chooser, self.table, self.caller, self.recorder)
+        made = endpoint(name, config, folder, info, self.chooser, self.table, self.caller, self.recorder)
+        self.classifier: Any = made
+        """Whatever answers; a classifier if no other is given."""
         self.table.sync({replica: report(held, service_s=service_s) for replica in scripts})
 
     @property

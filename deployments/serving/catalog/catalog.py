@@ -37,7 +37,7 @@ class _Heard(NamedTuple):
 class Catalog(Generic[Entry]):
     """A gateway that has not asked for `gone_s` seconds of `clock` is not waited for any more."""
 
-    def __init__(self, gone_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, gone_s: float, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
         self.entries: dict[str, Entry] = {}
         """By name."""
         self.problems: list[str] = []
@@ -77,6 +77,10 @@ class Catalog(Generic[Entry]):
         self.problems = [problem for problem in self.problems if problem not in gone]
         self._version += 1
         self._move()
+
+    def told(self, seen: Seen) -> bool:
+        """Whether it was this catalog of which a gateway has `seen` so much."""
+        return seen[0] == self._life
 
     async def follow(
         self, gateway: str, seen: Seen, within_s: float, failed: Mapping[Any, str] = MappingProxyType({})

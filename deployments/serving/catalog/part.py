@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, Generic
 
@@ -10,6 +10,8 @@ from pliant.deployments.serving.catalog.catalog import Seen
 from pliant.deployments.serving.catalog.registry import Registry, RejectedError
 from pliant.deployments.serving.kind import Part
 from pliant.deployments.serving.messages import CatalogNews, Entry, Rejected
+from pliant.deployments.serving.outcome import Outcome
+from pliant.deployments.serving.state.record import StateError
 
 _NEWS_WITHIN_S = 5.0
 
@@ -31,20 +33,31 @@ class CatalogPart(Part, Generic[Entry]):
     ) -> CatalogNews[Entry]:
         """What became of entries since `seen`: now, or else as soon as there is something, or after some seconds.
 
-        A replica that follows has seen an entry when it has it in memory, or says why it `failed`.
+        A replica that follows has seen an entry when it has it in memory, or says why it `failed`. Raises StateError
+        where another planner may know better: one that has not heard of a change takes no gateway back behind it, and
+        gives no answer that is not to `wait`.
         """
+        if not wait or (seen[0] and not self._registry.catalog.told(seen)):
+            await self._registry.confirm()
         return await self._registry.catalog.follow(follower, seen, _NEWS_WITHIN_S if wait else 0, failed)
 
     async def load(self, *what: Any) -> Entry | Rejected:
         """See the registry's own."""
-        try:
-            return await self._registry.load(*what)
-        except RejectedError as error:
-            return error.rejected
+        return await self._confirmed(self._registry.load(*what))
 
     async def unload(self, *what: Any) -> Entry | Rejected:
         """See the registry's own."""
+        return await self._confirmed(self._registry.unload(*what))
+
+    async def _confirmed(self, change: Coroutine[Any, Any, Entry]) -> Entry | Rejected:
+        """What `change` comes to. It is not rejected by what may no longer be so."""
         try:
-            return await self._registry.unload(*what)
+            return await change
         except RejectedError as error:
+            if error.rejected.outcome is not Outcome.REJECTED:
+                return error.rejected
+            try:
+                await self._registry.confirm()
+            except StateError as unsure:
+                return Rejected(Outcome.UNAVAILABLE, f"nothing was changed, because {unsure}")
             return error.rejected

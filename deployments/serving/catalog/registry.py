@@ -17,9 +17,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pliant.deployments.serving.catalog.catalog import Catalog
 from pliant.deployments.serving.catalog.confinement import MissingError, OutsideError
+from pliant.deployments.serving.catalog.store import Store
 from pliant.deployments.serving.messages import Entry, Manager, Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome
-from pliant.deployments.serving.state.record import StateError, SupersededError
+from pliant.deployments.serving.state.record import StateError, SupersededError, UncertainError
 from pliant.errors import PliantError
 
 logger = logging.getLogger("pliant")
@@ -27,6 +28,7 @@ logger = logging.getLogger("pliant")
 _READERS = 4
 _READ_WITHIN_S = 10.0
 _CHANGE_WITHIN_S = 3.0
+_SETTLE_EVERY_S = 2.0
 _AGAIN_S = (5.0, 300.0)
 """After which what is wrong is looked at again; the first doubles up to the second."""
 
@@ -61,6 +63,8 @@ class Source(Protocol[_Found]):
     service: str
     runtime: bool
     """Whether clients may load and unload entries."""
+    store: Store[Any]
+    """What they did."""
 
     def scan(self) -> Iterable[_Found | PliantError]:
         """All that is there, and what is wrong with what should be."""
@@ -96,7 +100,13 @@ class Registry(ABC, Generic[Entry, S]):
         self._changes = 0
         self._problems: dict[str, list[str]] = {}
         """By service: what was wrong when it was last looked at."""
+        self._found: dict[str, set[str]] = {}
+        """By service: the names of what was there then."""
+        self._unread = {*sources}
+        """Services whose store could not be claimed, or has been, and not been read since."""
         self._superseded: SupersededError | None = None
+        self._settling: asyncio.Task[None] | None = None
+        """Of the last change of which it is uncertain whether it came about."""
         self._start = asyncio.create_task(self._scan_all())
         self._again = asyncio.create_task(self._look_again())
 
@@ -128,6 +138,22 @@ class Registry(ABC, Generic[Entry, S]):
             if task.done():
                 task.result()
 
+    async def confirm(self) -> None:
+        """Raise StateError unless this registry knows what is stored; SupersededError if another planner has claimed it
+        since, which knows better."""
+
+        def check() -> None:
+            for source in self._sources.values():
+                source.store.check()
+
+        try:
+            await self._read(check)
+            if self._unread:
+                raise StateError(f"the {self.what} of {', '.join(sorted(self._unread))} are being read")
+        except SupersededError as error:
+            self._superseded = error
+            raise
+
     def _missed(self, service: str) -> Iterable[str]:
         """What should be there of `service`, and has not been found."""
         return ()
@@ -150,6 +176,8 @@ class Registry(ABC, Generic[Entry, S]):
     async def _scan(self, service: str) -> None:
         """Register what files have of `service` and the catalog has not, and say what is wrong."""
         problems, changes = [], self._changes
+        if anew := not self._sources[service].store.claimed:
+            self._unread.add(service)
         try:
             found = await self._read(lambda: list(self._sources[service].scan()))
         except Exception as error:
@@ -164,9 +192,14 @@ class Registry(ABC, Generic[Entry, S]):
                 try:
                     if isinstance(item, PliantError):
                         raise item
-                    self._add(service, item, seen)
+                    self._add(service, item, seen, anew)
                 except PliantError as error:
                     problems.append(f"{service}: {error}")
+            if anew:
+                gone = self._found.get(service, set()) - seen
+                self.catalog.put(dict.fromkeys(gone & self.catalog.entries.keys()))
+                self._unread.discard(service)
+            self._found[service] = seen
             problems += self._missed(service)
         before = self._problems.get(service, [])
         self._problems[service] = problems
@@ -175,12 +208,15 @@ class Registry(ABC, Generic[Entry, S]):
             if problem not in before:
                 self._complain(problem)
 
-    def _add(self, service: str, entry: Entry, seen: set[str]) -> None:
-        """Register `entry`, unless an earlier look did. Raises RejectedError."""
+    def _add(self, service: str, entry: Entry, seen: set[str], anew: bool) -> None:
+        """Register `entry`, unless an earlier look did; `anew`: that may have been before another planner's changes.
+        Raises RejectedError."""
         key = self._key(entry)
         known = self.catalog.entries.get(key)
         if known is None or known.service != service or key in seen:
             self._check(entry)
+            self.catalog.put({key: entry})
+        elif anew and known != entry:
             self.catalog.put({key: entry})
         seen.add(key)
 
@@ -250,14 +286,31 @@ class Registry(ABC, Generic[Entry, S]):
         finally:
             self._changing.release()
 
-    async def _write(self, change: Callable[[], None]) -> None:
+    async def _write(self, store: Store[Any], change: Callable[[], None]) -> None:
+        """Carry out `change` of `store`."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._writer, change)
         except SupersededError as error:
             self._superseded = error
             raise RejectedError(Outcome.UNAVAILABLE, str(error)) from None
+        except UncertainError as error:
+            self._settling = asyncio.create_task(self._settle(store))
+            raise RejectedError(Outcome.UNAVAILABLE, f"{error}; this may yet come about: see {self.see}") from None
         except StateError as error:
             raise RejectedError(Outcome.UNAVAILABLE, f"nothing was changed, because {error}") from None
+
+    async def _settle(self, store: Store[Any]) -> None:
+        """Once its storage works again, have it hold what the catalog says."""
+        while True:
+            await asyncio.sleep(_SETTLE_EVERY_S)
+            async with self._changing:
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._writer, store.settle)
+                except SupersededError as error:
+                    self._superseded = error
+                except StateError:
+                    continue
+                return
 
     async def _read(self, function: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, function)

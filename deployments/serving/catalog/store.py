@@ -52,10 +52,17 @@ class Store(Generic[K]):
         self._earlier = cache_folder() / registry / f"{service}.json"
         """Where versions before `state` kept it."""
         self._kept = nothing
-        self._barred: PliantError | None = StateError(f"the state {self._record.name} has not been read")
+        self._barred: StateError | None = StateError(f"the state {self._record.name} has not been read")
         """Why nothing can be changed."""
+        self._read = False
+        """Whether what is stored is known, whether it can be changed or not."""
         self._lost: list[PliantError] = []
         """What was damaged when it was claimed."""
+
+    @property
+    def claimed(self) -> bool:
+        """Whether what clients do can be stored."""
+        return self._barred is None
 
     @property
     def loaded(self) -> Mapping[str, K]:
@@ -78,6 +85,7 @@ class Store(Generic[K]):
             with suppress(StateError, ValidationError):
                 if content := self._record.look():
                     self._kept = type(self._kept).model_validate_json(content)
+                self._read = True
             return [error]
         self._lost += found.problems
         try:
@@ -87,6 +95,7 @@ class Store(Generic[K]):
             else:
                 self._barred = None
                 self._lost += self._take_over()
+            self._read = True
             return self._lost
         except ValidationError as error:
             self._barred = StateError(
@@ -97,19 +106,31 @@ class Store(Generic[K]):
             self._barred = StateError(f"{self._earlier} cannot be taken over: {error}")
         return [*self._lost, self._barred]
 
+    def check(self) -> None:
+        """Raise StateError unless what is known is what is stored; SupersededError: it was, and may have changed."""
+        if not self._read:
+            assert self._barred
+            raise self._barred
+        self._record.check(self.claimed)
+
+    def settle(self) -> None:
+        """Have what is known be what is stored, after a change of which it is uncertain whether it came about. Raises
+        StateError."""
+        self._write(self._kept)
+
     def believe(self, name: str, entry: K) -> None:
         """`entry` is how the entry `name` reads now; it is written with the next change."""
         self._kept.loaded[name] = entry
 
     def keep(self, name: str, entry: K, instead_of: str | None = None) -> None:
         """Store that a client loaded `entry` as `name`; `instead_of`: see `forget`. Raises StateError, and then nothing
-        is changed."""
+        is changed; of an UncertainError: until `settle` has seen to it."""
         kept = self._without(name, instead_of)
         self._write(kept.model_copy(update={"loaded": {**kept.loaded, name: entry}}))
 
     def forget(self, name: str, revision: str | None) -> None:
         """Store that a client unloaded all that is called so. What the configured folder has of that name would come
-        back, if it were not for its `revision`. Raises StateError, and then nothing is changed."""
+        back, if it were not for its `revision`. Raises StateError as `keep` does."""
         self._write(self._without(name, revision))
 
     def _without(self, name: str, revision: str | None) -> Stored[K]:

@@ -33,6 +33,10 @@ class StateError(PliantError):
     """State cannot be read or written now, and why; or never by this version."""
 
 
+class UncertainError(StateError):
+    """A change seemed to fail, and may have come about."""
+
+
 class SupersededError(StateError):
     """Somebody else has claimed the record since."""
 
@@ -74,6 +78,8 @@ class Record:
         self._next = 0
         self._contents: list[int] = []
         """Generations that have content, in order; some are removed by now."""
+        self._looked: set[int] | None = None
+        """The generations that there were when it was read without a claim."""
 
     def claim(self) -> Found:
         """Become the only one who may write, and read what there is. Raises StateError."""
@@ -95,7 +101,8 @@ class Record:
     def look(self) -> bytes:
         """What it holds, for one who cannot claim it; somebody else may be writing. Raises StateError."""
         try:
-            for number in sorted(self._generations(), reverse=True):
+            self._looked = self._generations()
+            for number in sorted(self._looked, reverse=True):
                 with suppress(FileNotFoundError, _DamagedError):
                     if not (found := self._load(number)).claim:
                         return found.content
@@ -103,9 +110,25 @@ class Record:
             raise StateError(f"the state {self.name} cannot be read: {_reason(error)}") from None
         return b""
 
+    def check(self, claimed: bool) -> None:
+        """Raise SupersededError if somebody else has claimed it since, StateError if that cannot be found out.
+
+        Where it could not be `claimed`: raise StateError if somebody may have written since it was looked at."""
+        try:
+            generations = self._generations()
+            newest = max(generations, default=0)
+            superseded = claimed and newest >= self._next and not self._may_be_mine(newest)
+        except OSError as error:
+            raise StateError(f"the state {self.name} cannot be read: {_reason(error)}") from None
+        if superseded:
+            raise self._superseded()
+        if not claimed and generations != self._looked:
+            raise StateError(f"the state {self.name} could not be claimed, and has changed since it was read")
+
     def write(self, content: bytes) -> None:
-        """Have `content` be what the record holds, durably. Raises StateError: then it holds what it did, or, if more
-        was done than the storage said, `content`; the next write settles it. SupersededError is for good."""
+        """Have `content` be what the record holds, durably. Raises StateError: then it holds what it did. Of an
+        UncertainError: or `content`, if more was done than the storage said, until the next write settles it.
+        SupersededError is for good."""
         try:
             for _ in range(_ATTEMPTS):
                 try:
@@ -118,7 +141,8 @@ class Record:
                     return
                 self._next += 1
         except OSError as error:
-            raise StateError(f"the state {self.name} cannot be written: {_reason(error)}") from None
+            failed = StateError if self._left_nothing(self._next) else UncertainError
+            raise failed(f"the state {self.name} cannot be written: {_reason(error)}") from None
         raise StateError(f"the state {self.name} cannot be written: its storage is not as it was a moment ago")
 
     def _read(self) -> Found:
@@ -188,6 +212,16 @@ class Record:
             return False
         except _DamagedError:
             return True
+
+    def _left_nothing(self, number: int) -> bool:
+        """Whether it is known that no attempt to write `number` came to anything that others read."""
+        try:
+            self._load(number)
+        except (FileNotFoundError, _DamagedError):
+            return True
+        except (OSError, StateError):
+            pass
+        return False
 
     def _put_aside(self, number: int, error: _DamagedError) -> str:
         path = self._path(number)

@@ -19,8 +19,16 @@ INDEX = "model.safetensors.index.json"
 _SHARDS = "model-*-of-*.safetensors"
 _OLD_TOKENIZERS = ("vocab.*", "*.model")
 _BESIDE_TOKENIZERS = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+DESCRIPTION = (
+    *(CONFIG, "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
+    *("tokenizer_config.json", "[0-9]*_*/config.json"),
+)
+"""Patterns of what says what an encoder is for."""
+_MODULE_WEIGHTS = "[0-9]*_*/model.safetensors"
+"""Of a sentence-transformers module."""
 FILES = (
-    *(CONFIG, "generation_config.json", WEIGHTS, INDEX, _SHARDS),
+    *DESCRIPTION,
+    *("generation_config.json", WEIGHTS, INDEX, _SHARDS, _MODULE_WEIGHTS),
     *(TOKENIZER, *_OLD_TOKENIZERS, *_BESIDE_TOKENIZERS),
 )
 """Patterns of all that is read of a model."""
@@ -55,6 +63,15 @@ def download_config(model: str) -> Path:
         return Path(hf_hub_download(model, CONFIG))
 
 
+def download_description(model: str) -> Path:
+    """A folder with what says what an encoder on the hub is for, without weights. Raises ModelError."""
+    from huggingface_hub import snapshot_download
+
+    download_config(model)
+    with _errors(model):
+        return Path(snapshot_download(model, allow_patterns=list(DESCRIPTION)))
+
+
 def missing(folder: Path) -> list[str]:
     """Which files of configuration and weights a model's folder lacks. The weights may be in one file or in several.
 
@@ -73,6 +90,12 @@ def weight_files(folder: Path) -> list[Path]:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ModelError(f"{folder / INDEX} is no index of weights; download or save the model again") from None
     return [folder / name for name in sorted(names)]
+
+
+def module_files(folder: Path) -> list[Path]:
+    """What a folder has beyond a model of transformers': sentence-transformers' modules and their files."""
+    patterns = ("modules.json", "[0-9]*_*/config.json", _MODULE_WEIGHTS)
+    return [file for pattern in patterns for file in sorted(folder.glob(pattern))]
 
 
 def has_tokenizer(folder: Path) -> bool:

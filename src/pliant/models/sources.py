@@ -5,43 +5,22 @@ convert an old tokenizer, once: the gateway uses this module.
 """
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pliant import zoo
 from pliant.cache import cache_folder, made_once
 from pliant.errors import ModelError
-from pliant.models import decoder_info, hub, vision_info
+from pliant.models import decoder_info, encoder_info, hub, vision_info
 from pliant.models.decoder_info import DecoderInfo as DecoderInfo
 from pliant.models.decoder_shape import DecoderShape
+from pliant.models.encoder_info import EncoderInfo as EncoderInfo
 from pliant.models.hub import Progress as Progress
 from pliant.models.vision_info import VisionInput
 
 _HELD = f"{hub.CONFIG}, {hub.WEIGHTS}, {hub.TOKENIZER}"
 _VISION_HELD = f"{hub.CONFIG}, {hub.WEIGHTS}"
-_POSITIONS_START_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet"}
-"""Model types that count positions from `pad_token_id + 1`, so that this many fewer tokens fit."""
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What a text classifier's config.json says.
-
-    `labels` are in the order of the outputs, `max_length` counts the tokens, special ones included, that the model has
-    positions for, and `multi_label` tells whether several labels can be true of one text.
-    """
-
-    labels: tuple[str, ...]
-    max_length: int
-    pad_token_id: int
-    architecture: str
-    multi_label: bool
-
-    @property
-    def chooses(self) -> bool:
-        """Whether it chooses one of several labels, so that their scores compete."""
-        return not self.multi_label and len(self.labels) > 1
 
 
 def fetch(model: str, *, progress: Progress | None = None) -> Path:
@@ -118,17 +97,29 @@ def _check_collection(folder: str, known: str, held: str) -> None:
         raise ModelError(f"{folder}: there is no such folder; choose one that holds {held}")
 
 
-def check(model: str) -> ModelInfo:
-    """What the text classifier `model` is; fetches no weights and trains nothing.
+def check(model: str) -> EncoderInfo:
+    """What the encoder `model` is for; fetches no weights and trains nothing.
 
-    Raises ModelError if there is no such model, or if it is no text classifier.
+    Raises ModelError if there is no such model, or if it is none that is served.
     """
-    return _info(_config(model), model)
+    if model.startswith("zoo/"):
+        with TemporaryDirectory() as described:
+            zoo.describe(_zoo_name(model), Path(described))
+            return _described(Path(described), model)
+    return _described(_local_folder(model, _HELD) or hub.download_description(model), model)
 
 
-def describe(folder: Path) -> ModelInfo:
-    """What the config.json in a model's folder says. Raises ModelError if the model is no text classifier."""
-    return _info(_read(folder, str(folder)), str(folder))
+def _described(folder: Path, model: str) -> EncoderInfo:
+    try:
+        return describe(folder)
+    except ModelError as error:
+        raise ModelError(str(error).replace(str(folder), model)) from None
+
+
+def describe(folder: Path) -> EncoderInfo:
+    """What the files in an encoder's folder say it is for. Raises ModelError if that is nothing that is served."""
+    _read(folder, str(folder))
+    return encoder_info.read_encoder(folder)
 
 
 def check_decoder(model: str) -> DecoderShape:
@@ -202,8 +193,10 @@ def _with_converted_tokenizer(model: str, folder: Path, report: Progress) -> Pat
         if not (made / hub.TOKENIZER).is_file():
             raise ModelError(f"{model}: no tokenizer.json, and its tokenizer cannot be saved as one; add one")
         for file in {file for pattern in hub.FILES for file in folder.glob(pattern)}:
-            if not (made / file.name).exists():
-                (made / file.name).symlink_to(file)
+            link = made / file.relative_to(folder)
+            link.parent.mkdir(exist_ok=True)
+            if not link.exists():
+                link.symlink_to(file)
 
     weights = next(file for name in (hub.WEIGHTS, hub.INDEX) if (file := folder / name).is_file()).stat()
     identity = hashlib.sha256(f"{folder.resolve()} {weights.st_mtime_ns} {weights.st_size}".encode()).hexdigest()
@@ -214,37 +207,3 @@ def _read(folder: Path, model: str, held: str = _HELD) -> dict[str, Any]:
     if not (folder / hub.CONFIG).is_file():
         raise ModelError(f"{model}: has no config.json; choose a folder that holds {held}")
     return decoder_info.read_json(folder / hub.CONFIG)
-
-
-def most_tokens(config: dict[str, Any]) -> int | None:
-    """How many tokens a model with this config.json has positions for; None if it does not say."""
-    positions: int | None = config.get("max_position_embeddings") or config.get("n_positions")
-    return positions - _padding(config) - 1 if positions and _starts_after_padding(config) else positions
-
-
-def _starts_after_padding(config: dict[str, Any]) -> bool:
-    return config.get("model_type") in _POSITIONS_START_AFTER_PADDING
-
-
-def _padding(config: dict[str, Any]) -> int:
-    padding: int | None = config.get("pad_token_id")
-    return int(_starts_after_padding(config)) if padding is None else padding
-
-
-def _info(config: dict[str, Any], model: str) -> ModelInfo:
-    architecture = next(iter(config.get("architectures") or ["nothing"]))
-    if not architecture.endswith("ForSequenceClassification"):
-        raise ModelError(
-            f"{model}: its architecture is {architecture}; choose one that ends in ForSequenceClassification"
-        )
-    max_length = most_tokens(config)
-    if max_length is None:
-        raise ModelError(f"{model}: its config.json has no max_position_embeddings; choose a model with a longest text")
-    labels = config.get("id2label") or {index: f"LABEL_{index}" for index in range(config.get("num_labels", 2))}
-    return ModelInfo(
-        labels=tuple(labels[index] for index in sorted(labels, key=int)),
-        max_length=max_length,
-        pad_token_id=_padding(config),
-        architecture=architecture,
-        multi_label=config.get("problem_type") == "multi_label_classification",
-    )

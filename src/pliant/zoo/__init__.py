@@ -55,12 +55,24 @@ def folder(name: str) -> Path:
     if name in (ADAPTERS, TASKS):
         version = shapes.ADAPTERS_VERSION if name == ADAPTERS else shapes.TASKS_VERSION
         return cache_folder() / "zoo" / f"{name}-v{version}-of-{folder(_base(name)).name}"
+    if isinstance(shape := shapes.SHAPES[name], shapes.EmbeddingShape):
+        return cache_folder() / "zoo" / f"{name}-v{shape.version}-of-{folder(shape.of).name}"
     return cache_folder() / "zoo" / f"{name}-v{shapes.SHAPES[name].version}"
 
 
 def config(name: str) -> dict[str, Any]:
     """The `config.json` that the model `name` has, or will have once it is trained."""
     return shapes.SHAPES[name].config()
+
+
+def describe(name: str, into: Path) -> None:
+    """Write to `into` what says what the model `name` is for, also before it is trained."""
+    files: dict[str, Any] = {"config.json": config(name)}
+    if isinstance(shape := shapes.SHAPES[name], shapes.EmbeddingShape):
+        files |= shape.modules()
+    for file, content in files.items():
+        (into / file).parent.mkdir(exist_ok=True)
+        (into / file).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def status() -> list[ZooEntry]:
@@ -80,6 +92,9 @@ def ensure(name: str, progress: Callable[[str, float], object], niceness: int = 
     is called with what is being done and the fraction done; adapters and tasks may need their model to be trained
     before. Raises ModelError if training fails.
     """
+    if isinstance(shape := shapes.SHAPES.get(name), shapes.EmbeddingShape):
+        trained = ensure(shape.of, progress, niceness)
+        return made_once(folder(name), lambda unfinished: _link(name, shape, trained, unfinished))
     if name in (ADAPTERS, TASKS) and not folder(name).exists():
         ensure(_base(name), progress, niceness)
     job = f"training zoo/{name}"
@@ -129,6 +144,7 @@ def _train_model(name: str, folder: Path, progress: Callable[[str, float], objec
     elif isinstance(shape, shapes.VitShape):
         measured = asdict(digits_vit.train(shape, folder, report))
     else:
+        assert isinstance(shape, shapes.Shape)
         measured = asdict(topics.train(shape, folder, report))
     _write_card(folder, name, shape.version, measured, started)
 
@@ -158,6 +174,17 @@ def train_tasks(into: Path, progress: Callable[[str, float], object]) -> None:
 def _part(progress: shapes.Progress, name: str, index: int, count: int) -> shapes.Progress:
     """The progress of one of `count` trainings."""
     return lambda text, done: progress(f"{text}: zoo/{name}", (index + done) / count)
+
+
+def _link(name: str, shape: shapes.EmbeddingShape, trained: Path, into: Path) -> None:
+    """Fill `into` with links to the files of the model in `trained`, and with what says that it embeds."""
+    describe(name, into)
+    (into / "config.json").unlink()
+    for file in trained.iterdir():
+        if file.name != "zoo.json":
+            (into / file.name).symlink_to(file)
+    measured = {"parameters": json.loads((trained / "zoo.json").read_text())["parameters"]}
+    _write_card(into, name, shape.version, measured, time.perf_counter())
 
 
 def _write_card(folder: Path, name: str, version: int, measured: dict[str, Any], started: float) -> None:

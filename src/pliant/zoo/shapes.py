@@ -22,6 +22,9 @@ ATTENTION = MODULES[:4]
 """The linear layers of attention: queries, keys, values and output."""
 
 
+_MODULES = "sentence_transformers.models"
+
+
 @dataclass(frozen=True)
 class Shape:
     """A BERT encoder and its training: `epochs` over the paragraphs at a peak `learning_rate`."""
@@ -53,6 +56,30 @@ class Shape:
             "id2label": dict(enumerate(LABELS)),
             "label2id": {label: index for index, label in enumerate(LABELS)},
         }
+
+
+@dataclass(frozen=True)
+class EmbeddingShape:
+    """A text classifier of the zoo, `of` which the states are taken instead of the labels; nothing is trained."""
+
+    of: str
+    pooling: str
+    """As sentence-transformers calls it."""
+    version: int = 1
+
+    def config(self) -> dict[str, Any]:
+        """That of the classifier."""
+        return SHAPES[self.of].config()
+
+    def modules(self) -> dict[str, Any]:
+        """What sentence-transformers' files say, by their names."""
+        kinds = ("Transformer", "Pooling", "Normalize")
+        listed = [
+            {"idx": index, "name": str(index), "path": f"{index}_{kind}" if index else "", "type": f"{_MODULES}.{kind}"}
+            for index, kind in enumerate(kinds)
+        ]
+        pooling = {"word_embedding_dimension": self.config()["hidden_size"], f"pooling_mode_{self.pooling}": True}
+        return {"modules.json": listed, "1_Pooling/config.json": pooling}
 
 
 @dataclass(frozen=True)
@@ -160,9 +187,10 @@ class AdapterShape:
     """Scaled by alpha / sqrt(rank) instead of alpha / rank."""
 
 
-SHAPES: dict[str, Shape | LlamaShape | VitShape] = {
+SHAPES: dict[str, Shape | EmbeddingShape | LlamaShape | VitShape] = {
     "topics-small": Shape(layers=2, hidden=128, heads=2, epochs=5, learning_rate=1.5e-3, version=2),
     "topics-large": Shape(layers=4, hidden=256, heads=4, epochs=10, learning_rate=1e-3, version=2),
+    "topics-embedding": EmbeddingShape("topics-large", "cls_token"),
     "tiny-llama": LlamaShape(
         layers=4, hidden=256, heads=4, kv_heads=2, intermediate=704, steps=450, learning_rate=4e-3, version=2
     ),

@@ -121,7 +121,7 @@ def test_open_inference_tells_what_is_named_also_in_binary() -> None:
 def test_metadata_tells_levels_and_outputs() -> None:
     metadata = House().http.get("/v2/models/topics-c").json()
     assert metadata["platform"] == "pliant_cascade"
-    assert metadata["parameters"] == {"labels": ",".join(LABELS), "levels": "small,large"}
+    assert metadata["parameters"] == {"task": "classify", "labels": ",".join(LABELS), "levels": "small,large"}
     assert [output["name"] for output in metadata["outputs"]] == [
         "label",
         "score",

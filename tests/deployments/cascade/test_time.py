@@ -20,9 +20,9 @@ from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.messages import CascadeEntry
-from pliant.deployments.encoder.endpoint import Prediction
 from pliant.deployments.encoder.messages import Answer
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.http.texts import Prediction
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.candidates import Candidate
 

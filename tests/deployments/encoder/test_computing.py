@@ -55,8 +55,8 @@ class Packer:
         self.passes: list[list[int]] = []
         self.go_on, self.blocked = threading.Event(), threading.Event()
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
-        return self.run_all([Text(ids)])[0].logits
+    def __call__(self, ids: np.ndarray | Sequence[int], types: Any = None) -> np.ndarray:
+        return self.run_all([Text(ids, types)])[0].logits
 
     def run_all(self, texts: Sequence[Text], *, importance: bool = False) -> list[Output]:
         firsts = [int(text.ids[0]) for text in texts]
@@ -246,11 +246,16 @@ async def test_batches_answer_as_transformers_answers_each_alone(folder: Path, c
     theirs = tiny_classifiers.read(folder)
     rng = np.random.default_rng(3)
     texts = [rng.integers(2, tiny_classifiers.VOCABULARY, length) for length in rng.integers(1, 61, 40)]
-    queries = [Query(text.astype("<i4").tobytes(), len(text), None, 1.0) for text in texts]
+    types = [rng.integers(0, 2, len(text)) for text in texts]
+    queries = [
+        Query(text.astype("<i4").tobytes(), len(text), None, 1.0, types=pair.astype("u1").tobytes())
+        for text, pair in zip(texts, types, strict=True)
+    ]
     answers = await asyncio.gather(*(engine.infer(each) for each in queries))
     assert engine.report()["passes"] < len(texts), "some were computed together"
-    for text, answer in zip(texts, answers, strict=True):
+    for text, pair, answer in zip(texts, types, answers, strict=True):
         assert isinstance(answer, Answer)
+        both = {"input_ids": torch.from_numpy(text)[None], "token_type_ids": torch.from_numpy(pair)[None]}
         with torch.inference_mode():
-            wanted = theirs(input_ids=torch.from_numpy(text)[None]).logits[0]
+            wanted = theirs(**both).logits[0]
         np.testing.assert_allclose(np.frombuffer(answer.logits, "<f4"), wanted, atol=1e-4)

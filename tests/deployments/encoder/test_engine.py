@@ -192,7 +192,7 @@ class Reader(Sleeper):
         self.slower = 1.0
         self._clock = clock
 
-    def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+    def __call__(self, ids: np.ndarray | Sequence[int], types: object = None) -> np.ndarray:
         self._clock.now += self.slower * self.per_token_s * len(ids)
         return np.zeros(2, np.float32)
 

@@ -23,7 +23,7 @@ from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.serving.replica import Desk
-from pliant.models.sources import ModelInfo
+from pliant.models.encoder_info import EncoderInfo
 
 pytestmark = pytest.mark.virtual_time
 LENGTHS = (4, 8, 16)
@@ -62,7 +62,7 @@ class Transport:
 class Gateway(CallPath[TextWant, Query, Answer, Report, TextRecorder]):
     def __init__(self, folder: Path, replicas: Mapping[str, Replica]) -> None:
         config = EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 4, "lengths": LENGTHS})
-        info = ModelInfo(labels=("length", "first"), max_length=16, pad_token_id=0, architecture="B", multi_label=False)
+        info = EncoderInfo("classify", ("length", "first"), 16, pairs=False, scores="softmax", vocabulary=6)
         chooser = EncoderChooser(1.0)
         super().__init__(chooser, Transport(replicas), TextRecorder())
         self.classifier = Classifier("t", config, folder, info, chooser, self.table, self.caller, self.recorder)

@@ -40,7 +40,7 @@ class Gated(Sleepers):
         gated = self
 
         class Gate(Sleeper):
-            def __call__(self, ids: np.ndarray | Sequence[int]) -> np.ndarray:
+            def __call__(self, ids: np.ndarray | Sequence[int], types: object = None) -> np.ndarray:
                 if int(ids[0]) == BLOCKS:
                     gated.blocked.set()
                     gated.go_on.wait(HANGS_AFTER_S)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pliant.deployments.http import body
 from pliant.deployments.http.body import MOST_NESTED, MOST_VALUES, check_json
-from pliant.deployments.http.hugging_face import TextClassificationRequest
+from pliant.deployments.http.hugging_face_texts import TextClassificationRequest
 from pliant.deployments.http.openai_schemas import ChatRequest, CompletionRequest, parsed
 from pliant.deployments.http.parameters import validated_json
 from pliant.deployments.http.tensors import InferRequest

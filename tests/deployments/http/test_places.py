@@ -11,9 +11,10 @@ from fastapi import FastAPI
 from support.asgi import Exchange
 
 from pliant.config.cluster import GatewayConfig
-from pliant.deployments.encoder.endpoint import Prediction
 from pliant.deployments.http.application import application
 from pliant.deployments.http.places import most_at_once, most_of_a_service
+from pliant.deployments.http.texts import Prediction
+from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.services import Services
 
 pytestmark = pytest.mark.virtual_time
@@ -72,6 +73,29 @@ async def test_a_service_that_is_full_leaves_places_to_others(app: FastAPI, clas
     classifiers["slow"].may.set()
     assert [(await exchange.over()).status for exchange in slow] == [200] * len(slow)
     assert (await asked(app, "slow")).status == 200
+
+
+async def test_who_finds_no_place_is_counted_once(classifiers: dict[str, Classifier]) -> None:
+    counted: list[tuple[str, Outcome]] = []
+    config = GatewayConfig(max_ongoing_requests=PLACES)
+    services = Services.of("texts", classifiers)
+    app = application(config, services, dict, bytes, refused=lambda *what: counted.append(what))
+    held = [await asked(app, "slow") for _ in range(PLACES * 3 // 4)]
+    assert (await asked(app, "slow")).status == 429
+    held += [await asked(app, "quick") for _ in range(PLACES - len(held))]
+    assert counted == [("slow", Outcome.SHED)]
+    assert [(await asked(app, name)).status for name in ("quick", "slow")] == [429] * 2
+    assert counted[1:] == [("quick", Outcome.SHED), ("slow", Outcome.SHED)]
+    bodies = [Exchange(app, "/models/quick") for _ in range(PLACES)]
+    for each in bodies:
+        each.send(b"{", more=True)
+    await asyncio.sleep(2)
+    late = Exchange(app, "/models/slow")
+    late.send(b"{", more=True)
+    await bodies[0].over()
+    assert counted[3:] == [("quick", Outcome.REJECTED)]
+    for each in (*bodies[1:], late, *held):
+        await each.left()
 
 
 async def test_who_leaves_gives_the_place_back(app: FastAPI) -> None:

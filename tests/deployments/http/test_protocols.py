@@ -13,9 +13,9 @@ from fastapi.testclient import TestClient
 from support.tenants import keyed
 
 from pliant.config.cluster import GatewayConfig
-from pliant.deployments.encoder.endpoint import Prediction
 from pliant.deployments.http.application import application
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.http.texts import Prediction
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
 

@@ -14,9 +14,9 @@ from support.tenants import tenants
 from support.waiting import until
 
 from pliant.config.cluster import GatewayConfig
-from pliant.deployments.encoder.endpoint import Prediction
 from pliant.deployments.http.application import application
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.http.texts import Prediction
 from pliant.deployments.kinds import loaded
 from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.services import Service, Services

@@ -17,8 +17,9 @@ from support.waiting import HANGS_AFTER_S, until
 from pliant.deployments.llm import adapter_folders
 from pliant.deployments.serving.catalog import registry as core
 from pliant.deployments.serving.catalog.part import CatalogPart
+from pliant.deployments.serving.messages import Rejected
 from pliant.deployments.serving.outcome import Fault, Outcome
-from pliant.deployments.serving.state.record import SupersededError
+from pliant.deployments.serving.state.record import StateError, SupersededError
 from pliant.deployments.serving.state.storage import FolderStorage
 from pliant.errors import ModelError
 from pliant.models import sources
@@ -382,3 +383,57 @@ async def test_a_damaged_file_is_told_for_good_and_the_one_before_it_is_used(hou
     assert registry.catalog.problems == [problem]
     await registry.load("law", "sql")
     assert names(await house.open()) == ["law", "sql"]
+
+
+async def test_a_planner_that_another_one_follows_takes_no_gateway_back(house: House) -> None:
+    for name in ("law", "sql"):
+        adapter_folder(house.more / name)
+    old, new = await house.open(), await house.open()
+    await new.load("sql", "sql")
+    part = CatalogPart(old)
+    told = await CatalogPart(new).news("gateway", ("", -1), True)
+    for seen, wait in (((told.life, told.version), True), ((old.catalog._life, 0), False)):
+        with pytest.raises(SupersededError):
+            await part.news("gateway", seen, wait)
+    rejected = await part.unload("sql")
+    assert isinstance(rejected, Rejected)
+    assert rejected.outcome is Outcome.UNAVAILABLE
+    assert "another planner has taken over" in rejected.reason
+    with pytest.raises(SupersededError):
+        part.check()
+
+
+async def test_what_cannot_be_read_is_not_denied(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter_folder(house.more / "sql")
+    await (await house.open()).load("sql", "sql")
+    monkeypatch.setattr(FolderStorage, "names", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error")))
+    part = CatalogPart(await house.open())
+    monkeypatch.undo()
+    rejected = await part.unload("sql")
+    assert isinstance(rejected, Rejected)
+    assert rejected.outcome is Outcome.UNAVAILABLE
+    with pytest.raises(StateError):
+        await part.news("gateway", ("another planner's", 3), True)
+    await asyncio.sleep(core._AGAIN_S[0] + 1)
+    await part.news("gateway", ("another planner's", 3), True)
+    assert not isinstance(await part.unload("sql"), Rejected)
+
+
+async def test_a_change_that_may_have_come_about_says_so_and_is_settled(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter_folder(house.more / "sql")
+    registry = await house.open()
+    create = FolderStorage.create
+
+    def lies(*what: Any) -> None:
+        create(*what)
+        raise OSError(5, "I/O error")
+
+    monkeypatch.setattr(FolderStorage, "create", lies)
+    assert await refused(registry.load("sql", "sql"), "I/O error; this may yet come about: see") == Outcome.UNAVAILABLE
+    assert house.kept()["loaded"].keys() == {"sql"}
+    monkeypatch.undo()
+    await asyncio.sleep(core._SETTLE_EVERY_S + 1)
+    assert house.kept()["loaded"] == {}
+    assert names(registry) == []

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pliant.policies.llm.adapter_cache import AdapterCache, CacheError, Eviction
+from pliant.policies.llm.worth import PATIENCE_S
 
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 F, R, S = 0.45, 0.10, 0.45
@@ -49,6 +50,7 @@ def test_the_compound_score_weighs_frequency_recency_and_size() -> None:
 @pytest.mark.parametrize(
     ("eviction", "order"),
     [
+        ("joint", ["cold", "large", "warm", "hot"]),
         ("compound", ["cold", "warm", "large", "hot"]),
         ("fair_share", ["cold", "hot", "warm", "large"]),
         ("lru", ["hot", "cold", "large", "warm"]),
@@ -227,6 +229,7 @@ class Reference:
         recency = 1 - (now - self.last_used[adapter]) / oldest if oldest else 1.0
         size = self.sizes[adapter] / max(self.sizes.values())
         return {
+            "joint": uses.count(adapter) / (now - self.last_used[adapter] + PATIENCE_S),
             "compound": F * frequency + R * recency + S * size,
             "fair_share": (frequency + recency + size) / 3,
             "lru": recency,

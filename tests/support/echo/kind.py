@@ -9,8 +9,8 @@ from prometheus_client.core import Metric
 from support.echo.config import EchoConfig
 from support.echo.replica import EchoReplica
 
-from pliant.deployments.encoder.endpoint import Prediction
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.http.texts import Prediction
 from pliant.deployments.kinds import Listed
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.catalog.follower import CatalogFollower

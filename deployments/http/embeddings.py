@@ -1,0 +1,94 @@
+"""OpenAI's /v1/embeddings, as the `openai` client calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from pliant.deployments.http.body import off_loop, read_body
+from pliant.deployments.http.openai_schemas import Body, Ids, Lists, Texts, parsed
+from pliant.deployments.http.openapi import answers, json_body
+from pliant.deployments.http.parameters import EmbedParameters
+from pliant.deployments.http.places import hold
+from pliant.deployments.http.text_models import embeds, find
+from pliant.deployments.http.texts import Embedding, Input, TextEmbedder, TokenIds, many_numbers, warning_of
+from pliant.deployments.http.validation import bounded
+from pliant.deployments.serving.services import Services
+
+
+class PriorityBody(Body):
+    """What all bodies take that texts are sent in. Not of OpenAI."""
+
+    slo_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
+    """Refuse the request at once if its answer would take longer; without it, the service's own objective."""
+    utility: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """What the answer is worth: under load, requests of low utility are refused first."""
+
+
+class EmbeddingRequest(PriorityBody):
+    """Body of POST /v1/embeddings."""
+
+    model: str
+    input: str | Texts | Ids | Lists
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    """How many numbers of each embedding to answer with, the first ones."""
+    prompt_name: str | None = None
+    """Which of the model's prompts goes before each text. Not of OpenAI."""
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[Input]:
+        given = self.input
+        if isinstance(given, str):
+            return [given]
+        if isinstance(given[0], int):
+            return [TokenIds(given)]
+        return [text if isinstance(text, str) else TokenIds(text) for text in given]
+
+    @property
+    def parameters(self) -> EmbedParameters:
+        return EmbedParameters(
+            slo_ms=self.slo_ms, utility=self.utility, dimensions=self.dimensions, prompt_name=self.prompt_name
+        )
+
+
+def router(services: Services, max_body: int, most: int) -> APIRouter:
+    """The route over `services`. `max_body` is in bytes, `most` texts are in a request."""
+    api = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+    @api.post("/embeddings", openapi_extra=json_body(EmbeddingRequest), responses=answers("application/json"))
+    async def embed(request: Request) -> Response:
+        body = await read_body(request, max_body)
+        call = await off_loop(len(body), lambda: parsed(EmbeddingRequest, body))
+        embedder: TextEmbedder = await find(services, call.model, embeds, "makes vectors of texts")
+        hold(request.scope, embedder.name)
+        found = await embedder.embed(bounded(call.texts, most, "text"), call.parameters)
+
+        def write() -> Response:
+            return JSONResponse(_answer(embedder.name, found, call.encoding_format == "base64"))
+
+        return await asyncio.to_thread(write) if many_numbers(found) else write()
+
+    return api
+
+
+def _answer(model: str, found: Sequence[Embedding], packed: bool) -> dict[str, Any]:
+    tokens = sum(each.tokens for each in found)
+    data = [
+        {"object": "embedding", "index": index, "embedding": _packed(each) if packed else each.vector.tolist()}
+        for index, each in enumerate(found)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    more = {"warning": warning} if (warning := warning_of(found)) else {}
+    return {"object": "list", "data": data, "model": model, "usage": usage, **more}
+
+
+def _packed(embedding: Embedding) -> str:
+    return base64.b64encode(embedding.vector.astype("<f4").tobytes()).decode()
