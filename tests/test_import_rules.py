@@ -52,7 +52,6 @@ WAITS: dict[str, set[str]] = {
     "deployments.http.hugging_face": {"deployments.vision.endpoint"},
     "deployments.http.image_tensors": {"deployments.vision.endpoint"},
     "deployments.http.open_inference": {"deployments.vision.endpoint"},
-    "deployments.http.openai": {"deployments.llm.request", "deployments.llm.served_models"},
     "deployments.http.openai_answers": {"deployments.llm.request", "deployments.llm.token_texts"},
     "deployments.http.resumption": {"deployments.llm.request"},
     "deployments.serving.gateway": {"deployments.http.application"},

@@ -110,7 +110,7 @@ def parts(
         decoder = Decoder(Rounded(shape, dtype, device), kernels, kv)
         kv.keys.normal_()
         kv.values.normal_()
-        return decoder, Sampler(slots, shape.vocab, device)
+        return decoder, Sampler(slots, shape.vocab, device, kv.max_length)
 
 
 def random_texts(shape: DecoderShape, lengths: Sequence[int], seed: int) -> list[NDArray[np.int32]]:

@@ -71,7 +71,7 @@ def instances(folder: Path, count: int, max_length: int, dtype: str) -> list[Exe
         with torch.inference_mode():
             kv = KVSlots(weights.shape, 1, max_length, kind, device, kernels)
             decoder = Decoder(weights, kernels, kv)
-        executors.append(Executor(decoder, Sampler(1, weights.shape.vocab, device)))
+        executors.append(Executor(decoder, Sampler(1, weights.shape.vocab, device, kv.max_length)))
     return executors
 
 

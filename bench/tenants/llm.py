@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.bench.tenants.load import Asked, Found, Mode, requests
@@ -38,11 +39,14 @@ class _Clocked:
 
     slots, max_length, slot_bytes, pipelined = _SLOTS, _MAX_LENGTH, 1, False
     arena_bytes = _SLOTS
+    vocabulary = 1
 
     def __init__(self) -> None:
         self.now = 0.0
 
-    def admit(self, slot: int, sampling: Sampling, adapter: str | None = None) -> None: ...
+    def admit(
+        self, slot: int, sampling: Sampling, adapter: str | None, prompt: NDArray[np.int32], answer: NDArray[np.int32]
+    ) -> None: ...
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None: ...
 

@@ -12,7 +12,8 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from pliant.deployments.http.body import off_loop, read_body
-from pliant.deployments.http.openai_schemas import Body, Ids, Lists, Texts, parsed
+from pliant.deployments.http.openai_body import Body
+from pliant.deployments.http.openai_schemas import Ids, Lists, Texts, parsed
 from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.parameters import EmbedParameters
 from pliant.deployments.http.places import hold

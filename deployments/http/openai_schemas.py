@@ -6,28 +6,17 @@ A parameter that would change the answer and is not implemented is refused by na
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    ValidationError,
-    WithJsonSchema,
-    model_validator,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, core_schema
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from pliant.deployments.http.body import check_json
+from pliant.deployments.http.openai_body import VLLM, Body, Neutral, VllmParameters
+from pliant.deployments.http.openai_structured import BoundRequest, JsonSchema, ResponseFormat, StructuredOutputs
 from pliant.deployments.http.parameters import given, problems, too_many
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
-from pliant.sampling import MOST_LOGPROBS
+from pliant.sampling import MOST_LOGPROBS, MOST_PENALTY
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -35,44 +24,18 @@ _MOST_CHOICES = 16
 _MOST_MESSAGES = 4_096
 _MOST_STOPS = 16
 _MOST_STOP_CHARACTERS = 256
+_MOST_BIASES = 1_024
+_MOST_BAD_WORDS = 256
 _INT64 = 2**63
-
-
-class Body(BaseModel):
-    """What all have in common."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-@dataclass(frozen=True)
-class _Neutral:
-    """Of a parameter that is not supported: only what means "without" is allowed, null or one of `others`."""
-
-    others: Sequence[Any] = ()
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"enum": [None, *self.others]}
-
-    def _check(self, value: Any) -> Any:
-        if not any(type(value) is type(neutral) and value == neutral for neutral in (None, *self.others)):
-            raise ValueError("not supported; leave it out")
-        return value
-
-
-def _zero(value: float | None) -> float | None:
-    if value:
-        raise ValueError("not supported; leave it out, or send 0")
-    return value
 
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 Lists = Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
 Stop = Annotated[str, Field(min_length=1, max_length=_MOST_STOP_CHARACTERS)]
-Zero = Annotated[float | None, AfterValidator(_zero), WithJsonSchema({"enum": [None, 0]})]
+Penalty = Annotated[float, Field(ge=-MOST_PENALTY, le=MOST_PENALTY)]
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Biases = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=_MOST_BIASES)]
 
 
 class StreamOptions(Body):
@@ -81,8 +44,8 @@ class StreamOptions(Body):
     """Padding of chunks against traffic analysis: accepted, without effect."""
 
 
-class GenerationRequest(Body):
-    """What both endpoints take."""
+class GenerationRequest(BoundRequest, VllmParameters):
+    """What both endpoints take. What is not of OpenAI is of vLLM, and called and meant as there."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -99,9 +62,26 @@ class GenerationRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    presence_penalty: Zero = None
-    frequency_penalty: Zero = None
-    logit_bias: Annotated[Any, _Neutral(({},))] = None
+    presence_penalty: Penalty | None = None
+    """Taken from the logits of tokens that the answer has."""
+    frequency_penalty: Penalty | None = None
+    """The same, for each time."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=1e4)] | None = None
+    """Makes tokens of prompt and answer so many times less likely."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Sample from tokens that have at least this share of the likeliest one's probability."""
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Sample from the tokens of most typical information that together have this probability. Of transformers."""
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=_MOST_BIASES)] | None
+    ) = None
+    """By token id: what is added to its logit."""
+    stop_token_ids: Annotated[list[Token], Field(max_length=_MOST_STOPS, fail_fast=True)] | None = None
+    """The answer ends with the first of these, whose text is left out."""
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    """The answer does not end before, but for `max_tokens` or its grammar."""
+    bad_words: Annotated[list[Stop], Field(max_length=_MOST_BAD_WORDS, fail_fast=True)] | None = None
+    """Texts whose tokens the answer does not have one after another."""
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -118,6 +98,15 @@ class GenerationRequest(Body):
                 Outcome.REJECTED, "stream_options: only allowed with stream: true", param="stream_options"
             )
         return self
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """Raises RequestError for what is no token id."""
+        try:
+            return tuple((int(token), value) for token, value in (self.logit_bias or {}).items())
+        except ValueError as error:
+            reason = f"logit_bias: {error}; its keys are token ids"
+            raise RequestError(Outcome.REJECTED, reason, param="logit_bias") from None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -141,7 +130,7 @@ class CompletionRequest(GenerationRequest):
     """Log-probabilities of the tokens, and of so many of the likeliest alternatives."""
     echo: bool | None = None
     """Answer with the prompt in front."""
-    suffix: Annotated[Any, _Neutral(("",))] = None
+    suffix: Annotated[Any, Neutral(("",))] = None
     best_of: int | None = None
 
     @model_validator(mode="after")
@@ -174,11 +163,11 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
-    refusal: Annotated[Any, _Neutral()] = None
-    audio: Annotated[Any, _Neutral()] = None
-    annotations: Annotated[Any, _Neutral(([],))] = None
-    tool_calls: Annotated[Any, _Neutral(([],))] = None
-    function_call: Annotated[Any, _Neutral()] = None
+    refusal: Annotated[Any, Neutral()] = None
+    audio: Annotated[Any, Neutral()] = None
+    annotations: Annotated[Any, Neutral(([],))] = None
+    tool_calls: Annotated[Any, Neutral(([],))] = None
+    function_call: Annotated[Any, Neutral()] = None
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates read it: its parts are lines of one text."""
@@ -199,32 +188,31 @@ class ChatRequest(GenerationRequest):
     prediction: Any = None
     """Of the hosted service, for speed: accepted, without effect."""
     parallel_tool_calls: bool | None = None
-    modalities: Annotated[Any, _Neutral((["text"],))] = None
-    response_format: Annotated[Any, _Neutral(({"type": "text"},))] = None
-    tools: Annotated[Any, _Neutral(([],))] = None
+    modalities: Annotated[Any, Neutral((["text"],))] = None
+    tools: Annotated[Any, Neutral(([],))] = None
     tool_choice: Annotated[
         Any,
-        _Neutral(
+        Neutral(
             (
                 "none",
                 "auto",
             )
         ),
     ] = None
-    functions: Annotated[Any, _Neutral(([],))] = None
+    functions: Annotated[Any, Neutral(([],))] = None
     function_call: Annotated[
         Any,
-        _Neutral(
+        Neutral(
             (
                 "none",
                 "auto",
             )
         ),
     ] = None
-    audio: Annotated[Any, _Neutral()] = None
-    web_search_options: Annotated[Any, _Neutral()] = None
-    reasoning_effort: Annotated[Any, _Neutral()] = None
-    verbosity: Annotated[Any, _Neutral()] = None
+    audio: Annotated[Any, Neutral()] = None
+    web_search_options: Annotated[Any, Neutral()] = None
+    reasoning_effort: Annotated[Any, Neutral()] = None
+    verbosity: Annotated[Any, Neutral()] = None
 
     @model_validator(mode="after")
     def _possible(self) -> ChatRequest:
@@ -241,6 +229,33 @@ class ChatRequest(GenerationRequest):
     def alternatives(self) -> int | None:
         """How many alternatives to each token are asked for; None for no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeRequest(Body):
+    """Body of POST /tokenize, of vLLM: a prompt or a conversation."""
+
+    model: str | None = None
+    """Needed only if there are several."""
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)] | None = None
+    add_special_tokens: bool = True
+    """Of a prompt: with those that the tokenizer adds."""
+    add_generation_prompt: Annotated[Any, Neutral((True,), VLLM)] = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError(Outcome.REJECTED, "prompt: send a prompt or messages, one of them", param="prompt")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """Body of POST /detokenize, of vLLM."""
+
+    model: str | None = None
+    """Needed only if there are several."""
+    tokens: Annotated[list[Token], Field(max_length=2**20, fail_fast=True)]
 
 
 class LoadAdapterRequest(Body):
@@ -270,8 +285,11 @@ _WANTED = {
 }
 """What is said of parameters that may be of several types."""
 _OF_SEVERAL_TYPES = ("prompt", "input")
-_BODIES = (CompletionRequest, ChatRequest, Message, TextPart, StreamOptions, LoadAdapterRequest, UnloadAdapterRequest)
-_FIELDS = {field for body in _BODIES for field in body.model_fields}
+_BODIES: tuple[type[Body], ...] = (
+    *(CompletionRequest, ChatRequest, Message, TextPart, StreamOptions, ResponseFormat, JsonSchema, StructuredOutputs),
+    *(TokenizeRequest, DetokenizeRequest, LoadAdapterRequest, UnloadAdapterRequest),
+)
+_FIELDS = {field.alias or name for body in _BODIES for name, field in body.model_fields.items()}
 
 
 def parsed(model: type[M], body: bytes) -> M:

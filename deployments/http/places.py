@@ -18,8 +18,8 @@ from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.statuses import below_root, error_response
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 
-PROBES = ("/v2/health/live", "/v2/health/ready")
-"""What load balancers ask, without a key and without a place."""
+PROBES = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
+"""What load balancers and load generators ask, without a key and without a place."""
 _STATUS = ("/stats", "/metrics")
 _MANAGEMENT = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v2/repository/")
 _BODIES, _SERVICES = "bodies on their way", "requests to services"

@@ -16,7 +16,8 @@ from pydantic import Field
 
 from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.embeddings import PriorityBody
-from pliant.deployments.http.openai_schemas import Body, Texts, parsed
+from pliant.deployments.http.openai_body import Body
+from pliant.deployments.http.openai_schemas import Texts, parsed
 from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.http.places import hold

@@ -1,7 +1,7 @@
 """What a client is told of a request that ends without an answer: one table for each protocol, of statuses and shapes.
 
 A row is of an outcome, or of a fault where that has a status or a code of its own. OpenAI's shape is under every path
-that begins with /v1.
+that begins with /v1, and on those that vLLM has beside them.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ OPENAI: dict[Outcome | Fault, OpenAI] = {
 _MOST_REASON = 2_000
 """Characters: what was wrong may be as long as a body."""
 _OPENAI_PREFIX = "/v1"
+_VLLM_PATHS = ("/tokenize", "/detokenize")
 
 
 def error_response(scope: Scope, error: RequestError) -> JSONResponse:
@@ -105,7 +106,7 @@ def _openai(error: RequestError) -> OpenAI:
 def speaks_openai(scope: Scope) -> bool:
     """Whether the client of this HTTP request expects errors in OpenAI's shape."""
     path = below_root(scope)
-    return path == _OPENAI_PREFIX or path.startswith(f"{_OPENAI_PREFIX}/")
+    return path == _OPENAI_PREFIX or path.startswith(f"{_OPENAI_PREFIX}/") or path in _VLLM_PATHS
 
 
 def below_root(scope: Scope) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pliant.deployments.llm.detokenizer import Detokenizer, TokenBytes
+from pliant.deployments.llm.guide import Guide
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
 from pliant.formats.adapter_info import AdapterRef
 from pliant.kernels.decoder.decode_step import RowLogprobs
@@ -19,19 +21,27 @@ class TooLongError(ValueError):
 
 
 class Answer:
-    """The answer to `generation` in a slot of `max_length` tokens; `eos` are the tokens that end it.
+    """The answer to `generation` in a slot of `max_length` tokens; `eos` are the tokens that end it, and `guide`, to
+    which nothing was pushed, says what may come next in it.
 
     `max_tokens` is cut to what fits. Raises TooLongError when nothing does, and another ValueError when the request
     makes no sense. Answers are compared by identity.
     """
 
     __slots__ = (
-        *("_detokenizer", "_eos", "_fresh", "_logprobs"),
+        *("_detokenizer", "_ends", "_fresh", "_logprobs"),
         *("adapter", "begun", "count", "deadline", "ended", "id", "ids"),
-        *("foreseen", "most", "predicted", "running", "sampling", "size", "tenant"),
+        *("foreseen", "guide", "most", "predicted", "running", "sampling", "size", "tenant"),
     )
 
-    def __init__(self, generation: Generation, max_length: int, eos: Collection[int], contents: TokenBytes) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        max_length: int,
+        eos: Collection[int],
+        contents: TokenBytes,
+        guide: Guide | None = None,
+    ) -> None:
         prompt, generated = len(generation.prompt), len(generation.generated)
         if not prompt:
             raise ValueError("the prompt has no tokens; give at least one")
@@ -45,7 +55,11 @@ class Answer:
         self.id = generation.id
         self.ids: NDArray[np.int32] = np.array(generation.prompt + generation.generated, np.int32)
         """What is computed before its next token."""
+        ends = () if generation.ignore_eos else tuple(eos)
+        self._ends = frozenset((*ends, *generation.stop_token_ids))
         self.sampling = generation.sampling
+        if self.sampling.min_tokens:
+            self.sampling = replace(self.sampling, ends=tuple(self._ends))
         self.adapter: AdapterRef | None = generation.adapter
         self.begun = self.count = generated
         """Its tokens when it came, and until now."""
@@ -66,13 +80,17 @@ class Answer:
         """What is still computed for it is dropped."""
         self._fresh: list[int] = []
         """Its tokens that are not in `ids`."""
-        self._eos = () if generation.ignore_eos else eos
+        self.guide = guide
         self._logprobs = generation.sampling.logprobs is not None
-        self._detokenizer = Detokenizer(contents, generation.stop)
+        self._detokenizer = Detokenizer(contents, generation.stop, generation.sampling.min_tokens)
         for token in generation.generated:
             self._detokenizer.push(token)
+            if guide and not guide.push(token):
+                raise ValueError(f"the {generated} tokens given are no answer that its grammar allows")
         if self._detokenizer.stopped:
             raise ValueError(f"the answer has ended: there is a stop string in the {generated} tokens given")
+        if generated and guide and guide.complete:
+            raise ValueError(f"the answer has ended: its grammar allows nothing behind the {generated} tokens given")
 
     @property
     def prompt(self) -> int:
@@ -90,12 +108,14 @@ class Answer:
         self.count += 1
         self._fresh.append(token)
         finish: Literal["stop", "length"] | None = None
-        if token in self._eos:
+        if token in self._ends or (self.guide and not self.guide.push(token)):
             text, finish = self._detokenizer.flush(), "stop"
         else:
             text = self._detokenizer.push(token)
             if self.count == self.most and not self._detokenizer.stopped:
                 text, finish = text + self._detokenizer.flush(), "length"
+            elif self.guide and self.guide.complete:
+                text, finish = text + self._detokenizer.flush(), "stop"
             if self._detokenizer.stopped:
                 finish = "stop"
         logprobs = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from pliant.deployments.llm.adapters import key
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.executor import Slots
-from pliant.kernels.decoder.decode_step import Launched, Prefill, Step
+from pliant.deployments.llm.guide import MaskThread
+from pliant.kernels.decoder.decode_step import Launched, Prefill, RowMasks, Step
 from pliant.policies.llm.decode_slots import SlotError, SlotMap
 
 
@@ -83,6 +84,8 @@ class Batch:
         """By slot: whether the prompt is stored whole."""
         self.partial: Answer | None = None
         """The one whose prompt is not."""
+        self._guided: set[Answer] = set()
+        self._masks = MaskThread()
         executor.keep_slots(slots)
 
     def __len__(self) -> int:
@@ -106,6 +109,11 @@ class Batch:
         """Tokens of the partial prompt that are not stored."""
         return 0 if self.partial is None else len(self.partial.ids) - int(self._lengths[self._slots.slot(self.partial)])
 
+    @property
+    def guided(self) -> bool:
+        """Whether what may come next in any answer depends on what came."""
+        return bool(self._guided)
+
     def tokens_left(self) -> list[int]:
         """For each answer, the tokens that it may still get; one less may be if an iteration is under way."""
         return [answer.most - answer.count for answer in self._slots.window() if answer]
@@ -115,6 +123,8 @@ class Batch:
         slot = self._slots.append(answer)
         self._counts[slot] = answer.count
         self._most[slot] = answer.most
+        if answer.guide:
+            self._guided.add(answer)
 
     def resize(self, limit: int) -> None:
         """Use only the first `limit` slots from now on, no fewer than there are answers."""
@@ -143,7 +153,9 @@ class Batch:
         slot = self._slots.slot(answer)
         start = int(self._lengths[slot])
         if not start:
-            self._executor.admit(slot, answer.sampling, answer.adapter and key(answer.adapter))
+            prompt, answered = np.split(answer.ids, [answer.prompt])
+            adapter = answer.adapter and key(answer.adapter)
+            self._executor.admit(slot, answer.sampling, adapter, prompt, answered)
         self._lengths[slot] = end = start + tokens
         last = end == len(answer.ids)
         self.partial = None if last else answer
@@ -153,13 +165,23 @@ class Batch:
         """The next iteration: these chunks, then a token for each answer whose prompt was whole before."""
         decoding = np.flatnonzero(self._decoding)
         window = slice(int(decoding[0]), int(decoding[-1]) + 1) if len(decoding) else slice(0, 0)
+        ended = [prefill.slot for prefill in prefills if prefill.last]
         return Step(
             prefills=tuple(prefills),
             offset=window.start,
             lengths=self._lengths[window].copy(),
             indices=self._counts[window].copy(),
-            prefill_indices=self._counts[[prefill.slot for prefill in prefills if prefill.last]],
+            prefill_indices=self._counts[ended],
+            masks=self._begin_masks((slot - window.start, slot) for slot in decoding.tolist()),
+            prefill_masks=self._begin_masks(enumerate(ended)),
         )
+
+    def _begin_masks(self, slots: Iterable[tuple[int, int]]) -> Callable[[], RowMasks] | None:
+        """Of rows and their slots."""
+        if not self._guided:
+            return None
+        answers = ((row, self._slots.request(slot)) for row, slot in slots)
+        return self._masks.start([(row, answer.guide) for row, answer in answers if answer and answer.guide])
 
     def launched(self, step: Step) -> Served:
         """`step` is under way: count its tokens, and free the slots of answers that need no more."""
@@ -187,6 +209,7 @@ class Batch:
         if answer not in self._slots:
             return
         slot = self._slots.evict(answer)
+        self._guided.discard(answer)
         for values in (self._lengths, self._counts, self._most, self._decoding):
             values[slot] = 0
         if answer is self.partial:

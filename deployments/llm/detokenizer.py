@@ -65,7 +65,9 @@ class Detokenizer:
     whose first tokens were pushed again, goes on exactly where it was.
     """
 
-    def __init__(self, contents: TokenBytes, stop: Sequence[str] = ()) -> None:
+    def __init__(self, contents: TokenBytes, stop: Sequence[str] = (), least: int = 0) -> None:
+        """Stop texts that are whole before the answer has `least` tokens, or begin there, are texts like others."""
+        self._least = least
         self._contents = contents
         self._utf8 = _Utf8(errors="replace")
         self._stop = tuple(text for text in stop if text)
@@ -77,6 +79,9 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """The text that is new with `token`."""
         text = self._utf8.decode(self._contents[token])
+        if self._least > 0:
+            self._least -= 1
+            return text
         return self._release(text) if self._stop else text
 
     def flush(self) -> str:

@@ -11,7 +11,6 @@ tolerance to the server around it).
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -20,10 +19,10 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from pliant import __version__
 from pliant.config.llm import LlmConfig
 from pliant.deployments.http.chat_template import ChatTemplate
 from pliant.deployments.llm.errand import AnswerErrand
+from pliant.deployments.llm.fingerprint import fingerprint
 from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.token_texts import TokenTexts
@@ -64,8 +63,7 @@ class LanguageModel:
         self.name = name
         self.root = config.model
         self.created = int(time.time())
-        identity = f"{__version__} {config.model} {config.dtype}"
-        self.fingerprint = f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
+        self.fingerprint = fingerprint(config, folder)
         """Changes when the same seed may give another answer."""
         self.defaults = info.sampling
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -97,15 +95,25 @@ class LanguageModel:
         """A prompt as a client reads it."""
         return prompt if isinstance(prompt, str) else str(self.tokenizer.decode(prompt, skip_special_tokens=False))
 
-    async def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        """The tokens of a text, with those that the tokenizer adds, or of token ids. Raises RequestError."""
-        ids = tuple(await self._tokenize(prompt) if isinstance(prompt, str) else prompt)
+    async def encode(self, prompt: str | Sequence[int], special: bool = True) -> tuple[int, ...]:
+        """The tokens of a text, by default with those that the tokenizer adds, or of token ids. Raises RequestError."""
+        ids = tuple(await self._tokenize(prompt, special) if isinstance(prompt, str) else prompt)
         if not ids:
             raise RequestError(Outcome.REJECTED, "prompt: has no tokens; send at least one", param="prompt")
-        if (highest := max(ids)) >= self._vocabulary:
-            reason = f"prompt: has token {highest}; {self.name} has tokens 0 to {self._vocabulary - 1}"
-            raise RequestError(Outcome.REJECTED, reason, param="prompt")
+        self.check_tokens(ids, "prompt")
         return ids
+
+    def check_tokens(self, ids: Sequence[int], param: str) -> None:
+        """Raise RequestError that names `param` unless there are all these tokens."""
+        if ids and not 0 <= min(ids) <= (highest := max(ids)) < self._vocabulary:
+            reason = f"{param}: has token {highest}; {self.name} has tokens 0 to {self._vocabulary - 1}"
+            raise RequestError(Outcome.REJECTED, reason, param=param)
+
+    def bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """The tokens of `words`, as they begin a text and as they come behind a space."""
+        ways = [way for word in words for way in (word, f" {word.lstrip()}")]
+        found = (self.tokenizer.encode(way, add_special_tokens=False).ids for way in ways)
+        return list(dict.fromkeys(tuple(ids) for ids in found if ids))
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """The tokens of a conversation up to where the answer begins. Raises RequestError."""
@@ -139,7 +147,7 @@ class LanguageModel:
             raise self._too_long(f"a prompt of {length} characters")
 
     def tokens_for(self, prompt: Sequence[int], wanted: int | None) -> int:
-        """How long the answer to `prompt` may be: as `wanted`, or else what is usual and fits.
+        """How long the answer to `prompt` may be: as `wanted`, or else what fits and is usual.
 
         Raises RequestError.
         """
@@ -147,7 +155,7 @@ class LanguageModel:
         if room < 1:
             raise self._too_long(f"a prompt of {len(prompt)} tokens")
         if wanted is None:
-            return min(self._config.max_tokens, room)
+            return min(self._config.max_tokens or room, room)
         if wanted > room:
             raise self._too_long(f"a prompt of {len(prompt)} tokens and an answer of up to {wanted}")
         return wanted

@@ -32,6 +32,7 @@ from pliant.deployments.llm.answer import TooLongError as TooLongError
 from pliant.deployments.llm.batch import Batch, InFlight, Iteration
 from pliant.deployments.llm.detokenizer import TokenBytes
 from pliant.deployments.llm.executor import Executor
+from pliant.deployments.llm.guide import Guide, Guides
 from pliant.deployments.llm.report import LlmReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.waiting_room import AnswerJob, AnswerScheduler, WaitingRoom, in_order
@@ -88,6 +89,7 @@ class Engine:
         self._executor = executor
         self._contents = TokenBytes(tokenizer)
         self._eos = frozenset(eos)
+        self._guides = Guides(tokenizer, self._eos, executor.vocabulary)
         self._clock = clock
         self._debug = debug
         self._stall_s = stall_s
@@ -140,8 +142,13 @@ class Engine:
         finally:
             self._batch.resize(self._adapters.limit)
 
-    def add(self, generation: Generation) -> None:
+    def guide(self, generation: Generation) -> Guide | None:
+        """What `generation` is bound to, for `add`. Slow for large grammars; for any thread. Raises GuideError."""
+        return self._guides.guide(generation)
+
+    def add(self, generation: Generation, guide: Guide | None = None) -> None:
         """Queue a request; it joins the next step that has a slot for it. `max_tokens` is cut to what fits into one.
+        `guide` is what it is bound to.
 
         Raises QueueFullError or LateError, both BusyError, when it had better be sent elsewhere or later, which an
         answer that goes on is never told; TooLongError when it never fits, AdapterLoadError when its adapter does not,
@@ -151,7 +158,7 @@ class Engine:
             raise self._broken(self.failure)
         if generation.id in self._open:
             raise ValueError(f"a request {generation.id!r} is under way already; ids must differ")
-        answer = Answer(generation, self._executor.max_length, self._eos, self._contents)
+        answer = Answer(generation, self._executor.max_length, self._eos, self._contents, guide)
         now, within_s = self._clock(), generation.first_token_within_s
         job = self._room.job(answer, self._adapters.bytes(answer.adapter), now)
         if not generation.generated:  # one that was begun elsewhere is not made to begin again
@@ -203,6 +210,8 @@ class Engine:
         try:
             now = self._clock()
             self._give_up(now, items)
+            if self._batch.guided:  # what may come next depends on what is on its way
+                self._postprocess(0, items)
             self._settled = not self._occupied
             step = self._schedule(now, items)
             if step is not None:

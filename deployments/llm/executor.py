@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pliant.kernels.decoder.decode_step import Launched, Step
 from pliant.sampling import Sampling
 
@@ -18,7 +21,14 @@ class Slots(Protocol):
     slots: int
     max_length: int
 
-    def admit(self, slot: int, sampling: Sampling, adapter: str | None = None) -> None: ...
+    def admit(
+        self,
+        slot: int,
+        sampling: Sampling,
+        adapter: str | None,
+        prompt: NDArray[np.int32],
+        answer: NDArray[np.int32],
+    ) -> None: ...
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None: ...
 
@@ -39,5 +49,6 @@ class AdapterMemory(Protocol):
 
 class Executor(Slots, AdapterMemory, Protocol):
     pipelined: bool
+    vocabulary: int
 
     def launch(self, step: Step) -> Launched: ...

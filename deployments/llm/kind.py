@@ -12,8 +12,7 @@ from prometheus_client.core import Metric
 
 from pliant.config.cluster import GatewayConfig, ServingConfig
 from pliant.config.llm import LlmConfig
-from pliant.deployments.http import openai
-from pliant.deployments.llm import adapter_routes
+from pliant.deployments.llm import adapter_routes, openai_routes, vllm_routes
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.llm.endpoint import LanguageModel
@@ -60,7 +59,12 @@ class LlmKind(Kind[LlmConfig]):
     ) -> Sequence[APIRouter]:
         adapters = cast("AdapterFollower | None", follower)
         most = round(gateway.max_body_mb * 2**20)
-        return openai.router(ServedModels(services, adapters), most), adapter_routes.router(adapters, most)
+        models = ServedModels(services, adapters)
+        return (
+            openai_routes.router(models, most),
+            vllm_routes.router(models, services, most),
+            adapter_routes.router(adapters, most),
+        )
 
     def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
         if not (adapters := cast("AdapterFollower | None", follower)):

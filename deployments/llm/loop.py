@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator
 from itertools import count
 
 from pliant.deployments.llm.engine import BrokenError, Engine, Item
+from pliant.deployments.llm.guide import Guide
 from pliant.deployments.llm.report import LlmReport
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.policies.llm.decode_admission import QueueFullError
@@ -54,7 +55,7 @@ class EngineLoop:
         self._loop = asyncio.get_running_loop()
         self._inboxes: dict[str, _Inbox] = {}
         self._keys = count()
-        self._commands: deque[Generation | str] = deque()
+        self._commands: deque[tuple[Generation, Guide | None] | str] = deque()
         """For the thread, to take between two steps: requests to add, and ids to cancel."""
         self._wake = threading.Event()
         self._closed = False
@@ -74,10 +75,12 @@ class EngineLoop:
             raise _broken(self.failure)
         if len(self._commands) >= self._engine.capacity:
             raise QueueFullError(f"{len(self._commands)} requests have come during one step", _RETRY_S)
+        bound = generation.grammar or generation.bad_words
+        guide = await asyncio.to_thread(self._engine.guide, generation) if bound else None
         # The engine knows it by a name of its own: one that is sent again must not get what is left of the first.
         key = f"{generation.id} {next(self._keys)}"
         inbox = self._inboxes[key] = _Inbox()
-        self._command(generation._replace(id=key))
+        self._command((generation._replace(id=key), guide))
         finished = False
         until = time.monotonic() + self._wait_s
         try:
@@ -135,7 +138,7 @@ class EngineLoop:
         self._thread.join(_JOIN_S)
         self._engine.close()
 
-    def _command(self, command: Generation | str) -> None:
+    def _command(self, command: tuple[Generation, Guide | None] | str) -> None:
         self._commands.append(command)
         self._wake.set()
 
@@ -188,10 +191,11 @@ class EngineLoop:
             if isinstance(command, str):
                 self._engine.cancel(command)
                 continue
+            generation, guide = command
             try:
-                self._engine.add(command)
+                self._engine.add(generation, guide)
             except Exception as error:
-                refused.append((command.id, error))
+                refused.append((generation.id, error))
         return refused
 
 

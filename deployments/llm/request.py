@@ -32,6 +32,12 @@ class Generation(NamedTuple):
     adapter: AdapterRef | None = None
     """None for the base model."""
     tenant: Tenant = Tenant()
+    stop_token_ids: tuple[int, ...] = ()
+    """The answer ends with the first of these, whose text is left out."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """None of these sequences of tokens, of two or more each, comes in the answer."""
+    grammar: str | None = None
+    """What the whole answer is bound to, as `grammars` writes it."""
 
 
 @message

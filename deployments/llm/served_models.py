@@ -73,8 +73,15 @@ class ServedModels:
             self._listed = state, json.dumps({"object": "list", "data": cards}).encode()
         return self._listed[1]
 
-    async def find(self, name: str) -> ServedModel:
-        """What is called so. Raises RequestError if nothing is, or it cannot be said, or answer yet."""
+    async def find(self, name: str | None) -> ServedModel:
+        """What is called so; the only language model if no name is given. Raises RequestError if nothing is, or it
+        cannot be said, or answer yet.
+        """
+        if name is None:
+            if len(self._models) != 1:
+                reason = f"model: missing; there are: {self._names()}"
+                raise RequestError(Outcome.REJECTED, reason, fault=Fault.MISSING_PARAMETER, param="model")
+            [name] = self._models
         entry = None
         service = self._services.find(name, "prompts")
         if service is None and self._adapters and (entry := await self._adapters.find(name)):

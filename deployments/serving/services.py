@@ -171,9 +171,11 @@ class Services:
             await asyncio.sleep(_POLL_S)
         return service.endpoint
 
-    def check_ready(self) -> None:
-        """Raise RequestError unless all services can answer now that do not need a person first."""
-        waiting = [f"{service.name} ({service.state})" for service in self if not service.ready and not service.refused]
+    def check_ready(self, *answers: Answers) -> None:
+        """Raise RequestError unless all services can answer now that take one of these, by default all that there are,
+        and do not need a person first."""
+        asked = [service for service in self if not answers or service.answers in answers]
+        waiting = [f"{each.name} ({each.state})" for each in asked if not each.ready and not each.refused]
         if waiting:
             raise RequestError(Outcome.UNAVAILABLE, f"not ready yet: {', '.join(waiting)}", _COME_BACK_S)
 

@@ -126,7 +126,7 @@ INLINE void rotate_and_store(const Rotate *job, int64_t index, bool bf16) {
             rotate(job, at(line, h * d, bf16), job->q_norm, position, q, bf16);
         }
         for (int64_t h = 0; h < kv_heads; h++) {
-            int64_t place = job->slots[row] * job->slot_stride + (h * job->max_length + position) * d;
+            int64_t place = job->slots[row] * job->slot_stride + (h * job->max_length + position % job->max_length) * d;
             void *key = (void *)at(job->keys, place, bf16), *value = (void *)at(job->values, place, bf16);
             rotate(job, at(line, (heads + h) * d, bf16), job->k_norm, position, key, bf16);
             memcpy(value, at(line, (heads + kv_heads + h) * d, bf16), d * (bf16 ? 2 : 4));

@@ -20,11 +20,13 @@ from pliant.kernels.cpu import native
 from pliant.kernels.cpu.native import PANEL
 from pliant.kernels.decoder.kernels import AddLora, DecoderKernels, Linear, Norms, Rotation, TorchKernels
 from pliant.kernels.decoder.lora import LoraBatch
+from pliant.kernels.decoder.ragged import Ragged
 from pliant.kernels.huge_pages import Arena
 
-_NAMES = ("kernels", "lora", "lora_packed", "attention")
+_NAMES = ("kernels", "lora", "lora_packed", "attention", "paged_attention")
 SOURCES = [Path(__file__).with_name(f"cpu_{name}.c") for name in _NAMES]
 LARGEST_HEAD = 256  # as in cpu_kernels.h
+_TILED, _SHARING = 128, 64  # queries of a tile, and that share a key at most; as in cpu_paged_attention.c
 KEPT_ROWS = 64  # up to which results go to buffers that are kept: a decode step's, not a prompt's
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -35,6 +37,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "gate": [_POINTER] * 2 + [_LONG] * 2,
     "rotate_and_store": [_POINTER] * 7 + [_FLOAT] + [_POINTER] * 3 + [_LONG] * 6,
     "decode_attention": [_POINTER] * 5 + [_LONG] * 7,
+    "attention": [_POINTER] * 6 + [_LONG] * 8,
     "move": [_POINTER] * 3 + [_LONG] * 6,
 }
 _warn_once = functools.cache(logging.getLogger("pliant").warning)
@@ -106,6 +109,19 @@ class CpuKernels(TorchKernels):
         sizes = rows, heads, kv_heads, max_length, head_dim, keys.stride(0)
         self.call("rotate_and_store", qkv.dtype, *inputs, *weights, eps, *buffers, *sizes)
         return out.view(rows, heads, head_dim)
+
+    def attention(self, q: Tensor, keys: Tensor, values: Tensor, batch: Ragged, window: int | None) -> Tensor:
+        tokens, heads, head_dim = q.shape
+        _, kv_heads, page, _ = keys.shape
+        group = heads // kv_heads
+        if head_dim > LARGEST_HEAD or head_dim % PANEL or group > _SHARING:
+            return super().attention(q, keys, values, batch, window)
+        out, address = self._result("attention", tokens, heads * head_dim, q.dtype)
+        tiles = batch.tiles(_TILED // group)
+        texts = keys.data_ptr(), values.data_ptr(), batch.tables.data_ptr(), tiles.ctypes.data
+        sizes = len(tiles), batch.tables.shape[1], heads, kv_heads, page, head_dim, keys.stride(0), window or 0
+        self.call("attention", q.dtype, q.data_ptr(), *texts, address, *sizes)
+        return out
 
     def decode_attention(
         self, q: Tensor, keys: Tensor, values: Tensor, offset: int, lengths: Tensor, window: int | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +17,15 @@ class Prefill(NamedTuple):
     ids: NDArray[np.int32]
     last: bool
     """Whether it ends the prompt, so that the answer's first token follows from it."""
+
+
+class RowMasks(NamedTuple):
+    """Which tokens some rows may be given; all others may be given any."""
+
+    rows: NDArray[np.int64]
+    """[n], each once."""
+    bits: NDArray[np.uint32]
+    """[n, tokens / 32]: by row, a bit for each token, the lowest first. Tokens beyond are not allowed."""
 
 
 class Step(NamedTuple):
@@ -38,6 +48,11 @@ class Step(NamedTuple):
     """By row of the window: the index in its answer of the token to be sampled (see `sampling`)."""
     prefill_indices: NDArray[np.int64]
     """The same for the `last` prefills, in their order."""
+    masks: Callable[[], RowMasks] | None = None
+    """Waits for the masks of rows of the window: asked for when the logits are under way, so that a device computes
+    these meanwhile. None if there are none."""
+    prefill_masks: Callable[[], RowMasks] | None = None
+    """The same for the `last` prefills."""
 
 
 class RowLogprobs(NamedTuple):

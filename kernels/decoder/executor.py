@@ -25,6 +25,7 @@ from pliant.kernels.decoder.slot_adapters import SlotAdapters
 from pliant.kernels.decoder.weights import DecoderWeights, SavedWeights
 from pliant.kernels.upload import upload
 
+_NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -53,6 +54,7 @@ class Executor:
     def __init__(self, decoder: Decoder, sampler: Sampler, most_rank: int = 0) -> None:
         kv = decoder.kv
         self.shape = decoder.shape
+        self.vocabulary = decoder.shape.vocab
         self.slots = kv.slots
         self.max_length = kv.max_length
         self.slot_bytes = kv.slot_bytes
@@ -89,13 +91,21 @@ class Executor:
         """
         self._adapters.keep(limit * self._decoder.kv.slot_values)
 
-    def admit(self, slot: int, sampling: Sampling, adapter: str | None = None) -> None:
-        """From the next launch on, sample for `slot` in this way, and use the installed adapter of that key.
+    def admit(
+        self,
+        slot: int,
+        sampling: Sampling,
+        adapter: str | None = None,
+        prompt: NDArray[np.int32] = _NO_IDS,
+        answer: NDArray[np.int32] = _NO_IDS,
+    ) -> None:
+        """From the next launch on, sample for `slot` in this way, and use the installed adapter of that key. `prompt`
+        and what there is of the `answer` are what penalties are for.
 
         Raises PoolError if it is not installed.
         """
         self._adapters.assign(slot, adapter)
-        self._sampler.set(slot, sampling)
+        self._sampler.set(slot, sampling, prompt, answer)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
@@ -104,7 +114,7 @@ class Executor:
         first = self._prefill(step)
         window = self._decode(step)
         if first is not None:
-            self._last[self._ended(step)] = first.tokens
+            self._keep(self._ended(step), first.tokens, step.prefill_indices)
         return self._launched(first, window)
 
     @torch.inference_mode()
@@ -149,16 +159,25 @@ class Executor:
         logits = self._decoder.prefill(step.prefills, self._adapters.of_chunks(slots, sizes))
         if not len(logits):
             return None
-        return self._sampler.sample(logits, self._ended(step), self._indices(step.prefill_indices))
+        masks = step.prefill_masks and step.prefill_masks()
+        return self._sampler.sample(logits, self._ended(step), self._indices(step.prefill_indices), masks=masks)
 
     def _decode(self, step: Step) -> Sampled | None:
         rows = len(step.lengths)
         if not rows:
             return None
         window = slice(step.offset, step.offset + rows)
-        sampled = self._sampler.sample(self._logits(step), window, self._indices(step.indices))
-        self._last[window] = sampled.tokens
+        logits = self._logits(step)
+        masks = step.masks and step.masks()
+        sampled = self._sampler.sample(logits, window, self._indices(step.indices), masks=masks)
+        self._keep(window, sampled.tokens, step.indices)
         return sampled
+
+    def _keep(self, slots: slice | torch.Tensor, tokens: torch.Tensor, indices: NDArray[np.int64]) -> None:
+        """These are the tokens of the answers in `slots` at the places `indices`."""
+        self._last[slots] = tokens
+        if self._sampler.remembers:
+            self._sampler.record(slots, self._indices(indices), tokens)
 
     def _logits(self, step: Step) -> torch.Tensor:
         """Of the rows of the window, [n, vocab]."""
@@ -235,7 +254,7 @@ def build(
     kernels, kind = _on_cuda() if device.type == "cuda" else _on_cpu(threads)
     with torch.inference_mode():
         kv = KVSlots(shape, slots, max_length, dtype, device, kernels, allowed, arena_bytes)
-        return kind(Decoder(weights, kernels, kv), Sampler(slots, shape.vocab, device), most_rank)
+        return kind(Decoder(weights, kernels, kv), Sampler(slots, shape.vocab, device, max_length), most_rank)
 
 
 def _on_cpu(threads: int) -> tuple[DecoderKernels, type[Executor]]:

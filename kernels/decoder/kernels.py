@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pliant.kernels.decoder.lora import LoraBatch
+from pliant.kernels.decoder.ragged import Ragged, Span
 from pliant.kernels.upload import upload
 
 Rotation = tuple[Tensor, Tensor]
@@ -75,6 +76,13 @@ class DecoderKernels(Protocol):
 
         Row i's key and value are stored at keys[slots[i], :, positions[i]] and values likewise; no two rows share a
         place. Returns the queries, [n, heads, head_dim].
+        """
+
+    def attention(self, q: Tensor, keys: Tensor, values: Tensor, batch: Ragged, window: int | None) -> Tensor:
+        """Every token of `batch` attends to its row's text up to itself, or to the last `window` tokens of that.
+
+        Here keys and values lie in pages, [pages, kv_heads, page, head_dim]; what the tokens themselves hold is stored
+        already. q is [tokens, heads, head_dim]. Returns [tokens, heads * head_dim].
         """
 
     def decode_attention(
@@ -151,9 +159,48 @@ class TorchKernels:
         if norms:
             q, k = _norm(q, norms[0], eps), _norm(k, norms[1], eps)
         cos, sin = (table[positions].unsqueeze(1) for table in rotation)
-        keys[slots, :, positions] = _rotate(k, cos, sin)
-        values[slots, :, positions] = v
+        places = positions % keys.shape[2]
+        keys[slots, :, places] = _rotate(k, cos, sin)
+        values[slots, :, places] = v
         return _rotate(q, cos, sin)
+
+    def attention(self, q: Tensor, keys: Tensor, values: Tensor, batch: Ragged, window: int | None) -> Tensor:
+        singles, n = batch.singles, [batch.singles, *(span.tokens for span in batch.spans)]
+        first, *rest = q.split_with_sizes(n)
+        parts = [self._attend_singles(first, keys, values, batch, window)] if singles else []
+        for table, span, chunk in zip(batch.tables[singles:], batch.spans, rest, strict=True):
+            parts.append(self._attend_span(chunk, keys, values, table, span, window))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend_singles(self, q: Tensor, keys: Tensor, values: Tensor, batch: Ragged, window: int | None) -> Tensor:
+        """The rows of one token."""
+        n, heads, head_dim = q.shape
+        last = batch.positions[:n, None]
+        pages = -(-(int(last.max()) + 1) // keys.shape[2])
+        k, v = (texts(buffer, batch.tables[:n, :pages]).float() for buffer in (keys, values))
+        positions = torch.arange(k.shape[2], device=q.device)
+        hidden = positions > last
+        if window is not None:
+            hidden |= positions <= last - window
+        grouped = q.view(n, keys.shape[1], -1, head_dim).float() * head_dim**-0.5
+        scores = (grouped @ k.transpose(2, 3)).masked_fill(hidden[:, None, None], -torch.inf)
+        mixed: Tensor = scores.softmax(-1) @ v.masked_fill(hidden[:, None, :, None], 0)  # 0 times what others left
+        return mixed.to(q.dtype).view(n, heads * head_dim)
+
+    def _attend_span(
+        self, q: Tensor, keys: Tensor, values: Tensor, table: Tensor, span: Span, window: int | None
+    ) -> Tensor:
+        """The tokens of one chunk."""
+        tokens, heads, head_dim = q.shape
+        stop = span.start + tokens
+        pages = -(-stop // keys.shape[2])
+        k, v = (texts(buffer, table[None, :pages])[:, :, :stop] for buffer in (keys, values))
+        whole = not span.start and (window is None or stop <= window)
+        mask = None if whole else _causal(span.start, stop, window, q.device)
+        out = functional.scaled_dot_product_attention(
+            q.transpose(0, 1).unsqueeze(0), k, v, mask, is_causal=whole, enable_gqa=heads != keys.shape[1]
+        )
+        return out[0].transpose(0, 1).reshape(tokens, heads * head_dim)
 
     def decode_attention(
         self, q: Tensor, keys: Tensor, values: Tensor, offset: int, lengths: Tensor, window: int | None
@@ -187,6 +234,13 @@ class TorchKernels:
         for source, target, tokens in moves:
             for buffer in (keys, values):
                 buffer[:, target, :, :tokens] = buffer[:, source, :, :tokens]
+
+
+def texts(pages: Tensor, tables: Tensor) -> Tensor:
+    """The keys or values that lie in `pages`, text by text, [rows, kv_heads, tokens, head_dim]."""
+    _, kv_heads, page, head_dim = pages.shape
+    rows, count = tables.shape
+    return pages[tables].transpose(1, 2).reshape(rows, kv_heads, count * page, head_dim)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

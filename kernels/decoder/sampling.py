@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pliant.kernels.decoder.decode_step import RowLogprobs
+from pliant.kernels.decoder.decode_step import RowLogprobs, RowMasks
+from pliant.kernels.decoder.logit_edits import Biases, Ids, Penalties, ban, moved
 from pliant.kernels.upload import upload
 from pliant.sampling import Sampling as Sampling
 
@@ -26,6 +27,7 @@ _ODD = 0x9E3779B9 - 2**32
 _MIX_3 = 0x7FEB352D
 _MIX_4 = 0x846CA68B - 2**32
 _NO_LOGPROBS = -1
+_NO_IDS: Ids = np.empty(0, np.int32)
 
 
 class Ranked(NamedTuple):
@@ -72,32 +74,65 @@ class Needs(NamedTuple):
     top_p: bool
     logprobs: int
     """The most alternatives that a row asked for; -1 if no row wants log probabilities."""
+    min_p: bool = False
+    typical_p: bool = False
+    biased: bool = False
+    penalized: bool = False
 
 
 class Sampler:
     """The sampling parameters of every slot, on the device, and the draw.
 
-    `vocab` counts tokens. Of what `Needs` leaves out nothing is computed; what it asks for in excess changes no token.
+    `vocab` counts tokens, and `longest` those that an answer may have. Of what `Needs` leaves out nothing is computed;
+    what it asks for in excess changes no token.
     """
 
-    def __init__(self, slots: int, vocab: int, device: torch.device | str) -> None:
+    def __init__(self, slots: int, vocab: int, device: torch.device | str, longest: int) -> None:
         self._vocab = vocab
+        self._longest = longest
+        self._slots = slots
+        self._device = device
+        self._biases: Biases | None = None
+        self._penalties: Penalties | None = None
         self._samplings = [Sampling(temperature=0.0)] * slots
         self._temperature = torch.zeros(slots, device=device)
         self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
         self._top_p = torch.ones(slots, dtype=torch.float64, device=device)
+        self._min_p = torch.zeros(slots, device=device)
+        self._typical_p = torch.ones(slots, dtype=torch.float64, device=device)
         self._seed = torch.zeros(slots, dtype=torch.int64, device=device)
         self._logprobs = torch.full((slots,), _NO_LOGPROBS, device=device)
 
     @torch.inference_mode()
-    def set(self, slot: int, sampling: Sampling) -> None:
-        """From now on, sample for `slot` in this way."""
+    def set(self, slot: int, sampling: Sampling, prompt: Ids = _NO_IDS, answer: Ids = _NO_IDS) -> None:
+        """From now on, sample for `slot` in this way, behind these tokens of prompt and answer."""
         self._samplings[slot] = sampling
         self._temperature[slot] = 0.0 if sampling.greedy else sampling.temperature
         self._top_k[slot] = self._kept(sampling)
         self._top_p[slot] = 1.0 if sampling.greedy else sampling.top_p
         self._seed[slot] = sampling.seed if sampling.seed < 2**63 else sampling.seed - 2**64
+        self._min_p[slot] = sampling.min_p
+        self._typical_p[slot] = sampling.typical_p
         self._logprobs[slot] = _NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
+        if sampling.biased and not self._biases:
+            self._biases = Biases(self._slots, self._device)
+        if sampling.penalized and not self._penalties:
+            self._penalties = Penalties(self._slots, self._vocab, self._longest, self._device)
+        if self._biases:
+            self._biases.set(slot, sampling)
+        if self._penalties:
+            self._penalties.set(slot, sampling, prompt, answer)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the tokens that are drawn are to be recorded."""
+        return self._penalties is not None and any(sampling.penalized for sampling in self._samplings)
+
+    @torch.inference_mode()
+    def record(self, slots: slice | Tensor, indices: Tensor, tokens: Tensor) -> None:
+        """The answers in `slots` have these tokens [n] at the places `indices` [n]."""
+        if self._penalties:
+            self._penalties.record(slots, indices, tokens)
 
     @torch.inference_mode()
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
@@ -110,8 +145,11 @@ class Sampler:
         for source, target, _ in moves:
             self._samplings[target] = self._samplings[source]
         sources, targets, _ = upload(np.array(moves).T, self._seed.device)
-        for parameter in (self._temperature, self._top_k, self._top_p, self._seed, self._logprobs):
-            parameter[targets] = parameter[sources]
+        parameters = [self._temperature, self._top_k, self._top_p, self._min_p, self._typical_p, self._seed]
+        parameters.append(self._logprobs)
+        for edits in (self._biases, self._penalties):
+            parameters += edits.parameters if edits else []
+        moved(parameters, sources, targets)
 
     def needs(self, slots: slice | Tensor) -> Needs:
         """What sampling for these slots takes. Slots in a tensor on a GPU are not read: those of all are given."""
@@ -133,25 +171,49 @@ class Sampler:
                 (_NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs for sampling in asked),
                 default=_NO_LOGPROBS,
             ),
+            min_p=any(sampling.min_p for sampling in drawn),
+            typical_p=any(sampling.typical_p < 1 for sampling in drawn),
+            biased=self._biases is not None and any(sampling.biased for sampling in asked),
+            penalized=self._penalties is not None and any(sampling.penalized for sampling in asked),
         )
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, slots: slice | Tensor, indices: Tensor, needs: Needs | None = None) -> Sampled:
-        """Draw a token for each row of `logits` [n, vocab], whose parameters are those of its slot.
+    def sample(
+        self,
+        logits: Tensor,
+        slots: slice | Tensor,
+        indices: Tensor,
+        needs: Needs | None = None,
+        masks: RowMasks | None = None,
+    ) -> Sampled:
+        """Draw a token for each row of `logits` [n, vocab], whose parameters are those of its slot, of those that
+        `masks` allow it.
 
         `indices` [n] int64 tells the place of each row's token in its answer. On a GPU nothing waits for the device, no
         shape depends on its data, and all that varies between batches with the same `needs` lies in tensors: the call
         can be captured in a CUDA graph.
         """
         needs = self.needs(slots) if needs is None else needs
-        tokens = _likeliest(logits)
+        scores = self._edited(logits, slots, indices, needs, masks)
+        tokens = _likeliest(scores)
         if needs.chance:
-            tokens = torch.where(self._temperature[slots] > 0, self._draw(logits, slots, indices, needs), tokens)
+            tokens = torch.where(self._temperature[slots] > 0, self._draw(scores, slots, indices, needs), tokens)
         return Sampled(tokens, self._ranked(logits, slots, tokens, needs.logprobs))
 
     def _kept(self, sampling: Sampling) -> int:
         """Its top_k, or 0 if that filters nothing."""
         return 0 if sampling.greedy or sampling.top_k >= self._vocab else sampling.top_k
+
+    def _edited(
+        self, logits: Tensor, slots: slice | Tensor, indices: Tensor, needs: Needs, masks: RowMasks | None
+    ) -> Tensor:
+        if masks is not None:
+            logits = ban(logits.float(), masks)
+        if needs.biased and self._biases:
+            logits = self._biases.add(logits.float(), slots, indices)
+        if needs.penalized and self._penalties:
+            logits = self._penalties.subtract(logits.float(), slots, indices)
+        return logits
 
     def _draw(self, logits: Tensor, slots: slice | Tensor, indices: Tensor, needs: Needs) -> Tensor:
         candidates = None
@@ -165,6 +227,11 @@ class Sampler:
         probabilities = scores.softmax(-1)
         if needs.top_p:
             keep_top_p(probabilities, self._top_p[slots])
+        if needs.min_p:
+            least = probabilities.amax(-1) * self._min_p[slots]
+            probabilities.masked_fill_(probabilities < least[:, None], 0.0)
+        if needs.typical_p:
+            keep_typical(probabilities, self._typical_p[slots])
         tokens = torch.arange(self._vocab, device=logits.device)[None] if candidates is None else candidates
         winner = _likeliest(probabilities / -uniform(self._seed[slots], indices, tokens).log_())
         return winner if candidates is None else candidates.gather(1, winner[:, None])[:, 0]
@@ -209,6 +276,22 @@ def keep_top_p(probabilities: Tensor, top_p: Tensor) -> None:
     before = ranked.cumsum(-1) - ranked
     lowest = ranked.masked_fill_(before >= top_p[:, None], torch.inf).amin(-1, keepdim=True)
     probabilities.masked_fill_(probabilities < torch.where(filtered, lowest, 0.0).float(), 0.0)
+
+
+def keep_typical(probabilities: Tensor, typical_p: Tensor) -> None:
+    """Set to 0, in place, all but the fewest of each row [n, vocab] that together reach `typical_p` [n], those first
+    whose information is nearest to the row's entropy. 1 keeps all; the rows need not add up to 1.
+    """
+    exact = probabilities.double()
+    exact = exact / exact.sum(-1, keepdim=True)
+    information = -exact.log()
+    entropy = torch.where(exact > 0, exact * information, 0.0).sum(-1, keepdim=True)
+    distances = (information - entropy).abs()
+    ranked, order = distances.sort(-1)
+    shares = exact.gather(1, order)
+    before = shares.cumsum(-1) - shares
+    furthest = ranked.masked_fill(before >= typical_p[:, None], -torch.inf).amax(-1, keepdim=True)
+    probabilities.masked_fill_((typical_p < 1)[:, None] & (distances > furthest), 0.0)
 
 
 def uniform(seed: Tensor, index: Tensor, tokens: Tensor) -> Tensor:

@@ -179,5 +179,5 @@ def language_model(folder: Path, replicas: Replicas, template: str | None = TEMP
         sampling=Sampling(),
     )
     patience = {"slo_ms": options["timeout_s"] * 1e3} if "timeout_s" in options else {}
-    config = LlmConfig(kind="llm", model="m", max_tokens=8, **{**patience, **options})
+    config = LlmConfig(kind="llm", model="m", **{"max_tokens": 8, **patience, **options})
     return LanguageModel("chat", config, folder, info, replicas.table, replicas.caller, replicas.recorder)

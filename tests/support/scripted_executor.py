@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pliant.deployments.llm.request import Generation
 from pliant.formats.adapter_info import AdapterError, AdapterRef
-from pliant.kernels.decoder.decode_step import Output, RowLogprobs, Step
+from pliant.kernels.decoder.decode_step import Output, RowLogprobs, RowMasks, Step
 from pliant.sampling import Sampling
 
 EOS = 256
@@ -103,6 +104,20 @@ class _Launched:
         return self._output
 
 
+def _by_row(masks: Callable[[], RowMasks] | None) -> dict[int, np.ndarray]:
+    """The tokens that rows may be given, in order."""
+    if masks is None:
+        return {}
+    rows, bits = masks()
+    flags = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
+    return {row: np.flatnonzero(allowed) for row, allowed in zip(rows.tolist(), flags, strict=True)}
+
+
+def _allowed(token: int, mask: np.ndarray | None) -> int:
+    """`token`, or one that `mask` allows."""
+    return token if mask is None or token in mask else int(mask[token % len(mask)])
+
+
 class ScriptedExecutor:
     """Stores texts by slot and position, as keys and values are stored, and continues them by `next_token`.
 
@@ -119,6 +134,7 @@ class ScriptedExecutor:
         arena_bytes: int | None = None,
     ) -> None:
         self.slots = slots
+        self.vocabulary = EOS + 1
         self.slot_bytes = SLOT_BYTES
         self.arena_bytes = max(slots * SLOT_BYTES, arena_bytes or 0)
         self.installed: dict[str, torch.Tensor] = {}
@@ -153,7 +169,9 @@ class ScriptedExecutor:
         used = sum(blob.nbytes for blob in self.installed.values())
         assert self.limit * SLOT_BYTES + used <= self.arena_bytes, f"{used} bytes of adapters, {self.limit} slots"
 
-    def admit(self, slot: int, sampling: Sampling, adapter: str | None = None) -> None:
+    def admit(
+        self, slot: int, sampling: Sampling, adapter: str | None, prompt: NDArray[np.int32], answer: NDArray[np.int32]
+    ) -> None:
         assert adapter is None or adapter in self.installed
         self._samplings[slot] = sampling
         self._keys[slot] = adapter
@@ -178,15 +196,17 @@ class ScriptedExecutor:
             marked = [stored(token, mark) for token in prefill.ids.tolist()]
             self._stored[prefill.slot, prefill.start : prefill.start + len(marked)] = marked
         ended = [prefill for prefill in step.prefills if prefill.last]
+        masks = _by_row(step.prefill_masks)
         first = [
-            self._next(prefill.slot, prefill.start + len(prefill.ids), int(index))
-            for prefill, index in zip(ended, step.prefill_indices, strict=True)
+            _allowed(self._next(prefill.slot, prefill.start + len(prefill.ids), int(index)), masks.get(row))
+            for row, (prefill, index) in enumerate(zip(ended, step.prefill_indices, strict=True))
         ]
+        masks = _by_row(step.masks)
         tokens = []
         for row, (length, index) in enumerate(zip(step.lengths.tolist(), step.indices.tolist(), strict=True)):
             slot = step.offset + row
             self._stored[slot, length] = stored(int(self._last[slot]), self._mark(slot))
-            tokens.append(self._next(slot, length + 1, index))
+            tokens.append(_allowed(self._next(slot, length + 1, index), masks.get(row)))
             self._last[slot] = tokens[-1]
         for prefill, token in zip(ended, first, strict=True):
             self._last[prefill.slot] = token

@@ -77,8 +77,8 @@ class LlmConfig(ModelServiceConfig):
     """How long an answer may stand still while replicas fail or restart, before it ends with an error."""
     stall_ms: Annotated[float, Field(gt=0)] = 50
     """By how much the prompts of new requests may delay the next token of the others; 16 tokens always may."""
-    max_tokens: Annotated[int, Field(ge=1)] = 256
-    """Length of an answer whose request does not give one."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Length of an answer whose request does not give one; by default what fits."""
     debug: bool = False
     """Check after every step that slots, lengths and requests agree; replaces the replica if they do not. Slow."""
 

@@ -199,6 +199,47 @@ async def test_what_reaches_the_replica(serve: Serve) -> None:
         "what the model's folder says is the default"
     )
     assert (second.stop, second.ignore_eos, second.max_tokens) == (("a", "b"), False, 8)
+    extra = {
+        "min_p": 0.1,
+        "typical_p": 0.9,
+        "repetition_penalty": 1.1,
+        "min_tokens": 2,
+        "stop_token_ids": [65],
+        "bad_words": ["a", "bc"],
+        "guided_regex": "a+",
+    }
+    await client.completions.create(
+        **GREEDY, presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={"7": 3}, extra_body=extra
+    )
+    third = replicas.asked[-1]
+    assert third.sampling == Sampling(
+        temperature=0,
+        seed=third.sampling.seed,
+        min_p=0.1,
+        typical_p=0.9,
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias=((7, 3), (*ids("a"), -math.inf)),
+        min_tokens=2,
+    )
+    assert (third.stop_token_ids, third.bad_words) == ((65,), (ids(" a"), ids("bc"), ids(" bc")))
+    assert "a+" in (third.grammar or "")
+
+
+async def test_without_max_tokens_an_answer_has_what_fits(serve: Serve) -> None:
+    client, replicas = serve(max_tokens=None)
+    await client.completions.create(model="chat", prompt="hello")
+    assert replicas.asked[-1].max_tokens == 64 - 5
+
+
+async def test_the_fingerprint_is_that_of_model_and_code(tmp_path: Path) -> None:
+    replicas, prints = Replicas(a=Replica()), set()
+    for weights in (b"a", b"b" * 100_000, b"c" * 100_000):
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        prints |= {language_model(tmp_path, replicas).fingerprint for _ in range(2)}
+    prints.add(language_model(tmp_path, replicas, dtype="bfloat16").fingerprint)
+    assert len(prints) == 4
 
 
 async def test_harmless_parameters_are_accepted(serve: Serve) -> None:
@@ -217,6 +258,7 @@ async def test_harmless_parameters_are_accepted(serve: Serve) -> None:
         "service_tier": "auto",
         "modalities": ["text"],
         "logprobs": False,
+        "extra_body": {"skip_special_tokens": True, "use_beam_search": False, "length_penalty": 1.0},
     }
     assert (await client.chat.completions.create(**TALK, **harmless)).choices[0].message.content
     parts: Any = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -229,9 +271,36 @@ async def test_harmless_parameters_are_accepted(serve: Serve) -> None:
     ("path", "wrong", "param"),
     [
         ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
-        ("chat/completions", {"presence_penalty": 0.5}, "presence_penalty"),
-        ("chat/completions", {"logit_bias": {"5": 1}}, "logit_bias"),
+        ("chat/completions", {"response_format": {"type": "json"}}, "response_format.type"),
+        ("chat/completions", {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            "chat/completions",
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"properties": {"b": {"items": {"type": "c"}}}}},
+                }
+            },
+            "response_format.json_schema.schema.properties.b.items",
+        ),
+        ("chat/completions", {"guided_regex": "(a"}, "guided_regex"),
+        ("chat/completions", {"guided_json": "{"}, "guided_json"),
+        ("chat/completions", {"guided_choice": []}, "guided_choice"),
+        ("completions", {"structured_outputs": {"grammar": "start: b"}}, "structured_outputs.grammar"),
+        ("completions", {"structured_outputs": {"json": {}}, "guided_regex": "a"}, "guided_regex"),
+        ("chat/completions", {"presence_penalty": 2.5}, "presence_penalty"),
+        ("chat/completions", {"frequency_penalty": -3}, "frequency_penalty"),
+        ("chat/completions", {"repetition_penalty": 0}, "repetition_penalty"),
+        ("chat/completions", {"logit_bias": {"5": 101}}, "logit_bias"),
+        ("chat/completions", {"logit_bias": {"a": 1}}, "logit_bias"),
+        ("chat/completions", {"logit_bias": {"257": 1}}, "logit_bias"),
+        ("completions", {"stop_token_ids": [257]}, "stop_token_ids"),
+        ("completions", {"min_tokens": 13}, "min_tokens"),
+        ("completions", {"min_p": 1.5}, "min_p"),
+        ("completions", {"typical_p": 0}, "typical_p"),
+        ("completions", {"bad_words": [""]}, "bad_words[0]"),
+        ("completions", {"use_beam_search": True}, "use_beam_search"),
+        ("completions", {"allowed_token_ids": [1]}, "allowed_token_ids"),
         ("chat/completions", {"audio": {"voice": "a"}}, "audio"),
         ("chat/completions", {"top_logprobs": 2}, "top_logprobs"),
         ("chat/completions", {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),

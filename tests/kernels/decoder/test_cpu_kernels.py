@@ -1,25 +1,19 @@
 """Every kernel in C computes what the same kernel in torch does, for every way that a CPU can take."""
 
 import logging
-import platform
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from support.cpu_builds import BUILDS, close
 from torch import Tensor
 
 from pliant.kernels import c_compiler
-from pliant.kernels.c_compiler import THIS_MACHINE
 from pliant.kernels.decoder import cpu_kernels
 from pliant.kernels.decoder.cpu_kernels import KEPT_ROWS, CpuKernels, best
 from pliant.kernels.decoder.kernels import TorchKernels
 
-X86 = platform.machine() == "x86_64"
-BUILDS = {"this machine": THIS_MACHINE}
-if X86:
-    BUILDS["without AMX"] = (*THIS_MACHINE, "-mno-amx-tile", "-mno-amx-bf16")
-    BUILDS["any x86-64"] = ("-march=x86-64",)
 DTYPES = (torch.float32, torch.bfloat16)
 HEADS = [(6, 6, 64), (8, 2, 32), (7, 1, 16), (4, 4, 128), (6, 2, 80), (4, 2, 8), (2, 1, 272)]
 """(heads, kv_heads, head_dim); the last two are left to torch."""
@@ -40,15 +34,6 @@ def torch_settings() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def close(ours: Tensor, expected: Tensor) -> None:
-    """Within rounding of the dtype, in units of the largest value."""
-    assert ours.dtype == expected.dtype
-    assert ours.shape == expected.shape
-    largest = float(expected.abs().max())
-    tolerance = 1e-5 if ours.dtype == torch.float32 else 1.6e-2
-    torch.testing.assert_close(ours.float(), expected.float(), rtol=0, atol=tolerance * largest)
 
 
 def poisoned(kernel: Callable[[], Tensor]) -> Tensor:

@@ -98,7 +98,7 @@ def parts(kernels: DecoderKernels) -> tuple[Decoder, Sampler]:
     torch.manual_seed(0)
     kv = KVSlots(SHAPE, SLOTS, SHAPE.max_length, torch.float32, DEVICE, kernels, arena_bytes=400_000)
     weights = RandomWeights(SHAPE, torch.float32, DEVICE)
-    return Decoder(weights, kernels, kv), Sampler(SLOTS, SHAPE.vocab, DEVICE)
+    return Decoder(weights, kernels, kv), Sampler(SLOTS, SHAPE.vocab, DEVICE, kv.max_length)
 
 
 def step(prefills: Sequence[tuple[int, int, int, bool]], offset: int, lengths: Sequence[int], index: int = 0) -> Step:

@@ -3,26 +3,34 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pliant.kernels.decoder.decode_step import RowLogprobs
+from pliant.kernels.decoder.decode_step import RowLogprobs, RowMasks
 from pliant.kernels.decoder.sampling import Needs, Sampler, Sampling, keep_top_k, keep_top_p, uniform
 from pliant.torchvision_ops import declare
 
 declare()
 from transformers.generation.logits_process import (  # noqa: E402
+    LogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 VOCAB = 50
 DRAWS = 20_000
 GREEDY = Sampling(temperature=0.0)
+LONGEST = 10_010
 
 samplings = st.builds(
     Sampling,
@@ -31,6 +39,14 @@ samplings = st.builds(
     top_p=st.sampled_from([1.0, 0.95, 0.4, 1e-6]),
     seed=st.integers(-(2**63), 2**64 - 1),
     logprobs=st.sampled_from([None, 0, 5]),
+    min_p=st.sampled_from([0.0, 0.05, 1.0]),
+    typical_p=st.sampled_from([1.0, 0.9, 0.2]),
+    presence_penalty=st.sampled_from([0.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    logit_bias=st.sampled_from([(), ((3, 5.0), (4, -math.inf))]),
+    min_tokens=st.sampled_from([0, 20]),
+    ends=st.sampled_from([(), (0, 7)]),
 )
 
 
@@ -39,7 +55,7 @@ def random_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> Tensor:
 
 
 def sampler_of(*asked: Sampling, vocab: int = VOCAB) -> Sampler:
-    sampler = Sampler(len(asked), vocab, "cpu")
+    sampler = Sampler(len(asked), vocab, "cpu", LONGEST)
     for slot, sampling in enumerate(asked):
         sampler.set(slot, sampling)
     return sampler
@@ -59,6 +75,10 @@ def expected(logits: Tensor, sampling: Sampling) -> Tensor:
         scores = TopKLogitsWarper(sampling.top_k)(None, scores)
     if sampling.top_p < 1:
         scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+    if sampling.min_p:
+        scores = MinPLogitsWarper(sampling.min_p)(None, scores)
+    if sampling.typical_p < 1:
+        scores = TypicalLogitsWarper(sampling.typical_p)(None, scores)
     return scores[0].softmax(-1)
 
 
@@ -70,6 +90,9 @@ def expected(logits: Tensor, sampling: Sampling) -> Tensor:
         Sampling(temperature=3.0, top_k=5, seed=3),
         Sampling(temperature=1.5, top_p=0.8, seed=-4),
         Sampling(temperature=2.0, top_k=20, top_p=0.9, seed=2**64 - 5),
+        Sampling(min_p=0.1, seed=6),
+        Sampling(temperature=1.5, typical_p=0.6, seed=7),
+        Sampling(temperature=2.0, top_k=30, top_p=0.95, min_p=0.2, typical_p=0.8, seed=8),
     ],
 )
 def test_draws_follow_the_distribution_of_transformers(sampling: Sampling) -> None:
@@ -104,7 +127,100 @@ def test_equally_likely_tokens_are_kept_or_dropped_together() -> None:
     assert set(draws(logits, Sampling(top_p=0.5), 500).tolist()) == {0, 1, 2, 3}
 
 
-@given(asked=st.lists(samplings, min_size=2, max_size=8), seed=st.integers(0, 99), index=st.integers(0, 10**6))
+TEXT = ([5, 9, 9, 11], [9, 30, 30, 30, 31])
+"""A prompt and the answer so far."""
+
+
+@pytest.mark.parametrize(
+    ("sampling", "processor"),
+    [
+        (Sampling(repetition_penalty=1.7), RepetitionPenaltyLogitsProcessor(1.7)),
+        (Sampling(repetition_penalty=0.6), RepetitionPenaltyLogitsProcessor(0.6)),
+        (Sampling(logit_bias=((3, 2.5), (9, -1e4))), SequenceBiasLogitsProcessor([[[3], 2.5], [[9], -1e4]])),
+        (Sampling(min_tokens=6, ends=(2, 4)), MinNewTokensLengthLogitsProcessor(4, 6, [2, 4], device="cpu")),
+        (Sampling(min_tokens=5, ends=(2, 4)), MinNewTokensLengthLogitsProcessor(4, 5, [2, 4], device="cpu")),
+    ],
+)
+def test_edits_are_those_of_transformers(sampling: Sampling, processor: LogitsProcessor) -> None:
+    logits = random_logits(1)[0]
+    wanted = processor(torch.tensor([TEXT[0] + TEXT[1]]), logits[None])[0].softmax(-1)
+    assert_drawn(logits, sampling, wanted)
+
+
+@pytest.mark.parametrize("penalties", [(1.5, 0.0), (0.0, 0.7), (-1.0, 0.4)])
+def test_penalties_are_those_that_openai_describes(penalties: tuple[float, float]) -> None:
+    presence, frequency = penalties
+    logits = random_logits(1)[0]
+    wanted = logits.clone()
+    for token in set(TEXT[1]):
+        wanted[token] -= presence + TEXT[1].count(token) * frequency
+    sampling = Sampling(presence_penalty=presence, frequency_penalty=frequency)
+    assert_drawn(logits, sampling, wanted.softmax(-1))
+
+
+def assert_drawn(logits: Tensor, sampling: Sampling, wanted: Tensor) -> None:
+    """Behind TEXT, tokens are drawn as if they were as likely as `wanted`, and greedily the likeliest of these."""
+    prompt, answer = (np.array(ids, np.int32) for ids in TEXT)
+    at = torch.tensor([len(answer)])
+    sampler = Sampler(1, VOCAB, "cpu", LONGEST)
+    sampler.set(0, replace(sampling, temperature=0.0), prompt, answer)
+    assert int(sampler.sample(logits[None], slice(0, 1), at).tokens) == int(wanted.argmax())
+    count = 4_000
+    sampler = Sampler(count, VOCAB, "cpu", 10)
+    for slot in range(count):
+        sampler.set(slot, replace(sampling, seed=slot), prompt, answer)
+    drawn = sampler.sample(logits.expand(count, -1), slice(0, count), at.expand(count)).tokens
+    counts = torch.bincount(drawn, minlength=VOCAB)
+    assert not counts[wanted == 0].any()
+    often = wanted * count >= 5
+    expected_counts = wanted[often] * count
+    squares = (counts[often] - expected_counts) ** 2 / expected_counts
+    freedom = int(often.sum()) - 1
+    assert squares.sum() < freedom + 4 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("penalty", [{"frequency_penalty": 2.0}, {"repetition_penalty": 1e6}])
+def test_penalties_count_what_was_recorded_and_nothing_behind_it(penalty: dict[str, float]) -> None:
+    logits = torch.tensor([[0.5, 1.0, 2.0]])
+    sampler = sampler_of(Sampling(temperature=0.0, **penalty), GREEDY, vocab=3)
+
+    def likeliest(index: int) -> int:
+        return int(sampler.sample(logits, torch.tensor([0]), torch.tensor([index])).tokens)
+
+    assert sampler.remembers
+    assert likeliest(0) == 2
+    sampler.record(slice(0, 1), torch.tensor([0]), torch.tensor([2]))
+    assert likeliest(1) == 1
+    sampler.record(slice(0, 1), torch.tensor([1]), torch.tensor([1]))
+    assert likeliest(1) == 1, "a row that meant nothing leaves no trace"
+    assert likeliest(2) == 0
+    sampler.move([(0, 1, 5)])
+    sampler.set(0, GREEDY)
+    assert likeliest(2) == 2
+    assert int(sampler.sample(logits, slice(1, 2), torch.tensor([2])).tokens) == 0
+    sampler.set(1, GREEDY)
+    assert not sampler.remembers
+
+
+@pytest.mark.parametrize("vocab", [50, 64, 70])
+def test_masks_ban_tokens_of_their_rows_alone(vocab: int) -> None:
+    allowed = [[1, 31, 32], [40]]
+    bits = np.zeros((2, 2), np.uint32)
+    for row, tokens in enumerate(allowed):
+        for token in tokens:
+            bits[row, token // 32] |= np.uint32(1 << token % 32)
+    sampler, logits = sampler_of(*[Sampling(5.0, seed=seed) for seed in range(200)], vocab=vocab), torch.zeros(vocab)
+    masks = RowMasks(np.array([7, 150]), bits)
+    rows, places = logits.expand(200, -1), torch.zeros(200, dtype=torch.int64)
+    plain = sampler.sample(rows, slice(0, 200), places).tokens
+    masked = [sampler.sample(rows, slice(0, 200), places + place, masks=masks).tokens.tolist() for place in range(40)]
+    assert {tokens[7] for tokens in masked} == set(allowed[0])
+    assert {tokens[150] for tokens in masked} == set(allowed[1])
+    others = [row for row in range(200) if row not in (7, 150)]
+    assert torch.equal(torch.tensor(masked[0])[others], plain[others])
+
+
+@given(asked=st.lists(samplings, min_size=2, max_size=8), seed=st.integers(0, 99), index=st.integers(0, 10**4))
 @settings(max_examples=100)
 def test_a_token_is_the_same_whatever_the_other_rows(asked: list[Sampling], seed: int, index: int) -> None:
     logits = random_logits(len(asked), seed=seed)
@@ -115,7 +231,7 @@ def test_a_token_is_the_same_whatever_the_other_rows(asked: list[Sampling], seed
         assert alone.tokens[0] == together.tokens[row]
         if sampling.logprobs is not None:
             assert alone.logprobs == [together.logprobs[row]]
-        if sampling.greedy:
+        if sampling.greedy and not (sampling.biased or sampling.penalized):
             assert together.tokens[row] == logits[row].argmax()
 
 
@@ -124,7 +240,7 @@ def test_a_token_is_the_same_whatever_the_other_rows(asked: list[Sampling], seed
 def test_needs_in_excess_change_no_token(asked: list[Sampling], excess: bool) -> None:
     sampler, rows = sampler_of(*asked), slice(0, len(asked))
     logits, indices = random_logits(len(asked)), torch.arange(len(asked))
-    everything = Needs(chance=True, top_k=VOCAB, narrow=False, top_p=True, logprobs=5)
+    everything = Needs(True, VOCAB, False, True, 5, min_p=True, typical_p=True, biased=True, penalized=True)
     assert torch.equal(
         sampler.sample(logits, rows, indices).tokens, sampler.sample(logits, rows, indices, everything).tokens
     )
@@ -175,16 +291,21 @@ def test_half_precision_logits_are_sampled_in_float32() -> None:
 
 def test_no_shape_and_no_branch_depends_on_data_off_the_cpu() -> None:
     """Tensors without data stand for those of a GPU: whoever reads one gets an error."""
-    sampler = Sampler(4, VOCAB, "meta")
+    sampler = Sampler(4, VOCAB, "meta", LONGEST)
     sampler.set(1, Sampling(0.5, top_k=4, top_p=0.9, logprobs=3))
-    sampler.set(2, Sampling(0.5, top_p=0.9))
+    sampler.set(2, Sampling(0.5, top_p=0.9, min_p=0.1, typical_p=0.9))
+    sampler.set(
+        3, Sampling(repetition_penalty=1.5, presence_penalty=1, logit_bias=((1, 2.0),), min_tokens=2, ends=(1,))
+    )
     sampler.move([(1, 0, 5)])
     rows = torch.empty(2, dtype=torch.int64, device="meta")
-    for slots in (slice(1, 3), rows):
+    for slots in (slice(1, 3), slice(2, 4), rows):
         sampled = sampler.sample(torch.empty(2, VOCAB, device="meta"), slots, rows)
         assert sampled.tokens.shape == (2,)
-        assert sampled.ranked is not None
-        assert sampled.ranked.top.shape == (2, 3)
+        sampler.record(slots, rows, sampled.tokens)
+        if slots != slice(2, 4):
+            assert sampled.ranked is not None
+            assert sampled.ranked.top.shape == (2, 3)
 
 
 def test_random_numbers_are_uniform_and_unrelated() -> None:
@@ -247,6 +368,13 @@ def test_rounding_hardly_ever_changes_a_token() -> None:
         ({"top_p": 1.5}, "top_p"),
         ({"seed": 2**64}, "64 bits"),
         ({"logprobs": 21}, "0 to 20"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"typical_p": 0.0}, "typical_p"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"logit_bias": ((1, math.nan),)}, "logit_bias"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused(wrong: dict[str, float], words: str) -> None:

@@ -7,10 +7,7 @@ or not; one that comes later is the last event of the stream.
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -18,23 +15,15 @@ from fastapi.responses import JSONResponse
 
 from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Json, Shape, usage
-from pliant.deployments.http.openai_schemas import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    parsed,
-)
+from pliant.deployments.http.openai_schemas import ChatRequest, CompletionRequest, GenerationRequest, parsed
 from pliant.deployments.http.openai_stream import EventStream, begun, interleaved
 from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.places import hold
 from pliant.deployments.http.resumption import Delivered, drawn, last_event, rest
+from pliant.deployments.llm.generations import bound
+from pliant.deployments.llm.generations import generations as asked
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.deployments.llm.served_models import ServedModel, ServedModels
-from pliant.deployments.serving.outcome import Outcome, RequestError
-from pliant.sampling import Sampling
-
-_MOST_ANSWERS = 64
-"""Prompts times choices of one request."""
 
 
 def router(models: ServedModels, max_body: int) -> APIRouter:
@@ -57,12 +46,12 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         served = await models.find(call.model)
         model = served.base
         hold(request.scope, model.name)
-        _bound(len(call.prompts) * call.choices)
+        bound(len(call.prompts) * call.choices)
         prompts = [await model.encode(prompt) for prompt in call.prompts]
         echo = [model.text(prompt) for prompt in call.prompts for _ in range(call.choices)] if call.echo else None
         shape = CompletionShape(model.token_texts, echo)
         name, seed = drawn(request)
-        generations = _generations(served, call, prompts, call.max_tokens, call.logprobs, seed)
+        generations = await asked(served, call, prompts, call.max_tokens, call.logprobs, seed)
         delivered = last_event(request, len(generations)) if call.stream else None
         return await _answer(served, call, generations, shape, sum(map(len, prompts)), f"cmpl-{name}", delivered)
 
@@ -76,58 +65,12 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         prompt = await model.encode_chat([message.for_template() for message in call.messages])
         wanted = call.max_completion_tokens or call.max_tokens
         name, seed = drawn(request)
-        generations = _generations(served, call, [prompt], wanted, call.alternatives, seed)
+        generations = await asked(served, call, [prompt], wanted, call.alternatives, seed)
         delivered = last_event(request, len(generations)) if call.stream else None
         shape = ChatShape(model.token_texts)
         return await _answer(served, call, generations, shape, len(prompt), f"chatcmpl-{name}", delivered)
 
     return api
-
-
-def _bound(answers: int) -> None:
-    if answers > _MOST_ANSWERS:
-        raise RequestError(
-            Outcome.REJECTED, f"n: {answers} answers in one request; at most {_MOST_ANSWERS} are allowed", param="n"
-        )
-
-
-def _generations(
-    served: ServedModel,
-    call: GenerationRequest,
-    prompts: Sequence[tuple[int, ...]],
-    wanted: int | None,
-    logprobs: int | None,
-    seed: int,
-) -> list[Generation]:
-    """One for each choice of each prompt, in the order of OpenAI's choices. `seed` is for requests without one."""
-    usual = served.base.defaults
-    sampling = Sampling(
-        temperature=usual.temperature if call.temperature is None else call.temperature,
-        top_k=usual.top_k if call.top_k is None else max(0, call.top_k),
-        top_p=usual.top_p if call.top_p is None else call.top_p,
-        logprobs=logprobs,
-    )
-    seed = seed if call.seed is None else call.seed
-    name = uuid.uuid4().hex
-    return [
-        Generation(
-            id=f"{name}-{index}",
-            prompt=prompt,
-            max_tokens=served.base.tokens_for(prompt, wanted),
-            sampling=replace(sampling, seed=_wrapped(seed + choice)),
-            stop=call.stops,
-            ignore_eos=call.ignore_eos,
-            adapter=served.registered and served.registered.adapter,
-        )
-        for index, (prompt, choice) in enumerate(
-            (prompt, choice) for prompt in prompts for choice in range(call.choices)
-        )
-    ]
-
-
-def _wrapped(seed: int) -> int:
-    """`seed` as a whole number of 64 bits."""
-    return seed % 2**64
 
 
 async def _answer(

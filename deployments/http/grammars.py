@@ -1,0 +1,131 @@
+"""Grammars of bound answers, in the form that replicas follow (llguidance's), checked before anything is sent.
+
+Without torch or a tokenizer: gateways make them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pliant.deployments.serving.outcome import Outcome, RequestError
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+Json = dict[str, Any]
+
+_SPACE: JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{0,40}"}
+"""Between the parts of JSON: a model that can only go on with spaces comes to an end."""
+_BY_NAME = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
+_ONE = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
+_SEVERAL = ("prefixItems", "allOf", "anyOf", "oneOf")
+_MOST_LOOKED_AT = 500
+"""Parts of a schema, to find the one that is wrong."""
+
+
+def read(text: str, param: str) -> Any:
+    """The JSON of a schema that was sent as text. Raises RequestError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _refused(param, f"it is no JSON: {error}") from None
+
+
+def json_object(param: str) -> str:
+    """Any JSON object."""
+    return json_schema({"type": "object"}, param)
+
+
+def json_schema(schema: Json | bool, param: str) -> str:
+    """JSON of this schema. Raises RequestError that names the place of what is wrong in it, below `param`."""
+    grammar = _of_schema(schema)
+    if problem := _problem(grammar):
+        place = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in _place(schema, problem))
+        raise _refused(param + place, problem)
+    return grammar
+
+
+def regex(pattern: str, param: str) -> str:
+    """Text that `pattern` matches as a whole. Raises RequestError."""
+    from llguidance import LLMatcher
+
+    return _checked(LLMatcher.grammar_from_regex(pattern), param)
+
+
+def choice(texts: Sequence[str], param: str) -> str:
+    """One of `texts`."""
+    return lark("start: " + " | ".join(map(json.dumps, texts)), param)
+
+
+def lark(text: str, param: str) -> str:
+    """Text of a grammar as Lark or GBNF writes it. Raises RequestError."""
+    from llguidance import grammar_from
+
+    try:
+        return _checked(grammar_from("grammar", text), param)
+    except ValueError as error:
+        raise _refused(param, str(error)) from None
+
+
+def _checked(grammar: str, param: str) -> str:
+    if problem := _problem(grammar):
+        raise _refused(param, problem)
+    return grammar
+
+
+def _of_schema(schema: Json | bool) -> str:
+    from llguidance import LLMatcher
+
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_SPACE))
+
+
+def _problem(grammar: str) -> str | None:
+    """What is wrong with `grammar`, None if nothing is."""
+    from llguidance import LLMatcher
+
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    return messages[0] if failed else None
+
+
+def _place(schema: Json | bool, problem: str) -> list[str | int]:
+    """The way to the innermost part of `schema` that has `problem` by itself."""
+    way: list[str | int] = []
+    whole = schema if isinstance(schema, dict) else {}
+    shared: Json = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+    looked_at = 0
+    part: Any = schema
+    while True:
+        for keys, inner in _parts(part):
+            looked_at += 1
+            if not isinstance(inner, dict):
+                continue
+            alone = {**shared, **inner} if "$ref" in json.dumps(inner) else inner
+            if looked_at <= _MOST_LOOKED_AT and _problem(_of_schema(alone)) == problem:
+                way += keys
+                part = inner
+                break
+        else:
+            return way
+
+
+def _parts(schema: Any) -> Iterator[tuple[list[str | int], Any]]:
+    if not isinstance(schema, dict):
+        return
+    for key in _BY_NAME:
+        if isinstance(named := schema.get(key), dict):
+            for name, inner in named.items():
+                yield [key, name], inner
+    for key in _ONE:
+        if isinstance(inner := schema.get(key), dict):
+            yield [key], inner
+    for key in _SEVERAL:
+        if isinstance(listed := schema.get(key), list):
+            for index, inner in enumerate(listed):
+                yield [key, index], inner
+
+
+def _refused(param: str, problem: str) -> RequestError:
+    reason = f"{param}: answers cannot be bound to it: {problem.strip()}"
+    return RequestError(Outcome.REJECTED, reason, param=param)

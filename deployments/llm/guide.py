@@ -1,0 +1,117 @@
+"""What may come next in answers that are bound: to a grammar, or to leave words out.
+
+A guide follows its answer token by token, so that one that is made anew from the tokens that a client has, in another
+replica, goes on where the first was. Masks are computed in a thread of their own, which leaves Python's lock to others,
+while the device computes the logits that they are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from pliant.deployments.llm.request import Generation
+from pliant.kernels.decoder.decode_step import RowMasks
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_ALL = np.uint32(0xFFFF_FFFF)
+
+
+class GuideError(ValueError):
+    """The grammar cannot be followed."""
+
+
+class Guide:
+    """Which tokens may come next in one answer, of `words` times 32: those that `matcher` allows, and none that ends
+    one of the `unwanted` sequences.
+    """
+
+    def __init__(self, words: int, matcher: LLMatcher | None, unwanted: Sequence[tuple[int, ...]]) -> None:
+        self._words = words
+        self._matcher = matcher
+        self._unwanted = unwanted
+        self._last: list[int] = []
+        self._longest = max(map(len, unwanted), default=1) - 1
+
+    def push(self, token: int) -> bool:
+        """The answer goes on with `token`; whether that was allowed."""
+        if self._longest:
+            self._last = [*self._last, token][-self._longest :]
+        return self._matcher is None or bool(self._matcher.consume_token(token))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the grammar has come to an end, and allows nothing more."""
+        return self._matcher is not None and bool(self._matcher.is_stopped())
+
+    def mask(self) -> NDArray[np.uint32]:
+        """[words]: a bit for each token, the lowest first."""
+        if self._matcher is None:
+            mask = np.full(self._words, _ALL)
+        else:
+            allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+            mask = np.zeros(self._words, np.uint32)
+            mask[: len(allowed)] = allowed[: self._words]
+        for *before, token in self._unwanted:
+            if self._last[len(self._last) - len(before) :] == before:
+                mask[token >> 5] &= ~np.uint32(1 << (token & 31))
+        return mask
+
+
+class Guides:
+    """Makes the guides of one model's answers, whose `eos` end them and which has `vocabulary` tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, eos: Collection[int], vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self._eos = eos
+        self._words = -(-vocabulary // 32)
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        """Takes about a second for a large vocabulary, once."""
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(self._tokenizer.to_str(), eos_token=sorted(self._eos) or None)
+
+    def guide(self, generation: Generation) -> Guide | None:
+        """What the whole answer is bound to, None for nothing. Slow for large grammars; may be called on any thread.
+
+        Raises GuideError.
+        """
+        if generation.grammar is None:
+            return Guide(self._words, None, generation.bad_words) if generation.bad_words else None
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokens, generation.grammar, log_level=0)
+        if matcher.is_error():
+            raise GuideError(f"the grammar cannot be followed: {matcher.get_error()}")
+        return Guide(self._words, matcher, generation.bad_words)
+
+
+class MaskThread:
+    """Computes masks beside whoever asks for them."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+
+    def start(self, rows: Sequence[tuple[int, Guide]]) -> Callable[[], RowMasks] | None:
+        """Begin the masks of these rows; what is returned waits for them. None for no rows.
+
+        Nothing may be pushed to the guides before that has returned.
+        """
+        if not rows:
+            return None
+        self._pool = self._pool or ThreadPoolExecutor(1, "masks")
+        return self._pool.submit(_masks, rows).result
+
+
+def _masks(rows: Sequence[tuple[int, Guide]]) -> RowMasks:
+    return RowMasks(np.array([row for row, _ in rows]), np.stack([guide.mask() for _, guide in rows]))

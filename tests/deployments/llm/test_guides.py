@@ -1,0 +1,173 @@
+"""Answers that are bound: to a grammar, to leave words out, to have so many tokens, to end with some."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.scripted_executor import EOS, ScriptedExecutor, byte_tokenizer
+
+from pliant.deployments.http import grammars
+from pliant.deployments.llm.engine import Engine
+from pliant.deployments.llm.guide import GuideError, Guides
+from pliant.deployments.llm.request import Generation, Piece, merged
+from pliant.deployments.serving.outcome import RequestError
+from pliant.sampling import Sampling
+
+MAX_LENGTH = 200
+TOKENIZER = byte_tokenizer()
+GUIDES = Guides(TOKENIZER, (EOS,), EOS + 1)
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"enum": ["for", "with"]}, "lines": {"type": "array", "items": {"type": "boolean"}}},
+    "required": ["name", "lines"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "schema": grammars.json_schema(SCHEMA, "p"),
+    "regex": grammars.regex("[ab]{3,9}é?", "p"),
+    "choice": grammars.choice(["left", 'ri"ght', "été"], "p"),
+    "lark": grammars.lark('start: "(" start? ")"', "p"),
+    "gbnf": grammars.lark('root ::= "x" root | "y"', "p"),
+}
+
+
+def bound(grammar: str | None, seed: int = 0, id: str = "a", **options: Any) -> Generation:
+    return Generation(id, (1, 2, 3), 150, Sampling(seed=seed), grammar=grammar, **options)
+
+
+def answers(*generations: Generation, pipelined: bool = False, slots: int = 3) -> dict[str, Piece]:
+    """Of an engine that has them all at a time."""
+    engine = Engine(ScriptedExecutor(slots, MAX_LENGTH, pipelined), TOKENIZER, (EOS,), 100, 0.05, debug=True)
+    pieces: dict[str, list[Piece]] = {}
+    for generation in generations:
+        engine.add(generation, engine.guide(generation))
+        pieces[generation.id] = []
+    while engine.busy:
+        for id, item in engine.step():
+            assert isinstance(item, Piece), item
+            assert not (pieces[id] and pieces[id][-1].finish)
+            pieces[id].append(item)
+    return {id: merged(parts) for id, parts in pieces.items()}
+
+
+def fits(kind: str, text: str) -> bool:
+    if kind == "schema":
+        jsonschema.validate(json.loads(text), SCHEMA)
+        return True
+    if kind == "regex":
+        return 3 <= len(text.removesuffix("é")) <= 9 and not text.removesuffix("é").strip("ab")
+    if kind == "choice":
+        return text in ("left", 'ri"ght', "été")
+    if kind == "lark":
+        return text == "(" * (len(text) // 2) + ")" * (len(text) // 2) != ""
+    return text.strip("x") == "y" and text.endswith("y")
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_bound_answers_fit_whatever_else_there_is(kind: str, pipelined: bool) -> None:
+    asked = [bound(GRAMMARS[kind], seed, str(seed)) for seed in range(12)]
+    free = [bound(None, seed, f"free {seed}") for seed in range(6)]
+    mixed = [generation for pair in zip(asked, asked[6:] + free, strict=True) for generation in dict.fromkeys(pair)]
+    together = answers(*dict.fromkeys(mixed), pipelined=pipelined)
+    for generation in asked:
+        answer = together[generation.id]
+        if answer.finish == "stop":
+            assert fits(kind, answer.text), answer.text
+        assert answers(generation)[generation.id] == answer
+    assert any(together[generation.id].finish == "stop" for generation in asked)
+    for generation in free:
+        assert answers(generation)[generation.id] == together[generation.id]
+
+
+@settings(max_examples=40, deadline=None)
+@given(kind=st.sampled_from(sorted(GRAMMARS)), seed=st.integers(0, 40), share=st.floats(0, 1), pipelined=st.booleans())
+def test_a_bound_answer_goes_on_where_it_was(kind: str, seed: int, share: float, pipelined: bool) -> None:
+    generation = bound(GRAMMARS[kind], seed, bad_words=((ord("a"), ord("b")),))
+    whole = answers(generation)["a"]
+    cut = int(share * (len(whole.tokens) - 1))
+    rest = answers(generation._replace(generated=whole.tokens[:cut]), pipelined=pipelined)["a"]
+    assert whole.tokens[:cut] + rest.tokens == whole.tokens
+    assert rest.finish == whole.finish
+    assert whole.text.endswith(rest.text)
+
+
+def test_an_answer_that_its_grammar_has_ended_does_not_go_on() -> None:
+    engine = Engine(ScriptedExecutor(1, MAX_LENGTH), TOKENIZER, (EOS,), 100, 0.05)
+    for text, words in (("left", "has ended"), ("rx", "no answer that its grammar allows")):
+        again = bound(GRAMMARS["choice"], generated=tuple(text.encode()))
+        with pytest.raises(ValueError, match=words):
+            engine.add(again, engine.guide(again))
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_bad_words_do_not_come(pipelined: bool) -> None:
+    words = ((ord("a"), ord("a")), (ord("b"), ord(" "), ord("b")), (ord("a"), ord("b")))
+    with_, without = 0, 0
+    for seed in range(20):
+        plain = answers(bound(None, seed, ignore_eos=True))["a"].tokens
+        kept = answers(bound(None, seed, ignore_eos=True, bad_words=words), pipelined=pipelined)["a"].tokens
+        for word in words:
+            with_ += has(plain, word)
+            without += has(kept, word)
+    assert with_ > 20
+    assert without == 0
+
+
+def has(tokens: tuple[int, ...], word: tuple[int, ...]) -> bool:
+    return any(tokens[at : at + len(word)] == word for at in range(len(tokens)))
+
+
+def test_tokens_may_end_an_answer_and_their_text_is_left_out() -> None:
+    plain = answers(bound(None, ignore_eos=True))["a"]
+    at = plain.tokens.index(ord("b"))
+    cut = answers(bound(None, ignore_eos=True, stop_token_ids=(ord("b"),)))["a"]
+    assert (cut.tokens, cut.finish) == (plain.tokens[: at + 1], "stop")
+    assert cut.text == bytes(plain.tokens[:at]).decode(errors="replace")
+
+
+def test_stop_texts_wait_for_the_least_number_of_tokens() -> None:
+    for least in (0, 30):
+        generation = bound(None, ignore_eos=True, stop=("b",))
+        generation = generation._replace(sampling=replace(generation.sampling, min_tokens=least))
+        answer = answers(generation)["a"]
+        assert answer.finish == "stop"
+        assert len(answer.tokens) > least
+        assert "b" not in answer.text[least:]
+    assert "b" in answer.text
+
+
+def test_a_grammar_that_cannot_be_followed_is_refused() -> None:
+    with pytest.raises(GuideError, match="cannot be followed"):
+        GUIDES.guide(bound("start: b"))
+
+
+def test_no_token_beyond_the_tokenizer_s_is_allowed() -> None:
+    guide = Guides(TOKENIZER, (EOS,), 500).guide(bound(GRAMMARS["choice"]))
+    assert guide
+    mask = guide.mask()
+    assert len(mask) == 16
+    assert {token for token in range(512) if mask[token >> 5] >> (token & 31) & 1} == set(b"lr") | {0xC3}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "what"}, "p"),
+        ({"properties": {"a": {"items": {"type": "what"}}}}, "p.properties.a.items"),
+        ({"anyOf": [{"type": "string"}, {"pattern": "(", "type": "string"}]}, "p.anyOf[1]"),
+        ({"$defs": {"n": {"items": {"type": "what"}}}, "properties": {"a": {"$ref": "#/$defs/n"}}}, "p.$defs.n.items"),
+        ({"properties": {"a": {"$ref": "#/nowhere"}}}, "p.properties.a"),
+    ],
+)
+def test_an_invalid_schema_is_refused_with_its_place(schema: dict[str, Any], place: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        grammars.json_schema(schema, "p")
+    assert refused.value.param == place
+    assert refused.value.reason.startswith(f"{place}: answers cannot be bound to it: ")
