@@ -26,7 +26,9 @@ class Batching(Protocol):
 def measure(
     runtime: Batching, *, budget_s: float = 10.0, report: Callable[[float], object] = lambda _done: None
 ) -> PassTimes:
-    """The table of `runtime`, within about `budget_s` seconds. Times are medians of interleaved passes.
+    """The table of `runtime`, within about `budget_s` seconds.
+
+    Times are the least of interleaved passes: what else the machine does meanwhile is no part of them.
 
     `report` is called with the share that is done.
     """
@@ -47,7 +49,7 @@ def measure(
         if len(rounds) >= fewest and spent >= 1:
             break
         report(min(1.0, max(spent, len(rounds) / most)))
-    found = dict(zip(cells, np.median(rounds, axis=0).tolist(), strict=True))
+    found = dict(zip(cells, np.min(rounds, axis=0).tolist(), strict=True))
     seconds = tuple(tuple(found.get((n, length), 0.0) for length in lengths) for n in counts)
     return PassTimes(counts=counts, lengths=lengths, seconds=seconds)
 
