@@ -144,12 +144,7 @@ class PackedTimes:
     @classmethod
     def fitted(cls, times: PassTimes, most: int) -> Self:
         """What the passes of a measured table took, as nearly as this can say; more tokens take in proportion."""
-        cells = [
-            (count * length, length, seconds)
-            for count, row in zip(times.counts, times.seconds, strict=True)
-            for length, seconds in zip(times.lengths, row, strict=True)
-            if seconds
-        ]
+        cells = [(count * length, length, seconds) for (count, length), seconds in _possible(times).items()]
         slopes = [
             (longer[2] - shorter[2]) / (longer[0] * (longer[1] - shorter[1]))
             for shorter, longer in combinations(sorted(cells), 2)
@@ -251,6 +246,28 @@ class Batcher:
                 if spans[count - 1] <= within_s and count > rate * spans[count - 1]:
                     best, rate = Batch(tuple(places[:count]), spans[count - 1]), count / spans[count - 1]
         return best
+
+
+def _possible(times: PassTimes) -> dict[tuple[int, int], float]:
+    """The seconds by texts and tokens of each, less what can only be noise, as on a busy machine.
+
+    Fewer or shorter texts never take longer, nor do as many tokens of shorter texts, nor twice as many texts more than
+    twice as long.
+    """
+    cells = {
+        (count, length): seconds
+        for count, row in zip(times.counts, times.seconds, strict=True)
+        for length, seconds in zip(times.lengths, row, strict=True)
+        if seconds
+    }
+    found: dict[tuple[int, int], float] = {}
+    while found != cells:
+        found = dict(cells)
+        for (count, length), seconds in found.items():
+            bounds = [found.get(larger, math.inf) for larger in ((2 * count, length), (count, 2 * length))]
+            bounds += [found.get((count // 2, 2 * length), math.inf), 2 * found.get((count // 2, length), math.inf)]
+            cells[count, length] = min(seconds, *bounds)
+    return found
 
 
 def cut(times: BatchTimes, lengths: tuple[int, ...]) -> tuple[int, float]:

@@ -198,6 +198,17 @@ def test_a_measured_table_gives_back_what_passes_take(
     assert times.share_s(64) * 32 <= 1.001 * times.seconds([64] * 32)[-1], "of the best use of it"
 
 
+def test_what_a_busy_machine_added_to_some_passes_makes_no_batch_look_bad() -> None:
+    counts, columns = (1, 2, 4, 8, 16, 32), (8, 16, 32, 64)
+    table = [[1e-3 + 1e-5 * count * length for length in columns] for count in counts]
+    quiet = PackedTimes.fitted(PassTimes(counts=counts, lengths=columns, seconds=tuple(map(tuple, table))), most=32)
+    for row, column in ((5, 0), (3, 1), (4, 3), (2, 2), (0, 1)):
+        table[row][column] += 0.012
+    busy = PackedTimes.fitted(PassTimes(counts=counts, lengths=columns, seconds=tuple(map(tuple, table))), most=32)
+    for lengths in ([8] * 32, [8, 16, 16, 30, 64], [64] * 16):
+        assert busy.seconds(lengths)[-1] == pytest.approx(quiet.seconds(lengths)[-1], rel=0.3)
+
+
 @given(st.lists(st.lists(st.floats(1e-4, 1e-1), min_size=7, max_size=7), min_size=6, max_size=6))
 def test_times_can_be_made_of_any_table(table: list[list[float]]) -> None:
     counts, columns = (1, 2, 4, 8, 16, 32), (8, 16, 32, 64, 128, 256, 512)
