@@ -166,8 +166,9 @@ class PackedTimes:
         return cls((*points, (_FAR * last, _FAR * seconds)), square_s, most)
 
     def share_s(self, length: int) -> float:
-        """Seconds that a text of `length` tokens adds to batches that make the best use of the runtime."""
-        return length * min(seconds / tokens for tokens, seconds in self.points) + self.square_s * length * length
+        """Seconds of a batch that one of its texts takes up, if all have `length` tokens and it is of the best size."""
+        counts = range(1, self.most + 1)
+        return min(self._linear(count * length) / count for count in counts) + self.square_s * length * length
 
     def step(self, length: int) -> int:
         return -(-length // self.grain) * self.grain
