@@ -11,7 +11,8 @@ import numpy as np
 from pliant.bench.tenants.load import FOR_EVER_S, Asked, Found, Work
 from pliant.config.tenants import OPEN
 from pliant.deployments.encoder.chooser import EncoderChooser
-from pliant.deployments.encoder.engine import Engine, Runtime
+from pliant.deployments.encoder.computing import Runtime
+from pliant.deployments.encoder.engine import Engine
 from pliant.deployments.encoder.errand import TextErrand, TextWant
 from pliant.deployments.encoder.messages import Answer, Query, Report
 from pliant.deployments.serving.call import Caller
@@ -51,6 +52,8 @@ class _Sleepers:
     lengths = (_GREEDY,)
     profile = None
     device = "none"
+    resident = False
+    reason = "it only sleeps"
 
     def load(self, max_length: int) -> Runtime:
         return _Sleeper()

@@ -24,6 +24,7 @@ from pliant.deployments.serving.panels import Panel, Readings
 from pliant.deployments.serving.services import Answers
 from pliant.models import sources
 from pliant.models.encoder_head import Task
+from pliant.policies.encoder.dispatch import Algorithm1
 
 ENDPOINTS: dict[Task, type[Reader]] = {"classify": Classifier, "embed": Embedder, "tokens": Tagger}
 
@@ -42,7 +43,7 @@ class EncoderKind(Kind[EncoderConfig]):
         return 2 * MOST_WAITING
 
     def chooser(self, config: EncoderConfig) -> EncoderChooser:
-        return EncoderChooser(config.slo_ms / 1e3)
+        return EncoderChooser(config.slo_ms / 1e3, Algorithm1() if config.dispatch == "arlo" else None)
 
     async def open(self, opening: Opening[EncoderConfig]) -> Reader:
         folder = await opening.fetch(sources.fetch)

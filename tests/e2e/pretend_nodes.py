@@ -29,7 +29,7 @@ from pliant.bench.chaos.nodes import Nodes, processes, replicas_on
 from pliant.config.cluster import Reader
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.app import assemble
-from pliant.deployments.encoder.engine import Runtime
+from pliant.deployments.encoder.computing import Runtime
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.kinds import CONFIGS, KINDS
 
