@@ -8,14 +8,14 @@ from typing import Any
 from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.panels import Bars, Chart, Panel, Readings, Table
 
-_COLUMNS = ("replica", "length", "computed by", "waiting", "p50 ms", "p98 ms", "texts")
+_COLUMNS = ("replica", "home", "computed by", "waiting", "p50 ms", "p98 ms", "texts")
 
 
 def readings(report: Mapping[str, Any]) -> Readings:
     """Of one replica's report."""
-    length = str(report.get("max_length", 0))
+    length = str(_home(report))
     return Readings(
-        {f"holds/{length}": 1.0, "waiting": float(report.get("waiting", 0))},
+        {f"homes/{length}": 1.0, "waiting": float(report.get("waiting", 0))},
         {
             "served": (f"texts/{length}", report.get("served", 0)),
             "tokens": ("tokens", report.get("computed_tokens", 0)),
@@ -25,8 +25,8 @@ def readings(report: Mapping[str, Any]) -> Readings:
 
 def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
     """Of one service."""
-    yield Chart("Texts per second, by the length of the runtime", past.lines("texts/"), stacked=True)
-    yield Chart("Replicas, by the length that they hold", past.lines("holds/"), stacked=True)
+    yield Chart("Texts per second, by the home length of replicas", past.lines("texts/"), stacked=True)
+    yield Chart("Replicas, by home length", past.lines("homes/"), stacked=True)
     yield Chart("Texts that wait in replicas, or run", {"texts": past.line("waiting")})
     yield Chart("Tokens computed per second, padding included", {"tokens": past.line("tokens")})
     plan = view["plan"]
@@ -35,7 +35,7 @@ def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
     rows = [
         (
             name,
-            str(report.get("max_length", "")),
+            str(_home(report)),
             str(report.get("backend", "")),
             report.get("waiting", 0),
             report.get("p50_ms", 0.0),
@@ -45,3 +45,8 @@ def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
         for name, report in sorted(view["replicas"].items())
     ]
     yield Table("Replicas", _COLUMNS, rows)
+
+
+def _home(report: Mapping[str, Any]) -> int:
+    """The length of the texts that a replica is to have first, in tokens; 0 while it changes."""
+    return int(report.get("home", 0) or report.get("max_length", 0))
