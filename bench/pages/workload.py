@@ -20,6 +20,9 @@ THINK_S = 30.0
 READING_S = 0.05
 """What a conversation is taken to wait for each token of an answer before it thinks."""
 
+ACCURACY = 0.8
+"""Of the predicted lengths of single requests: so many are right, the others another request's (Chameleon §5.4)."""
+
 _MANY = 2**40
 """Ids of tokens that occur once; each request has its own."""
 
@@ -30,9 +33,13 @@ def singles(rate: float, seconds: float, lengths: Lengths, seed: int) -> list[Tu
     count = max(1, round(rate * seconds))
     at_s = np.cumsum(rng.exponential(1.0, count)) / rate
     pairs = rng.integers(len(lengths.prompts), size=count)
+    outputs = lengths.outputs[pairs]
+    predicted = np.where(rng.random(count) < ACCURACY, outputs, rng.permutation(outputs))
+    columns = (at_s, lengths.prompts[pairs], outputs, predicted)
+    drawn = zip(*(column.tolist() for column in columns), strict=True)
     return [
-        Turn(float(at), _own(number, int(lengths.prompts[pair])), range(int(lengths.outputs[pair])))
-        for number, (at, pair) in enumerate(zip(at_s, pairs, strict=True))
+        Turn(at, _own(number, prompt), range(output), predicted=guess)
+        for number, (at, prompt, output, guess) in enumerate(drawn)
     ]
 
 
