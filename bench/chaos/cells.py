@@ -97,10 +97,10 @@ async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[s
     if fault == "SIGSTOP":
         with contextlib.suppress(ProcessLookupError):  # Serve has replaced it meanwhile
             os.kill(victim, signal.SIGCONT)
-    if part == "node":
-        await asyncio.to_thread(nodes.add)
     asking.cancel()
     await asyncio.wait([asking])
+    if part == "node":
+        nodes.add()  # Ray wants the main thread for it
     bad = [end for end in clients.ends if end.bad]
     return {
         "sent": len(clients.ends),
