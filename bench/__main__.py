@@ -19,9 +19,13 @@ _BENCHES = {
     "encoder": "pliant.bench.encoder.compare",
     "llm": "pliant.bench.llm.compare",
     "adapters": "pliant.bench.adapters.compare",
+    "pages": "pliant.bench.pages.compare",
     "cascade": "pliant.bench.cascade.compare",
     "vision": "pliant.bench.vision.compare",
     "tenants": "pliant.bench.tenants.compare",
+    "chaos": "pliant.bench.chaos.compare",
+    "overload": "pliant.bench.overload.compare",
+    "soak": "pliant.bench.soak.compare",
 }
 """NAME -> the module whose `run` takes Options and gives a Report."""
 

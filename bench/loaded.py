@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pliant.config.encoder import EncoderConfig
-from pliant.deployments.encoder.engine import Runtime
+from pliant.deployments.encoder.computing import Runtime
 
 
 class Loaded:
@@ -13,6 +13,8 @@ class Loaded:
 
     profile = None
     device = ""
+    resident = False
+    reason = "a baseline"
 
     def __init__(self, config: EncoderConfig, load: Callable[[int], Runtime]) -> None:
         assert config.lengths

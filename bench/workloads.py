@@ -44,6 +44,20 @@ def texts(data: Path | None, rng: random.Random) -> list[str]:
     return found
 
 
+def tweets(data: Path | None, tokenizer: Tokenizer, number: int, rng: random.Random) -> list[str]:
+    """Texts as long as tweets are: those in `data`, or else paragraphs that are cut to such lengths."""
+    if data is not None:
+        return rng.sample(_tweets(data), number)
+    wanted = np.ceil(tweet_lengths() / _STRETCH).astype(int).tolist()
+    paragraphs = [text.text for text in corpus.held_out()]
+    ends = [[end for _, end in encoding.offsets] for encoding in tokenizer.encode_batch(paragraphs)]
+    found = []
+    for length in rng.choices(wanted, k=number):
+        index = rng.choice([index for index, each in enumerate(ends) if len(each) > length + 1])
+        found.append(paragraphs[index][: max(1, ends[index][length])])
+    return found
+
+
 def twitter(
     data: Path | None,
     mean_rate: float,

@@ -25,6 +25,8 @@ from pliant.errors import PliantError
 _STATS_PERIOD_S = 1.0
 _MOST_GATEWAYS = 1024
 _PLANNER_CPUS = 0.1
+_PLANNER_ANSWERS_WITHIN_S = 3.0
+"""Three times in a row, or another one takes its place: that costs no request, and nothing is loaded without one."""
 _METRICS_PERIOD_S = 1.0
 _HEALTH: dict[str, Any] = {
     "health_check_period_s": 1.0,
@@ -77,6 +79,7 @@ def assemble(
         name=PLANNER,
         ray_actor_options={"num_cpus": _PLANNER_CPUS},
         max_ongoing_requests=_MOST_GATEWAYS,
+        health_check_timeout_s=_PLANNER_ANSWERS_WITHIN_S,
         **({"autoscaling_config": _between(ReplicaRange(min=1, max=1))} if scales else {}),
     ).bind(config, known, services)
     return _deployment(
@@ -132,5 +135,5 @@ def _between(replicas: ReplicaRange) -> AutoscalingConfig:
 
 
 def _deployment(target: type, **options: Any) -> serve.Deployment:
-    deployment: serve.Deployment = serve.deployment(target, **_HEALTH, **options)  # type: ignore[assignment]
+    deployment: serve.Deployment = serve.deployment(target, **{**_HEALTH, **options})  # type: ignore[assignment]
     return deployment

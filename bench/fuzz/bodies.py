@@ -101,6 +101,19 @@ _RERANK = {"model": "scores", "query": "a", "documents": ["b", {"text": "c"}], "
 _PAIR = {"inputs": [_tensor(name, "BYTES", [1], ["a"])["inputs"][0] for name in ("text", "text_pair")]}
 _PIXELS = np.zeros((1, 16, 16, 3), int).tolist()
 GENERATE = {"max_tokens": 4, "temperature": 0, "seed": 1, "n": 1, "stop": ["x"], "stream": False, "user": "u"}
+SAMPLE = {
+    "presence_penalty": 1,
+    "frequency_penalty": 1,
+    "repetition_penalty": 1.1,
+    "logit_bias": {"5": 1},
+    "min_p": 0.1,
+    "typical_p": 0.9,
+    "min_tokens": 1,
+    "bad_words": ["a", "b c"],
+    "stop_token_ids": [7],
+}
+_SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+_FORM = {"type": "json_schema", "json_schema": {"name": "f", "schema": _SCHEMA, "strict": True}}
 BODIES: Sequence[tuple[str, Mapping[str, str], Any]] = (
     ("/models/{model}", {"model": "small"}, _CLASSIFY),
     ("/models/{model}", {"model": "large"}, {"inputs": "a"}),
@@ -147,6 +160,12 @@ BODIES: Sequence[tuple[str, Mapping[str, str], Any]] = (
             "max_tokens": 2,
         },
     ),
+    ("/v1/completions", {}, {"model": "chat", "prompt": "a", **GENERATE, **SAMPLE, "guided_choice": ["a", "b"]}),
+    ("/v1/completions", {}, {"model": "chat", "prompt": "a", "structured_outputs": {"regex": "a+"}, "max_tokens": 2}),
+    ("/v1/chat/completions", {}, {"model": "chat", "messages": _TALK, **GENERATE, "response_format": _FORM}),
+    ("/tokenize", {}, {"prompt": "a", "add_special_tokens": False, "return_token_strs": True}),
+    ("/tokenize", {}, {"model": "chat", "messages": _TALK}),
+    ("/detokenize", {}, {"model": "chat", "tokens": [1, 2]}),
     ("/v1/load_lora_adapter", {}, {"lora_name": "x", "lora_path": "x", "load_inplace": True}),
     ("/v1/unload_lora_adapter", {}, {"lora_name": "x"}),
     (
@@ -158,6 +177,7 @@ BODIES: Sequence[tuple[str, Mapping[str, str], Any]] = (
 """A right body of each route, and what fills its path."""
 PAGES = (
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v1/models", "/stats", "/metrics", "/openapi.json"),
+    *("/health", "/ping", "/version"),
     *("/v2/models/{model}", "/v2/models/{model}/ready", "/v2/models/{model}/versions/{version}", "/v1/models/{model}"),
     *("/v2/repository/models/{model}/tasks", "/v2/models/{model}/versions/{version}/ready"),
     "/v2/repository/models/{model}/tasks/{task}/unload",

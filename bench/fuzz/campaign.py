@@ -39,7 +39,9 @@ class Findings:
     slowest: str = ""
     """What did that."""
     peak_mb: float = 0.0
-    """By which memory was above what it was before, at most."""
+    """By which memory was above what it was when a request was sent, at most."""
+    largest: str = ""
+    """What did that."""
 
 
 class Campaign:
@@ -55,7 +57,6 @@ class Campaign:
     def block(self, requests: st.SearchStrategy[Request], count: int, number: int) -> Findings:
         """Send `count` of `requests`; those of another `number` are others."""
         found = Findings()
-        before = _forget_peak()
 
         @seed(number)
         @settings(
@@ -69,13 +70,14 @@ class Campaign:
         def send(request: Request) -> None:
             self._runner.run(self._send(request, found))
 
+        memory_mb()  # as much as can be is given back, so that requests take memory anew
         send()
-        found.peak_mb = _peak_mb() - before
         return found
 
     async def _send(self, request: Request, found: Findings) -> None:
         beating = asyncio.create_task(_longest_pause(stop := asyncio.Event()))
         await asyncio.sleep(0)
+        before_mb = _forget_peak()
         told = f"{request.method} {request.path[:80]} {request.body[:120]!r}... of {len(request.body)} bytes"
         try:
             answer = await self._http.request(
@@ -88,6 +90,8 @@ class Campaign:
         stop.set()
         blocked_s = await beating
         found.requests += 1
+        if (peak_mb := _status_mb("VmHWM") - before_mb) > found.peak_mb:
+            found.peak_mb, found.largest = peak_mb, told
         if blocked_s > found.blocked_s:
             found.blocked_s, found.slowest = blocked_s, told
 
@@ -140,11 +144,10 @@ def memory_mb() -> float:
 
 def _forget_peak() -> float:
     """Have the kernel count the peak anew; the memory that there is."""
-    now = memory_mb()
     Path("/proc/self/clear_refs").write_text("5")
-    return now
+    return _status_mb("VmRSS")
 
 
-def _peak_mb() -> float:
+def _status_mb(key: str) -> float:
     status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
+    return int(status.partition(f"{key}:")[2].split()[0]) / 2**10

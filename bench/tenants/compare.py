@@ -6,22 +6,15 @@ its images that they are worth a million times as much. Beside it the same with 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from rich.progress import track
 
 from pliant.bench.report import Figure, Options, Report, ratio
 from pliant.bench.tenants import encoder, llm, vision
-from pliant.bench.tenants.load import GREEDY_LOAD, MODES, MODEST_LOAD, Found, Mode
+from pliant.bench.tenants.load import GREEDY_LOAD, MODES, MODEST_LOAD, Found, Mode, requests
 
-_KINDS: dict[str, Callable[[Mode, float, int], Found]] = {
-    "encoder": lambda mode, seconds, seed: asyncio.run(encoder.serve(mode, seconds, seed)),
-    "llm": llm.serve,
-    "vision": lambda mode, seconds, seed: asyncio.run(vision.serve(mode, seconds, seed)),
-}
-_SLO_S = {"encoder": encoder.SLO_S, "llm": llm.SLO_S, "vision": vision.SLO_S}
+_KINDS = {"encoder": encoder, "llm": llm, "vision": vision}
 
 
 @dataclass(frozen=True)
@@ -41,9 +34,12 @@ def run(options: Options) -> Report:
     found: dict[tuple[str, Mode], list[Found]] = {}
     todo = [(kind, block, mode) for kind in _KINDS for block in range(plan.blocks) for mode in MODES]
     for kind, block, mode in track(todo, description="two tenants"):
-        found.setdefault((kind, mode), []).append(_KINDS[kind](mode, plan.seconds, plan.seed + block))
+        system = _KINDS[kind]
+        work = requests(mode, system.WORK, plan.seconds, plan.seed + block)
+        found.setdefault((kind, mode), []).append(system.serve(work))
     figures = [figure for kind in _KINDS for figure in _figures(kind, {mode: found[kind, mode] for mode in MODES})]
-    config = {**asdict(plan), "modest_load": MODEST_LOAD, "greedy_load": GREEDY_LOAD, "slo_s": _SLO_S}
+    slo_s = {kind: system.SLO_S for kind, system in _KINDS.items()}
+    config = {**asdict(plan), "modest_load": MODEST_LOAD, "greedy_load": GREEDY_LOAD, "slo_s": slo_s}
     return Report(figures, config, {})
 
 

@@ -8,10 +8,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import numpy as np
 
-from pliant.bench.tenants.load import FOR_EVER_S, Asked, Found, Mode, requests
+from pliant.bench.tenants.load import FOR_EVER_S, Asked, Found, Work
 from pliant.config.tenants import OPEN
 from pliant.deployments.encoder.chooser import EncoderChooser
-from pliant.deployments.encoder.engine import Engine, Runtime
+from pliant.deployments.encoder.computing import Runtime
+from pliant.deployments.encoder.engine import Engine
 from pliant.deployments.encoder.errand import TextErrand, TextWant
 from pliant.deployments.encoder.messages import Answer, Query, Report
 from pliant.deployments.serving.call import Caller
@@ -34,6 +35,9 @@ def _seconds(tokens: int) -> float:
     return 0.02 + 0.0003 * tokens
 
 
+WORK = Work(_seconds(_MODEST), _seconds(_GREEDY), _REPLICAS)
+
+
 class _Sleeper:
     max_length = _GREEDY
     dynamic = True
@@ -48,6 +52,8 @@ class _Sleepers:
     lengths = (_GREEDY,)
     profile = None
     device = "none"
+    resident = False
+    reason = "it only sleeps"
 
     def load(self, max_length: int) -> Runtime:
         return _Sleeper()
@@ -82,8 +88,13 @@ class _Nowhere:
     def retried(self, why: Retry) -> None: ...
 
 
-async def serve(mode: Mode, seconds: float, seed: int) -> Found:
-    """What became of `seconds` of requests."""
+def serve(work: Sequence[Asked]) -> Found:
+    """What became of it."""
+    return asyncio.run(served(work))
+
+
+async def served(work: Sequence[Asked]) -> Found:
+    """The same, in the running event loop."""
     replicas = {f"replica {number}": _Replica() for number in range(_REPLICAS)}
     for replica in replicas.values():
         await replica.engine.hold(_GREEDY)
@@ -112,7 +123,6 @@ async def serve(mode: Mode, seconds: float, seed: int) -> Found:
             return
         found.answered(asked.modest, time.monotonic() - began, SLO_S)
 
-    work = requests(mode, _seconds(_MODEST), _seconds(_GREEDY), _REPLICAS, seconds, seed)
     reporting = asyncio.create_task(reports())
     started = time.monotonic()
     clients = []

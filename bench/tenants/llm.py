@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pliant.bench.tenants.load import Asked, Found, Mode, requests
+from pliant.bench.tenants.load import Asked, Found, Work
 from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.kernels.decoder.decode_step import Output, Step
@@ -71,8 +71,8 @@ class _Done:
         return self._output
 
 
-def serve(mode: Mode, seconds: float, seed: int) -> Found:
-    """What became of `seconds` of requests."""
+def serve(work: Sequence[Asked]) -> Found:
+    """What became of it."""
     executor = _Clocked()
     engine = Engine(
         executor,
@@ -86,10 +86,10 @@ def serve(mode: Mode, seconds: float, seed: int) -> Found:
     engine.rehearse()
     began = executor.now
     found = Found()
-    coming = deque(requests(mode, _work_s(_MODEST), _work_s(_GREEDY), 1.0, seconds, seed))
+    coming = deque(work)
     sent: dict[str, Asked] = {}
     firsts: dict[str, float] = {}
-    ends = began + seconds + 2 * SLO_S
+    ends = began + work[-1].at_s + 2 * SLO_S
     while (coming or engine.busy) and executor.now < ends:
         if not engine.busy:
             executor.now = max(executor.now, began + coming[0].at_s)
@@ -123,6 +123,9 @@ def _work_s(tokens: tuple[int, int]) -> float:
     """Of a request, where all slots are taken."""
     prompt, answer = tokens
     return prompt * _PROMPT_S + answer * (_STEP_S / _SLOTS + _ROW_S)
+
+
+WORK = Work(_work_s(_MODEST), _work_s(_GREEDY), 1.0)
 
 
 def _tokenizer() -> Tokenizer:

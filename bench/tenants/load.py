@@ -29,6 +29,17 @@ class Asked(NamedTuple):
     tenant: Tenant
 
 
+class Work(NamedTuple):
+    """What requests take of a system."""
+
+    modest_s: float
+    """Seconds of work of a request of the modest one."""
+    greedy_s: float
+    """And of the other."""
+    capacity: float
+    """Seconds of work that are done in a second."""
+
+
 @dataclass
 class Found:
     """What became of the requests of the modest one, and what else was done."""
@@ -52,22 +63,33 @@ class Found:
         else:
             self.greedy += 1
 
+    def per_s(self, seconds: float) -> float:
+        """Answers in time a second."""
+        return self.in_time / seconds
+
     def p98_ms(self) -> float:
         """Of the modest one's answers."""
         return float(np.quantile(self.latencies, 0.98) * 1e3) if self.latencies else float("nan")
 
 
-def requests(mode: Mode, modest_s: float, greedy_s: float, capacity: float, seconds: float, seed: int) -> list[Asked]:
-    """Poisson arrivals for `seconds`. A request of each takes so many seconds of work, of which `capacity` a second is
-    there."""
+def steady(load: float, work: Work, seconds: float, seed: int) -> list[Asked]:
+    """Poisson arrivals of modest requests for `seconds`, of which there are `load` times what can be done."""
+    rng = np.random.default_rng(seed)
+    return [Asked(at, True, Tenant("all")) for at in _poisson(rng, load * work.capacity / work.modest_s, seconds)]
+
+
+def requests(mode: Mode, work: Work, seconds: float, seed: int) -> list[Asked]:
+    """Poisson arrivals for `seconds`."""
     rng = np.random.default_rng(seed)
     found = [
         Asked(at, True, Tenant("modest" if mode != "as_one" else "all"))
-        for at in _poisson(rng, MODEST_LOAD * capacity / modest_s, seconds)
+        for at in _poisson(rng, MODEST_LOAD * work.capacity / work.modest_s, seconds)
     ]
     if mode != "alone":
         greedy = Tenant("greedy" if mode == "shared" else "all")
-        found += [Asked(at, False, greedy) for at in _poisson(rng, GREEDY_LOAD * capacity / greedy_s, seconds)]
+        found += [
+            Asked(at, False, greedy) for at in _poisson(rng, GREEDY_LOAD * work.capacity / work.greedy_s, seconds)
+        ]
     return sorted(found)
 
 

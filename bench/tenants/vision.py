@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pliant.bench.tenants.load import FOR_EVER_S, Asked, Found, Mode, requests
+from pliant.bench.tenants.load import FOR_EVER_S, Asked, Found, Work
 from pliant.deployments.vision.engine import Engine, Waiting
 from pliant.deployments.vision.messages import Answer, Query
 from pliant.deployments.vision.tasks import Tasks
@@ -30,6 +30,9 @@ def _seconds(gamma: int, rows: int) -> float:
     return (0.01 + 0.006 * rows) * (1 + gamma / 16)
 
 
+WORK = Work(_seconds(0, _ROWS) / _ROWS, _seconds(0, _ROWS) / _ROWS, 1.0)
+
+
 class _Device:
     backend = "asleep"
 
@@ -47,8 +50,13 @@ class _Loader:
     async def unload(self, task: TaskRef) -> None: ...
 
 
-async def serve(mode: Mode, seconds: float, seed: int) -> Found:
-    """What became of `seconds` of requests."""
+def serve(work: Sequence[Asked]) -> Found:
+    """What became of it."""
+    return asyncio.run(served(work))
+
+
+async def served(work: Sequence[Asked]) -> Found:
+    """The same, in the running event loop."""
     tasks = Tasks(_Loader())
     profile = TokenProfile(_ACCURACY, _seconds, tasks.accuracy, _ROWS)
     policy: ExactPolicy[Waiting] = ExactPolicy(profile, TimePrice(profile))
@@ -63,10 +71,9 @@ async def serve(mode: Mode, seconds: float, seed: int) -> Found:
         if isinstance(reply, Answer):
             found.answered(asked.modest, time.monotonic() - began, SLO_S)
 
-    image_s = _seconds(0, _ROWS) / _ROWS
     started = time.monotonic()
     clients = []
-    for asked in requests(mode, image_s, image_s, 1.0, seconds, seed):
+    for asked in work:
         if (wait_s := started + asked.at_s - time.monotonic()) > 0:
             await asyncio.sleep(wait_s)
         clients.append(asyncio.create_task(ask(asked)))

@@ -10,13 +10,16 @@ from prometheus_client.core import Metric
 
 from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import ServingConfig
+from pliant.deployments.cascade import panels
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.follower import CascadeFollower
 from pliant.deployments.cascade.metrics import CascadeMetrics
 from pliant.deployments.cascade.planner import CascadePart
 from pliant.deployments.cascade.status import cascade_metrics
 from pliant.deployments.serving.catalog.follower import CatalogFollower
+from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
+from pliant.deployments.serving.panels import Panel
 from pliant.deployments.serving.services import Answers, Service
 
 
@@ -40,6 +43,9 @@ class CascadeKind(Kind[CascadeConfig]):
 
     def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
         return cast(CascadeClassifier, service.endpoint).facts() if service.endpoint else {}
+
+    def panels(self, view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
+        return panels.panels(view)
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         return cascade_metrics(services)

@@ -51,10 +51,10 @@ async def local_classifiers(
 
 
 async def _engines(runtimes: CompiledLater) -> dict[str, Engine]:
-    """One for each length, compiled where that can be done."""
+    """One for each length, or one that takes all, compiled where that can be done."""
     engines = {}
     await asyncio.to_thread(runtimes.settle_lengths)
-    for length in runtimes.lengths:
+    for length in runtimes.lengths[-1:] if runtimes.resident else runtimes.lengths:
         with suppress(CannotCompileError):
             await asyncio.to_thread(runtimes.compile, length, lambda: 0.0)
         engines[str(length)] = Engine(runtimes)

@@ -8,10 +8,10 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from pliant.deployments.encoder.errand import TextWant
-from pliant.deployments.encoder.messages import Report
+from pliant.deployments.encoder.messages import Report, home
 from pliant.deployments.serving.table import Choice, NoReplicaError, NoTimeError
 from pliant.policies.encoder.admission import DeadlineError
-from pliant.policies.encoder.dispatch import AllAvoidedError, Dispatcher, NoRuntimeError, shares
+from pliant.policies.encoder.dispatch import Algorithm1, AllAvoidedError, Dispatcher, NoRuntimeError, shares
 from pliant.policies.encoder.service_curve import ServiceCurve
 
 _IMPORTANCE = 3.0
@@ -35,14 +35,15 @@ class EncoderChooser:
     text that would be late if it came last is sent all the same, and the replica refuses it if it will be late.
     """
 
-    def __init__(self, slo_s: float) -> None:
-        self._dispatcher: Dispatcher[str] = Dispatcher(slo_s)
+    def __init__(self, slo_s: float, rule: Algorithm1 | None = None) -> None:
+        """By the paper's rule, if one is given."""
+        self._dispatcher: Dispatcher[str] = Dispatcher(slo_s, rule)
         self._tenants: dict[str, frozenset[str]] = {}
         """By replica: those with work waiting there, as it reports."""
         self._sent: Counter[str] = Counter()
         """By tenant: texts that this gateway has sent, and that are not answered."""
-        self._held: dict[str, int] = {}
-        """By replica: the max_length that it last held."""
+        self._homes: dict[str, int] = {}
+        """By replica: the length at which it was last at home."""
         self._me = ""
         self._gateways: frozenset[str] = frozenset()
 
@@ -53,9 +54,10 @@ class EncoderChooser:
     def update(self, replica: str, report: Report, others: float) -> None:
         """One that switches holds nothing, and is not chosen."""
         if report["curve"]:
-            self._dispatcher.assign(replica, report["max_length"], ServiceCurve(report["curve"]))
-            if self._held.get(replica) != report["max_length"]:
-                self._held[replica] = report["max_length"]
+            at, curve = home(report), ServiceCurve(report["curve"], tuple(report.get("shares", ())))
+            self._dispatcher.assign(replica, report["max_length"], curve, at)
+            if self._homes.get(replica) != at:
+                self._homes[replica] = at
                 self._divide()
         else:
             self._dispatcher.suspend(replica)
@@ -68,7 +70,7 @@ class EncoderChooser:
     def remove(self, replica: str) -> None:
         self._dispatcher.remove(replica)
         self._tenants.pop(replica, None)
-        if self._held.pop(replica, None):
+        if self._homes.pop(replica, None):
             self._divide()
 
     def share(self, me: str, gateways: Collection[str]) -> None:
@@ -109,4 +111,4 @@ class EncoderChooser:
 
     def _divide(self) -> None:
         several = len(self._gateways) > 1
-        self._dispatcher.prefer(shares(self._held, self._gateways)[self._me] if several else None)
+        self._dispatcher.prefer(shares(self._homes, self._gateways)[self._me] if several else None)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from prometheus_client.core import Metric
 
 from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder import panels
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.embedder import Embedder
 from pliant.deployments.encoder.endpoint import Classifier
@@ -17,10 +18,13 @@ from pliant.deployments.encoder.metrics import TextMetrics
 from pliant.deployments.encoder.planner import EncoderPart
 from pliant.deployments.encoder.reading import Reader
 from pliant.deployments.encoder.tagger import Tagger
+from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Kind, Opening, Planning
+from pliant.deployments.serving.panels import Panel, Readings
 from pliant.deployments.serving.services import Answers
 from pliant.models import sources
 from pliant.models.encoder_head import Task
+from pliant.policies.encoder.dispatch import Algorithm1
 
 ENDPOINTS: dict[Task, type[Reader]] = {"classify": Classifier, "embed": Embedder, "tokens": Tagger}
 
@@ -39,7 +43,7 @@ class EncoderKind(Kind[EncoderConfig]):
         return 2 * MOST_WAITING
 
     def chooser(self, config: EncoderConfig) -> EncoderChooser:
-        return EncoderChooser(config.slo_ms / 1e3)
+        return EncoderChooser(config.slo_ms / 1e3, Algorithm1() if config.dispatch == "arlo" else None)
 
     async def open(self, opening: Opening[EncoderConfig]) -> Reader:
         folder = await opening.fetch(sources.fetch)
@@ -53,6 +57,12 @@ class EncoderKind(Kind[EncoderConfig]):
 
     def part(self, planning: Planning) -> EncoderPart:
         return EncoderPart(planning)
+
+    def readings(self, report: Mapping[str, Any]) -> Readings:
+        return panels.readings(report)
+
+    def panels(self, view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
+        return panels.panels(view, past)
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         return encoder_metrics(services)

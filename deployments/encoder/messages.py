@@ -18,7 +18,7 @@ MOST_WAITING = 1024
 
 @message
 class Assignment(NamedTuple):
-    """What one replica, and no other, is told: to hold the runtime of `max_length`."""
+    """What one replica, and no other, is told: to be at home at `max_length`, and to hold the runtime of that."""
 
     replica: str
     max_length: int
@@ -78,12 +78,21 @@ class Report(parcels.Report):
 
     max_length: int
     """0 while it switches."""
+    home: int
+    """The length of the texts that it is to have first: max_length, or any if its runtime takes all; 0 while it
+    switches."""
     service_s: float
     """Seconds that a text of max_length takes."""
     curve: tuple[tuple[int, float, float], ...]
     """Points of the `ServiceCurve` of what it holds; none while it switches."""
+    shares: tuple[float, ...]
+    """Of the same, if it computes texts together."""
     backend: str
     device: str
+    resident: bool
+    """Whether its runtime takes all lengths, so that to be at home elsewhere takes no time."""
+    reason: str
+    """Why it computes on a runtime of this kind, for people."""
     compiling: list[int]
     """Lengths that are not compiled yet: what it computes on may change."""
     uncompiled: dict[int, str]
@@ -93,8 +102,15 @@ class Report(parcels.Report):
     waiting: int
     tenants: dict[str, float]
     """Seconds of work that wait, by tenant."""
+    passes: int
+    """Computations: with batches, fewer than it served."""
     computed_tokens: int
     """Of the texts that it has answered, padding included."""
     p50_ms: float
     p98_ms: float
     """Of the recent requests, in this replica: queue and computation."""
+
+
+def home(report: Report) -> int:
+    """That a replica reports, of whichever version it is."""
+    return report.get("home", report["max_length"])

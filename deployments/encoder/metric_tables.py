@@ -31,10 +31,15 @@ _GAUGES = {
         "The input length that the replica holds; 0 while it switches.",
         1,
     ),
+    "home": ("pliant_home_tokens", "The length of the texts that the replica is to have first.", 1),
     "waiting": ("pliant_requests_waiting", "Requests queued or running in the replica.", 1),
     "service_s": ("pliant_service_time_seconds", "What one request takes on this runtime.", 1),
     "p50_ms": ("pliant_replica_latency_p50_seconds", "Median latency of recent requests within the replica.", 1e-3),
     "p98_ms": ("pliant_replica_latency_p98_seconds", "98th percentile of the same.", 1e-3),
+}
+_COUNTERS = {
+    "served": ("pliant_requests_served", "Requests that the replica has answered."),
+    "passes": ("pliant_passes", "Computations of the replica, each of one text or a batch."),
 }
 
 
@@ -51,10 +56,11 @@ def encoder_metrics(services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metri
             if key in report:  # a replica of another version may not have it
                 gauge.add_metric(labels, report[key] * unit)
         yield gauge
-    served = CounterMetricFamily("pliant_requests_served", "Requests that the replica has answered.", labels=_LABELS)
-    for labels, report in replicas:
-        served.add_metric(labels, report.get("served", 0))
-    yield served
+    for key, (name, description) in _COUNTERS.items():
+        counter = CounterMetricFamily(name, description, labels=_LABELS)
+        for labels, report in replicas:
+            counter.add_metric(labels, report.get(key, 0))
+        yield counter
     yield from _planned({service: view["plan"] for service, view in services.items() if view["plan"]})
 
 

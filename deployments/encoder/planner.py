@@ -53,14 +53,18 @@ class EncoderPart(Part):
 
     async def _conduct(self, name: str, config: EncoderConfig) -> None:
         handle, table = self._planning.handles[name], self._planning.tables[name]
-        scheduler = None
+        scheduler, resident = None, None
         while True:
             try:
-                if scheduler is not None:
+                if scheduler is None or _resident(table) not in (None, resident):
+                    resident = _resident(table)
+                    if lengths := await _lengths(name, config, table, handle):
+                        scheduler = RuntimeScheduler(
+                            name, config, lengths, table, _Calls(handle), self._planning.changed
+                        )
+                        self._schedulers[name] = scheduler
+                else:
                     await scheduler.step()
-                elif lengths := await _lengths(name, config, table, handle):
-                    scheduler = RuntimeScheduler(name, config, lengths, table, _Calls(handle), self._planning.changed)
-                    self._schedulers[name] = scheduler
                 await asyncio.sleep(_STEP_S if scheduler else _RETRY_S)
             except Exception:
                 logger.exception("%s: planning failed; trying again", name)
@@ -70,12 +74,15 @@ class EncoderPart(Part):
 async def _lengths(
     service: str, config: EncoderConfig, table: ReplicaTable[Any, Report], handle: Any
 ) -> Lengths | None:
-    """What the service's replicas may hold; for `lengths: auto` it follows from what most replicas have profiled.
+    """Where the service's replicas may be at home; for `lengths: auto` it follows from what most of them have profiled,
+    unless they take all lengths.
 
     None while no replica can say.
     """
-    if config.lengths:
-        return Lengths(config.lengths, None)
+    resident = bool(_resident(table))
+    if config.lengths or resident:
+        longest = max((report["max_length"] for report in table.reports().values()), default=0)
+        return Lengths(config.lengths, None, resident=resident, longest=longest)
     answers = await asyncio.gather(*(_profile(replica, handle) for replica in table.reports()), return_exceptions=True)
     profiles = sorted((answer for answer in answers if isinstance(answer, Profile)), key=lambda profile: profile.device)
     if not profiles:
@@ -85,6 +92,12 @@ async def _lengths(
     if len(devices) > 1:
         logger.warning("%s: replicas run on %s; lengths are chosen for %s", service, ", ".join(devices), device)
     return Lengths(None, next(profile for profile in profiles if profile.device == device))
+
+
+def _resident(table: ReplicaTable[Any, Report]) -> bool | None:
+    """Whether replicas take all lengths, all of them; None while none says so."""
+    reports = table.reports().values()
+    return all(report.get("resident", False) for report in reports) if reports else None
 
 
 async def _profile(replica: str, handle: Any) -> Profile | None:

@@ -1,4 +1,4 @@
-"""Keeps one service's replicas on the lengths that arrive: gather demand, plan, move replicas to the plan (Arlo §4).
+"""Keeps one service's replicas at home where texts arrive: gather demand, plan, move replicas to the plan (Arlo §4).
 
 Plain asyncio, without Ray. Nothing here is needed to answer requests, and nothing is remembered that the replicas do
 not report: a scheduler that starts anew goes on from what they hold.
@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, Protocol
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.lengths import Lengths
-from pliant.deployments.encoder.messages import Assignment, Report
+from pliant.deployments.encoder.messages import Assignment, Report, home
 from pliant.deployments.serving.messages import Guidance, News
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.policies.cluster.autoscaling import TargetTracking
-from pliant.policies.encoder.planning import Planner, Reason, solve
+from pliant.policies.encoder.planning import Planner, Reason, Residency, solve
 from pliant.policies.encoder.replacement import batches
+from pliant.policies.encoder.service_curve import ServiceCurve
 from pliant.policies.encoder.service_times import LengthTimes, service_times
 
 logger = logging.getLogger("pliant")
@@ -89,7 +90,8 @@ class RuntimeScheduler:
         self._changed = changed
         self._clock = clock
         self._slo_s = config.slo_ms / 1e3
-        self._planner = Planner(lengths.longest, self._slo_s, config.period_s, config.demand_quantile)
+        residency = Residency(dict.fromkeys(lengths.current, 0.0), 0.0) if lengths.resident else None
+        self._planner = Planner(lengths.longest, self._slo_s, config.period_s, config.demand_quantile, residency)
         self._tracking = TargetTracking(config.replicas.min, config.replicas.max)
         self._started = clock()
         self._seconds: defaultdict[str, LengthTimes] = defaultdict(LengthTimes)
@@ -114,7 +116,8 @@ class RuntimeScheduler:
         now = self._clock()
         self._moved = {replica: moved for replica, moved in self._moved.items() if now - moved[0] < _NEWS_FOR_S}
         reports = {replica: report for replica, (_, report) in self._moved.items()}
-        return Guidance(moving=frozenset(self._moving), reports=reports, plan=self._facts())
+        moving = frozenset() if self._lengths.resident else frozenset(self._moving)
+        return Guidance(moving=moving, reports=reports, plan=self._facts())
 
     def wanted(self) -> int | None:
         """How many replicas the service should have now; None while that cannot be said."""
@@ -157,8 +160,11 @@ class RuntimeScheduler:
     def _learn_service_times(self, reports: Mapping[str, Report]) -> None:
         held: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for report in reports.values():
-            if report["max_length"]:
-                held[report["device"]][report["max_length"]].append(report["service_s"])
+            if report["curve"]:
+                curve = ServiceCurve(report["curve"])
+                lengths = self._lengths.current if self._lengths.resident else (report["max_length"],)
+                for length in lengths:
+                    held[report["device"]][length].append(curve.seconds(length))
         for device, seconds in held.items():
             self._seconds[device].learn({length: median(each) for length, each in seconds.items()})
 
@@ -226,7 +232,7 @@ class RuntimeScheduler:
         self, reports: Mapping[str, Report], counts: Mapping[int, int], barred: Mapping[str, Collection[int]]
     ) -> None:
         """The first batch of what still differs from `counts`: stop routing, drain and load, publish."""
-        holds = {replica: report["max_length"] for replica, report in reports.items()}
+        holds = {replica: home(report) for replica, report in reports.items()}
         busy = {replica: report["waiting"] for replica, report in reports.items()}
         for batch in batches(holds, counts, busy, barred)[:1]:
             now = self._clock()
@@ -291,7 +297,7 @@ def _usable(
     """The lengths that plans may use: those that some replica holds, or that few enough failed to load lately."""
     number, share = _ENOUGH_FAILURES
     enough = min(max(number, math.ceil(share * len(reports))), len(reports))
-    held = {report["max_length"] for report in reports.values()}
+    held = {home(report) for report in reports.values()}
     return tuple(
         length
         for length in sorted(lengths)

@@ -8,61 +8,79 @@ from types import ModuleType
 from typing import Any
 
 from pliant.config.encoder import EncoderConfig
-from pliant.deployments.encoder.engine import Runtime
-from pliant.deployments.encoder.lengths import Lengths
-from pliant.errors import ModelError
-from pliant.formats.profile import Profile
+from pliant.deployments.encoder.computing import Runtime
+from pliant.deployments.encoder.lengths import Lengths, measured_kind
+from pliant.errors import CannotCompileError, ModelError
+from pliant.formats.profile import Profile, RuntimeKind
 from pliant.models import sources
 
 logger = logging.getLogger("pliant")
 
 
 class ModelRuntimes:
-    """Runtimes of one service's model, each compiled once per machine; until then the uncompiled model.
+    """Runtimes of one service's model, each made once per machine; until then the uncompiled model.
 
-    With `lengths: auto` there is the longest alone until the device is profiled. A model that cannot tell which words
-    are important, and should, answers without.
+    Until the device is profiled, where that decides, they are taken to be packed, if the model can be. A model that
+    cannot tell which words are important, and should, answers without.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
         self.profile: Profile | None = None
-        """From which the lengths follow, if they do, once it is measured."""
+        """From which it follows what there is, once it is measured."""
+        self.reason = ""
+        """Why it is that; empty until it is measured."""
         self._config = config
         self._folder = sources.fetch(config.model)
         self.device = device(config)
+        self._longest = config.lengths[-1] if config.lengths else sources.describe(self._folder).max_length
         self._importance = config.importance
-        self._dynamic = False
+        self._one = config.residency == "one"
         self._held: set[int] = set()
+        self._settle(None)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The max_lengths to start with, in rising order."""
-        if self._config.lengths or self.profile:
-            return Lengths(self._config.lengths, self.profile).current
-        return (self._config.longest(sources.describe(self._folder).max_length),)
+        """The lengths to be at home at, to start with, in rising order."""
+        if not (self._config.lengths or self.profile or self.resident):
+            return (self._longest,)
+        lengths = Lengths(self._config.lengths, self.profile, resident=self.resident, longest=self._longest)
+        return lengths.current
+
+    @property
+    def resident(self) -> bool:
+        """Whether one runtime takes all lengths."""
+        return self._kind == "packed" or (self._kind == "dynamic" and not self._one)
 
     def missing(self) -> set[int]:
-        """Of `lengths`, and of what was loaded, those that are not compiled yet; the longest until all are known."""
-        if not self._config.lengths and not self.profile:
-            return set(self.lengths)
+        """Of `lengths`, and of what was loaded, those that are not compiled yet; the longest where one takes all."""
+        if self._kind == "packed":
+            return set() if _timed().is_prepared(max_length=self._longest, **self._model) else {self._longest}
         kernel = _kernel(self._importance)
-        return {
-            length for length in {*self.lengths, *self._held} if not kernel.is_prepared(max_length=length, **self._what)
-        }
+        wanted = {self._longest} if self._kind == "dynamic" else {*self.lengths, *self._held}
+        return {length for length in wanted if not kernel.is_prepared(max_length=length, **self._what)}
 
     def settle_lengths(self) -> None:
-        """Profile the device if the lengths follow from that, unless a process on this machine has done so."""
-        if not self._config.lengths:
-            self.profile = profile(self._config)
-            self._dynamic = Lengths(None, self.profile).dynamic
-            self._held.clear()
+        """Profile the device if what there is follows from that, unless a process on this machine has done so."""
+        if not (self._one and self._config.lengths):
+            self._settle(profile(self._config))
 
     def compile(self, max_length: int, urgency: Callable[[], float]) -> None:
         """Make `load(max_length)` give a compiled runtime, at low priority. Raises CannotCompileError, ModelError."""
-        _kernel(self._importance).prepare(max_length=max_length, urgency=urgency, **self._what)
+        if self._kind == "packed":
+            _timed().prepare(max_length=self._longest, **self._model)
+        else:
+            _kernel(self._importance).prepare(max_length=max_length, urgency=urgency, **self._what)
 
     def load(self, max_length: int) -> Runtime:
         """The compiled runtime if it is there, or else the uncompiled model. Raises ModelError."""
+        if self._kind == "packed" and not self.missing():
+            try:
+                packed: Runtime = _timed().load(max_length=self._longest, **self._model)
+                return packed
+            except CannotCompileError as reason:  # what was there when the table was measured has gone
+                logger.warning(str(reason))
+        if self._kind != "static":
+            max_length = self._longest
         self._held.add(max_length)
         try:
             return self._load(max_length, self._importance)
@@ -79,16 +97,35 @@ class ModelRuntimes:
         )
         return plain
 
+    def _settle(self, found: Profile | None) -> None:
+        self.profile = found
+        self._held.clear()
+        self._kind, self.reason = measured_kind(self._config, found) or (self._presumed(), "")
+        if found:
+            logger.info("%s: its runtime is %s", self._config.model, self.reason)
+
+    def _presumed(self) -> RuntimeKind:
+        """What there is until it is measured."""
+        if self._one:
+            return "dynamic"
+        from pliant.kernels.encoder import packed_runtime
+
+        config = self._config
+        return "packed" if packed_runtime.suits(self._folder, device=config.device, dtype=config.dtype) else "dynamic"
+
     @property
-    def _what(self) -> dict[str, Any]:
+    def _model(self) -> dict[str, Any]:
         config = self._config
         return {
             "folder": self._folder,
             "device": config.device,
             "dtype": config.dtype,
             "threads": config.threads,
-            "dynamic": self._dynamic,
         }
+
+    @property
+    def _what(self) -> dict[str, Any]:
+        return {**self._model, "dynamic": self._kind != "static"}
 
     def _load(self, max_length: int, importance: bool) -> Runtime:
         runtime: Runtime = _kernel(importance).load(max_length=max_length, compiling=False, **self._what)
@@ -100,6 +137,12 @@ def _kernel(importance: bool) -> ModuleType:
     from pliant.kernels.encoder import compiled_classifier, importance_classifier
 
     return importance_classifier if importance else compiled_classifier
+
+
+def _timed() -> ModuleType:
+    from pliant.kernels.encoder import timed_runtime
+
+    return timed_runtime
 
 
 def device(config: EncoderConfig) -> str:

@@ -21,7 +21,7 @@ logger = logging.getLogger("pliant")
 
 @runtime_checkable
 class CompiledLater(Runtimes, Protocol):
-    """Runtimes that are compiled while others serve. All methods but `missing` block; they run in a thread."""
+    """Runtimes that are compiled while others serve. `settle_lengths` and `compile` block; they run in a thread."""
 
     def missing(self) -> set[int]:
         """Of `lengths`, those that are to be compiled and are not yet."""
@@ -53,7 +53,9 @@ class Upgrades:
         self._more.set()
 
     async def run(self) -> None:
-        """Compile what is missing, for ever."""
+        """Compile what is missing, for ever: first what there is to be until it is measured, which takes longer."""
+        await self._compile_all()
+        self._engine.compiling |= set(self._runtimes.lengths)
         try:
             await self._in_thread(self._runtimes.settle_lengths)
         except Exception:
@@ -62,14 +64,17 @@ class Upgrades:
         self.look()
         while True:
             self._more.clear()
-            while self._engine.compiling:
-                await self._compile(max(self._engine.compiling, key=self._use))
+            await self._compile_all()
             await self._more.wait()
+
+    async def _compile_all(self) -> None:
+        while self._engine.compiling:
+            await self._compile(max(self._engine.compiling, key=self._use))
 
     async def _compile(self, length: int) -> None:
         try:
             await self._in_thread(lambda: self._runtimes.compile(length, lambda: -self._use(length)))
-            if (held := self._engine.held) and held.max_length == length:
+            if self._runtimes.resident or self._engine.home == length:
                 await self._engine.renew()
         except CannotCompileError as reason:
             self._stays_uncompiled(length, str(reason))
@@ -86,8 +91,7 @@ class Upgrades:
 
     def _use(self, length: int) -> int:
         """How many answers the length gave here; what is held comes before others that gave as many."""
-        held = self._engine.held
-        return 2 * self._engine.uses[length] + bool(held and held.max_length == length)
+        return 2 * self._engine.uses[length] + (self._engine.home == length)
 
     async def _in_thread(self, function: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, function)

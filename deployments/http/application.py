@@ -13,10 +13,12 @@ from starlette.exceptions import HTTPException
 from pliant import __version__
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http import embeddings, hugging_face, open_inference, reranking
+from pliant.deployments.http.console.console import Console, router
 from pliant.deployments.http.openapi import document
 from pliant.deployments.http.places import PROBES, Places, Refused
 from pliant.deployments.http.statuses import error_response
 from pliant.deployments.http.tenancy import Tenancy
+from pliant.deployments.serving.history import History
 from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.services import Services
@@ -34,8 +36,10 @@ def application(
     routers: Sequence[APIRouter] = (),
     tenants: Tenants | None = None,
     refused: Refused = lambda _service, _outcome: None,
+    history: History | None = None,
 ) -> FastAPI:
-    """The gateway's routes: those of protocols that several kinds speak, and `routers` of single kinds.
+    """The gateway's routes: those of protocols that several kinds speak, and `routers` of single kinds; and a console
+    that shows `history`.
 
     With `tenants`, every path but the health probes works for one of them, or asks for `Authorization: Bearer KEY`.
     `refused` counts requests for which the gateway has no place.
@@ -43,11 +47,14 @@ def application(
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
     app.openapi = document(app, PROBES if tenants and tenants.ask_for_keys else None)  # type: ignore[method-assign]
     max_body = round(config.max_body_mb * 2**20)
-    for router in routers:
-        app.include_router(router)
+    for each in routers:
+        app.include_router(each)
     app.include_router(open_inference.router(services, max_body, config.max_texts))
     for protocol in (hugging_face, embeddings, reranking):
         app.include_router(protocol.router(services, max_body, config.max_texts))
+
+    if history:
+        app.include_router(router(Console(stats, history)))
 
     @app.get("/stats", tags=["Status"])
     async def stats_page() -> dict[str, Any]:

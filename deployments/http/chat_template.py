@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, islice
 from typing import Any, NamedTuple, NoReturn
@@ -56,35 +56,55 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template is no jinja2 template: {error}; mend or remove it") from None
         self._special_tokens = dict(special_tokens)
 
-    def parts(self, messages: Sequence[Mapping[str, str]]) -> list[Part]:
-        """What `render` makes of `messages`, to be tokenized part by part: one part, if none has a special token.
+    def parts(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[Part]:
+        """What `render` makes of these, to be tokenized part by part: one part, if none has a special token.
 
-        Special tokens in messages are marked before the template is rendered, by what nobody can foresee.
+        Special tokens in what clients send are marked before the template is rendered, by what nobody can foresee.
         """
         control = self._control
-        texts = [text for message in messages for text in message.values()]
-        if control is None or not any(map(control.search, texts)):
-            return [Part(self.render(messages), as_text=False)]
-        found = chain.from_iterable(map(control.finditer, texts))
+        sent = list(texts([messages, tools, options]))
+        if control is None or not any(map(control.search, sent)):
+            return [Part(self.render(messages, tools, options), as_text=False)]
+        found = chain.from_iterable(map(control.finditer, sent))
         if next(islice(found, _MOST_MARKED, None), None):
             reason = f"messages: have more than {_MOST_MARKED} texts of special tokens"
             raise RequestError(Outcome.REJECTED, reason, param="messages")
         nonce = secrets.token_hex(8)
         begin, end = f"\ue000{nonce}", f"\ue001{nonce}"
-        marked = [
-            {key: control.sub(rf"{begin}\g<0>{end}", text) if key != "role" else text for key, text in message.items()}
-            for message in messages
-        ]
-        return list(_split(self.render(marked), begin, end, control))
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text of `messages` up to where the assistant's answer begins.
+        def mark(text: str) -> str:
+            return control.sub(rf"{begin}\g<0>{end}", text)
+
+        marked = [{**_changed(message, mark), "role": message["role"]} for message in messages]
+        rendered = self.render(marked, _changed(tools, mark), _changed(options, mark))
+        return list(_split(rendered, begin, end, control))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of `messages` up to where the assistant's answer begins; it may call `tools`. What templates know
+        beside these is in `options`.
 
         Raises RequestError with the template's own reason when the conversation does not suit it.
         """
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=True, tools=None, documents=None, **self._special_tokens
+                {
+                    **self._special_tokens,
+                    **(options or {}),
+                    "messages": messages,
+                    "tools": tools,
+                    "documents": None,
+                    "add_generation_prompt": True,
+                }
             )
         except TemplateError as error:
             raise RequestError(
@@ -93,6 +113,30 @@ class ChatTemplate:
         except Exception as error:
             reason = f"messages: the model's chat template fails on them: {type(error).__name__}: {error}"
             raise RequestError(Outcome.REJECTED, reason, param="messages") from error
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All texts within `value`, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield key
+            yield from texts(each)
+    elif isinstance(value, Sequence):
+        for each in value:
+            yield from texts(each)
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` with all texts changed, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _changed(each, change) for key, each in value.items()}
+    if isinstance(value, Sequence):
+        return [_changed(each, change) for each in value]
+    return value
 
 
 def _split(text: str, begin: str, end: str, control: re.Pattern[str]) -> Iterator[Part]:

@@ -69,6 +69,12 @@ def lark(text: str, param: str) -> str:
         raise _refused(param, str(error)) from None
 
 
+def bound_call(name: str, schema: Json) -> str:
+    """What of a Lark grammar is a call of the tool `name`, with arguments of `schema`, which was checked."""
+    begin = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
+    return f'{begin} %json {json.dumps({**schema, "x-guidance": _SPACE})} "}}"'
+
+
 def _checked(grammar: str, param: str) -> str:
     if problem := _problem(grammar):
         raise _refused(param, problem)

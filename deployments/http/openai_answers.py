@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from pliant.deployments.http.tool_calls import CallDelta, ToolParser
 from pliant.deployments.llm.request import Piece, TokenLogprobs
 from pliant.deployments.llm.token_texts import TokenTexts
 
@@ -67,30 +69,68 @@ class CompletionShape:
 
 
 class ChatShape:
-    """Of /v1/chat/completions."""
+    """Of /v1/chat/completions. `parsers` tell calls of tools and text of each choice apart, if tools may be called;
+    `name` is what ids of calls are made of.
+    """
 
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def __init__(self, texts: TokenTexts) -> None:
+    def __init__(self, texts: TokenTexts, parsers: Sequence[ToolParser] | None = None, name: str = "") -> None:
         self._texts = texts
+        self._parsers = parsers
+        self._name = name
+        self._called: set[int] = set()
+        """Choices that have called a tool."""
 
     def choice(self, index: int, answer: Piece) -> Json:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
-        return {"index": index, "message": message, **self._end(answer)}
+        message: Json = {"role": "assistant", "content": answer.text, "refusal": None}
+        if self._parsers:
+            content, calls = self._parsers[index].push(answer.text, ends=True)
+            message["content"] = content if content.strip() or not calls else None
+            if calls:
+                message["tool_calls"] = self._whole_calls(index, calls)
+        return {"index": index, "message": message, **self._end(index, answer)}
 
     def opening(self, index: int) -> Json:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def part(self, index: int, piece: Piece) -> Json:
-        return {"index": index, "delta": {"content": piece.text} if piece.text else {}, **self._end(piece)}
+        content, delta = piece.text, Json()
+        if self._parsers:
+            content, calls = self._parsers[index].push(piece.text, piece.finish is not None)
+            if calls:
+                self._called.add(index)
+                delta["tool_calls"] = [self._call(index, call) for call in calls]
+        if content:
+            delta["content"] = content
+        return {"index": index, "delta": delta, **self._end(index, piece)}
 
-    def _end(self, piece: Piece) -> Json:
+    def _whole_calls(self, index: int, deltas: Sequence[CallDelta]) -> list[Json]:
+        self._called.add(index)
+        whole: dict[int, Json] = {}
+        for delta in deltas:
+            call = whole.setdefault(delta.number, self._call(index, delta._replace(arguments="")))
+            call["function"]["arguments"] += delta.arguments
+        for call in whole.values():
+            del call["index"]
+        return list(whole.values())
+
+    def _call(self, index: int, call: CallDelta) -> Json:
+        if call.name is None:
+            return {"index": call.number, "function": {"arguments": call.arguments}}
+        # Nine letters and digits: more, and templates of Mistral's refuse the conversation that it is sent back in.
+        name = hashlib.sha256(f"{self._name} {index} {call.number}".encode()).hexdigest()[:9]
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"index": call.number, "id": name, "type": "function", "function": function}
+
+    def _end(self, index: int, piece: Piece) -> Json:
         logprobs = None
         if piece.logprobs is not None:
             logprobs = {"content": [self._token(row) for row in piece.logprobs], "refusal": None}
-        return {"logprobs": logprobs, "finish_reason": piece.finish}
+        calls = piece.finish == "stop" and index in self._called
+        return {"logprobs": logprobs, "finish_reason": "tool_calls" if calls else piece.finish}
 
     def _token(self, row: TokenLogprobs) -> Json:
         top = [self._scored(token, value) for token, value in zip(row.top_ids, row.top, strict=True)]

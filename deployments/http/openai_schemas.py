@@ -6,13 +6,24 @@ A parameter that would change the answer and is not implemented is refused by na
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from pliant.deployments.http.body import check_json
 from pliant.deployments.http.openai_body import VLLM, Body, Neutral, VllmParameters
+from pliant.deployments.http.openai_messages import (
+    Function,
+    FunctionCall,
+    Message,
+    NamedFunction,
+    NamedTool,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolRequest,
+)
 from pliant.deployments.http.openai_structured import BoundRequest, JsonSchema, ResponseFormat, StructuredOutputs
 from pliant.deployments.http.parameters import given, problems, too_many
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
@@ -152,31 +163,7 @@ class CompletionRequest(GenerationRequest):
         return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
 
 
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
-class Message(Body):
-    """One message of a conversation. `developer` is what newer clients call `system`."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-    name: str | None = None
-    refusal: Annotated[Any, Neutral()] = None
-    audio: Annotated[Any, Neutral()] = None
-    annotations: Annotated[Any, Neutral(([],))] = None
-    tool_calls: Annotated[Any, Neutral(([],))] = None
-    function_call: Annotated[Any, Neutral()] = None
-
-    def for_template(self) -> dict[str, str]:
-        """The message as chat templates read it: its parts are lines of one text."""
-        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        message = {"role": "system" if self.role == "developer" else self.role, "content": text}
-        return message if self.name is None else {**message, "name": self.name}
-
-
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, ToolRequest):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)]
@@ -187,18 +174,7 @@ class ChatRequest(GenerationRequest):
 
     prediction: Any = None
     """Of the hosted service, for speed: accepted, without effect."""
-    parallel_tool_calls: bool | None = None
     modalities: Annotated[Any, Neutral((["text"],))] = None
-    tools: Annotated[Any, Neutral(([],))] = None
-    tool_choice: Annotated[
-        Any,
-        Neutral(
-            (
-                "none",
-                "auto",
-            )
-        ),
-    ] = None
     functions: Annotated[Any, Neutral(([],))] = None
     function_call: Annotated[
         Any,
@@ -214,8 +190,14 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: Annotated[Any, Neutral()] = None
     verbosity: Annotated[Any, Neutral()] = None
 
+    chat_template_kwargs: dict[str, Any] | None = None
+    """What the model's chat template is given beside the conversation, such as enable_thinking. Of vLLM."""
+
     @model_validator(mode="after")
     def _possible(self) -> ChatRequest:
+        if self.bound and (self.named or self.tool_choice == "required"):
+            reason = f"tool_choice: binds the answer to calls, and {self.bound} to something else; send one"
+            raise RequestError(Outcome.REJECTED, reason, param="tool_choice")
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError(Outcome.REJECTED, "top_logprobs: only allowed with logprobs: true", param="top_logprobs")
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
@@ -281,12 +263,14 @@ _WANTED = {
     "prompt": "must be a text, its token ids, or a list of either; none may be empty",
     "input": "must be a text, its token ids, or a list of either; none may be empty",
     "content": "must be a text, or a list of parts {type: text, text: ...}",
+    "tool_choice": "must be none, auto, required, or {type: function, function: {name: ...}}",
     "stop": f"must be a text, or a list of at most {_MOST_STOPS}, each of 1 to {_MOST_STOP_CHARACTERS} characters",
 }
 """What is said of parameters that may be of several types."""
 _OF_SEVERAL_TYPES = ("prompt", "input")
 _BODIES: tuple[type[Body], ...] = (
     *(CompletionRequest, ChatRequest, Message, TextPart, StreamOptions, ResponseFormat, JsonSchema, StructuredOutputs),
+    *(ToolCall, FunctionCall, Tool, Function, NamedTool, NamedFunction),
     *(TokenizeRequest, DetokenizeRequest, LoadAdapterRequest, UnloadAdapterRequest),
 )
 _FIELDS = {field.alias or name for body in _BODIES for name, field in body.model_fields.items()}

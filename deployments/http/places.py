@@ -20,11 +20,14 @@ from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 
 PROBES = ("/v2/health/live", "/v2/health/ready", "/health", "/ping")
 """What load balancers and load generators ask, without a key and without a place."""
+CONSOLE, CONSOLE_STREAM = "/console", "/console/stream"
+"""A page, and what it follows for as long as it is open."""
 _STATUS = ("/stats", "/metrics")
 _MANAGEMENT = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v2/repository/")
 _BODIES, _SERVICES = "bodies on their way", "requests to services"
 _STATUS_PAGES, _LOADS, _DESCRIPTIONS = "status pages", "loads of adapters and tasks", "lists and descriptions"
-_OTHERS = {_STATUS_PAGES: 16, _LOADS: 16, _DESCRIPTIONS: 64}
+_CONSOLES = "consoles"
+_OTHERS = {_STATUS_PAGES: 16, _LOADS: 16, _DESCRIPTIONS: 64, _CONSOLES: 32}
 _PROBED = 64
 """Probes at a time that Serve lets through."""
 _PLACE = "pliant.place"
@@ -192,6 +195,8 @@ def _room(scope: Scope) -> str:
     path = below_root(scope)
     if path.startswith(_MANAGEMENT):
         return _LOADS
+    if path == CONSOLE_STREAM:
+        return _CONSOLES
     if path in _STATUS:
         return _STATUS_PAGES
     return _BODIES if scope["method"] == "POST" else _DESCRIPTIONS

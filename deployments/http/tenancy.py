@@ -5,12 +5,14 @@ from __future__ import annotations
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pliant.deployments.http.places import PROBES
+from pliant.deployments.http.places import CONSOLE, PROBES
 from pliant.deployments.http.statuses import below_root, error_response
 from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.tenants import Account, act_for
 
+_OPEN = (*PROBES, CONSOLE)
+"""What needs no key: the console's page has no data in it."""
 _NO_WORK = ("GET", "HEAD", "OPTIONS")
 """Methods of requests that are not limited."""
 
@@ -23,7 +25,7 @@ class Tenancy:
         self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or below_root(scope) in PROBES:
+        if scope["type"] != "http" or below_root(scope) in _OPEN:
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")

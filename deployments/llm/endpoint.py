@@ -15,12 +15,13 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
 from pliant.config.llm import LlmConfig
-from pliant.deployments.http.chat_template import ChatTemplate
+from pliant.deployments.http.chat_template import ChatTemplate, texts
+from pliant.deployments.http.tool_calls import ToolForm, form_of
 from pliant.deployments.llm.errand import AnswerErrand
 from pliant.deployments.llm.fingerprint import fingerprint
 from pliant.deployments.llm.messages import ReplicaReport
@@ -77,6 +78,8 @@ class LanguageModel:
         self._caller = caller
         self._recorder = recorder
         self._as_text = _as_text(self.tokenizer)
+        self.tool_form: ToolForm | None = config.tool_parser or form_of(info.chat_template or "")
+        """How the model writes calls of tools, None if that is not known."""
         self._template = (
             ChatTemplate(info.chat_template, info.special_tokens, self._as_text) if info.chat_template else None
         )
@@ -115,15 +118,22 @@ class LanguageModel:
         found = (self.tokenizer.encode(way, add_special_tokens=False).ids for way in ways)
         return list(dict.fromkeys(tuple(ids) for ids in found if ids))
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """The tokens of a conversation up to where the answer begins. Raises RequestError."""
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """The tokens of a conversation, with the `tools` that may be called and the `options` of the model's chat
+        template, up to where the answer begins. Raises RequestError.
+        """
         if self._template is None:
             reason = f"{self.name} has no chat template; send a prompt to /v1/completions"
             raise RequestError(Outcome.REJECTED, reason, param="messages")
-        length = sum(len(message["content"]) for message in messages)
+        length = sum(map(len, texts([messages, tools])))
         self._check_characters(length)
-        if length > _LONG_CHAT or len(messages) > _MANY_MESSAGES:
-            parts = await asyncio.to_thread(self._template.parts, messages)
+        if length > _LONG_CHAT or len(messages) > _MANY_MESSAGES or tools or options:
+            parts = await asyncio.to_thread(self._template.parts, messages, tools, options)
         else:
             parts = self._template.parts(messages)
         ids: list[int] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,7 @@ from pliant.deployments.llm.request import Generation
 from pliant.kernels.decoder.decode_step import RowMasks
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 _ALL = np.uint32(0xFFFF_FFFF)
 
@@ -35,8 +35,8 @@ class Guide:
     """
 
     def __init__(self, words: int, matcher: LLMatcher | None, unwanted: Sequence[tuple[int, ...]]) -> None:
-        self._words = words
-        self._matcher = matcher
+        self.words = words
+        self.matcher = matcher
         self._unwanted = unwanted
         self._last: list[int] = []
         self._longest = max(map(len, unwanted), default=1) - 1
@@ -45,25 +45,18 @@ class Guide:
         """The answer goes on with `token`; whether that was allowed."""
         if self._longest:
             self._last = [*self._last, token][-self._longest :]
-        return self._matcher is None or bool(self._matcher.consume_token(token))
+        return self.matcher is None or bool(self.matcher.consume_token(token))
 
     @property
     def complete(self) -> bool:
         """Whether the grammar has come to an end, and allows nothing more."""
-        return self._matcher is not None and bool(self._matcher.is_stopped())
+        return self.matcher is not None and bool(self.matcher.is_stopped())
 
-    def mask(self) -> NDArray[np.uint32]:
-        """[words]: a bit for each token, the lowest first."""
-        if self._matcher is None:
-            mask = np.full(self._words, _ALL)
-        else:
-            allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
-            mask = np.zeros(self._words, np.uint32)
-            mask[: len(allowed)] = allowed[: self._words]
+    def ban(self, mask: NDArray[np.uint32]) -> None:
+        """Clear the bits of tokens that would end an unwanted sequence."""
         for *before, token in self._unwanted:
             if self._last[len(self._last) - len(before) :] == before:
                 mask[token >> 5] &= ~np.uint32(1 << (token & 31))
-        return mask
 
 
 class Guides:
@@ -72,14 +65,15 @@ class Guides:
     def __init__(self, tokenizer: Tokenizer, eos: Collection[int], vocabulary: int) -> None:
         self._tokenizer = tokenizer
         self._eos = eos
-        self._words = -(-vocabulary // 32)
+        self._vocabulary = max(vocabulary, tokenizer.get_vocab_size())
+        self._words = -(-self._vocabulary // 32)
 
     @cached_property
     def _tokens(self) -> LLTokenizer:
         """Takes about a second for a large vocabulary, once."""
         from llguidance import LLTokenizer
 
-        return LLTokenizer(self._tokenizer.to_str(), eos_token=sorted(self._eos) or None)
+        return LLTokenizer(self._tokenizer.to_str(), n_vocab=self._vocabulary, eos_token=sorted(self._eos) or None)
 
     def guide(self, generation: Generation) -> Guide | None:
         """What the whole answer is bound to, None for nothing. Slow for large grammars; may be called on any thread.
@@ -110,8 +104,22 @@ class MaskThread:
         if not rows:
             return None
         self._pool = self._pool or ThreadPoolExecutor(1, "masks")
-        return self._pool.submit(_masks, rows).result
+        return self._pool.submit(masks, rows).result
 
 
-def _masks(rows: Sequence[tuple[int, Guide]]) -> RowMasks:
-    return RowMasks(np.array([row for row, _ in rows]), np.stack([guide.mask() for _, guide in rows]))
+def masks(rows: Sequence[tuple[int, Guide]]) -> RowMasks:
+    """Of all grammars in one call, which leaves Python's lock to others once."""
+    bits = np.full((len(rows), rows[0][1].words), _ALL)
+    bound = [(guide.matcher, index) for index, (_, guide) in enumerate(rows) if guide.matcher is not None]
+    if bound:
+        _executor().unsafe_compute_mask_ptr(bound, bits.ctypes.data, bits.strides[0], len(bits))
+    for mask, (_, guide) in zip(bits, rows, strict=True):
+        guide.ban(mask)
+    return RowMasks(np.array([row for row, _ in rows]), bits)
+
+
+@cache
+def _executor() -> LLExecutor:
+    from llguidance import LLExecutor
+
+    return LLExecutor(1)

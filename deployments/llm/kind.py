@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 
 from pliant.config.cluster import GatewayConfig, ServingConfig
 from pliant.config.llm import LlmConfig
-from pliant.deployments.llm import adapter_routes, openai_routes, vllm_routes
+from pliant.deployments.llm import adapter_routes, openai_routes, panels, vllm_routes
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.llm.endpoint import LanguageModel
@@ -24,8 +24,10 @@ from pliant.deployments.llm.served_models import ServedModels
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.catalog.part import CatalogPart
+from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
 from pliant.deployments.serving.least_held import Share
+from pliant.deployments.serving.panels import Panel, Readings
 from pliant.deployments.serving.router import streamed
 from pliant.deployments.serving.services import Answers, Service, Services
 from pliant.models import sources
@@ -71,6 +73,12 @@ class LlmKind(Kind[LlmConfig]):
             return {}
         registered = Counter(entry.service for entry in adapters.known.values())
         return {"adapters": registered[service.name], "problems": list(adapters.problems)}
+
+    def readings(self, report: Mapping[str, Any]) -> Readings:
+        return panels.readings(report)
+
+    def panels(self, view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
+        return panels.panels(view, past)
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         return llm_metrics(services)

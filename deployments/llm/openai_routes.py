@@ -6,6 +6,7 @@ or not; one that comes later is the last event of the stream.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import aclosing
 from functools import partial
@@ -20,6 +21,7 @@ from pliant.deployments.http.openai_stream import EventStream, begun, interleave
 from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.places import hold
 from pliant.deployments.http.resumption import Delivered, drawn, last_event, rest
+from pliant.deployments.http.tool_calls import grammar, parser
 from pliant.deployments.llm.generations import bound
 from pliant.deployments.llm.generations import generations as asked
 from pliant.deployments.llm.request import Generation, Piece, merged
@@ -62,12 +64,15 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         served = await models.find(call.model)
         model = served.base
         hold(request.scope, model.name)
-        prompt = await model.encode_chat([message.for_template() for message in call.messages])
+        parsers = [parser(call, model.tool_form) for _ in range(call.choices)]
+        messages = [message.for_template() for message in call.messages]
+        prompt = await model.encode_chat(messages, call.for_template(), call.chat_template_kwargs)
+        bound_to = await asyncio.to_thread(grammar, call, model.tool_form) if call.tools else None
         wanted = call.max_completion_tokens or call.max_tokens
         name, seed = drawn(request)
-        generations = await asked(served, call, [prompt], wanted, call.alternatives, seed)
+        generations = await asked(served, call, [prompt], wanted, call.alternatives, seed, bound_to)
         delivered = last_event(request, len(generations)) if call.stream else None
-        shape = ChatShape(model.token_texts)
+        shape = ChatShape(model.token_texts, [each for each in parsers if each], name)
         return await _answer(served, call, generations, shape, len(prompt), f"chatcmpl-{name}", delivered)
 
     return api

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from pliant.deployments.http.application import application
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.follower import Follower, Tally
+from pliant.deployments.serving.history import STEP_S, History
 from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.kind import Kind, Opening
 from pliant.deployments.serving.messages import Guidance, News
@@ -68,7 +70,12 @@ class Gateway:
         used = {kind.name: kind for kind in self._kinds.values()}
         self._catalogs = {name: kind.follower(partial(calls.ask, name), config) for name, kind in used.items()}
         self._services = Services(list(self._described()))
-        runs = [self._follower.run(), *(catalog.run() for catalog in self._catalogs.values() if catalog)]
+        self._history = History(used)
+        runs = [
+            self._remember(),
+            self._follower.run(),
+            *(catalog.run() for catalog in self._catalogs.values() if catalog),
+        ]
         self._following = [asyncio.create_task(each) for each in runs]
         self._fetching = ThreadPoolExecutor(len(config.services), thread_name_prefix="fetching")
         self._opening = [asyncio.create_task(self._open(service)) for service in self._services]
@@ -131,6 +138,11 @@ class Gateway:
         call = partial(fetch, config.model, progress=service.opening)
         return await asyncio.get_running_loop().run_in_executor(self._fetching, call)
 
+    async def _remember(self) -> None:
+        while True:
+            self._history.record(time.time(), self._stats())
+            await asyncio.sleep(STEP_S)
+
     async def check_health(self) -> None:
         """Serve replaces a gateway that does not listen to the planner any more."""
         for task in self._following:
@@ -152,6 +164,7 @@ class Gateway:
             routers,
             self._tenants,
             self._refusals,
+            self._history,
         )
 
     def _stats(self) -> dict[str, Any]:

@@ -21,9 +21,11 @@ from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.courier import Courier, Transport
 from pliant.deployments.serving.follower import Tally
+from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.least_held import LeastHeld
 from pliant.deployments.serving.messages import Guidance, News
 from pliant.deployments.serving.outcome import Recorder
+from pliant.deployments.serving.panels import Panel, Readings
 from pliant.deployments.serving.services import Answers, Endpoint, Service, Services
 from pliant.deployments.serving.table import Chooser, ReplicaTable
 
@@ -150,6 +152,14 @@ class Kind(ABC, Generic[C]):
     def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
         """What /stats says of a service beyond what it says of all."""
         return {}
+
+    def readings(self, report: Mapping[str, Any]) -> Readings:
+        """What of a replica's report the console remembers."""
+        return Readings()
+
+    def panels(self, view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
+        """What the console shows of a service, of what /stats says now and what is remembered."""
+        yield from ()
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         """For Prometheus, of what /stats says of the kind's services."""

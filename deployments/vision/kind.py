@@ -12,9 +12,11 @@ from pliant.config.cluster import GatewayConfig, ServingConfig
 from pliant.config.vision import VisionConfig
 from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.catalog.part import CatalogPart
+from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
+from pliant.deployments.serving.panels import Panel, Readings
 from pliant.deployments.serving.services import Answers, Service, Services
-from pliant.deployments.vision import task_routes
+from pliant.deployments.vision import panels, task_routes
 from pliant.deployments.vision.endpoint import VisionClassifier
 from pliant.deployments.vision.messages import RegisteredTask
 from pliant.deployments.vision.metric_tables import vision_metrics
@@ -66,6 +68,12 @@ class VisionKind(Kind[VisionConfig]):
     def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
         tasks = cast(TaskFollower, follower)
         return {"tasks": [entry.task.name for entry in tasks.of(service.name)], "problems": list(tasks.problems)}
+
+    def readings(self, report: Mapping[str, Any]) -> Readings:
+        return panels.readings(report)
+
+    def panels(self, view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
+        return panels.panels(view, past)
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         return vision_metrics(services)

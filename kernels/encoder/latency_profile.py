@@ -1,4 +1,4 @@
-"""Measures how a classifier's latency grows with length, static and dynamic, and finds its staircase (Arlo §3.2).
+"""Measures how a classifier's latency grows with length on each kind of runtime, and finds its staircase (Arlo §3.2).
 
 A dynamic runtime is compiled once and measured in fine steps. Each static length costs a compile of 10 s or more, so
 the two that decide come first: a short one, where static code saves the most, and the longest. Only if one of them is
@@ -14,11 +14,13 @@ import numpy as np
 import torch
 
 from pliant.formats.profile import EVEN_BINS, PAYS, Profile, kept
+from pliant.kernels.encoder import packed_runtime
 from pliant.kernels.encoder.compiled_classifier import Runtime, can_compile, load
+from pliant.kernels.encoder.packed_runtime import PackedRuntime
 from pliant.kernels.runtime_cache import RuntimeSpec
 from pliant.models.sources import Progress
 
-RECIPE = 1
+RECIPE = 2
 """Raised whenever profiles are measured in another way, so that older ones are left alone."""
 
 _FINEST = 8
@@ -67,8 +69,14 @@ def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
     progress(f"compiling for any length up to {spec.max_length}", 0.0)
     dynamic = runtime(spec.max_length, True)
     lengths = _grid(spec.max_length)
-    calls = [(dynamic, length) for length in lengths]
-    rounds = _rounds(calls, _CURVE_S, lambda done: progress("measuring every length", 0.3 + 0.2 * done))
+    packed = None
+    if packed_runtime.suits(spec.folder, device=spec.device, dtype=spec.dtype):
+        packed = packed_runtime.load(
+            spec.folder, spec.max_length, device=spec.device, dtype=spec.dtype, threads=spec.threads
+        )
+    calls = [(each, length) for each in (dynamic, packed) if each for length in lengths]
+    found = _rounds(calls, _CURVE_S, lambda done: progress("measuring every length", 0.3 + 0.2 * done))
+    rounds, packed_s = found[:, : len(lengths)], found[:, len(lengths) :].min(axis=0)
     curve = rounds.min(axis=0)
     steps = find_steps(lengths, rounds)
 
@@ -93,6 +101,7 @@ def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
         dynamic_s=tuple(curve.tolist()),
         static_s=tuple((curve * ratio).tolist()),
         static_at=tuple(measured),
+        packed_s=tuple(packed_s.tolist()),
         steps=steps,
     )
 
@@ -139,7 +148,9 @@ def _deciding(lengths: Sequence[int], steps: Sequence[int]) -> list[int]:
 
 
 def _rounds(
-    calls: Sequence[tuple[Runtime, int]], budget_s: float, report: Callable[[float], object] = lambda _done: None
+    calls: Sequence[tuple[Runtime | PackedRuntime, int]],
+    budget_s: float,
+    report: Callable[[float], object] = lambda _done: None,
 ) -> np.ndarray:
     """The seconds of each call of a runtime with so many tokens, in as many rounds, one a row, as `budget_s` allows.
 

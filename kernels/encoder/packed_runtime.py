@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from pliant.kernels import c_compiler
-from pliant.kernels.encoder.cpu_encoder import CpuEncoder
+from pliant.kernels.encoder.cpu_encoder import HEAD_DIM, CpuEncoder
 from pliant.kernels.encoder.eager_classifier import Model, load_model
 from pliant.kernels.encoder.layout import Packed
 from pliant.kernels.encoder.model import EncoderModel
 from pliant.kernels.encoder.texts import Accepted, Output, Text
+from pliant.models.decoder_info import read_json
+from pliant.models.encoder_shape import EncoderShape
 
 _Encode = Callable[[np.ndarray, np.ndarray | None, Sequence[int], bool], tuple[Tensor, Tensor | None]]
 """Of packed ids and types of texts of these lengths: answers, and importance if that is wanted (see `CpuEncoder`)."""
@@ -82,6 +84,15 @@ def load(
     accepted = Accepted(max_length, model.vocabulary, model.token_types)
     encode, backend = _best(model, device, dtype, threads)
     return PackedRuntime(encode, backend, accepted, labels_tokens=model.labels_tokens)
+
+
+def suits(folder: Path, *, device: str, dtype: str) -> bool:
+    """Whether `load` gives a runtime that computes texts together, on a CPU in C: it knows the model, and the compiler
+    is there."""
+    shape = EncoderShape.from_config(read_json(folder / "config.json"))
+    if shape is None or device != "cpu":
+        return shape is not None
+    return dtype == "float32" and not shape.hidden // shape.heads % HEAD_DIM and c_compiler.compiler() is not None
 
 
 def _best(model: Model, device: str, dtype: str, threads: int) -> tuple[_Encode, str]:

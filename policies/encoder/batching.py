@@ -18,17 +18,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from itertools import accumulate, pairwise
-from typing import NamedTuple, Protocol
+from itertools import accumulate, combinations, pairwise
+from statistics import median
+from typing import NamedTuple, Protocol, Self
+
+from pliant.formats.pass_times import PassTimes
 
 _MOST_CUT = 32
 """Texts of the queue that are cut at once, the shortest ones."""
 _MOST_SEEN = 128
 """Texts of the queue, from its front, that are looked at."""
 _CUTS_REMEMBERED = 4096
+_FAR = 16
+"""Times the most tokens that were measured."""
 _SOON = 0.25
 """Of the time from arrival to deadline, after which a text is due for the first time."""
 _LAST_CHANCE, _SOON_DUE, _MISSED, _NOBODY = range(4)
@@ -135,6 +141,35 @@ class PackedTimes:
         if len(self.points) < 2 or not rising or self.square_s < 0 or self.most < 1 or self.grain < 1:
             raise ValueError(f"needs two points or more that rise, got {self.points}")
 
+    @classmethod
+    def fitted(cls, times: PassTimes, most: int) -> Self:
+        """What the passes of a measured table took, as nearly as this can say; more tokens take in proportion."""
+        cells = [(count * length, length, seconds) for (count, length), seconds in _possible(times).items()]
+        slopes = [
+            (longer[2] - shorter[2]) / (longer[0] * (longer[1] - shorter[1]))
+            for shorter, longer in combinations(sorted(cells), 2)
+            if shorter[0] == longer[0] and longer[1] > shorter[1]
+        ]
+        by_tokens = defaultdict(list)
+        for tokens, length, seconds in cells:
+            by_tokens[tokens].append((length, seconds))
+        # Attention takes no more than half of any pass: the difference of two times is mostly noise where it is small.
+        most_square_s = min(seconds / (2 * tokens * length) for tokens, length, seconds in cells)
+        square_s = min(max(median(slopes or [0.0]), 0.0), most_square_s)
+        linear = [
+            median(seconds - square_s * tokens * length for length, seconds in found)
+            for tokens, found in sorted(by_tokens.items())
+        ]
+        rising = list(accumulate(reversed(linear), min))[::-1]
+        points = list(zip(sorted(by_tokens), rising, strict=True))
+        last, seconds = points[-1]
+        return cls((*points, (_FAR * last, _FAR * seconds)), square_s, most)
+
+    def share_s(self, length: int) -> float:
+        """Seconds of a batch that one of its texts takes up, if all have `length` tokens and it is of the best size."""
+        counts = range(1, self.most + 1)
+        return min(self._linear(count * length) / count for count in counts) + self.square_s * length * length
+
     def step(self, length: int) -> int:
         return -(-length // self.grain) * self.grain
 
@@ -173,6 +208,11 @@ class Batcher:
             batch = self._batch_with(urgent.place, urgent.due - now, waiting, order)
         return batch
 
+    def batch_with(self, first: int, waiting: Sequence[Waiting]) -> Batch:
+        """The text at place `first`, with as many others as make good use of the batch, whatever is due."""
+        order = sorted(range(len(waiting)), key=lambda place: waiting[place].length)
+        return self._batch_with(first, math.inf, waiting, order)
+
     def _urgent(self, now: float, free: float, waiting: Sequence[Waiting], batch: Sequence[int]) -> _Urgent | None:
         """The text that is to go first of those that would be late; None if none is.
 
@@ -207,6 +247,28 @@ class Batcher:
                 if spans[count - 1] <= within_s and count > rate * spans[count - 1]:
                     best, rate = Batch(tuple(places[:count]), spans[count - 1]), count / spans[count - 1]
         return best
+
+
+def _possible(times: PassTimes) -> dict[tuple[int, int], float]:
+    """The seconds by texts and tokens of each, less what can only be noise, as on a busy machine.
+
+    Fewer or shorter texts never take longer, nor do as many tokens of shorter texts, nor twice as many texts more than
+    twice as long.
+    """
+    cells = {
+        (count, length): seconds
+        for count, row in zip(times.counts, times.seconds, strict=True)
+        for length, seconds in zip(times.lengths, row, strict=True)
+        if seconds
+    }
+    found: dict[tuple[int, int], float] = {}
+    while found != cells:
+        found = dict(cells)
+        for (count, length), seconds in found.items():
+            bounds = [found.get(larger, math.inf) for larger in ((2 * count, length), (count, 2 * length))]
+            bounds += [found.get((count // 2, 2 * length), math.inf), 2 * found.get((count // 2, length), math.inf)]
+            cells[count, length] = min(seconds, *bounds)
+    return found
 
 
 def cut(times: BatchTimes, lengths: tuple[int, ...]) -> tuple[int, float]:

@@ -22,6 +22,8 @@ Beyond the paper:
   same replica, and then away from it, in ever greater numbers. Instead each has a share of the replicas for its own
   (see `shares`), and on another's a text more counts as queued than it has sent there.
 
+- Where a replica computes texts that wait together, a text adds less to the work there than it takes alone.
+
 Replicas of a group that are about equally fast form a *pool*, which is a bucket queue: one ring of replicas for each
 amount of congestion, in steps of the shortest text. A dispatch or completion moves one replica to another ring, in
 O(1); where all texts take the same time the order is exact. Within a ring the one that waited longest leads.
@@ -36,9 +38,9 @@ from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pliant.policies.encoder.admission import DeadlineError, retry_after
+from pliant.policies.encoder.service_curve import Tables
 
 R = TypeVar("R", bound=Hashable)
 
@@ -76,8 +78,8 @@ class Algorithm1:
 class Times(Hashable, Protocol):
     """What a replica takes for a text, by its length: a `ServiceCurve`, or several (see `residency`). Hashable."""
 
-    def tables(self, longest: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Seconds expected, and those by which an idle replica admits, for each length from 0 to `longest`."""
+    def tables(self, longest: int) -> Tables:
+        """For each length from 0 to `longest`."""
 
 
 class NoRuntimeError(LookupError):
@@ -102,6 +104,7 @@ class _Replica:
     """A replica and its neighbours in a ring; a nameless one anchors a ring."""
 
     __slots__ = (
+        "added",
         "away",
         "congestion",
         "extra",
@@ -125,11 +128,13 @@ class _Replica:
         """Microseconds of work that other dispatchers have here."""
         self.away = False
         """It is the own of another dispatcher."""
-        self.tables: tuple[list[int], list[int]] = ([], [])
+        self.tables: tuple[list[int], ...] = ([], [], [])
         self.table: list[int] = []
         """Microseconds by length that a text is expected to take."""
         self.idle: list[int] = []
         """Those by which it is admitted when nothing is queued."""
+        self.added: list[int] = []
+        """Those that it adds to the work that is queued: fewer where texts are computed together."""
         self.pool: Any = None
         """None while it is not routable."""
         self.prev = self.next = self
@@ -268,7 +273,7 @@ class Dispatcher(Generic[R]):
             return
         self.suspend(replica)
         record.tables = tables
-        record.table, record.idle = tables
+        record.table, record.idle, record.added = tables
         group = self._groups.get(place)
         if group is None:
             at_once = self._limits[0] if self._limits else record.table[0] + 1 if place[0] == max_length else 1
@@ -277,7 +282,7 @@ class Dispatcher(Generic[R]):
         speed = round(math.log(record.table[-1]) / _EQUALLY_FAST)
         pool = next((pool for pool in group.pools if pool.speed == speed), None)
         if pool is None:
-            pool = _Pool(group, speed, record.table[0])
+            pool = _Pool(group, speed, record.added[0])
             group.pools.append(pool)
         pool.attach(record)
         group.elect()
@@ -345,19 +350,16 @@ class Dispatcher(Generic[R]):
         replica = _first_allowed(group, avoid) if avoid else group.front.next
         if replica is None or replica.congestion >= group.limit:
             replica = self._search(groups, length, avoid)
-        took = replica.table[length]
-        congestion = replica.congestion + took
-        predicted_s = (congestion + replica.extra) * _SECONDS
+        predicted_s = (replica.congestion + replica.table[length] + replica.extra) * _SECONDS
         if (
             budget_s is not None
             and (predicted_s > budget_s or slack_share < 1.0)
             and _retry_after(replica, length, budget_s, slack_share)
         ):
             replica = _first_in_time(groups, length, budget_s, slack_share, avoid)
-            took = replica.table[length]
-            congestion = replica.congestion + took
-            predicted_s = (congestion + replica.extra) * _SECONDS
-        replica.congestion = congestion
+            predicted_s = (replica.congestion + replica.table[length] + replica.extra) * _SECONDS
+        added = replica.added[length]
+        replica.congestion = congestion = replica.congestion + added
         pool = replica.pool
         before = replica.prev
         after = replica.next
@@ -382,7 +384,7 @@ class Dispatcher(Generic[R]):
                 group.elect()
             else:
                 group.front = front
-        return replica.name, predicted_s, took
+        return replica.name, predicted_s, added
 
     def complete(self, replica: R, work: int) -> None:
         """A request of `replica` ended, well or not; `work` is what `dispatch` gave. Ignored for an unknown replica.
@@ -546,7 +548,7 @@ def _first_in_time(
 
 
 def shares(held: Mapping[R, int], dispatchers: Collection[str]) -> dict[str, list[R]]:
-    """By dispatcher: the replicas that it has for its own; `held` is the max_length of each.
+    """By dispatcher: the replicas that it has for its own; `held` is the home of each.
 
     All dispatchers that know of the same replicas and of each other find the same shares, equal in each group up to one
     replica.
@@ -557,7 +559,6 @@ def shares(held: Mapping[R, int], dispatchers: Collection[str]) -> dict[str, lis
 
 
 @lru_cache(maxsize=1024)
-def _microseconds(times: Times, longest: int) -> tuple[list[int], list[int]]:
-    """What is expected, and what an idle replica is admitted to by, for each length from 0."""
-    expected, idle = (np.maximum(1, np.rint(table * _MICROSECONDS)).astype(int) for table in times.tables(longest))
-    return expected.tolist(), idle.tolist()
+def _microseconds(times: Times, longest: int) -> tuple[list[int], ...]:
+    """The tables for each length from 0."""
+    return tuple(np.maximum(1, np.rint(table * _MICROSECONDS)).astype(int).tolist() for table in times.tables(longest))

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pliant.policies.encoder.service_curve import ServiceCurve
+from pliant.policies.encoder.service_curve import ServiceCurve, Tables
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,11 @@ class ResidentTimes:
         """Tokens of the longest text that fits."""
         return self.runtimes[-1][0]
 
-    def tables(self, longest: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Seconds expected, and those by which an idle replica admits, for each length from 0 to `longest`."""
-        expected, idle = np.full(longest + 1, np.inf), np.full(longest + 1, np.inf)
+    def tables(self, longest: int) -> Tables:
+        """See `ServiceCurve.tables`."""
+        found = Tables(*(np.full(longest + 1, np.inf) for _ in Tables._fields))
         for max_length, curve in self.runtimes:
             fitting = min(max_length, longest) + 1
-            for least, table in zip((expected, idle), curve.tables(fitting - 1), strict=True):
+            for least, table in zip(found, curve.tables(fitting - 1), strict=True):
                 np.minimum(least[:fitting], table, out=least[:fitting])
-        return expected, idle
+        return found

@@ -46,16 +46,30 @@ def lengths_to_measure(max_length: int, dynamic: bool) -> tuple[int, ...]:
     return tuple(reversed(lengths))
 
 
+class Tables(NamedTuple):
+    """Seconds by length, from 0."""
+
+    expected: NDArray[np.float64]
+    """That a text takes alone."""
+    idle: NDArray[np.float64]
+    """Those by which an idle replica admits."""
+    work: NDArray[np.float64]
+    """By which it holds up those behind it."""
+
+
 @dataclass(frozen=True)
 class ServiceCurve:
     """Seconds that a text takes on one runtime, by its length in tokens.
 
     A point is a length, the seconds expected there now, and those measured there when the runtime was loaded. Lengths
     rise, and seconds do not fall; in between they are interpolated, and a text that is shorter than the first point
-    takes as long as that. Raises ValueError for other points.
+    takes as long as that. Where texts that wait are computed together, each holds up those behind it for less than it
+    takes alone: `shares` say at each point for which share of that, above 0 and at most 1. Raises ValueError for other
+    points or shares.
     """
 
     points: tuple[tuple[int, float, float], ...]
+    shares: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         ordered = all(
@@ -63,6 +77,8 @@ class ServiceCurve:
         )
         if not (self.points and ordered and all(0 < number < math.inf for number in chain(*self.points))):
             raise ValueError(f"lengths and seconds must be positive and rise, got {self.points}")
+        if self.shares and not (len(self.shares) == len(self.points) and all(0 < each <= 1 for each in self.shares)):
+            raise ValueError(f"there must be a share of at most 1 for each of {len(self.points)} points")
 
     @classmethod
     def constant(cls, seconds: float) -> ServiceCurve:
@@ -73,17 +89,26 @@ class ServiceCurve:
         """Expected for a text of `length` tokens."""
         return float(np.interp(length, *self._expected()))
 
+    def work_seconds(self, length: int) -> float:
+        """By which a text of `length` tokens is expected to hold up those behind it."""
+        return self.seconds(length) * float(np.interp(length, *self._shares()))
+
     def idle_seconds(self, length: int) -> float:
         """As measured, or as expected if that is less: by this an idle replica admits (see `admission`)."""
         return float(np.interp(length, *self._idle()))
 
-    def tables(self, longest: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """`seconds` and `idle_seconds` of each length from 0 to `longest`."""
+    def tables(self, longest: int) -> Tables:
+        """`seconds`, `idle_seconds` and `work_seconds` of each length from 0 to `longest`."""
         lengths = np.arange(longest + 1)
-        return np.interp(lengths, *self._expected()), np.interp(lengths, *self._idle())
+        expected = np.interp(lengths, *self._expected())
+        return Tables(expected, np.interp(lengths, *self._idle()), expected * np.interp(lengths, *self._shares()))
 
     def _expected(self) -> tuple[list[int], list[float]]:
         return [point[0] for point in self.points], [point[1] for point in self.points]
+
+    def _shares(self) -> tuple[list[int], list[float]]:
+        lengths = [point[0] for point in self.points]
+        return lengths, list(self.shares) or [1.0] * len(lengths)
 
     def _idle(self) -> tuple[list[int], list[float]]:
         return [point[0] for point in self.points], [min(point[1:]) for point in self.points]
@@ -99,12 +124,13 @@ class ServiceTimes:
     """The service times of one runtime, measured at some lengths in tokens and then observed.
 
     A shorter text never takes longer than a longer one: measurements that say so are noise. `now` is in seconds, on any
-    clock that does not go back. Raises ValueError without measurements, and for lengths or seconds that are not
-    positive.
+    clock that does not go back. `shares` are those of a `ServiceCurve`, by the same lengths. Raises ValueError without
+    measurements, and for lengths or seconds that are not positive.
     """
 
-    def __init__(self, measured: Mapping[int, float]) -> None:
+    def __init__(self, measured: Mapping[int, float], shares: Mapping[int, float] | None = None) -> None:
         self._lengths = sorted(measured)
+        self._shares = tuple(shares[length] for length in self._lengths) if shares else ()
         self._measured = _rising(measured[length] for length in self._lengths)
         self._observed = [deque[_Observation](maxlen=_REMEMBERED) for _ in self._lengths]
         """By measured length: those nearest to it."""
@@ -124,7 +150,7 @@ class ServiceTimes:
         factors = [_on_grid(statistics.median([*ratios, *[overall] * _DOUBT])) for ratios in recent]
         expected = _rising(seconds * factor for seconds, factor in zip(self._measured, factors, strict=True))
         points = zip(self._lengths, map(_rounded_up, expected), map(_rounded_up, self._measured), strict=True)
-        return ServiceCurve(tuple(points))
+        return ServiceCurve(tuple(points), self._shares)
 
     def _nearest(self, length: int) -> int:
         above = min(bisect_left(self._lengths, length), len(self._lengths) - 1)

@@ -12,6 +12,7 @@ that turn out not to be needed, because a later one is large, are spared (beyond
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ A = TypeVar("A", bound=Hashable)
 
 Reason = Literal["memory", "unused"]
 """Why an adapter is evicted: for live requests or other adapters, or for nobody wants it ("none")."""
+
+_LEAST_S = 10.0
+"""For so long, uses are taken to have been counted, at least."""
 
 State = Literal["absent", "loading", "resident"]
 
@@ -76,6 +80,7 @@ class AdapterCache(Generic[A]):
         self._pinned: set[A] = set()
         self._uses: deque[tuple[float, A]] = deque()
         self._frequency: Counter[A] = Counter()
+        self._first_used = math.inf
 
     @property
     def keeps(self) -> bool:
@@ -122,6 +127,7 @@ class AdapterCache(Generic[A]):
         entry.users += 1
         entry.last_used = now
         self._forget(now)
+        self._first_used = min(self._first_used, now)
         self._uses.append((now, adapter))
         self._frequency[adapter] += 1
         self._update(adapter, entry)
@@ -196,9 +202,11 @@ class AdapterCache(Generic[A]):
         """Of all that are loading or resident; the cost is in bytes."""
         self._forget(now)
         frequency = self._frequency
+        seconds = min(max(now - self._first_used, _LEAST_S), self._window_s)
         return {
-            adapter: Use(frequency.get(adapter, 0), entry.last_used, entry.bytes, entry.bytes)
+            adapter: Use(uses, entry.last_used, entry.bytes, entry.bytes, uses / seconds)
             for adapter, entry in self._entries.items()
+            for uses in (frequency.get(adapter, 0),)
         }
 
     def evictable(self) -> Collection[A]:

@@ -20,6 +20,11 @@ _ASSUMED_TOKENS = 64
 """Weight of the assumption that answers have their maximal length, before some have ended."""
 
 
+_UNSURE = 0.1
+"""By how much, as a share of it, a predicted wait for others may be too short: under overload all that are let in wait
+for as long as they may, and would be late by as much."""
+
+
 class BusyError(Exception):
     """The request is refused now, and may be sent again."""
 
@@ -98,9 +103,11 @@ class DecodeAdmission:
         if within_s is None:
             return
         predicted_s = first_token_s(load, prompt, self.ratio, step_s, prompt_tokens_per_s)
-        if predicted_s > within_s:
+        own_s = prompt / prompt_tokens_per_s if prompt_tokens_per_s else 0.0
+        late_s = predicted_s + _UNSURE * (predicted_s - own_s) - within_s
+        if late_s > 0:
             reason = f"the first token would come after {predicted_s:.3f} s, and is wanted within {within_s:.3f} s"
-            raise LateError(reason, predicted_s - within_s)
+            raise LateError(reason, late_s)
 
     def next_turn_s(self, load: Load, step_s: float, prompt_tokens_per_s: float) -> float:
         """Seconds until the next request of the queue leaves it, as predicted."""

@@ -18,7 +18,7 @@ from itertools import chain, count
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from pliant.policies.llm.adapter_cache import AdapterCache, CacheError
-from pliant.policies.llm.pages import Pages, Prefix
+from pliant.policies.llm.pages import WINDOW_S, Pages, Prefix
 from pliant.policies.llm.passes import Costs
 from pliant.policies.llm.worth import Eviction, Use, scorer
 
@@ -145,7 +145,7 @@ class IdleMemory(Generic[K, A]):
     def adapter_uses(self, now: float) -> dict[A, Use]:
         """Of all that are loading or resident: the cost in seconds, the memory in pages."""
         return {
-            adapter: Use(use.frequency, use.last_used, self._costs.load_s(int(use.bytes)), len(self._held[adapter]))
+            adapter: use._replace(cost=self._costs.load_s(int(use.bytes)), bytes=len(self._held[adapter]))
             for adapter, use in self.adapters.uses(now).items()
         }
 
@@ -154,7 +154,8 @@ class IdleMemory(Generic[K, A]):
         seconds = self._page_s.get(prefix.depth)
         if seconds is None:
             seconds = self._page_s[prefix.depth] = self._costs.prompt_s(self.pages.page_tokens, prefix.depth)
-        return Use(prefix.frequency(now), prefix.last_used, seconds, 1)
+        frequency = prefix.frequency(now)
+        return Use(frequency, prefix.last_used, seconds, 1, frequency / WINDOW_S)
 
 
 class _Victims(Generic[K, A]):
@@ -170,7 +171,7 @@ class _Victims(Generic[K, A]):
         self._out = {leaf.root.adapter for leaf in leaves} - {None, *uses}
         """Adapters that are absent, or planned to be."""
         self._order = count()
-        self._heap: list[tuple[bool, float, int, Prefix[Root[A]] | A]] = []
+        self._heap: list[tuple[bool, float, float, int, Prefix[Root[A]] | A]] = []
         self._leaves: defaultdict[A | None, list[Prefix[Root[A]]]] = defaultdict(list)
         """By adapter; also those that are planned to go already."""
         self._behind: Counter[int] = Counter()
@@ -180,7 +181,8 @@ class _Victims(Generic[K, A]):
         for adapter in memory.adapters.evictable():
             wanted = memory.adapters.wanted(adapter)
             if not (wanted and spare_wanted):
-                heappush(self._heap, (wanted, self._score(uses[adapter]), next(self._order), adapter))
+                use = uses[adapter]
+                heappush(self._heap, (wanted, self._score(use), use.last_used, next(self._order), adapter))
 
     def until(self, needed: int) -> list[Prefix[Root[A]] | A] | None:
         """Those whose eviction frees `needed` pages, in order; None if all together free fewer."""
@@ -216,7 +218,7 @@ class _Victims(Generic[K, A]):
     def _rank(self, leaf: Prefix[Root[A]]) -> None:
         out = leaf.root.adapter in self._out
         worth = -math.inf if out else self._score(self._memory.prefix_use(leaf, self._now))
-        heappush(self._heap, (False, worth, next(self._order), leaf))
+        heappush(self._heap, (False, worth, leaf.last_used, next(self._order), leaf))
 
 
 def _without_the_needless(victims: dict[Prefix[Root[A]] | A, int], spare: int) -> list[Prefix[Root[A]] | A]:

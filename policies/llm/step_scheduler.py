@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Hashable, Mapping
+from functools import reduce
 from typing import Generic, Literal
 
 from pliant.policies.llm.idle_memory import IdleMemory
@@ -67,7 +68,6 @@ class StepScheduler(Generic[K, A]):
         self._running: dict[K, Entry[K, A]] = {}
         self._loading: set[A] = set()
         self._kept: A | None = None
-        """The adapter of the oldest that waits, which stays."""
 
     @property
     def waiting(self) -> int:
@@ -222,9 +222,7 @@ class _Making(Generic[K, A]):
         self._memory = scheduler.memory
         self._pages = scheduler.memory.pages
         self._running = scheduler._running
-        self._costs = scheduler._costs
-        self._now = now
-        self._work = Work()
+        self._costs, self._now, self._work = scheduler._costs, now, Work()
         self._limit_s = self._soonest_s = math.inf
         self._by_age = sorted(self._running.values(), key=_age)
         self._oldest = min(scheduler._waiting, key=_age, default=None)
@@ -236,10 +234,10 @@ class _Making(Generic[K, A]):
             self._secure(self._by_age[0])
         answering = [entry for entry in self._by_age if entry.prompt.key in self._running and self._answers(entry)]
         if answering:
-            together = Work()
-            for entry in answering:
-                together = together.plus(self._token(entry))
+            together = reduce(Work.plus, map(self._token, answering))
             self._soonest_s = min(entry.left for entry in answering) * self._costs.pass_s(together)
+        lacking = sum(self._pages.lacking(entry.prompt.key, 1) for entry in answering)
+        self.evicted += self._memory.make_room(lacking, self._now) or []
         for entry in answering:
             if entry.prompt.key in self._running and self._has_room(entry, 1, by_preemption=True):
                 self._take(entry, 1, self._token(entry))
@@ -326,9 +324,9 @@ class _Making(Generic[K, A]):
             if other.prompt.key in self._running and other.prompt.key not in self.rows
         ]
         freed = {other: self._pages.freed_by(other.prompt.key) for other in younger}
-        some = [other for other in younger if freed[other]]
-        if not some and entry is self._by_age[0]:  # they share what they have, or hold adapters
+        if not any(freed.values()) and entry is self._by_age[0]:  # they share what they have, or hold adapters
             return younger[-1] if younger else None
+        some = (other for other in younger if freed[other])
         return min(some, key=lambda other: self._again_s(other) / freed[other], default=None)
 
     def _again_s(self, entry: Entry[K, A]) -> float:

@@ -3,13 +3,14 @@
 Chameleon (§4.1) scores adapters by F * frequency + R * recency + S * size, each relative to the most of any:
 `compound`, and its special cases. Size stands there for what loading an adapter again would cost. Such a sum cannot
 compare an adapter with a page of a prefix, which is small and cheap and, byte for byte, may still save more. `joint` is
-what it estimates: the seconds that a byte is likely to save in each second that it stays,
+what it estimates: the seconds that a byte saves in each second that it stays,
 
-    uses / (age + PATIENCE_S) * cost / bytes
+    rate * cost / bytes,    rate = (uses per second of late + 1 / (age + PATIENCE_S)) / 2
 
-with the uses of late as frequency, the age since the last one, and the cost of bringing the thing back: seconds of
-loading, or of computing. The rate falls with age as it does where the gaps between uses are heavy-tailed, as those of
-chats and of seldom used adapters are. A prefix is worth nothing while its adapter is out (FASTLIBRA).
+with the cost of bringing a thing back: seconds of loading, or of computing. How often it will be used is taken to lie
+in the middle between how often it was, which is right for adapters that many share, and what its age since the last use
+says, which is right for conversations: of their prefixes, and of the adapters that only they use. A prefix is worth
+nothing while its adapter is out (FASTLIBRA).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Literal, NamedTuple
 Eviction = Literal["joint", "compound", "fair_share", "lru", "lfu", "none"]
 """By which what is idle is compared; with "none" nothing is kept, and recency decides what goes first."""
 
-PATIENCE_S = 10.0
+PATIENCE_S = 5.0
 """An age that hardly counts: uses of one burst lie that close together."""
 
 WEIGHTS: dict[Eviction, tuple[float, float, float]] = {
@@ -43,12 +44,14 @@ class Use(NamedTuple):
     """Of bringing it back, in any unit that is the same for all that are compared."""
     bytes: float
     """Memory that it takes, in any unit likewise."""
+    per_s: float
+    """Uses in a second, of late."""
 
 
 def scorer(by: Eviction, everything: Iterable[Use], now: float) -> Callable[[Use], float]:
     """Gives each use its score, the least valuable the lowest. Sums are relative to the most of `everything`."""
     if by == "joint":
-        return lambda use: use.frequency / (now - use.last_used + PATIENCE_S) * use.cost / use.bytes
+        return lambda use: (use.per_s + 1 / (now - use.last_used + PATIENCE_S)) / 2 * use.cost / use.bytes
     weight_f, weight_r, weight_s = WEIGHTS[by]
     frequency = age = cost = 0.0
     for use in everything:

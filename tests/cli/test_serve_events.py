@@ -71,15 +71,20 @@ def test_one_that_is_ready_no_more_and_again() -> None:
     ]
 
 
-def test_plans_and_compiled_lengths() -> None:
-    told = story()
-    told.events(snapshot(replicas={"a": replica(compiling=[64, 512])}), KINDS)
+def test_plans_and_what_replicas_compute_on_and_why() -> None:
+    told, eager = story(), replica(backend="eager", reason="")
+    told.events(snapshot(replicas={"a": eager, "b": eager}), KINDS)
     plan = {"version": 3, "reason": "shift", "replicas": {"64": 2, "512": 0}}
-    assert told.events(snapshot(plan=plan, replicas={"a": replica(compiling=[512])}), KINDS) == [
-        "topics: compiled for 64 tokens",
+    compiled = replica(backend="c", reason="packed: it is faster")
+    assert told.events(snapshot(plan=plan, replicas={"a": compiled, "b": eager}), KINDS) == [
+        "topics: 1 of 2 replicas compute on c",
+        "topics: packed: it is faster",
         "topics: plan 3 (shift): 2 for 64 tokens",
     ]
-    assert told.events(snapshot(plan=plan, replicas={"a": replica(compiling=[512])}), KINDS) == []
+    assert told.events(snapshot(plan=plan, replicas={"a": compiled, "b": eager}), KINDS) == []
+    assert told.events(snapshot(plan=plan, replicas={"a": compiled, "b": compiled}), KINDS) == [
+        "topics: 2 of 2 replicas compute on c"
+    ]
 
 
 def test_a_missing_compiler_is_told_once_for_all() -> None:
@@ -92,10 +97,13 @@ def test_a_missing_compiler_is_told_once_for_all() -> None:
 
 
 def test_a_length_that_cannot_be_compiled_hides_no_other() -> None:
-    told = story()
-    told.events(snapshot(replicas={"a": replica(compiling=[64, 512])}), KINDS)
-    now = snapshot(replicas={"a": replica(uncompiled={"512": "512 tokens: no memory"})})
-    assert told.events(now, KINDS) == ["topics: 512 tokens: no memory", "topics: compiled for 64 tokens"]
+    told, eager = story(), replica(backend="eager")
+    told.events(snapshot(replicas={"a": eager, "b": eager}), KINDS)
+    stays = replica(backend="eager", uncompiled={"512": "512 tokens: no memory"})
+    assert told.events(snapshot(replicas={"a": stays, "b": replica(backend="aoti")}), KINDS) == [
+        "topics: 512 tokens: no memory",
+        "topics: 1 of 2 replicas compute on aoti",
+    ]
 
 
 def test_shedding_begins_and_ends() -> None:

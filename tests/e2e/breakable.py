@@ -60,8 +60,10 @@ class Breakable:
 class BreakableEncoder(Breakable, EncoderReplica):
     def tap(self) -> None:
         from pliant.kernels.encoder.compiled_classifier import Runtime
+        from pliant.kernels.encoder.packed_runtime import PackedRuntime
 
         Runtime.run = self.orders.first(Runtime.run)  # type: ignore[method-assign]
+        PackedRuntime.run_all = self.orders.first(PackedRuntime.run_all)  # type: ignore[method-assign]
 
 
 class BreakableLlm(Breakable, LlmReplica):

@@ -47,7 +47,7 @@ def added(args: dict[str, Any], folder: Path) -> Iterator[None]:
     services |= {SECOND: LARGE, **cascades}
     serving = parse(args)
     for name in (LENIENT, STRICT):
-        for backend in ("aoti", "eager"):
+        for backend in ("c", "aoti", "eager"):
             _keep(serving, name, backend)
     yield
     _clear()

@@ -6,10 +6,8 @@ that has a tokenizer and no weights; all else is as in a real cluster. Beside th
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -19,26 +17,22 @@ from typing import Any
 
 import httpx
 import psutil
-import ray
 from e2e.cluster import PATIENT_MS
 from ray import serve
-from ray._private.state import actors
-from ray.cluster_utils import Cluster
 from support.doubles import Sleepers
 from support.echo.config import EchoConfig
 from support.echo.kind import ECHO
 from support.waiting import HANGS_AFTER_S, wait_until
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pliant.bench.ray_session import free_port, script
+from pliant.bench.chaos.nodes import Nodes, processes, replicas_on
 from pliant.config.cluster import Reader
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.app import assemble
-from pliant.deployments.encoder.engine import Runtime
+from pliant.deployments.encoder.computing import Runtime
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.kinds import CONFIGS, KINDS
 
-STORE = 80 * 2**20
 LENGTHS = (64, 128, 512)
 BROKEN = "PLIANT_TEST_BROKEN"
 """Names a file; while it exists, the length in it cannot be loaded."""
@@ -179,16 +173,6 @@ def has_failed(service: dict[str, Any]) -> bool:
     return any(report["failed"] for report in service["replicas"].values()) and service["plan"]["failed_moves"] > 0
 
 
-def processes(title: str) -> set[int]:
-    """Ids of ours whose title contains `title`."""
-    found = set()
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
-            if title in " ".join(process.cmdline()):
-                found.add(process.pid)
-    return found
-
-
 def kill(title: str) -> int:
     """SIGKILL one of `processes`; its id."""
     victim = min(processes(title))
@@ -196,30 +180,11 @@ def kill(title: str) -> int:
     return victim
 
 
-def drain(address: str, node: str) -> None:
-    """As a cloud's notice that `node` goes away in a minute would."""
-    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot", "--deadline-remaining-seconds", "60"]
-    subprocess.run([script("ray"), "drain-node", "--address", address, "--node-id", node, *why], check=True)
-
-
-def replicas_on(node: str) -> bool:
-    """Whether some actor, which are all Serve's, lives on `node`."""
-    return any(actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == node for actor in actors().values())
-
-
 def main() -> None:
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 4, "num_gpus": 0, "include_dashboard": False, "object_store_memory": STORE},
-    )
-
-    def add_node() -> Any:
-        return cluster.add_node(num_cpus=1, num_gpus=2, object_store_memory=STORE)
-
-    nodes = [add_node(), add_node()]
-    port = free_port()
-    ray.init(address=cluster.address, log_to_driver=False)
-    cluster.wait_for_nodes()
+    nodes = Nodes(head_cpus=4, num_cpus=1, num_gpus=2)
+    for _ in range(2):
+        nodes.add()
+    address = nodes.connect()
     config = Reader((*CONFIGS, EchoConfig)).parse(
         {
             "gateway": {"replicas": 2, "cpus": 1.2},
@@ -238,9 +203,8 @@ def main() -> None:
         }
     )
     try:
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         serve.run(assemble(config, {"topics": PretendReplica}, (*KINDS, ECHO)))
-        scenario = Scenario(f"http://127.0.0.1:{port}")
+        scenario = Scenario(address)
         flag = Path(os.environ[BROKEN])
 
         scenario.phase("short texts", holds(64, 64, 64, 512))
@@ -253,20 +217,18 @@ def main() -> None:
         victim = kill(GATEWAY)
         scenario.phase("gateway killed", lambda _: victim not in processes(GATEWAY))
         scenario.phase("gateway back", lambda service: len(processes(GATEWAY)) == 2 and holds(64, 64, 64, 512)(service))
-        cluster.remove_node(nodes[1], allow_graceful=False)
+        nodes.remove(1)
         scenario.phase("node removed", holds(64, 512))
         flag.write_text("64")
-        add_node()
+        nodes.add()
         scenario.phase("node added, 64 broken", lambda service: all_serve(service) and has_failed(service))
         flag.unlink()
-        add_node()
-        drain(cluster.address, nodes[0].node_id)
-        scenario.phase("node drained", lambda service: all_serve(service) and not replicas_on(nodes[0].node_id))
+        nodes.add()
+        drained = nodes.drain(0)
+        scenario.phase("node drained", lambda service: all_serve(service) and not replicas_on(drained))
         Path(sys.argv[1]).write_text(json.dumps(scenario.phases, indent=1))
     finally:
-        serve.shutdown()
-        ray.shutdown()
-        cluster.shutdown()
+        nodes.end()
 
 
 if __name__ == "__main__":

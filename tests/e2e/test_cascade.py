@@ -126,11 +126,11 @@ def test_metrics_tell_of_cascades(cluster: Cluster) -> None:
     assert f'pliant_cascade_profiled_reroute_share{{level="{FIRST}",service="{STRICT}"}} 0.5' in seen
 
 
-def test_padding_of_compiled_levels_is_counted(cluster: Cluster) -> None:
+def test_tokens_that_levels_read_are_counted(cluster: Cluster) -> None:
     routes(cluster)
 
     def counted() -> bool:
-        parts = ("pliant_padding_tokens_total{", f'service="{FIRST}"')
+        parts = ("pliant_tokens_total{", f'service="{FIRST}"')
         return any(all(part in line for part in parts) for line in cluster.ray_metrics())
 
     wait_until(counted, cluster.ray_metrics)

@@ -33,12 +33,12 @@ def profile(**changes: Any) -> Profile:
 def test_interpolates_between_lengths() -> None:
     made = profile()
     assert made.longest == 512
-    assert made.service_s(96, dynamic=True) == pytest.approx(96)
-    assert made.service_s(512, dynamic=False) == 256
-    assert made.service_s(1, dynamic=True) == 64
+    assert made.service_s(96, "dynamic") == pytest.approx(96)
+    assert made.service_s(512, "static") == 256
+    assert made.service_s(1, "dynamic") == 64
     for length in (0, 513):
         with pytest.raises(ValueError, match=f"got {length} tokens; the profile covers 1 to 512"):
-            made.service_s(length, dynamic=True)
+            made.service_s(length, "dynamic")
 
 
 def test_static_pays_only_if_it_makes_up_for_padding() -> None:
@@ -62,6 +62,37 @@ def test_says_that_static_pays_and_where_latency_jumps() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("packed", "static", "fastest"),
+    [
+        (0.5, 0.9, "packed"),
+        (1.04, 1.0, "packed"),  # it takes several texts at a time
+        (1.2, 1.0, "dynamic"),
+        (None, 1.0, "dynamic"),
+        (0.9, 0.5, "static"),
+        (None, 0.7, "static"),
+    ],
+)
+def test_the_fastest_kind_is_chosen_and_said_why(packed: float | None, static: float, fastest: str) -> None:
+    lengths = tuple(range(8, 513, 8))
+    made = profile(
+        lengths=lengths,
+        dynamic_s=lengths,
+        static_s=tuple(static * length for length in lengths),
+        packed_s=() if packed is None else tuple(packed * length for length in lengths),
+    )
+    assert made.fastest() == fastest
+    assert made.reason().startswith(f"{fastest}: a text of any length takes ")
+    assert ("packed" in made.reason()) == (packed is not None)
+
+
+def test_static_runtimes_are_judged_by_the_lengths_that_there_are_to_be() -> None:
+    lengths = tuple(range(8, 513, 8))
+    made = profile(lengths=lengths, dynamic_s=lengths, static_s=tuple(0.9 * length for length in lengths))
+    assert made.fastest(lengths) == "static"
+    assert made.fastest((512,)) == "dynamic"
+
+
 @pytest.mark.parametrize("longest", [3, 20, 100, 512])
 def test_savings_are_defined_for_any_longest_length(longest: int) -> None:
     lengths = (*range(8, longest, 8), longest)
@@ -72,7 +103,15 @@ def test_savings_are_defined_for_any_longest_length(longest: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"lengths": (8, 8)}, {"dynamic_s": (1.0,)}, {"steps": (65,)}, {"static_at": ()}, {"unknown": 1}]
+    "changes",
+    [
+        {"lengths": (8, 8)},
+        {"dynamic_s": (1.0,)},
+        {"steps": (65,)},
+        {"static_at": ()},
+        {"unknown": 1},
+        {"packed_s": (1.0,)},
+    ],
 )
 def test_refuses_what_contradicts_itself(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

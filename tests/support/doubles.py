@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pliant.deployments.encoder.engine import Runtime
+from pliant.deployments.encoder.computing import Runtime
 from pliant.deployments.encoder.messages import Report
 from pliant.errors import CannotCompileError
 from pliant.formats.profile import Profile
@@ -19,17 +19,22 @@ def report(max_length: int, version: int = 1, service_s: float = 0.01, failed: d
     return Report(
         version=version,
         max_length=max_length,
+        home=max_length,
         held={},
         service_s=service_s,
         curve=((max_length, service_s, service_s),) if max_length else (),
+        shares=(),
         backend="aoti",
         device="a processor",
+        resident=False,
+        reason="",
         compiling=[],
         uncompiled={},
         failed=failed or {},
         waiting=0,
         tenants={},
         served=0,
+        passes=0,
         computed_tokens=0,
         p50_ms=0.0,
         p98_ms=0.0,
@@ -63,6 +68,8 @@ class Sleepers:
 
     profile = None
     device = "a bed"
+    resident = False
+    reason = "they only sleep"
 
     def __init__(
         self,

@@ -113,7 +113,7 @@ class Replicas(Played[Generation, Piece, ReplicaReport, AnswerRecorder]):
         try:
             if replica.gives is not None:
                 for item in replica.gives:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(replica.pause_s)
                     if isinstance(item, Exception):
                         raise item
                     yield item

@@ -71,16 +71,19 @@ def profile(
         able = [name for name, each in cluster.serving.services.items() if isinstance(each, profiled)]
         raise ConfigError([f"{service}: cannot be profiled; these services can: {', '.join(able) or 'none'}"])
     from pliant.cli.profile_plot import plot
-    from pliant.deployments.encoder.lengths import Lengths
+    from pliant.deployments.encoder.lengths import Lengths, measured_kind
 
     found = _measured(config)
-    lengths = Lengths(None, found).current
-    table = Table("tokens", "dynamic, ms", "static, ms")
+    kind, reason = measured_kind(config, found) or ("static", "")
+    lengths = Lengths(None, found, resident=kind != "static", longest=found.longest).current
+    kinds = found.kinds
+    table = Table("tokens", *(f"{kind}, ms" for kind in kinds))
     for length in sorted({*lengths, *found.static_at}):
-        times = [found.service_s(length, dynamic=dynamic) * 1e3 for dynamic in (True, False)]
+        times = [found.service_s(length, kind) * 1e3 for kind in kinds]
         table.add_row(str(length), *(f"{time:.2f}" for time in times))
     console.print(table)
     console.print(found.summary())
+    console.print(reason)
     console.print(f"lengths: auto means {list(lengths)} for texts of all lengths alike.")
     out.mkdir(parents=True, exist_ok=True)
     (out / f"profile-{service}.json").write_text(found.model_dump_json(indent=1))
@@ -101,26 +104,28 @@ def simulate(
     out: Annotated[Path, typer.Option(help="Receives simulate-SERVICE.png.")] = Path(),
 ) -> None:
     """Send a trace through a simulated cluster: latency, SLO attainment, and what planner and autoscaling would do."""
-    from pliant.deployments.encoder.lengths import Lengths
+    from pliant.deployments.encoder.lengths import Lengths, measured_kind
     from pliant.simulation.encoder.capacity import Cluster, plan_capacity
 
     cluster = _checked(path)
     name, config_of = _encoder(cluster, service)
     found = _read_profile(measured) if measured else _measured(config_of)
-    lengths = Lengths(config_of.lengths, found)
+    kind, _ = measured_kind(config_of, found) or ("static", "")
+    lengths = Lengths(config_of.lengths, found, resident=kind != "static", longest=found.longest)
     if lengths.longest > found.longest:
         raise ConfigError([f"the profile ends at {found.longest} tokens; {name} serves up to {lengths.longest}"])
     least, most = _range(gpus)
+    held = lengths.current if kind == "static" else (lengths.longest,)
     forecast = plan_capacity(
         Cluster(
-            service_s={length: found.service_s(length, dynamic=lengths.dynamic) for length in lengths.current},
+            service_s={length: found.service_s(length, kind) for length in held},
             slo_s=config_of.slo_ms / 1e3,
             least=least,
             most=most,
             period_s=config_of.period_s,
             quantile=config_of.demand_quantile,
-            dynamic_s=[found.service_s(max(1, length), dynamic=True) for length in range(lengths.longest + 1)]
-            if lengths.dynamic
+            dynamic_s=[found.service_s(max(1, length), kind) for length in range(lengths.longest + 1)]
+            if kind != "static"
             else (),
             truncate=config_of.truncate,
         ),

@@ -19,10 +19,12 @@ def plot(profile: Profile, bins: Sequence[int], path: Path) -> None:
     axes = figure.subplots()
     axes.plot(profile.lengths, milliseconds[0], label="dynamic")
     (line,) = axes.plot(profile.lengths, milliseconds[1], label="static, estimated")
+    if profile.packed_s:
+        axes.plot(profile.lengths, 1e3 * np.array(profile.packed_s), label="packed")
     at = np.isin(profile.lengths, profile.static_at)
     axes.plot(np.array(profile.lengths)[at], milliseconds[1][at], "o", color=line.get_color(), label="static, measured")
     if profile.static_pays:
-        padded = [1e3 * profile.service_s(length, dynamic=False) for length in bins]
+        padded = [1e3 * profile.service_s(length, "static") for length in bins]
         axes.stairs(padded, [0, *bins], baseline=None, color="black", label="static, padded to the chosen bins")
     for edge in profile.steps:
         axes.axvline(edge, color="grey", linestyle=":", label="jump" if edge == profile.steps[0] else None)

@@ -64,7 +64,7 @@ class Story:
         self._most: dict[str, int] = {}
         """Replicas that a service ever had."""
         self._plans: dict[str, Any] = {}
-        self._compiling: dict[str, set[str]] = {}
+        self._backends: dict[str, dict[str, str]] = {}
         self._shed: dict[tuple[str, str], int] = {}
         self._shedding: dict[str, float] = {}
 
@@ -112,13 +112,15 @@ class Story:
                 if reason not in self._told:
                     self._told.add(reason)
                     yield f"{name}: {reason}"
-        reports = [report for report in replicas.values() if isinstance(report.get("compiling"), list)]
-        compiling = {str(length) for report in reports for length in report["compiling"]}
-        given_up = {str(length) for report in reports for length in report["uncompiled"]}
-        done = self._compiling.get(name, set()) - compiling - given_up
-        if done and reports:
-            yield f"{name}: compiled for {', '.join(sorted(done, key=int))} tokens"
-        self._compiling[name] = compiling
+        before = self._backends.get(name, {})
+        now = {replica: report["backend"] for replica, report in replicas.items() if report.get("backend")}
+        for backend in sorted({now[replica] for replica in now if before.get(replica) == "eager"} - {"eager"}):
+            yield f"{name}: {list(now.values()).count(backend)} of {len(now)} replicas compute on {backend}"
+        self._backends[name] = before | now
+        for reason in dict.fromkeys(report["reason"] for report in replicas.values() if report.get("reason")):
+            if (told := f"{name}: {reason}") not in self._told:
+                self._told.add(told)
+                yield told
 
     def _planned(self, name: str, plan: Mapping[str, Any]) -> Iterator[str]:
         version, known = plan.get("version"), self._plans.get(name)

@@ -27,18 +27,22 @@ def _auto(lengths: object) -> object:
 
 
 class EncoderConfig(ModelServiceConfig):
-    """An encoder on runtimes compiled per input length (Arlo); its model's folder says what it is for."""
+    """An encoder, whose replicas are shared out by input length (Arlo); its model's folder says what it is for."""
 
     kind: Literal["encoder"]
     lengths: Annotated[
         Annotated[tuple[Annotated[int, Field(ge=4)], ...], Field(min_length=1), AfterValidator(_rising)] | None,
         BeforeValidator(_auto),
     ] = None
-    """Input lengths in tokens for which a runtime is compiled; the last is the longest text that is served.
+    """Input lengths in tokens at which replicas are at home; the last is the longest text that is served.
 
     "auto", kept as None: chosen from the device's latency profile and the lengths that arrive, up to what the model
     takes.
     """
+    residency: Literal["all", "one"] = "all"
+    """Whether a replica computes texts of all lengths, or those of one length only, as in the paper."""
+    dispatch: Literal["finish", "arlo"] = "finish"
+    """To the replica that is predicted to finish first, or by the paper's Algorithm 1."""
     replicas: ReplicaRange
     slo_ms: Milliseconds = 500
     """Latency objective, measured in the gateway: a request that would miss it is refused at once, with 429."""

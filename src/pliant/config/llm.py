@@ -79,6 +79,8 @@ class LlmConfig(ModelServiceConfig):
     """By how much the prompts of new requests may delay the next token of the others; 16 tokens always may."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Length of an answer whose request does not give one; by default what fits."""
+    tool_parser: Literal["hermes", "llama3_json", "mistral"] | None = None
+    """How the model writes calls of tools; by default what its chat template shows."""
     debug: bool = False
     """Check after every step that slots, lengths and requests agree; replaces the replica if they do not. Slow."""
 

@@ -1,22 +1,27 @@
-"""How long a classifier computes at each length, static and dynamic, on one machine (Arlo §2.2, figure 2; §3.2).
+"""How long a classifier computes at each length, on each kind of runtime, on one machine (Arlo §2.2, figure 2; §3.2).
 
 `pliant.kernels.encoder.latency_profile` measures it; nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
 
 from pliant.cache import cache_folder, made_once
 
+RuntimeKind = Literal["packed", "dynamic", "static"]
+"""Of runtimes: one that takes several texts of any length at a time; one that takes each at its own length; or one for
+each length, to which texts are padded."""
+
 PAYS = 0.05
-"""The share of a dynamic runtime's time that static ones must save to be worth compiling."""
+"""The share of a dynamic runtime's time that static ones must save to be worth compiling; and what a runtime must save
+over one that is of more use otherwise."""
 
 EVEN_BINS = 8
 """Static runtimes, evenly spaced, that a dynamic one is compared with; the paper has one every 64 tokens, up to 512."""
@@ -27,7 +32,8 @@ class Profile(BaseModel):
 
     `dynamic_s[i]` is the seconds that a dynamic runtime takes for a text of `lengths[i]` tokens, `static_s[i]` those of
     a static runtime compiled for that many. Static times were measured at the lengths in `static_at`, and estimated
-    between them from the dynamic ones. `steps` are the last lengths before latency jumps: the staircase's edges, empty
+    between them from the dynamic ones. `packed_s` are those of a packed runtime with one text; none if the model has
+    none here. `steps` are the last lengths before latency jumps: the staircase's edges, empty
     where there is none. `device` is the processor's name; `threads` are those of the CPU for one forward pass.
     """
 
@@ -42,6 +48,7 @@ class Profile(BaseModel):
     dynamic_s: tuple[PositiveFloat, ...]
     static_s: tuple[PositiveFloat, ...]
     static_at: tuple[PositiveInt, ...]
+    packed_s: tuple[PositiveFloat, ...] = ()
     steps: tuple[PositiveInt, ...]
 
     @model_validator(mode="after")
@@ -50,6 +57,8 @@ class Profile(BaseModel):
             raise ValueError("lengths must rise, and there must be one")
         if not len(self.lengths) == len(self.dynamic_s) == len(self.static_s):
             raise ValueError("each length needs a dynamic and a static time")
+        if self.packed_s and len(self.packed_s) != len(self.lengths):
+            raise ValueError("each length needs a packed time, or none does")
         if not self.static_at or not set(self.static_at + self.steps) <= set(self.lengths):
             raise ValueError("static_at must not be empty; it and steps must be among the lengths")
         return self
@@ -59,14 +68,51 @@ class Profile(BaseModel):
         """The longest text, in tokens."""
         return self.lengths[-1]
 
-    def service_s(self, length: int, *, dynamic: bool) -> float:
-        """Seconds for `length` tokens on a dynamic runtime, or on a static one compiled for exactly that many.
+    @property
+    def kinds(self) -> tuple[RuntimeKind, ...]:
+        """Those that were measured; of two that take equally long the former serves."""
+        return ("packed", "dynamic", "static") if self.packed_s else ("dynamic", "static")
 
-        Raises ValueError if there was no measurement for such a long text.
+    def service_s(self, length: int, kind: RuntimeKind) -> float:
+        """Seconds for one text of `length` tokens on a runtime of this kind, a static one compiled for exactly that
+        many.
+
+        Raises ValueError if there was no measurement for such a long text, or of the kind.
         """
         if not 1 <= length <= self.longest:
             raise ValueError(f"got {length} tokens; the profile covers 1 to {self.longest}")
-        return float(np.interp(length, self.lengths, self.dynamic_s if dynamic else self.static_s))
+        return float(np.interp(length, self.lengths, self._seconds(kind)))
+
+    def mean_s(self, kind: RuntimeKind, bins: Sequence[int] | None = None) -> float:
+        """Seconds for a text, all lengths alike, one at a time; static runtimes are those for `bins`, or EVEN_BINS."""
+        at = np.array(self.lengths)
+        if kind == "static":
+            edges = np.array(bins or np.arange(1, EVEN_BINS + 1) * self.longest / EVEN_BINS)
+            at = edges[np.minimum(np.searchsorted(edges, at), len(edges) - 1)]
+        return float(np.mean(np.interp(at, self.lengths, self._seconds(kind))))
+
+    def fastest(self, bins: Sequence[int] | None = None) -> RuntimeKind:
+        """What to serve with where a replica may hold what it likes; static runtimes would be those for `bins`.
+
+        A packed runtime answers several texts at a time, and a dynamic one leaves each replica open to all lengths: of
+        another kind each must save PAYS.
+        """
+        chosen, *others = self.kinds
+        for kind in others:
+            if self.mean_s(kind, bins) <= (1 - PAYS) * self.mean_s(chosen, bins):
+                chosen = kind
+        return chosen
+
+    def reason(self, bins: Sequence[int] | None = None) -> str:
+        """Why `fastest` says so, in a line."""
+        compared = ", ".join(f"{kind} {self.mean_s(kind, bins) * 1e3:.3g} ms" for kind in self.kinds)
+        return f"{self.fastest(bins)}: a text of any length takes {compared} on average"
+
+    def _seconds(self, kind: RuntimeKind) -> tuple[float, ...]:
+        seconds = {"packed": self.packed_s, "dynamic": self.dynamic_s, "static": self.static_s}[kind]
+        if not seconds:
+            raise ValueError(f"{self.model} has no {kind} runtime on this device")
+        return seconds
 
     @property
     def unpadded_saving(self) -> float:
@@ -77,9 +123,7 @@ class Profile(BaseModel):
     @property
     def static_saving(self) -> float:
         """The same with padding: for texts of every length alike, on EVEN_BINS evenly spaced runtimes."""
-        bins = np.arange(1, EVEN_BINS + 1) * self.longest / EVEN_BINS
-        padded = bins[np.searchsorted(bins, self.lengths)]
-        return float(1 - np.interp(padded, self.lengths, self.static_s).sum() / sum(self.dynamic_s))
+        return 1 - self.mean_s("static") / self.mean_s("dynamic")
 
     @property
     def static_pays(self) -> bool:
@@ -87,7 +131,7 @@ class Profile(BaseModel):
         return self.static_saving >= PAYS
 
     def summary(self) -> str:
-        """What an operator should know, in two sentences."""
+        """What an operator should know, in a few sentences."""
         edges = ", ".join(map(str, self.steps))
         steps = f"Latency jumps after {edges} tokens" if edges else "Latency rises with length without a staircase"
         unpadded, padded = _compared(self.unpadded_saving), _compared(self.static_saving)

@@ -20,7 +20,7 @@ from pliant.deployments.cascade.levels import ClassifierReader, levels_of, run_o
 from pliant.deployments.cascade.local import attention_agreements, local_classifiers
 from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.readings import Level, UnreadableError
-from pliant.deployments.encoder.engine import Runtime
+from pliant.deployments.encoder.computing import Runtime
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.torchvision_ops import declare
 from pliant.training.labelled_texts import split

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 from support.doubles import report
 
+from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.errand import TextWant
+from pliant.deployments.encoder.kind import KIND
 from pliant.deployments.encoder.messages import Report
 from pliant.deployments.serving.table import Choice, NoReplicaError, NoTimeError, ReplicaTable
+
+ARLO = {"dispatch": "arlo", "slo_ms": 1000}
 
 
 class Gateway:
@@ -45,6 +49,28 @@ def test_the_shortest_runtime_that_fits_is_chosen(gateway: Gateway) -> None:
     assert gateway.chosen(65) == "long"
     assert gateway.chooser.serves(512)
     assert not gateway.chooser.serves(513)
+
+
+def test_where_replicas_take_all_lengths_home_is_a_preference() -> None:
+    home = Gateway(near={**report(512), "home": 64}, far={**report(512), "home": 512})
+    assert [home.chosen(length) for length in (64, 65, 512)] == ["near", "far", "far"]
+    assert {home.choose(64).replica for _ in range(4)} == {"near", "far"}, "short texts may spill over"
+    assert home.chosen(512, avoid=["far"]) == "near"
+
+
+def test_a_report_of_an_older_version_has_no_home() -> None:
+    old: Any = report(64)
+    del old["home"]
+    assert Gateway(short=old, long=report(512)).chosen(64) == "short"
+
+
+def test_the_papers_rule_can_be_had() -> None:
+    chooser = KIND.chooser(EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 1, **ARLO}))
+    table: ReplicaTable[TextWant, Report] = ReplicaTable(chooser)
+    table.sync({"short": report(64), "long": report(512)})
+    chosen = [table.choose(TextWant(10, None, 1.0), ()).replica for _ in range(100)]
+    assert chosen[:80] == ["short"] * 80, "up to 0.85 of what it can do within the SLO, however idle others are"
+    assert "long" in chosen[80:90]
 
 
 def test_a_refusal_corrects_the_table_at_once_and_stale_news_do_not_undo_it(gateway: Gateway) -> None:

@@ -15,7 +15,8 @@ from support.waiting import until
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder import runtimes
-from pliant.deployments.encoder.engine import Engine, LoadError, Runtime
+from pliant.deployments.encoder.computing import Runtime
+from pliant.deployments.encoder.engine import Engine, LoadError
 from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.serving.outcome import Outcome
@@ -226,7 +227,8 @@ class Clock:
 @pytest.fixture
 async def reading(monkeypatch: pytest.MonkeyPatch) -> Engine:
     clock = Clock()
-    monkeypatch.setattr("pliant.deployments.encoder.engine.time", clock)
+    for module in ("engine", "computing"):
+        monkeypatch.setattr(f"pliant.deployments.encoder.{module}.time", clock)
     engine = Engine(Readers(clock))
     await engine.hold(256)
     return engine
@@ -371,7 +373,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, Kernel]:
 
 
 def encoder(**options: Any) -> EncoderConfig:
-    return EncoderConfig(kind="encoder", model="m", lengths=(8, 16), replicas={"min": 1, "max": 1}, **options)
+    return EncoderConfig(
+        kind="encoder", model="m", lengths=(8, 16), residency="one", replicas={"min": 1, "max": 1}, **options
+    )
 
 
 async def test_a_model_that_cannot_tell_answers_all_the_same(

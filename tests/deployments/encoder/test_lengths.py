@@ -17,14 +17,13 @@ def texts(*lengths: int) -> np.ndarray:
 
 def test_configured_lengths_stay() -> None:
     lengths = Lengths((64, 512), profile(0.5))
-    assert (lengths.current, lengths.longest, lengths.dynamic) == ((64, 512), 512, False)
+    assert (lengths.current, lengths.longest) == ((64, 512), 512)
     assert not lengths.choose(texts(100))
-    assert lengths.service_s == {}
 
 
 def test_where_static_shapes_do_not_pay_one_dynamic_runtime_takes_all() -> None:
     lengths = Lengths(None, profile(0.99))
-    assert (lengths.current, lengths.dynamic) == ((512,), True)
+    assert lengths.current == (512,)
     assert not lengths.choose(texts(100))
     assert lengths.service_s == {}
 
@@ -33,7 +32,6 @@ def test_where_they_pay_lengths_follow_the_texts() -> None:
     lengths = Lengths(None, profile(0.5))
     before = lengths.current
     assert len(before) > 2
-    assert not lengths.dynamic
     assert lengths.choose(texts(17, 33))
     assert lengths.current == (24, 40, 512)
     assert not lengths.choose(texts(17, 33)), "they are good already"

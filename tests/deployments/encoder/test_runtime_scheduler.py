@@ -35,8 +35,9 @@ class Replicas:
         """Replicas that do as they are told once the event is set."""
         self._table = table
 
-    async def add(self, name: str, max_length: int) -> None:
+    async def add(self, name: str, max_length: int, resident: bool = False) -> None:
         self.sleepers[name] = Sleepers(LENGTHS, service_s=0, per_token_s=0.001)
+        self.sleepers[name].resident = resident
         self.engines[name] = Engine(self.sleepers[name])
         await self.engines[name].hold(max_length)
         self.spread()
@@ -62,7 +63,8 @@ class Replicas:
 class World:
     """A scheduler with its replicas, its clock, and what a gateway would have been told."""
 
-    def __init__(self) -> None:
+    def __init__(self, resident: bool = False) -> None:
+        self.resident = resident
         self.now = 1000.0
         self.table: Table = ReplicaTable(EncoderChooser(1.0))
         self.replicas = Replicas(self.table)
@@ -72,7 +74,13 @@ class World:
 
     def restarted(self) -> RuntimeScheduler:
         return RuntimeScheduler(
-            "topics", self.config, Lengths(LENGTHS, None), self.table, self.replicas, self._changed, lambda: self.now
+            "topics",
+            self.config,
+            Lengths(LENGTHS, None, resident=self.resident),
+            self.table,
+            self.replicas,
+            self._changed,
+            lambda: self.now,
         )
 
     def _changed(self) -> None:
@@ -317,3 +325,21 @@ async def test_a_short_length_that_was_no_quicker_is_not_tried_again_every_ten_m
         await asyncio.sleep(0)
     assert {assignment.max_length for _, assignment in replicas.moves} == {4, 16}, "it was hoped to be quicker once"
     assert max(when for when, _ in replicas.moves) < 60
+
+
+async def test_where_replicas_take_all_lengths_only_their_homes_follow_the_texts() -> None:
+    world = World(resident=True)
+    for name, length in (("a", 16), ("b", 4), ("c", 8)):
+        await world.replicas.add(name, 16, resident=True)
+        await world.replicas.engines[name].hold(length)
+    world.replicas.spread()
+    await world.run(15, 3)
+    assert world.replicas.held() == {16: 3}
+    assert {engine.home for engine in world.replicas.engines.values()} == {4}
+    assert all(len(sleepers.loaded) == 1 for sleepers in world.replicas.sleepers.values()), "nothing is loaded anew"
+    assert not any(world.moving), "and routing goes on"
+    plan = world.scheduler.guidance().plan
+    assert plan["replicas"] == {"4": 3, "8": 0, "16": 0}
+    assert plan["predicted_load"] >= plan["least_load"] > 0
+    await world.run(40, 3, 15)
+    assert {engine.home for engine in world.replicas.engines.values()} > {16}

@@ -13,7 +13,8 @@ from support.doubles import Sleeper, Sleepers, report
 from support.waiting import HANGS_AFTER_S, until
 
 from pliant.deployments.encoder.chooser import EncoderChooser
-from pliant.deployments.encoder.engine import Engine, Runtime
+from pliant.deployments.encoder.computing import Runtime
+from pliant.deployments.encoder.engine import Engine
 from pliant.deployments.encoder.errand import TextWant
 from pliant.deployments.encoder.messages import Answer, Query
 from pliant.deployments.serving.outcome import Outcome

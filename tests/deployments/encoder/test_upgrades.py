@@ -122,3 +122,23 @@ async def test_one_that_fails_does_not_hold_up_the_others(sleepers: Sleepers) ->
     assert sleepers.uncompiled == {8}
     assert engine.report()["backend"] == "eager"
     assert engine.report()["uncompiled"] == {8: "no compiler for 8"}
+
+
+async def test_what_is_taken_for_granted_comes_before_what_is_measured(sleepers: Sleepers) -> None:
+    """A runtime for all lengths, which stays until another one has turned out to be faster."""
+    sleepers.resident, sleepers.uncompiled = True, {16}
+    engine = Engine(sleepers)
+    await engine.hold(4)
+    seen: list[tuple[str, list[int]]] = []
+
+    def settle_lengths() -> None:
+        seen.append((engine.report()["backend"], engine.report()["compiling"]))
+        sleepers.uncompiled = {8}
+
+    sleepers.settle_lengths = settle_lengths  # type: ignore[method-assign]
+    running = asyncio.create_task(Upgrades("topics", engine, sleepers).run())
+    await settled(engine)
+    running.cancel()
+    assert sleepers.compiled == [16, 8]
+    assert seen == [("sleeper", [4, 8, 16])], "people see that it may change"
+    assert engine.home == 4

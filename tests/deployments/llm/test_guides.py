@@ -14,7 +14,7 @@ from support.scripted_executor import EOS, ScriptedExecutor, byte_tokenizer
 
 from pliant.deployments.http import grammars
 from pliant.deployments.llm.engine import Engine
-from pliant.deployments.llm.guide import GuideError, Guides
+from pliant.deployments.llm.guide import GuideError, Guides, masks
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.deployments.serving.outcome import RequestError
 from pliant.sampling import Sampling
@@ -151,7 +151,7 @@ def test_a_grammar_that_cannot_be_followed_is_refused() -> None:
 def test_no_token_beyond_the_tokenizer_s_is_allowed() -> None:
     guide = Guides(TOKENIZER, (EOS,), 500).guide(bound(GRAMMARS["choice"]))
     assert guide
-    mask = guide.mask()
+    [mask] = masks([(0, guide)]).bits
     assert len(mask) == 16
     assert {token for token in range(512) if mask[token >> 5] >> (token & 31) & 1} == set(b"lr") | {0xC3}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,9 @@ from pliant.deployments.llm.kind import LlmKind
 from pliant.deployments.serving.services import Services
 
 
-def gateway(
-    folder: Path, replicas: Replicas, names: tuple[str, ...] = ("chat",), keys: tuple[str, ...] = ()
-) -> FastAPI:
-    config, services = (
-        GatewayConfig(),
-        Services.of("prompts", {each: language_model(folder, replicas) for each in names}),
-    )
+def gateway(folder: Path, replicas: Replicas, *names: str, keys: Collection[str] = ()) -> FastAPI:
+    models = {name: language_model(folder, replicas) for name in names or ("chat",)}
+    config, services = GatewayConfig(), Services.of("prompts", models)
     return application(config, services, dict, bytes, LlmKind().routers(services, None, config), keyed(keys))
 
 

@@ -68,6 +68,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Seconds], list[tuple[
             return run
 
         monkeypatch.setattr(latency_profile, "load", load)
+        monkeypatch.setattr(latency_profile.packed_runtime, "suits", lambda _folder, **_: False)
         monkeypatch.setattr(latency_profile, "time", SimpleNamespace(perf_counter=lambda: now))
         return asked
 
@@ -100,7 +101,7 @@ def test_where_static_is_faster_each_edge_is_measured(folder, compiled) -> None:
     assert made.steps == EDGES
     assert made.static_at == (*EDGES, 512)
     for length in made.static_at:
-        assert made.service_s(length, dynamic=False) == pytest.approx(seconds(length, False))
+        assert made.service_s(length, "static") == pytest.approx(seconds(length, False))
     assert made.static_pays
 
 

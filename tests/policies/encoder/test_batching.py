@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pliant.formats.pass_times import PassTimes
 from pliant.policies.encoder.batching import Batcher, BatchTimes, PackedTimes, PaddedTimes, Waiting, cut
 
 LENGTHS = (64, 128, 512)
@@ -172,3 +173,61 @@ def test_packed_times_count_tokens_and_pairs() -> None:
 def test_bad_times(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"needs|must"):
         wrong()  # type: ignore[operator]
+
+
+@given(
+    st.floats(1e-4, 0.1),
+    st.floats(1e-7, 1e-3),
+    st.floats(0, 1),
+    st.lists(st.integers(8, 512), min_size=1, max_size=32).filter(lambda lengths: sum(lengths) <= 1024),
+)
+def test_a_measured_table_gives_back_what_passes_take(
+    overhead_s: float, token_s: float, attention: float, lengths: list[int]
+) -> None:
+    square_s = attention * token_s / 512
+    counts, columns = (1, 2, 4, 8, 16, 32), (8, 16, 32, 64, 128, 256, 512)
+
+    def seconds(count: int, length: int) -> float:
+        measured = count == 1 or count * length <= 1024
+        return (overhead_s + token_s * count * length + square_s * count * length**2) if measured else 0.0
+
+    table = tuple(tuple(seconds(count, length) for length in columns) for count in counts)
+    times = PackedTimes.fitted(PassTimes(counts=counts, lengths=columns, seconds=table), most=32)
+    expected = overhead_s + token_s * sum(lengths) + square_s * sum(length**2 for length in lengths)
+    assert times.seconds(sorted(lengths))[-1] == pytest.approx(expected, rel=0.02)
+    for length in (8, 64, 512):
+        spans = times.seconds([length] * 32)
+        best = min(span / count for count, span in enumerate(spans, start=1))
+        assert times.share_s(length) == pytest.approx(best)
+
+
+def test_what_a_busy_machine_added_to_some_passes_makes_no_batch_look_bad() -> None:
+    counts, columns = (1, 2, 4, 8, 16, 32), (8, 16, 32, 64)
+    table = [[1e-3 + 1e-5 * count * length for length in columns] for count in counts]
+    quiet = PackedTimes.fitted(PassTimes(counts=counts, lengths=columns, seconds=tuple(map(tuple, table))), most=32)
+    for row, column in ((5, 0), (3, 1), (4, 3), (2, 2), (0, 1)):
+        table[row][column] += 0.012
+    busy = PackedTimes.fitted(PassTimes(counts=counts, lengths=columns, seconds=tuple(map(tuple, table))), most=32)
+    for lengths in ([8] * 32, [8, 16, 16, 30, 64], [64] * 16):
+        assert busy.seconds(lengths)[-1] == pytest.approx(quiet.seconds(lengths)[-1], rel=0.3)
+
+
+@given(st.lists(st.lists(st.floats(1e-4, 1e-1), min_size=7, max_size=7), min_size=6, max_size=6))
+def test_times_can_be_made_of_any_table(table: list[list[float]]) -> None:
+    counts, columns = (1, 2, 4, 8, 16, 32), (8, 16, 32, 64, 128, 256, 512)
+    rows = tuple(map(tuple, table))
+    times = PackedTimes.fitted(PassTimes(counts=counts, lengths=columns, seconds=rows), most=32)
+    batch = Batcher(times, 512).next_batch(0.0, forever([9, 100, 512, 30]))
+    assert batch.seconds > 0
+    assert 0 < times.share_s(512) < math.inf
+
+
+@given(QUEUES, st.data(), TIMES)
+def test_a_batch_with_a_given_text_makes_the_most_of_it(
+    lengths: list[int], data: st.DataObject, times: BatchTimes
+) -> None:
+    first = data.draw(st.integers(0, len(lengths) - 1))
+    batch = Batcher(times, 512).batch_with(first, forever(lengths))
+    assert first in batch.texts
+    alone_s = times.seconds((times.step(lengths[first]),))[0]
+    assert len(batch.texts) / batch.seconds >= (1 - 1e-9) / alone_s

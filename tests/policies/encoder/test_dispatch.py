@@ -271,7 +271,7 @@ def test_a_text_runs_on_the_shortest_resident_runtime_that_it_fits_into() -> Non
 
 
 def test_a_resident_runtime_is_never_slower_than_a_longer_one() -> None:
-    expected, idle = resident({64: 0.03, 128: 0.02}).tables(128)
+    expected, idle, _ = resident({64: 0.03, 128: 0.02}).tables(128)
     assert set(expected) == set(idle) == {0.02}
     for wrong in ((), ((64, ServiceCurve.constant(0.1)),) * 2, ((0, ServiceCurve.constant(0.1)),)):
         with pytest.raises(ValueError, match="rise"):
@@ -295,6 +295,23 @@ def test_an_avoided_head_leaves_the_rest_of_home_the_first_choice() -> None:
         assign(dispatcher, name, 16, 0.01)
     dispatcher.assign("c", 64, resident({16: 0.01, 64: 0.04}), 64)
     assert [dispatcher.dispatch(1, avoid={"a"})[0] for _ in range(2)] == ["b", "b"]
+
+
+def test_a_text_that_joins_a_batch_adds_less_than_it_takes_alone() -> None:
+    dispatcher: Dispatcher[str] = Dispatcher(slo_s=1.0)
+    dispatcher.assign("a", 64, ServiceCurve(((8, 0.1, 0.1), (64, 0.2, 0.2)), (0.25, 0.5)))
+    found = [dispatcher.dispatch(8) for _ in range(3)]
+    assert [predicted_s for _, predicted_s, _ in found] == pytest.approx([0.1, 0.125, 0.15])
+    assert dispatcher.sent_s("a") == pytest.approx(0.075)
+    with pytest.raises(DeadlineError):
+        dispatcher.dispatch(64, budget_s=0.27)
+    _, predicted_s, work = dispatcher.dispatch(64, budget_s=0.28)
+    assert predicted_s == pytest.approx(0.275)
+    dispatcher.check_integrity()
+    for replica, _, added in [*found, ("a", 0.0, work)]:
+        dispatcher.complete(replica, added)
+    assert dispatcher.sent_s("a") == 0
+    dispatcher.check_integrity()
 
 
 def test_a_new_home_needs_no_other_runtimes() -> None:

@@ -27,7 +27,7 @@ def test_what_lies_between_measured_lengths_is_interpolated() -> None:
     curve = ServiceCurve(((16, 0.004, 0.004), (128, 0.018, 0.018)))
     assert curve.seconds(1) == curve.seconds(16) == 0.004
     assert curve.seconds(72) == pytest.approx(0.011)
-    expected, idle = curve.tables(128)
+    expected, idle, _ = curve.tables(128)
     assert len(expected) == len(idle) == 129
     assert expected.tolist() == [curve.seconds(length) for length in range(129)]
 
@@ -129,7 +129,7 @@ def test_a_curve_rises_stays_within_bounds_and_returns(
     for now, (length, seconds) in enumerate(observed):
         times.observe(now * 0.01, length, seconds)
     curve = times.curve(0.6)
-    expected, idle = curve.tables(4096)
+    expected, idle, _ = curve.tables(4096)
     assert (expected[1:] >= expected[:-1]).all()
     assert (idle <= expected).all()
     assert (expected <= 4.2 * before.tables(4096)[0]).all()
@@ -161,3 +161,14 @@ def test_bad_points(points: tuple[tuple[int, float, float], ...]) -> None:
 def test_bad_measurements(measured: dict[int, float]) -> None:
     with pytest.raises(ValueError, match=r"must be positive|math domain"):
         ServiceTimes(measured)
+
+
+def test_texts_that_are_computed_together_hold_up_others_for_a_share_of_what_they_take() -> None:
+    curve = ServiceTimes({8: 0.1, 64: 0.4}, {8: 0.25, 64: 0.75}).curve(0.0)
+    assert curve.work_seconds(8) == pytest.approx(0.25 * curve.seconds(8))
+    assert curve.work_seconds(36) == pytest.approx(0.5 * curve.seconds(36))
+    assert curve.tables(64).work[[0, 36, 64]].tolist() == pytest.approx([curve.work_seconds(n) for n in (0, 36, 64)])
+    assert ServiceCurve.constant(0.1).work_seconds(5) == 0.1
+    for wrong in ((0.5, 0.5), (0.0,), (1.1,)):
+        with pytest.raises(ValueError, match="a share of at most 1 for each of 1"):
+            ServiceCurve(((8, 0.1, 0.1),), wrong)

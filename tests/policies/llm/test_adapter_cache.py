@@ -229,13 +229,18 @@ class Reference:
         recency = 1 - (now - self.last_used[adapter]) / oldest if oldest else 1.0
         size = self.sizes[adapter] / max(self.sizes.values())
         return {
-            "joint": uses.count(adapter) / (now - self.last_used[adapter] + PATIENCE_S),
+            "joint": uses.count(adapter) / self.seconds(now) + 1 / (now - self.last_used[adapter] + PATIENCE_S),
             "compound": F * frequency + R * recency + S * size,
             "fair_share": (frequency + recency + size) / 3,
             "lru": recency,
             "lfu": frequency,
             "none": recency,
         }[self.eviction]
+
+    def seconds(self, now: float) -> float:
+        """For which uses are counted."""
+        first = min((at for at, _ in self.uses), default=now)
+        return min(max(now - first, 10.0), self.window_s)
 
     def order(self, adapters: Iterable[str], now: float) -> list[tuple[bool, float]]:
         """What victims are sorted by: wanted or not, and their score."""

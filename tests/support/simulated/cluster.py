@@ -36,7 +36,7 @@ from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.serving.planner import Planner
 from pliant.deployments.serving.replica import Desk
 from pliant.deployments.serving.table import ReplicaTable
-from pliant.models.sources import ModelInfo
+from pliant.models.encoder_info import EncoderInfo
 
 LENGTHS = (4, 8, 16)
 REPLICAS = 4
@@ -104,7 +104,7 @@ class SimulatedGateway(CallPath[TextWant, Query, Answer, Report, TalliedRecorder
         super().__init__(chooser, _Transport(cluster, process), TalliedRecorder())
         config = cluster.config.services["topics"]
         assert isinstance(config, EncoderConfig)
-        info = ModelInfo(labels=("length", "first"), max_length=16, pad_token_id=0, architecture="B", multi_label=False)
+        info = EncoderInfo("classify", ("length", "first"), 16, pairs=False, scores="softmax", vocabulary=6)
         self.classifier = Classifier("topics", config, folder, info, chooser, self.table, self.caller, self.recorder)
         self.told = "", 0
         """The planner that it heard last, and the version of its plan."""

@@ -1,0 +1,1 @@
+"""What clients notice when parts of a cluster of several nodes die or stop."""

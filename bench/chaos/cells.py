@@ -1,0 +1,138 @@
+"""`python -m pliant.bench.chaos.cells PLAN OUT`: breaks a cluster of its own in all ways of PLAN, and writes what its
+clients saw. A process of its own, because it owns its Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from ray import serve
+
+from pliant import zoo
+from pliant.bench.chaos.clients import CHAT, IMAGES, TEXTS, Clients, End
+from pliant.bench.chaos.nodes import Nodes, processes
+from pliant.deployments.app import assemble
+from pliant.deployments.kinds import parse
+
+_PARTS = {
+    "edge": ("ProxyActor", "haproxy"),
+    "gateway": ("ServeReplica:default:gateway",),
+    "planner": ("ServeReplica:default:planner",),
+    **{f"replica of {name}": (f"ServeReplica:default:{name}",) for name in (TEXTS, CHAT, IMAGES)},
+    "controller": ("ServeController",),
+}
+"""What the title of a process of each has; of the first that there is."""
+_SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
+_BEFORE_S, _AFTER_S, _CALM_S = 3.0, 10.0, 3.0
+_RECOVERS_WITHIN_S = 60.0
+
+
+def main() -> None:
+    """PLAN is a list of pairs of a part, or "node", and a fault."""
+    plan, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    nodes = Nodes(head_cpus=3, num_cpus=2)
+    try:
+        for _ in range(2):
+            nodes.add()
+        address = nodes.connect()
+        serve.run(assemble(parse(_config(out.parent))))
+        out.write_text(json.dumps(asyncio.run(_run(address, nodes, plan))))
+    finally:
+        nodes.end()
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    (folder / "state").mkdir()
+    shutil.copytree(zoo.ensure(zoo.ADAPTERS, lambda _what, _done: None), folder / "adapters")
+    each: dict[str, Any] = {"replicas": 2, "cpus": 0.2}
+    adapters = {"roots": [str(folder / "adapters")]}
+    return {
+        "gateway": {"replicas": 2, "cpus": 0.2},
+        "state": str(folder / "state"),
+        "services": {
+            TEXTS: {**each, "kind": "encoder", "model": "zoo/topics-small", "lengths": [64]},
+            CHAT: {**each, "kind": "llm", "model": "zoo/tiny-llama", "max_length": 512, "adapters": adapters},
+            IMAGES: {**each, "kind": "vision", "model": "zoo/digits-vit", "tasks": "zoo/digits-tasks"},
+        },
+    }
+
+
+async def _run(address: str, nodes: Nodes, plan: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    clients = Clients(address)
+    await _ready(address)
+    await clients.learn()
+    found = []
+    for part, fault in plan:
+        found.append({"part": part, "fault": fault, **await _cell(clients, nodes, part, fault)})
+        print(found[-1], flush=True)
+        await _ready(address)
+    return found
+
+
+async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[str, Any]:
+    """What clients saw of one fault."""
+    clients.ends.clear()
+    asking = asyncio.create_task(clients.run())
+    await asyncio.sleep(_BEFORE_S)
+    at = time.monotonic()
+    victim = 0
+    if part == "node":
+        await asyncio.to_thread(nodes.remove, 0)
+    else:
+        victim = min(next(filter(None, map(processes, _PARTS[part]))))
+        os.kill(victim, _SIGNALS[fault])
+    await _calm(clients, at)
+    if fault == "SIGSTOP":
+        with contextlib.suppress(ProcessLookupError):  # Serve has replaced it meanwhile
+            os.kill(victim, signal.SIGCONT)
+    if part == "node":
+        await asyncio.to_thread(nodes.add)
+    asking.cancel()
+    await asyncio.wait([asking])
+    bad = [end for end in clients.ends if end.bad]
+    return {
+        "sent": len(clients.ends),
+        **{how: sum(end.how == how for end in clients.ends) for how in ("lost", "wrong", "shed")},
+        "late": sum(end.late for end in clients.ends),
+        "recover_s": round(max((end.ended - at for end in bad), default=0.0), 2),
+        "by": dict(Counter(f"{end.kind}: {end.how if end.how != 'ok' else 'late'} {end.what}" for end in bad)),
+    }
+
+
+async def _calm(clients: Clients, at: float) -> None:
+    """Until nothing bad has come for a while, and each kind has been answered meanwhile."""
+    while (now := time.monotonic()) < at + _RECOVERS_WITHIN_S:
+        lately: list[End] = [end for end in clients.ends if end.ended > now - _CALM_S]
+        kinds = {end.kind for end in lately if end.began > at}
+        if now > at + _AFTER_S and kinds == clients.kinds.keys() and not any(end.bad for end in lately):
+            return
+        await asyncio.sleep(0.5)
+
+
+async def _ready(address: str) -> None:
+    """Until all services have both replicas, and nothing is compiled."""
+    async with httpx.AsyncClient(timeout=60) as http:
+        while True:
+            with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
+                views = (await http.get(f"{address}/stats")).json()["services"].values()
+                reports = [report for view in views for report in view["replicas"].values()]
+                whole = all(view["ready"] and len(view["replicas"]) == 2 for view in views)
+                if whole and not any(report.get("compiling") for report in reports):
+                    return
+            await asyncio.sleep(1)
+
+
+if __name__ == "__main__":
+    main()

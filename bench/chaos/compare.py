@@ -1,0 +1,77 @@
+"""What clients notice when a part of a cluster of three nodes is killed or stopped, under a load of all kinds.
+
+Clients of short texts and of images ask once; a stream that breaks off goes on behind its last event, and a load that
+was answered with 503 is asked for again. What gets no answer then is lost; what takes more than five seconds is late.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pliant import haproxy, ray_settings
+from pliant.bench.load import LoadError
+from pliant.bench.ray_session import running
+from pliant.bench.report import Figure, Options, Report
+
+_QUICK = [
+    *(("gateway", "SIGKILL"), ("planner", "SIGKILL"), ("planner", "SIGSTOP"), ("controller", "SIGKILL")),
+    *(("replica of topics-small", "SIGKILL"), ("replica of chat", "SIGKILL"), ("replica of digits", "SIGKILL")),
+    *(("replica of topics-small", "SIGSTOP"), ("replica of chat", "SIGSTOP")),
+]
+_FULL = [
+    *_QUICK,
+    *(("gateway", "SIGSTOP"), ("controller", "SIGSTOP"), ("replica of digits", "SIGSTOP")),
+    *(("edge", "SIGKILL"), ("edge", "SIGSTOP"), ("node", "SIGKILL")),
+]
+_ENDS_WITHIN_S = 3600
+
+
+def run(options: Options) -> Report:
+    """Raises LoadError if the cluster breaks in a way that is not meant."""
+    plan = _QUICK if options.quick else _FULL
+    cells = _cells(plan)
+    figures = [
+        _sum("lost", [cell["lost"] for cell in cells], "0"),
+        _sum("wrong", [cell["wrong"] for cell in cells], "0"),
+        _sum("late", [cell["late"] for cell in cells], ""),
+        _most("recover_s_killed", [cell["recover_s"] for cell in cells if cell["fault"] == "SIGKILL"], "<= 5"),
+        _most("recover_s_stopped", [cell["recover_s"] for cell in cells if cell["fault"] == "SIGSTOP"], "<= 10"),
+    ]
+    return Report(figures, {"sent": sum(cell["sent"] for cell in cells), "cells": cells}, {})
+
+
+def _cells(plan: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    settings = {**ray_settings.ENVIRONMENT, **haproxy.environment(None), "RAY_AUTH_MODE": "disabled"}
+    with tempfile.TemporaryDirectory(prefix="pliant", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "plan.json").write_text(json.dumps(plan))
+        command = [
+            sys.executable,
+            "-m",
+            "pliant.bench.chaos.cells",
+            str(folder / "plan.json"),
+            str(folder / "out.json"),
+        ]
+        with running(command, folder, {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **settings}) as started:
+            try:
+                code = started.process.wait(_ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                raise LoadError(f"it has not ended:\n{started.tail()}") from None
+            if code:
+                raise LoadError(started.tail())
+            found: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())
+    return found
+
+
+def _sum(name: str, values: list[int], target: str) -> Figure:
+    return Figure(name, sum(values), min(values), max(values), target)
+
+
+def _most(name: str, values: list[float], target: str) -> Figure:
+    return Figure(name, max(values), min(values), max(values), target, "the longest of all cells")

@@ -1,0 +1,76 @@
+"""A Ray cluster of several nodes, which are processes of this machine, and what befalls them.
+
+The process that has them owns its Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from typing import Any
+
+import psutil
+import ray
+from ray import serve
+from ray._private.state import actors
+from ray.cluster_utils import Cluster
+
+from pliant.bench.ray_session import free_port, script
+
+_STORE_BYTES = 80 * 2**20
+
+
+class Nodes:
+    """A head, on which Serve's proxy and controller run, and whatever is added."""
+
+    def __init__(self, head_cpus: int, num_cpus: int, num_gpus: int = 0) -> None:
+        """What the head has, and each other node."""
+        self._each: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "object_store_memory": _STORE_BYTES}
+        head = {"num_cpus": head_cpus, "num_gpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.nodes: list[Any] = []
+        """Those that were added and are not removed, in order."""
+
+    def connect(self) -> str:
+        """Start Serve; the address at which it will answer."""
+        ray.init(address=self.cluster.address, log_to_driver=False)
+        self.cluster.wait_for_nodes()
+        port = free_port()
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        return f"http://127.0.0.1:{port}"
+
+    def add(self) -> None:
+        """One more node."""
+        self.nodes.append(self.cluster.add_node(**self._each))
+
+    def remove(self, index: int) -> None:
+        """Without a warning."""
+        self.cluster.remove_node(self.nodes.pop(index), allow_graceful=False)
+
+    def drain(self, index: int) -> str:
+        """As a cloud's notice that a node goes away in a minute would; its id."""
+        node = str(self.nodes[index].node_id)
+        why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+        call = [script("ray"), "drain-node", "--address", self.cluster.address, "--node-id", node, *why]
+        subprocess.run([*call, "--deadline-remaining-seconds", "60"], check=True)
+        return node
+
+    def end(self) -> None:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+        self.cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+def processes(title: str) -> set[int]:
+    """Ids of ours whose title contains `title`."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if title in " ".join(process.cmdline()):
+                found.add(process.pid)
+    return found
+
+
+def replicas_on(node: str) -> bool:
+    """Whether some actor, which are all Serve's, lives on `node`."""
+    return any(actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == node for actor in actors().values())

@@ -1,0 +1,1 @@
+"""What is left of what clients did, in every process of a cluster."""

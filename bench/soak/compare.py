@@ -1,0 +1,148 @@
+"""Whether anything is left of what clients did: memory, descriptors, threads and label sets of each process over time.
+
+A cluster of a text classifier, a language model with adapters and a vision transformer with tasks is asked without
+pause by clients that never do the same twice. What it has after a warm-up is extrapolated to an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from rich.progress import Progress
+
+from pliant import zoo
+from pliant.bench.load import LoadError
+from pliant.bench.ray_session import Running, free_port, running, script
+from pliant.bench.report import Figure, Options, Report
+from pliant.bench.soak.clients import CHATS, IMAGES, TEXTS, Clients
+from pliant.bench.soak.watch import OF_OURS, OURS, WHOLE, Sample, growth, look
+
+_CLUSTER = Path(__file__).resolve().parents[2] / "cluster.yaml"
+_READY_WITHIN_S = 1800.0
+
+
+@dataclass(frozen=True)
+class _Plan:
+    minutes: float
+    warm_up: float = 1 / 3
+    """Of that."""
+    every_s: float = 5.0
+    seed: int = 0
+
+
+_QUICK = _Plan(minutes=4)
+_FULL = _Plan(minutes=45)
+
+
+def run(options: Options) -> Report:
+    """Raises LoadError if the cluster does not get ready."""
+    plan = _QUICK if options.quick else _FULL
+    with (
+        tempfile.TemporaryDirectory(prefix="pliant", ignore_cleanup_errors=True) as folder,
+        _cluster(Path(folder)) as (started, address),
+    ):
+        clients = Clients(address, plan.seed)
+        samples = asyncio.run(_soak(plan, clients, started, address))
+    return _report(plan, samples, clients)
+
+
+async def _soak(plan: _Plan, clients: Clients, started: Running, address: str) -> list[Sample]:
+    asking = asyncio.create_task(clients.run())
+    samples = []
+    with Progress(transient=True) as progress:
+        task = progress.add_task("soak", total=plan.minutes * 60)
+        ends = time.monotonic() + plan.minutes * 60
+        while (left := ends - time.monotonic()) > 0:
+            progress.update(task, completed=plan.minutes * 60 - left)
+            await asyncio.sleep(plan.every_s)
+            samples.append(await asyncio.to_thread(look, started, address))
+    asking.cancel()
+    with suppress(asyncio.CancelledError):
+        await asking
+    return samples
+
+
+def _report(plan: _Plan, samples: list[Sample], clients: Clients) -> Report:
+    warm = samples[round(len(samples) * plan.warm_up) :]
+    memory = [sample.pss_mb for sample in warm]
+    processes = {name: _percent(warm, memory, name) for name in memory[-1]}
+    worst = max((name for name in processes if name.startswith(OF_OURS)), key=processes.__getitem__)
+    hourly = {
+        what: {name: round(growth(warm, [getattr(sample, what) for sample in warm], name), 2) for name in names}
+        for what, names in ((each, getattr(warm[-1], each)) for each in Sample._fields[1:])
+    }
+    config = {
+        **asdict(plan),
+        "sent": dict(clients.statuses),
+        "first": warm[0]._asdict(),
+        "last": warm[-1]._asdict(),
+        "growth_an_hour": hourly,
+    }
+    figures = [
+        _figure("memory_growth_percent_an_hour", processes[WHOLE], "<= 1"),
+        _figure("memory_growth_percent_an_hour_without_ray", processes[OURS], "<= 1", f"the most: {worst}"),
+        _figure("descriptors_growth_an_hour", hourly["descriptors"][WHOLE], "0"),
+        _figure("threads_growth_an_hour", hourly["threads"][WHOLE], "0"),
+        _figure("label_sets_growth", sum(_difference(warm, name) for name in warm[-1].series), "0"),
+        _figure("server_errors", sum(number for status, number in clients.statuses.items() if status[0] == "5"), "0"),
+    ]
+    return Report(figures, config, {})
+
+
+def _percent(samples: list[Sample], memory: list[Any], name: str) -> float:
+    return 100 * growth(samples, memory, name) / statistics.mean(float(each.get(name, 0.0)) for each in memory)
+
+
+def _difference(samples: list[Sample], name: str) -> float:
+    return samples[-1].series[name] - samples[0].series[name]
+
+
+def _figure(name: str, value: float, target: str, beside: str = "") -> Figure:
+    return Figure(name, value, value, value, target, beside)
+
+
+@contextmanager
+def _cluster(folder: Path) -> Iterator[tuple[Running, str]]:
+    """One that is ready, and its address."""
+    for name in (zoo.ADAPTERS, zoo.TASKS):
+        shutil.copytree(zoo.ensure(name, lambda _what, _done: None), folder / name)
+    (folder / "state").mkdir()
+    port = free_port()
+    content = yaml.safe_load(_CLUSTER.read_text())
+    content["http_options"]["port"] = port
+    args = content["applications"][0]["args"]
+    services = args["services"] = {name: args["services"][name] for name in (TEXTS, CHATS, IMAGES)}
+    for service in services.values():
+        service["replicas"] = 1
+    services[TEXTS]["lengths"] = [64]
+    services[CHATS]["adapters"] = {"roots": [str(folder / zoo.ADAPTERS)]}
+    services[IMAGES]["tasks"] = {"folder": services[IMAGES]["tasks"], "roots": [str(folder / zoo.TASKS)]}
+    args["state"] = str(folder / "state")
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(content))
+    address = f"http://127.0.0.1:{port}"
+    with running([script("pliant"), "serve", str(folder / "cluster.yaml")], folder, {}) as started:
+        _await_ready(started, address)
+        yield started, address
+
+
+def _await_ready(started: Running, address: str) -> None:
+    """Until all services answer, and nothing is compiled any more."""
+    while started.seconds() < _READY_WITHIN_S and started.process.poll() is None:
+        with suppress(httpx.HTTPError, ValueError):
+            views = httpx.get(f"{address}/stats", timeout=60).json()["services"].values()
+            reports = [report for view in views for report in view["replicas"].values()]
+            if all(view["ready"] for view in views) and not any(report.get("compiling") for report in reports):
+                return
+        time.sleep(1)
+    raise LoadError(f"the cluster did not get ready:\n{started.tail()}")

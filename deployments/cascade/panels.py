@@ -1,0 +1,41 @@
+"""What the console shows of cascades: which level answers, what was promised, and whether levels drift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pliant.deployments.serving.panels import Bars, Panel, Table
+
+_COLUMNS = ("level", "sure from", "texts read", "sent on", "share sent on", "in the profile", "drift")
+
+
+def panels(view: Mapping[str, Any]) -> Iterator[Panel]:
+    """Of one service; of one that has nothing to serve yet, nothing."""
+    levels = view.get("levels", [])
+    reroutes = view.get("reroutes", {})
+    if not levels:
+        return
+    left, answered = 1.0, {}
+    for level in levels:
+        texts = reroutes.get(level, {}).get("texts", 0)
+        sent_on = reroutes[level]["rerouted"] / texts if texts else 0.0
+        answered[level] = left * (1 - sent_on)
+        left *= sent_on
+    yield Bars("Texts answered by each level", answered, unit="%", most=1.0)
+    promised = {"accuracy, promised": view["accuracy"]}
+    yield Bars(f"Measured on labelled texts (± {view['accuracy_error']:.1%})", promised, unit="%", most=1.0)
+    rows = [
+        (
+            level,
+            f"{cutoff:.0%}",
+            reroutes[level]["texts"],
+            reroutes[level]["rerouted"],
+            f"{reroutes[level]['rerouted'] / max(1, reroutes[level]['texts']):.1%}",
+            f"{reroutes[level]['profiled_share']:.1%}",
+            str(reroutes[level]["drift"] or "none"),
+        )
+        for level, cutoff in zip(levels, view["cutoffs"], strict=False)
+        if level in reroutes
+    ]
+    yield Table("Levels that may send texts on", _COLUMNS, rows)

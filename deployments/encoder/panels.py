@@ -1,0 +1,47 @@
+"""What the console shows of text classifiers: texts by length, and what each replica holds and does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pliant.deployments.serving.history import Past
+from pliant.deployments.serving.panels import Bars, Chart, Panel, Readings, Table
+
+_COLUMNS = ("replica", "length", "computed by", "waiting", "p50 ms", "p98 ms", "texts")
+
+
+def readings(report: Mapping[str, Any]) -> Readings:
+    """Of one replica's report."""
+    length = str(report.get("max_length", 0))
+    return Readings(
+        {f"holds/{length}": 1.0, "waiting": float(report.get("waiting", 0))},
+        {
+            "served": (f"texts/{length}", report.get("served", 0)),
+            "tokens": ("tokens", report.get("computed_tokens", 0)),
+        },
+    )
+
+
+def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
+    """Of one service."""
+    yield Chart("Texts per second, by the length of the runtime", past.lines("texts/"), stacked=True)
+    yield Chart("Replicas, by the length that they hold", past.lines("holds/"), stacked=True)
+    yield Chart("Texts that wait in replicas, or run", {"texts": past.line("waiting")})
+    yield Chart("Tokens computed per second, padding included", {"tokens": past.line("tokens")})
+    plan = view["plan"]
+    if demand := plan.get("demand_per_s"):
+        yield Bars("Demand that the plan is for, texts per second by length", {str(key): demand[key] for key in demand})
+    rows = [
+        (
+            name,
+            str(report.get("max_length", "")),
+            str(report.get("backend", "")),
+            report.get("waiting", 0),
+            report.get("p50_ms", 0.0),
+            report.get("p98_ms", 0.0),
+            report.get("served", 0),
+        )
+        for name, report in sorted(view["replicas"].items())
+    ]
+    yield Table("Replicas", _COLUMNS, rows)

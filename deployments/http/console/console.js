@@ -1,0 +1,111 @@
+"use strict";
+
+const state = document.getElementById("state");
+const keyForm = document.getElementById("key");
+const sections = document.getElementById("sections");
+const root = location.pathname.replace(/\/console\/?$/, "");
+
+function headers() {
+  const key = sessionStorage.getItem("key");
+  return key ? {Authorization: `Bearer ${key}`} : {};
+}
+
+function show(changed) {
+  for (const [name, html] of Object.entries(changed)) {
+    let section = document.getElementById(name);
+    if (!section) {
+      section = document.createElement("section");
+      section.id = name;
+      sections.append(section);
+    }
+    section.innerHTML = html;
+    if (name === "try") choose();
+  }
+}
+
+async function follow() {
+  const answer = await fetch(`${root}/console/stream`, {headers: headers()});
+  keyForm.hidden = answer.status !== 401 && answer.status !== 403;
+  if (!answer.ok) throw new Error((await answer.json()).error);
+  state.textContent = "live";
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let text = ""; ;) {
+    const {value, done} = await reader.read();
+    if (done) throw new Error("the gateway has ended the connection");
+    const events = (text + value).split("\n\n");
+    text = events.pop();
+    for (const event of events) if (event.startsWith("data: ")) show(JSON.parse(event.slice(6)));
+  }
+}
+
+async function followForEver() {
+  for (;;) {
+    try {
+      await follow();
+    } catch (error) {
+      state.textContent = `${error.message}; trying again`;
+    }
+    await new Promise(resolve => setTimeout(resolve, 1000));
+  }
+}
+
+function choose() {
+  const form = document.querySelector("#try form");
+  const answers = form.service.selectedOptions[0]?.dataset.answers;
+  for (const label of form.querySelectorAll("[class^=for-]")) label.hidden = !label.classList.contains(`for-${answers}`);
+}
+
+async function question(form) {
+  const name = form.service.value;
+  const answers = form.service.selectedOptions[0].dataset.answers;
+  if (answers === "prompts") {
+    const messages = [{role: "user", content: form.text.value}];
+    return ["/v1/chat/completions", {model: form.adapter.value || name, messages, stream: true}];
+  }
+  if (answers === "texts") return [`/models/${name}`, {inputs: form.text.value}];
+  const bytes = new Uint8Array(await form.image.files[0].arrayBuffer());
+  return [`/models/${name}`, {inputs: btoa(Array.from(bytes, byte => String.fromCharCode(byte)).join(""))}];
+}
+
+async function ask(form, out) {
+  const [path, body] = await question(form);
+  const began = performance.now();
+  const passed = () => `${Math.round(performance.now() - began)} ms`;
+  const sent = {"Content-Type": "application/json", ...headers()};
+  const answer = await fetch(root + path, {method: "POST", headers: sent, body: JSON.stringify(body)});
+  if (!answer.ok || !body.stream) {
+    out.textContent = `${answer.status} after ${passed()}\n${JSON.stringify(await answer.json(), null, 2)}`;
+    return;
+  }
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "", said = "", first = "";
+  for (;;) {
+    const {value, done} = await reader.read();
+    if (done) break;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
+      first ||= passed();
+      said += JSON.parse(line.slice(6)).choices?.[0]?.delta?.content ?? "";
+      out.textContent = `first token after ${first}, ${passed()} in all\n${said}`;
+    }
+  }
+}
+
+document.addEventListener("change", event => { if (event.target.name === "service") choose(); });
+document.addEventListener("submit", async event => {
+  event.preventDefault();
+  if (event.target === keyForm) {
+    sessionStorage.setItem("key", keyForm.key.value);
+    return;
+  }
+  const out = document.querySelector("#try pre");
+  out.textContent = "…";
+  try {
+    await ask(event.target, out);
+  } catch (error) {
+    out.textContent = `no answer: ${error.message}`;
+  }
+});
+followForEver();

@@ -1,0 +1,49 @@
+"""What the console shows of a service, as data: kinds make it, `http/console/charts.py` draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What one replica has to show over time."""
+
+    levels: Mapping[str, float] = field(default_factory=dict)
+    """By name; those of all replicas are added up."""
+    counters: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    """What only grows while the replica lives, by a key of its own: under which name it counts now, and how much it is.
+    What all replicas have counted in a second is added up by name."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over the last quarter of an hour, newest last; `stacked` where their sum means something."""
+
+    title: str
+    lines: Mapping[str, Sequence[float]]
+    unit: str = ""
+    stacked: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """What is so now, by name; `most` is a full bar, if that is known."""
+
+    title: str
+    bars: Mapping[str, float]
+    unit: str = ""
+    most: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of words and numbers."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | float]]
+
+
+Panel = Chart | Bars | Table

@@ -1,0 +1,92 @@
+"""A packed runtime that knows what its passes take, so that texts can be cut into passes.
+
+What there is to prepare is the C code, once per machine, and the table, once per model: seconds, where a compiled
+runtime takes minutes.
+"""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pliant.cache import cache_folder, made, made_once
+from pliant.errors import CannotCompileError
+from pliant.formats.pass_times import PassTimes
+from pliant.kernels.encoder import packed_runtime, pass_times
+from pliant.kernels.encoder.packed_runtime import PackedRuntime
+from pliant.kernels.encoder.texts import Output, Text
+from pliant.kernels.runtime_cache import RuntimeSpec
+
+RECIPE = 1
+"""Raised whenever passes are measured in another way, so that older tables are left alone."""
+
+_BUDGET_S = 5.0
+
+
+class TimedRuntime:
+    """`runtime`, of whose passes `times` says what they take."""
+
+    dynamic = True
+
+    def __init__(self, runtime: PackedRuntime, times: PassTimes) -> None:
+        self.max_length = runtime.max_length
+        self.backend = runtime.backend
+        self.times = times
+        self._runtime = runtime
+
+    def __call__(self, ids: np.ndarray | Sequence[int], types: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
+        """See `PackedRuntime.__call__`."""
+        return self._runtime(ids, types)
+
+    def run_all(self, texts: Sequence[Text], *, importance: bool = False) -> list[Output]:
+        """See `PackedRuntime.run_all`."""
+        return self._runtime.run_all(texts, importance=importance)
+
+
+def load(folder: Path, max_length: int, **options: Any) -> TimedRuntime:
+    """The packed runtime of the encoder in `folder`, which is prepared if it was not.
+
+    `options` are those of `packed_runtime.load`. Raises `CannotCompileError` where texts cannot be computed together,
+    and ModelError as that does.
+    """
+    runtime = _load(folder, max_length, options)
+    return TimedRuntime(runtime, _times(runtime, _table(folder, max_length, options)))
+
+
+def prepare(folder: Path, max_length: int, **options: Any) -> None:
+    """Have what `load` with these arguments needs. Raises as it does."""
+    table = _table(folder, max_length, options)
+    if not made(table):
+        _times(_load(folder, max_length, options), table)
+
+
+def is_prepared(folder: Path, max_length: int, **options: Any) -> bool:
+    """Whether `load` with these arguments has nothing to compile or measure."""
+    return made(_table(folder, max_length, options))
+
+
+def _load(folder: Path, max_length: int, options: dict[str, Any]) -> PackedRuntime:
+    runtime = packed_runtime.load(folder, max_length, **options)
+    if options.get("device", "cpu") == "cpu" and runtime.backend != "c":
+        raise CannotCompileError(
+            f"{folder} runs uncompiled, about half as fast: no C compiler was found that can compile our code. Install "
+            "one (apt-get install gcc) and restart."
+        )
+    return runtime
+
+
+def _table(folder: Path, max_length: int, options: dict[str, Any]) -> Path:
+    spec = RuntimeSpec(folder, max_length, **options)
+    return cache_folder() / "profiles" / f"{spec.name()}-passes-{RECIPE}"
+
+
+def _times(runtime: PackedRuntime, table: Path) -> PassTimes:
+    folder = made_once(table, functools.partial(_measure_into, runtime))
+    return PassTimes.model_validate_json((folder / "passes.json").read_text())
+
+
+def _measure_into(runtime: PackedRuntime, folder: Path) -> None:
+    times = pass_times.measure(runtime, budget_s=_BUDGET_S)
+    (folder / "passes.json").write_text(times.model_dump_json(indent=1))

@@ -1,0 +1,116 @@
+"""What others do: each service scales by itself, or replicas go where the next one earns most; and policies by name."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+
+from pliant.policies.cluster.budget import Nodes, Shape
+from pliant.policies.cluster.control import BATCH, Decision, Joint, Offer, Policy, Service, explained
+from pliant.policies.cluster.placement import first_fit
+
+_TOLERANCE = 0.1
+"""Of the target: load so near to it changes nothing."""
+
+
+class Independent:
+    """Target tracking, as Kubernetes and Serve do it: each service has `target` of its replicas busy.
+
+    What there is room for is given first come, first served: to who has asked for longest. Replicas go when fewer have
+    been wanted for `down_s`.
+    """
+
+    def __init__(self, target: float = 0.7, down_s: float = 300.0) -> None:
+        if not (0 < target <= 1 and down_s >= 0):
+            raise ValueError(f"target must be from 0 to 1 and down_s not negative, got {target} and {down_s}")
+        self._target = target
+        self._down_s = down_s
+        self._wanted: dict[str, list[tuple[float, int]]] = {}
+        self._asking: dict[str, float] = {}
+        """Since when a service has wanted more than it has."""
+
+    def decide(self, now: float, offers: Sequence[Offer], nodes: Sequence[Nodes], reserve: int = 0) -> Decision:
+        services = [service for offer in offers for service in offer.services]
+        replicas = {service.name: service.running for service in services}
+        wanted = {}
+        for service in services:
+            ratio = service.load / self._target
+            count = math.ceil(service.running * ratio - 1e-9) if service.running else int(service.load > 0)
+            if abs(ratio - 1) <= _TOLERANCE:
+                count = service.running
+            count = min(max(count, service.least), service.most)
+            history = [each for each in self._wanted.get(service.name, []) if each[0] > now - self._down_s]
+            self._wanted[service.name] = [*history, (now, count)]
+            wanted[service.name] = count
+            replicas[service.name] = min(service.running, max(each for _, each in self._wanted[service.name]))
+            if count > service.running:
+                self._asking.setdefault(service.name, now)
+            else:
+                self._asking.pop(service.name, None)
+        for service in sorted(services, key=lambda each: self._asking.get(each.name, math.inf)):
+            while replicas[service.name] < wanted[service.name]:
+                replicas[service.name] += 1
+                if not _fit(replicas, services, nodes, reserve):
+                    replicas[service.name] -= 1
+                    break
+        worth = {
+            service.name: curve
+            for offer in offers
+            for service, curve in zip(offer.services, offer.worth[0], strict=True)
+        }
+        return explained(services, worth, replicas, (0,) * len(offers))
+
+
+class Greedy:
+    """From the least of each service on, one more replica where it earns most per GPU, as long as that is `price`."""
+
+    def __init__(self, price: float = 0.0) -> None:
+        self._price = price
+
+    def decide(self, now: float, offers: Sequence[Offer], nodes: Sequence[Nodes], reserve: int = 0) -> Decision:
+        services = [service for offer in offers for service in offer.services]
+        worth = {
+            service.name: (BATCH if offer.batch else 1.0) * curve
+            for offer in offers
+            for service, curve in zip(offer.services, offer.worth[0], strict=True)
+        }
+        replicas = {service.name: service.least for service in services}
+        open_to = {service.name: service for service in services}
+        while open_to:
+            gains = {
+                name: float(worth[name][replicas[name] + 1] - worth[name][replicas[name]]) / (service.shape.gpus or 1)
+                for name, service in open_to.items()
+                if replicas[name] < service.most
+            }
+            best = max(gains, key=gains.__getitem__, default=None)
+            if best is None or gains[best] <= self._price:
+                break
+            replicas[best] += 1
+            if not _fit(replicas, services, nodes, reserve):
+                replicas[best] -= 1
+                del open_to[best]
+        return explained(services, worth, replicas, (0,) * len(offers))
+
+
+def _fit(replicas: dict[str, int], services: Sequence[Service], nodes: Sequence[Nodes], reserve: int) -> bool:
+    wanted = [(service.shape, replicas[service.name]) for service in services]
+    return first_fit([*wanted, (Shape(1), reserve)], nodes)
+
+
+def by_name(name: str) -> type[Policy]:
+    """The policy of that name, `joint`, `independent` or `greedy`, or a class of yours, `my_package:Policy`.
+
+    Raises ValueError for a name that is neither.
+    """
+    known: dict[str, type[Policy]] = {"joint": Joint, "independent": Independent, "greedy": Greedy}
+    if name in known:
+        return known[name]
+    module, _, attribute = name.partition(":")
+    try:
+        found: type[Policy] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"policy must be one of {', '.join(known)} or my_package:Policy, got {name}: {error}"
+        ) from None
+    return found

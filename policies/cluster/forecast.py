@@ -1,0 +1,130 @@
+"""What a service will be asked for soon: its rate now, and what has proved to follow from how it moves.
+
+How much the rate changes until the horizon is regressed on its latest changes (the trend), on how far it is from its
+mean over some and over many bins (the level, to which a spike returns), and on how it changed at this time of earlier
+days (the season). The regression is recursive least squares, forgets slowly, and gives each observation the weight that
+makes errors count by their size and not by their square, as a few spikes would decide all otherwise. It begins with "as
+now", and so does a service without history.
+
+A quantile scales the forecast by what was observed over what had been forecast.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+DAY_S = 86_400.0
+_SMOOTHING = np.array([0.5, 0.2, 0.05])
+"""Of levels."""
+_FEATURES = 6
+_PRIOR = 0.003
+"""How sure it is, before anything is observed, that the rate stays as it is: more is less sure."""
+_FORGET = 0.998
+_DAYS = 0.5
+"""Weight of the latest day in the profile of a day."""
+_SMOOTHED_S = 600.0
+"""Of a day, that is averaged: counts are noisy."""
+_KEPT = 500
+"""Ratios of observed to forecast, for quantiles."""
+_FEW = 20
+_TENTHS = 2.563
+"""Standard deviations from the first to the last tenth of a normal distribution."""
+
+
+class Forecast:
+    """Of a rate that is observed in bins of `bin_s` seconds, `ahead` bins ahead. Raises ValueError unless positive."""
+
+    def __init__(self, bin_s: float, ahead: int) -> None:
+        if not (bin_s > 0 and ahead >= 1):
+            raise ValueError(f"bin_s must be positive and ahead at least 1, got {bin_s} and {ahead}")
+        self._ahead = ahead
+        self._bins = max(1, round(DAY_S / bin_s))
+        self._profile: Floats | None = None
+        """Mean rate by time of day, over the days before today."""
+        self._today: list[float] = []
+        self._seen = 0
+        self._last: Floats = np.zeros(3)
+        """The latest rates, the newest first."""
+        self._levels: Floats = np.zeros(len(_SMOOTHING))
+        self._weights: Floats = np.zeros(_FEATURES)
+        self._covariance: Floats = _PRIOR * np.eye(_FEATURES)
+        self._scale = 0.0
+        """The usual size of an error."""
+        self._made: deque[tuple[Floats, float, float]] = deque()
+        """Features, rate and forecast of the bins whose horizon has not come."""
+        self._ratios: deque[float] = deque(maxlen=_KEPT)
+
+    def observe(self, rate: float) -> None:
+        """The rate of the bin that is over; bins follow each other without a gap."""
+        if len(self._made) == self._ahead:
+            features, then, forecast = self._made.popleft()
+            self._ratios.append((rate + 1e-9) / (forecast + 1e-9))
+            self._learn(features, rate - then)
+        if not self._seen:
+            self._last[:] = rate
+            self._levels[:] = rate
+        self._last = np.array([rate, *self._last[:-1]])
+        self._levels += _SMOOTHING * (rate - self._levels)
+        self._today.append(rate)
+        self._seen += 1
+        features = self._features()
+        self._made.append((features, rate, max(0.0, rate + float(self._weights @ features))))
+        if len(self._today) == self._bins:
+            self._keep_day()
+
+    @property
+    def rate(self) -> float:
+        """`ahead` bins after the last one observed; 0 before the first."""
+        return self._made[-1][2] if self._made else 0.0
+
+    def quantile(self, share: float) -> float:
+        """The rate that is not exceeded with a probability of `share`, by how forecasts went so far."""
+        if len(self._ratios) < _FEW:
+            return self.rate
+        return self.rate * float(np.quantile(np.array(self._ratios), share))
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the rate over its forecast, by the middle four fifths of how forecasts went."""
+        if len(self._ratios) < _FEW:
+            return 0.0
+        low, high = np.quantile(np.array(self._ratios), (0.1, 0.9))
+        return float(high - low) / _TENTHS
+
+    def _features(self) -> Floats:
+        rate = self._last[0]
+        season = 0.0
+        if self._profile is not None:
+            now = (self._seen - 1) % self._bins
+            usual = float(self._profile[now])
+            season = rate * (float(self._profile[(now + self._ahead) % self._bins]) / usual - 1) if usual > 0 else 0.0
+        return np.array([*(self._last[:-1] - self._last[1:]), *(self._levels - rate), season])
+
+    def _learn(self, features: Floats, change: float) -> None:
+        """Recursive least squares; features and changes are in units of the usual error."""
+        error = change - float(self._weights @ features)
+        self._scale += 0.02 * (abs(error) - self._scale) if self._scale else abs(error)
+        unit = max(self._scale, 1e-12)
+        scaled = features / unit
+        weight = 1 / max(1.0, abs(error) / unit)
+        gained = self._covariance @ scaled
+        gain = gained / (_FORGET / weight + float(scaled @ gained))
+        self._weights = self._weights + gain * (error / unit)
+        self._covariance = (self._covariance - np.outer(gain, gained)) / _FORGET
+
+    def _keep_day(self) -> None:
+        day = _smooth(np.array(self._today))
+        self._profile = day if self._profile is None else (1 - _DAYS) * self._profile + _DAYS * day
+        self._today = []
+
+
+def _smooth(day: Floats) -> Floats:
+    """Each bin's mean with its neighbours, around the clock."""
+    half = round(_SMOOTHED_S / DAY_S * len(day) / 2)
+    smooth: Floats = np.mean([np.roll(day, shift) for shift in range(-half, half + 1)], axis=0)
+    return smooth

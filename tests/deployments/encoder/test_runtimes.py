@@ -1,0 +1,120 @@
+"""What a replica computes on: uncompiled at once, packed in seconds, and then what was measured to be fastest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import tiny_classifiers
+from support.doubles import profile
+
+from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder import runtimes
+from pliant.deployments.encoder.runtimes import ModelRuntimes
+from pliant.errors import CannotCompileError
+from pliant.kernels import c_compiler
+from pliant.kernels.encoder import compiled_classifier
+from pliant.models import sources
+
+TAKES = 60
+
+needs_compiler = pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C compiler")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    folder = tiny_classifiers.save(tmp_path / "m", "bert")
+    monkeypatch.setattr(runtimes.sources, "fetch", lambda _model, **_: folder)
+    return folder
+
+
+def encoder(**options: Any) -> EncoderConfig:
+    return EncoderConfig(kind="encoder", model="m", replicas={"min": 1, "max": 1}, **{"lengths": (16, TAKES)} | options)
+
+
+def settle(found: ModelRuntimes, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """As if it had been measured so."""
+    measured = profile(changes.pop("static_share", 1.0)).model_copy(update=changes)
+    monkeypatch.setattr(runtimes, "profile", lambda _config: measured)
+    found.settle_lengths()
+
+
+@needs_compiler
+def test_answers_uncompiled_until_the_packed_runtime_is_there(model: Path) -> None:
+    found = ModelRuntimes(encoder())
+    assert found.resident
+    uncompiled = found.load(16)
+    assert (uncompiled.backend, uncompiled.max_length, uncompiled.dynamic) == ("eager", TAKES, True)
+    assert found.missing() == {TAKES}
+    found.compile(TAKES, lambda: 0.0)
+    packed = found.load(16)
+    assert (packed.backend, packed.max_length) == ("c", TAKES)
+    assert found.missing() == set()
+    assert packed([2, 3, 4]) == pytest.approx(uncompiled([2, 3, 4]), abs=1e-4)
+
+
+def test_without_a_compiler_it_stays_uncompiled(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c_compiler, "compiler", lambda: None)
+    monkeypatch.setattr(compiled_classifier, "find_compiler", lambda: None)
+    found = ModelRuntimes(encoder())
+    with pytest.raises(CannotCompileError, match="uncompiled"):
+        found.compile(TAKES, lambda: 0.0)
+    assert found.load(16).backend == "eager"
+    assert found.resident, "the uncompiled model takes all lengths, too"
+
+
+@needs_compiler
+def test_the_compiler_may_have_gone(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = ModelRuntimes(encoder())
+    found.compile(TAKES, lambda: 0.0)
+    monkeypatch.setattr(c_compiler, "compiler", lambda: None)
+    assert found.load(16).backend == "eager"
+    assert "no C compiler" in caplog.text
+
+
+@needs_compiler
+def test_what_is_fastest_follows_from_measurement(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ModelRuntimes(encoder(lengths=(64, 512)))
+    assert found.reason == ""
+    fast = profile(1.0).dynamic_s
+    settle(found, monkeypatch, packed_s=tuple(0.5 * second for second in fast))
+    assert found.resident
+    assert found.reason.startswith("packed: ")
+    settle(found, monkeypatch, packed_s=tuple(2 * second for second in fast))
+    assert found.resident
+    assert found.reason.startswith("dynamic: ")
+    settle(found, monkeypatch, static_share=0.3)
+    assert not found.resident
+    assert found.reason.startswith("static: ")
+    assert found.missing() == {64, 512}, "one for each length"
+
+
+def test_one_length_in_each_replica_needs_no_measurement(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ModelRuntimes(encoder(residency="one"))
+    monkeypatch.delattr(runtimes, "profile")
+    found.settle_lengths()
+    assert not found.resident
+    assert found.lengths == (16, TAKES)
+    assert found.load(16).max_length == 16
+    assert found.reason == "static: residency is one"
+
+
+def test_where_all_lengths_are_taken_homes_double(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    takes = sources.describe(model).max_length
+    assert ModelRuntimes(encoder(lengths="auto")).lengths == (32, 64, takes)
+
+
+def test_models_of_transformers_are_not_packed(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_classifiers.save(tmp_path / "a", "albert")
+    monkeypatch.setattr(runtimes.sources, "fetch", lambda _model, **_: folder)
+    found = ModelRuntimes(encoder())
+    assert found.load(16).backend == "eager"
+    assert found.missing() == {TAKES}
+    prepared: list[int] = []
+    monkeypatch.setattr(compiled_classifier, "prepare", lambda *, max_length, **_: prepared.append(max_length))
+    found.compile(TAKES, lambda: 0.0)
+    assert prepared == [TAKES], "for any length"

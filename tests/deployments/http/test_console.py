@@ -1,0 +1,166 @@
+"""The console: what it draws, what it sends and when, and to whom."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from support.asgi import Exchange
+from support.tenants import tenants
+
+from pliant.config.cluster import GatewayConfig
+from pliant.deployments.http.application import application
+from pliant.deployments.http.console.charts import draw, number
+from pliant.deployments.http.console.console import Console
+from pliant.deployments.kinds import KINDS, loaded
+from pliant.deployments.serving.history import STEPS, History
+from pliant.deployments.serving.panels import Bars, Chart, Panel, Table
+from pliant.deployments.serving.services import Services
+
+REPORTS: dict[str, list[dict[str, Any]]] = {
+    "encoder": [{}, {"max_length": 64, "served": 5, "computed_tokens": 320, "waiting": 1, "backend": "eager"}],
+    "cascade": [],
+    "llm": [{}, {"live": 3, "slots": 32, "served": 7, "adapters": {"resident": ["<a>"], "bytes": 9, "hits": 1}}],
+    "vision": [{}, {"gamma": 2, "gammas": {"2": {"images": 4}}, "in_time": 4, "utility": 3.5}],
+}
+CASCADE = {
+    "levels": ["small", "large"],
+    "cutoffs": [0.9],
+    "accuracy": 0.8,
+    "accuracy_error": 0.01,
+    "reroutes": {"small": {"texts": 10, "rerouted": 4, "profiled_share": 0.3, "drift": None}},
+}
+
+
+def stats(served: int = 0) -> dict[str, Any]:
+    """What /stats says of a service of each kind."""
+    views: dict[str, Any] = {}
+    for kind, reports in REPORTS.items():
+        replicas = {f"r{index}": {**report, "served": served} for index, report in enumerate(reports)}
+        more = CASCADE if kind == "cascade" else {"adapters": 1} if kind == "llm" else {}
+        views[f"a-{kind}"] = {"kind": kind, "ready": True, "state": "<ready>", "plan": {}, "requests": {"ok": served}}
+        views[f"a-{kind}"] |= {"replicas": replicas, **more}
+    return {"gateway": "g", "planner_reached": True, "services": views}
+
+
+def history(steps: int = 2) -> History:
+    found = History(loaded(KINDS))
+    for step in range(steps):
+        found.record(5.0 * step, stats(10 * step))
+    return found
+
+
+def console(clock: list[float]) -> Console:
+    return Console(stats, history(), clock=lambda: clock[0])
+
+
+@pytest.mark.parametrize(
+    "panel",
+    [
+        Chart("<b>", {"<script>": [1.0] * STEPS, "b": [0.5] * STEPS}, stacked=True),
+        Chart("a", {"x": [float(step % 7) for step in range(STEPS)], "y": [0.0] * STEPS}),
+        Chart("nothing", {}, stacked=True),
+        Bars("<b>", {"<i>": 0.5}, unit="%", most=1.0),
+        Bars("nothing", {}),
+        Table("<b>", ("<c>",), [("<d>",), (1234.5,)]),
+        Table("nothing", ("c",), []),
+    ],
+)
+def test_panels_are_well_formed_whatever_they_are_called(panel: Panel) -> None:
+    drawn = ElementTree.fromstring(draw(panel))
+    assert drawn.tag == "figure"
+    assert drawn.findtext("figcaption") == panel.title
+    assert not [element for element in drawn.iter() if element.tag in ("script", "i", "d")]
+
+
+def test_what_is_drawn_is_said_in_words_too() -> None:
+    values = [0.0] * (STEPS - 2) + [5.0, 2.5]
+    drawn = ElementTree.fromstring(draw(Chart("texts", {"64": values, "512": values}, stacked=True)))
+    image = drawn.find("svg")
+    assert image is not None
+    assert image.attrib["aria-label"] == "texts: 64 2.5, 512 2.5"
+    behind, before = (polygon.attrib["points"].split() for polygon in image.findall("polygon"))
+    assert (behind[-4], before[-4]) == ("178,1", "178,30"), "one value stands on the other"
+    assert len(before) == 6, "equal heights need no points of their own"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "said"),
+    [(0, "", "0"), (0.12345, "", "0.123"), (1234.5, "", "1234"), (0.5, "%", "50.0%"), (3 * 2**20, "bytes", "3.0 MiB")],
+)
+def test_numbers(value: float, unit: str, said: str) -> None:
+    assert number(value, unit) == said
+
+
+def test_all_kinds_are_shown_with_what_is_wrong_first() -> None:
+    sections = console([1.0]).sections()
+    assert list(sections) == ["trouble", "now", "budget", *(f"service-a-{kind}" for kind in REPORTS), "events", "try"]
+    for html in sections.values():
+        ElementTree.fromstring(f"<section>{html}</section>")
+    assert "All services are ready" in sections["trouble"]
+    assert "Replicas" in sections["service-a-encoder"]
+    assert "60.0%" in sections["service-a-cascade"], "the small level sent 4 of 10 on"
+    assert "&lt;a&gt;" in sections["service-a-llm"]
+    assert sum(map(len, sections.values())) < 150_000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"planner_reached": False}, "The planner cannot be reached"),
+        ({"ready": False, "state": "loading"}, "A-llm is not ready: loading"),
+        ({"replicas": {"r": {"ejected": True}}}, "A-llm: replica r fails"),
+        ({"problems": ["lora: an adapter is broken"]}, "Lora: an adapter is broken"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(change: Mapping[str, Any], said: str) -> None:
+    found = stats()
+    (found if "planner_reached" in change else found["services"]["a-llm"]).update(change)
+    assert said in Console(lambda: found, history(0)).sections()["trouble"]
+
+
+@pytest.mark.virtual_time
+async def test_only_what_has_changed_is_sent() -> None:
+    clock = [1.0]
+    shown = console(clock)
+    changes = shown.changes()
+    assert json.loads((await anext(changes)).removeprefix("data: ")).keys() == shown.sections().keys()
+    assert (await anext(changes)).startswith(":")
+    clock[0] = 3.0
+    shown._history.record(10.0, stats(40))
+    assert "now" in json.loads((await anext(changes)).removeprefix("data: "))
+
+
+def app(**configs: dict[str, Any]) -> FastAPI:
+    found = tenants(**configs) if configs else None
+    return application(GatewayConfig(), Services([]), stats, lambda: b"", tenants=found, history=history())
+
+
+@pytest.mark.virtual_time
+async def test_only_who_may_observe_sees_what_is_shown() -> None:
+    guarded = app(sees={"rights": ["observe"]}, asks={"rights": ["infer"]})
+    assert (await Exchange(guarded, "/console", "GET").over()).status == 200
+    for key, status in ((b"", 401), (b"asks", 403)):
+        headers = [(b"authorization", b"Bearer " + key)] if key else []
+        assert (await Exchange(guarded, "/console/stream", "GET", headers).over()).status == status
+    viewer = await Exchange(guarded, "/console/stream", "GET", [(b"authorization", b"Bearer sees")]).settled()
+    assert (viewer.status, viewer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert viewer.body.startswith(b"data: {")
+    await viewer.left()
+
+
+@pytest.mark.virtual_time
+async def test_the_page_needs_nothing_but_this_server() -> None:
+    page = await Exchange(app(), "/console", "GET").over()
+    assert page.status == 200
+    text = page.body.decode()
+    assert "/*style*/" not in text
+    assert "/*script*/" not in text
+    assert "://" not in text
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy

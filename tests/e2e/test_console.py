@@ -1,0 +1,91 @@
+"""The console in a real browser: it shows what happens, at every width, and its playground answers.
+
+Needs Debian's Chromium; without one these tests are skipped, but where $PLIANT_BROWSER is set to `required`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from e2e.cluster import Cluster
+from e2e.load import Load
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from support.waiting import HANGS_AFTER_S, wait_until
+
+PATIENT_MS = HANGS_AFTER_S * 1000
+SERVICES = ("topics", "e2e-made", "chat", "digits", "echo")
+"""One of each kind."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    if chromium is None and os.environ.get("PLIANT_BROWSER") != "required":
+        pytest.skip("there is no chromium")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=PATIENT_MS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Browser, cluster: Cluster) -> Iterator[Page]:
+    """The console, on which nothing may go wrong."""
+    page = browser.new_page(viewport={"width": 1600, "height": 1000})
+    page.set_default_timeout(PATIENT_MS)
+    expect.set_options(timeout=PATIENT_MS)
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(f"{cluster.address}/console")
+    yield page
+    page.close()
+    assert not wrong
+
+
+def ask(http: httpx.Client, number: int) -> str:
+    service, body = (("topics", {"inputs": "a"}), ("echo", {"inputs": "b"}))[number % 2]
+    return str(http.post(f"/models/{service}", json=body).status_code)
+
+
+def test_it_shows_every_service_under_load(page: Page, cluster: Cluster) -> None:
+    load = Load(cluster.address, 2, ask)
+    with load.running():
+        load.go_on()
+        for service in SERVICES:
+            expect(page.locator(f"#service-{service} h2")).to_contain_text(service)
+            expect(page.locator(f"#service-{service} figcaption").first).to_have_text("Requests per second")
+        for service in ("topics", "echo"):
+            expect(page.locator(f"#service-{service} figure").first).to_contain_text("ok")
+        expect(page.locator("#now div").first).to_contain_text("%")
+        expect(page.locator("#service-topics table")).to_contain_text(next(iter(cluster.stats())))
+
+
+@pytest.mark.parametrize("width", [390, 1600])
+def test_nothing_is_wider_than_the_screen(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    expect(page.locator("#try button")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_playground_answers(page: Page) -> None:
+    page.select_option("#try select", "echo")
+    page.fill("#try textarea", "say this")
+    page.click("#try button")
+    expect(page.locator("#try pre")).to_contain_text("say this")
+    expect(page.locator("#try pre")).to_contain_text("200 after")
+    page.select_option("#try select", "chat")
+    page.fill("#try textarea", "Explain the for statement.")
+    page.click("#try button")
+    expect(page.locator("#try pre")).to_contain_text("first token after")
+
+
+def test_a_killed_replica_is_among_the_events(page: Page, cluster: Cluster) -> None:
+    before = set(cluster.stats("echo"))
+    cluster.replica_processes("echo")[0].kill()
+    wait_until(lambda: len(set(cluster.stats("echo")) - before) == 1, cluster.progress)
+    expect(page.locator("#events")).to_contain_text("has left")

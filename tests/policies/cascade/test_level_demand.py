@@ -1,0 +1,38 @@
+"""What cascades ask of their levels."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.policies.cascade.candidates import Candidate
+from pliant.policies.cascade.level_demand import level_demand
+
+
+def candidate(levels: tuple[str, ...], shares: tuple[float, ...], accuracy: float) -> Candidate:
+    nothing = (0.0,) * len(levels)
+    return Candidate(
+        levels, nothing[1:], nothing, nothing, (), 1.0, accuracy, 0.01, 0.0, 0.0, 0.01, 0.01, 0.02, shares, 0.0
+    )
+
+
+def test_later_levels_earn_what_they_add() -> None:
+    demand = level_demand(candidate(("small", "large"), (0.8, 0.2), 0.92), 100.0, {"small": 0.84, "large": 0.93})
+    assert demand["small"] == pytest.approx((100.0, 0.84))
+    assert demand["large"] == pytest.approx((20.0, 0.08 / 0.2))
+
+
+@given(
+    st.lists(st.floats(0.01, 1), min_size=1, max_size=3),
+    st.floats(0.5, 1.0),
+    st.floats(0.0, 1.0),
+    st.floats(0.1, 1000),
+)
+def test_all_in_time_earn_the_accuracy(parts: list[float], accuracy: float, first: float, rate: float) -> None:
+    names = ("a", "b", "c")[: len(parts)]
+    shares = tuple(part / sum(parts) for part in parts)
+    first = accuracy if len(parts) == 1 else first * accuracy
+    demand = level_demand(candidate(names, shares, accuracy), rate, dict.fromkeys(names, first))
+    assert sum(each.rate * each.worth for each in demand.values()) == pytest.approx(rate * accuracy)
+    assert all(each.worth >= 0 and each.rate <= rate * (1 + 1e-9) for each in demand.values())

@@ -1,0 +1,72 @@
+"""Forecasts of made-up rates whose best forecast is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.policies.cluster.forecast import DAY_S, Forecast
+
+BIN_S = 600.0
+BINS = int(DAY_S / BIN_S)
+
+
+def errors(rates: np.ndarray, ahead: int, skip: int) -> tuple[float, float]:
+    """Mean absolute error of the forecast, and of "as now"."""
+    forecast = Forecast(BIN_S, ahead)
+    made = []
+    for rate in rates:
+        forecast.observe(float(rate))
+        made.append(forecast.rate)
+    later = rates[ahead:][skip:]
+    return (
+        float(np.abs(np.array(made)[:-ahead][skip:] - later).mean()),
+        float(np.abs(rates[:-ahead][skip:] - later).mean()),
+    )
+
+
+def test_what_is_constant_stays() -> None:
+    forecast = Forecast(BIN_S, 3)
+    assert forecast.rate == 0
+    for _ in range(50):
+        forecast.observe(7.0)
+    assert forecast.rate == pytest.approx(7.0)
+    assert forecast.quantile(0.9) == pytest.approx(7.0)
+
+
+def test_a_day_that_repeats_is_known_ahead() -> None:
+    day = 50 + 40 * np.sin(2 * np.pi * np.arange(BINS) / BINS) + 30 * (np.arange(BINS) > BINS / 2)
+    rates = np.tile(day, 8) * np.random.default_rng(1).normal(1, 0.01, 8 * BINS)
+    ours, naive = errors(rates, 6, 3 * BINS)
+    assert ours < 0.5 * naive
+
+
+def test_noise_is_smoothed_and_a_ramp_continued() -> None:
+    rng = np.random.default_rng(2)
+    ours, naive = errors(rng.normal(100, 10, 600), 2, 200)
+    assert ours < 0.85 * naive
+    ours, naive = errors(10 + 5.0 * np.arange(300), 4, 100)
+    assert ours < 0.3 * naive
+
+
+def test_quantiles_hold_as_often_as_they_say() -> None:
+    rates = np.random.default_rng(3).lognormal(3, 0.3, 2000)
+    forecast = Forecast(BIN_S, 2)
+    high = []
+    for rate in rates:
+        forecast.observe(float(rate))
+        high.append(forecast.quantile(0.9))
+    assert (rates[2:] <= np.array(high[:-2]))[100:].mean() == pytest.approx(0.9, abs=0.03)
+    assert forecast.spread == pytest.approx(0.3, abs=0.06)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_rates_are_never_negative_or_infinite(rates: list[float], ahead: int) -> None:
+    forecast = Forecast(BIN_S, ahead)
+    for rate in rates:
+        forecast.observe(rate)
+        assert 0 <= forecast.rate < np.inf
+        assert 0 <= forecast.quantile(0.5) < np.inf
