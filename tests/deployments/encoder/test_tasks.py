@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.doubles import Sleepers
 from support.encoder_models import KINDS, WITH_TYPES, EncoderService, save, save_pooling
 from support.tiny_classifiers import read
 
@@ -216,17 +217,14 @@ async def test_a_pair_is_cut_where_it_is_longest(tmp_path: Path) -> None:
     assert found.tokens == 64
 
 
-class _Uncompiled:
+class _Uncompiled(Sleepers):
     """Runtimes of one model as a replica has them at first."""
 
-    lengths = (64,)
-    profile = None
-    device = "here"
-
     def __init__(self, folder: Path) -> None:
+        super().__init__(lengths=(64,))
         self._folder = folder
 
-    def load(self, max_length: int) -> compiled_classifier.Runtime:
+    def load(self, max_length: int) -> Any:
         return compiled_classifier.load(self._folder, max_length, compiling=False)
 
 
