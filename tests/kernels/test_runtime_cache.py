@@ -73,3 +73,16 @@ def test_names_tell_packages_apart(spec: RuntimeSpec) -> None:
     names.append(spec.name())
     assert len(set(names)) == len(names)
     assert spec.name() == names[-1]
+
+
+def test_models_that_share_weights_are_told_apart_by_what_is_made_of_their_states(spec: RuntimeSpec) -> None:
+    names = [spec.name()]
+    pooling = spec.folder / "1_Pooling" / "config.json"
+    pooling.parent.mkdir()
+    for file, content in ((spec.folder / "modules.json", "[]"), (pooling, "{}"), (pooling, '{"pooling_mode": "cls"}')):
+        file.write_text(content)
+        names.append(spec.name())
+    (spec.folder / "2_Dense").mkdir()
+    (spec.folder / "2_Dense" / "model.safetensors").write_bytes(b"weights")
+    names.append(spec.name())
+    assert len(set(names)) == 5

@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.doubles import Sleepers
 from support.encoder_models import KINDS, WITH_TYPES, EncoderService, save, save_pooling
 from support.tiny_classifiers import read
 
+from pliant.deployments.encoder.engine import Engine
+from pliant.deployments.encoder.messages import Answer, Query
 from pliant.deployments.http.parameters import ClassifyParameters, EmbedParameters, TagParameters
 from pliant.deployments.http.texts import Input, Pair, TokenIds
 from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.kernels.encoder import compiled_classifier, packed_runtime
 from pliant.torchvision_ops import declare
 
 declare()
@@ -211,3 +215,27 @@ async def test_a_pair_is_cut_where_it_is_longest(tmp_path: Path) -> None:
     with torch.inference_mode():
         assert found.score == pytest.approx(torch.sigmoid(read(tmp_path)(**inputs).logits).item(), abs=1e-5)
     assert found.tokens == 64
+
+
+class _Uncompiled(Sleepers):
+    """Runtimes of one model as a replica has them at first."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(lengths=(64,))
+        self._folder = folder
+
+    def load(self, max_length: int) -> Any:
+        return compiled_classifier.load(self._folder, max_length, compiling=False)
+
+
+@pytest.mark.parametrize("task", ["classify", "tokens", "embed"])
+async def test_a_replica_answers_whatever_its_model_is_for(task: str, tmp_path: Path) -> None:
+    engine = Engine(_Uncompiled(save(tmp_path, "bert", task)))
+    await engine.hold(64)
+    ids, types = np.array([2, 8, 9, 3, 10, 3], "<i4"), np.array([0, 0, 0, 0, 1, 1], "u1")
+    wanted = packed_runtime.load(tmp_path, 64)
+    for given in (types, None):
+        answer = await engine.infer(Query(ids.tobytes(), 6, None, 1.0, types=b"" if given is None else given.tobytes()))
+        assert isinstance(answer, Answer)
+        np.testing.assert_allclose(np.frombuffer(answer.logits, "<f4"), wanted(ids, given).flatten(), atol=1e-5)
+    assert np.abs(wanted(ids, types) - wanted(ids)).max() > 1e-3
