@@ -100,16 +100,16 @@ class Sampler:
         self._logprobs[slot] = _NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
 
     @torch.inference_mode()
-    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Take the parameters of each source slot to its target: (source, target, tokens stored).
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Take the parameters of each source slot to its target.
 
         No slot is both a source and a target.
         """
         if not moves:
             return
-        for source, target, _ in moves:
+        for source, target in moves:
             self._samplings[target] = self._samplings[source]
-        sources, targets, _ = upload(np.array(moves).T, self._seed.device)
+        sources, targets = upload(np.array(moves).T, self._seed.device)
         for parameter in (self._temperature, self._top_k, self._top_p, self._seed, self._logprobs):
             parameter[targets] = parameter[sources]
 

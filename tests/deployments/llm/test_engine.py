@@ -184,7 +184,7 @@ def test_gaps_are_closed_with_what_is_shortest() -> None:
     for id, prompt, tokens in (("a", 20, 30), ("b", 5, 2), ("c", 5, 2), ("d", 3, 30)):
         served.add(generation(id, prompt, tokens, ignore_eos=True))
     run(served)
-    assert executor.moves == [(3, 1, 4)]  # 3 tokens of the prompt and one of the answer; the last is not stored
+    assert executor.moves == [(3, 1)]
     assert [(step.offset, len(step.lengths)) for step in executor.steps[:4]] == [(0, 0), (0, 4), (0, 2), (0, 2)]
 
 
@@ -207,7 +207,7 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
     served.add(generation("next", prompt=8, max_tokens=5))
     answers = by_request(run(served))
     chunks = [(prefill.slot, len(prefill.ids)) for step in executor.steps[1:] for prefill in step.prefills]
-    assert chunks == [*[(1, 16)] * 18, (1, 12), (2, 4), (2, 4)]
+    assert chunks == [(1, 16), (2, 8), (1, 8), *[(1, 16)] * 17, (1, 4)], "the short one goes first"
     assert all(len(step.lengths) for step in executor.steps[1:60])
     assert answers["long"].finish
     assert answers["next"].finish
@@ -288,7 +288,10 @@ def test_answers_are_cut_to_what_fits() -> None:
     served.add(generation(prompt=15, max_tokens=100, ignore_eos=True))
     served.add(generation("b", prompt=10, max_tokens=100, ignore_eos=True))
     answers = by_request(run(served))
-    assert [(len(answer.tokens), answer.finish) for answer in answers.values()] == [(1, "length"), (6, "length")]
+    assert {id: (len(answer.tokens), answer.finish) for id, answer in answers.items()} == {
+        "a": (1, "length"),
+        "b": (6, "length"),
+    }
 
 
 def test_ids_differ() -> None:
