@@ -93,8 +93,8 @@ class Engine:
         self._stall_s = stall_s
         self._speeds = Speeds(stall_s)
         scheduler = scheduler or in_order(executor.arena_bytes)
-        sizes = executor.page, executor.page_bytes
-        self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, *sizes)
+        self._page = executor.page, executor.page_bytes
+        self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, *self._page)
         self._batch = Batch(executor, compact)
         self._adapters = Adapters(executor, scheduler, loader)
         self._in_flight = InFlight()
@@ -116,11 +116,8 @@ class Engine:
         Raises what the executor does.
         """
         prompt = (0,) * min(_REHEARSED, self._executor.max_length // 2)
-        sizes = self._executor.page, self._executor.page_bytes
-        room, self._room = (
-            self._room,
-            WaitingRoom(in_order(self._executor.arena_bytes), OutputLengths(), 1, *sizes),
-        )
+        room, memory = self._room, self._executor.arena_bytes
+        self._room = WaitingRoom(in_order(memory), OutputLengths(), 1, *self._page)
         for _ in range(2):
             self._speeds = Speeds(self._stall_s)
             self.add(Generation("rehearsal", prompt, max_tokens=len(prompt), sampling=Sampling(), ignore_eos=True))

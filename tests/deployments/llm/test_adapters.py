@@ -270,7 +270,7 @@ def test_every_answer_is_that_of_its_adapter_whatever_else_there_is(
     """
     dice = random.Random(seed)
     served = Served(
-        ScriptedExecutor(SLOTS, MAX_LENGTH, pipelined, arena_bytes=MEMORY),
+        ScriptedExecutor(SLOTS, MAX_LENGTH, pipelined, arena_bytes=MEMORY, page=dice.choice((4, MAX_LENGTH))),
         *(order, eviction, prefetch != "none", prefetch == "predicted"),
         Predictor(**{name: dice.randint(1, 20) for name in (*NAMES, "base") if dice.random() < 0.5}),
         load_steps,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scripted_executor import EOS, ScriptedExecutor, byte_tokenizer, expected
+from support.scripted_executor import EOS, SLOT_BYTES, ScriptedExecutor, byte_tokenizer, expected
 
 from pliant.deployments.llm.detokenizer import Detokenizer, TokenBytes
 from pliant.deployments.llm.engine import BrokenError, Engine, Item, TooLongError
@@ -92,6 +92,7 @@ generations = st.builds(
 @settings(max_examples=150)
 @given(
     slots=st.integers(1, 5),
+    page=st.sampled_from((4, 16, MAX_LENGTH)),
     pipelined=st.booleans(),
     compact=st.booleans(),
     arrivals=st.lists(st.tuples(st.integers(0, 6), generations, st.none() | st.integers(0, 8)), max_size=12),
@@ -99,13 +100,14 @@ generations = st.builds(
 )
 def test_every_answer_is_right_whatever_else_there_is(
     slots: int,
+    page: int,
     pipelined: bool,
     compact: bool,
     arrivals: list[tuple[int, Generation, int | None]],
     stall_s: float,
 ) -> None:
     """Requests come after some steps, and some are cancelled after some more; the others are answered, once."""
-    executor = ScriptedExecutor(slots, MAX_LENGTH, pipelined)
+    executor = ScriptedExecutor(slots, MAX_LENGTH, pipelined, page=page)
     clock = Clock()
     served = engine(executor, stall_s=stall_s, compact=compact, clock=clock)
     items: list[Item] = []
@@ -211,6 +213,19 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
     assert all(len(step.lengths) for step in executor.steps[1:60])
     assert answers["long"].finish
     assert answers["next"].finish
+
+
+def test_short_requests_share_the_memory_of_few_long_texts() -> None:
+    executor = ScriptedExecutor(8, max_length=64, arena_bytes=None, page=16)
+    executor.arena_bytes = 2 * SLOT_BYTES
+    served = engine(executor)
+    for index in range(8):
+        served.add(generation(str(index), prompt=8, max_tokens=8, ignore_eos=True))
+    served.add(generation("long", prompt=20, max_tokens=44, ignore_eos=True))
+    served.step()
+    assert (served.report()["live"], served.report()["waiting"]) == (8, 1)
+    run(served)
+    assert served.report()["served"] == 9
 
 
 def test_alone_a_prompt_goes_in_one_piece() -> None:
