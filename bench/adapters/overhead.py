@@ -12,13 +12,14 @@ import numpy as np
 from pliant.bench.adapters import workload
 from pliant.bench.adapters.folders import folders
 from pliant.bench.llm.checkpoints import LARGE, Size, checkpoint
-from pliant.bench.llm.our_kernels import GREEDY, decode
+from pliant.bench.llm.our_kernels import GREEDY, decode, tables_of
 from pliant.bench.llm.workload import prompts
 from pliant.bench.report import Figure, ratio
 from pliant.formats.adapter_info import AdapterInfo, read_adapter
 from pliant.kernels.decoder import executor
 from pliant.kernels.decoder.decode_step import Step
 from pliant.kernels.decoder.executor import Executor
+from pliant.kernels.decoder.kv_pages import pages_of
 
 _BATCHES = (1, 8, 32)
 _CONTEXT = 128
@@ -38,7 +39,7 @@ def measure(threads: int, steps: int, repetitions: int, size: Size = LARGE) -> l
     model = checkpoint(size, _DTYPE)
     slots, arena = _BATCHES[-1], 2**30
     loaded = executor.load(model, slots, 2 * _CONTEXT, _DTYPE, "cpu", threads, None, arena, max(workload.RANKS))
-    loaded.keep_slots(slots)
+    loaded.keep_pages(slots * pages_of(2 * _CONTEXT))
     infos = [read_adapter(folder, loaded.shape) for folder in folders(size, population.ranks, _DTYPE)]
     for index, info in enumerate(infos):
         loaded.install(str(index), info.ranks, loaded.stage(info))
@@ -74,9 +75,9 @@ def _ratio(
 def _step_s(loaded: Executor, batch: int, steps: int) -> float:
     """The median time of a step that computes the same token again."""
     lengths, indices = np.full(batch, _CONTEXT, np.int32), np.ones(batch, np.int64)
-    times = []
+    tables, times = tables_of(loaded)[:batch], []
     for _ in range(steps):
         start = time.perf_counter()
-        loaded.launch(Step((), 0, lengths, indices, _NO_INDICES)).result()
+        loaded.launch(Step((), 0, lengths, tables, indices, _NO_INDICES)).result()
         times.append(time.perf_counter() - start)
     return statistics.median(times)

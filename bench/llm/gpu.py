@@ -26,6 +26,7 @@ import triton
 from numpy.typing import NDArray
 
 from pliant.bench.llm.gpu_check import GREEDY, check, decode_step, parts, random_texts
+from pliant.bench.llm.our_kernels import tables_of
 from pliant.kernels.decoder.cuda_executor import CudaExecutor
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.decode_step import Launched, Prefill, Step
@@ -90,10 +91,10 @@ def step_s(executor: Executor, lengths: NDArray[np.int32], steps: int) -> float:
     """Seconds of a step, each launched before the one before it is read, for slots from 0 on."""
     for slot in range(len(lengths)):
         executor.admit(slot, GREEDY)
-    under_way = executor.launch(decode_step(0, lengths))
+    under_way = executor.launch(decode_step(executor, 0, lengths))
     start = 0.0
     for step in range(1, steps + 2):
-        following = executor.launch(decode_step(0, lengths + step))
+        following = executor.launch(decode_step(executor, 0, lengths + step))
         under_way.result()
         start = start or time.perf_counter()
         under_way = following
@@ -116,7 +117,7 @@ def mean_latency_s(executor: Executor, prompts: Sequence[NDArray[np.int32]], ans
     for slot in range(len(prompts)):
         executor.admit(slot, GREEDY)
     arrivals = interval_s * np.arange(len(prompts))
-    sizes = np.array([len(ids) for ids in prompts])
+    sizes, tables = np.array([len(ids) for ids in prompts]), tables_of(executor)
     produced, ends = np.zeros(len(prompts), np.int64), np.zeros(len(prompts))
     done = admitted = 0
     under_way: tuple[Launched, slice] | None = None
@@ -134,9 +135,10 @@ def mean_latency_s(executor: Executor, prompts: Sequence[NDArray[np.int32]], ans
             under_way = None
             time.sleep(max(0.0, arrivals[arrived] + begin - time.perf_counter()))
             continue
-        prefills = tuple(Prefill(slot, 0, prompts[slot], True) for slot in range(admitted, arrived))
+        prefills = tuple(Prefill(slot, 0, prompts[slot], True, tables[slot]) for slot in range(admitted, arrived))
         lengths = (sizes + produced - 1)[done:admitted].astype(np.int32)
-        step = Step(prefills, done, lengths, produced[done:admitted].copy(), np.zeros(len(prefills), np.int64))
+        indices = produced[done:admitted].copy(), np.zeros(len(prefills), np.int64)
+        step = Step(prefills, done, lengths, tables[done:admitted], *indices)
         launched = executor.launch(step)
         produced[done:arrived] += 1
         admitted = arrived

@@ -11,14 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pliant.bench.llm.our_kernels import tables_of
 from pliant.errors import PliantError
 from pliant.kernels.decoder.cuda_executor import CudaExecutor
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.decode_step import Prefill, Step
 from pliant.kernels.decoder.executor import Executor
 from pliant.kernels.decoder.kernels import DecoderKernels, TorchKernels
-from pliant.kernels.decoder.kv_slots import KVSlots
+from pliant.kernels.decoder.kv_pages import PAGE, KVPages, pages_of
 from pliant.kernels.decoder.model import Decoder
+from pliant.kernels.decoder.ragged import Span, ragged
 from pliant.kernels.decoder.sampling import Sampler
 from pliant.kernels.decoder.weights import RandomWeights
 from pliant.models.decoder_shape import DecoderShape
@@ -71,16 +73,21 @@ def check(shape: DecoderShape, device: torch.device) -> dict[str, float]:
 def _logits(
     shape: DecoderShape, kernels: DecoderKernels, dtype: torch.dtype, device: torch.device, seed: int
 ) -> Tensor:
-    """Of prompts of many lengths in slots 1 to 5, prefilled in two chunks, and of three steps that follow."""
+    """Of prompts of many lengths, computed in two chunks, and of three steps that follow."""
     decoder, _ = parts(shape, kernels, dtype, device, 7, 512, seed)
     texts = random_texts(shape, (1, 2, 64, 65, 500), seed)
-    decoder.prefill([Prefill(1 + i, 0, ids[: len(ids) // 3], False) for i, ids in enumerate(texts) if len(ids) > 2])
-    starts = [len(ids) // 3 if len(ids) > 2 else 0 for ids in texts]
-    last = [Prefill(1 + i, start, ids[start:], True) for i, (ids, start) in enumerate(zip(texts, starts, strict=True))]
-    found = [decoder.prefill(last).float()]
+    tables = np.arange(1, 5 * pages_of(512) + 1, dtype=np.int32).reshape(5, -1)
+    sizes = [len(ids) for ids in texts]
+    cuts = [size // 3 for size in sizes]
+    found = []
+    for begins, ends in (([0] * 5, cuts), (cuts, sizes)):
+        spans = [(Span(a, b - a), table) for a, b, table in zip(begins, ends, tables, strict=True) if b > a]
+        ids = np.concatenate([text[a:b] for text, a, b in zip(texts, begins, ends, strict=True)])
+        batch = ragged(_NO_ROWS, tables[:0], spans, PAGE, device)
+        found.append(decoder.run(torch.from_numpy(ids).long().to(device), batch).float())
     for step, tokens in enumerate(random_texts(shape, (5, 5, 5), seed + 1)):
-        lengths = torch.tensor([len(ids) + step for ids in texts], dtype=torch.int32, device=device)
-        found.append(decoder.decode(torch.from_numpy(tokens).long().to(device), 1, lengths).float())
+        batch = ragged(np.array(sizes, np.int32) + np.int32(step), tables, [], PAGE, device)
+        found.append(decoder.run(torch.from_numpy(tokens).long().to(device), batch).float())
     return torch.cat(found)
 
 
@@ -106,7 +113,7 @@ def parts(
     """Whose weights depend on `seed` alone, up to rounding; keys and values are random, as zeros compute faster."""
     with torch.inference_mode():
         torch.manual_seed(seed)
-        kv = KVSlots(shape, slots, max_length, dtype, device, kernels)
+        kv = KVPages(shape, slots, max_length, dtype, device, kernels)
         decoder = Decoder(Rounded(shape, dtype, device), kernels, kv)
         kv.keys.normal_()
         kv.values.normal_()
@@ -123,13 +130,15 @@ def _answers(executor: Executor, prompts: Sequence[NDArray[np.int32]], offset: i
     for slot in range(offset, offset + len(prompts)):
         executor.admit(slot, GREEDY)
     first = np.zeros(len(prompts), np.int64)
-    prefills = tuple(Prefill(slot, 0, ids, True) for slot, ids in enumerate(prompts, offset))
-    launched = [executor.launch(Step(prefills, 0, _NO_ROWS, _NO_INDICES, first))]
+    tables = tables_of(executor)
+    prefills = tuple(Prefill(slot, 0, ids, True, tables[slot]) for slot, ids in enumerate(prompts, offset))
+    launched = [executor.launch(Step(prefills, 0, _NO_ROWS, tables[:0], _NO_INDICES, first))]
     lengths = np.array([len(ids) for ids in prompts], np.int32)
-    launched += [executor.launch(decode_step(offset, lengths + step)) for step in range(steps)]
+    launched += [executor.launch(decode_step(executor, offset, lengths + step)) for step in range(steps)]
     prefilled, *decoded = [one.result() for one in launched]
     return [prefilled.first.tolist(), *(output.tokens.tolist() for output in decoded)]
 
 
-def decode_step(offset: int, lengths: NDArray[np.int32]) -> Step:
-    return Step((), offset, lengths.astype(np.int32), np.zeros(len(lengths), np.int64), _NO_INDICES)
+def decode_step(executor: Executor, offset: int, lengths: NDArray[np.int32]) -> Step:
+    tables = tables_of(executor)[offset : offset + len(lengths)]
+    return Step((), offset, lengths.astype(np.int32), tables, np.zeros(len(lengths), np.int64), _NO_INDICES)

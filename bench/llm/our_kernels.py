@@ -17,7 +17,7 @@ from pliant.kernels.decoder import cpu_kernels
 from pliant.kernels.decoder.cpu_kernels import CpuKernels
 from pliant.kernels.decoder.decode_step import Prefill, Step
 from pliant.kernels.decoder.executor import DTYPES, Executor
-from pliant.kernels.decoder.kv_slots import KVSlots
+from pliant.kernels.decoder.kv_pages import KVPages, pages_of
 from pliant.kernels.decoder.model import Decoder
 from pliant.kernels.decoder.sampling import Sampler
 from pliant.kernels.decoder.weights import SavedWeights
@@ -69,7 +69,7 @@ def instances(folder: Path, count: int, max_length: int, dtype: str) -> list[Exe
         if isinstance(kernels, CpuKernels):
             kernels.arena = arena.again()
         with torch.inference_mode():
-            kv = KVSlots(weights.shape, 1, max_length, kind, device, kernels)
+            kv = KVPages(weights.shape, 1, max_length, kind, device, kernels)
             decoder = Decoder(weights, kernels, kv)
         executors.append(Executor(decoder, Sampler(1, weights.shape.vocab, device, kv.max_length)))
     return executors
@@ -99,12 +99,21 @@ class _SameTensors(Arena):
 
 def decode(executor: Executor, prompts: Sequence[Integers], steps: int, offset: int = 0) -> Iterator[NDArray[np.int64]]:
     """Greedy tokens of a batch in the slots from `offset` on, [batch] for each step; prompts may differ in length."""
-    for slot in range(offset, offset + len(prompts)):
+    count = len(prompts)
+    for slot in range(offset, offset + count):
         executor.admit(slot, GREEDY)
-    prefills = tuple(Prefill(slot, 0, prompt.astype(np.int32), True) for slot, prompt in enumerate(prompts))
-    first = np.zeros(len(prompts), np.int64)
-    yield executor.launch(Step(prefills, 0, _NO_ROWS, _NO_INDICES, first)).result().first
+    tables = tables_of(executor)[offset : offset + count]
+    whole = zip(range(offset, offset + count), prompts, tables, strict=True)
+    prefills = tuple(Prefill(slot, 0, prompt.astype(np.int32), True, table) for slot, prompt, table in whole)
+    step = Step(prefills, 0, _NO_ROWS, tables[:0], _NO_INDICES, np.zeros(count, np.int64))
+    yield executor.launch(step).result().first
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     for index in range(1, steps):
-        step = Step((), 0, lengths + np.int32(index - 1), np.full(len(prompts), index), _NO_INDICES)
+        step = Step((), offset, lengths + np.int32(index - 1), tables, np.full(count, index), _NO_INDICES)
         yield executor.launch(step).result().tokens
+
+
+def tables_of(executor: Executor) -> NDArray[np.int32]:
+    """Pages for the longest text in every slot, one slot behind the other, [slots, pages]."""
+    pages = pages_of(executor.max_length)
+    return np.arange(1, executor.slots * pages + 1, dtype=np.int32).reshape(-1, pages)

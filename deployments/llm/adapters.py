@@ -1,6 +1,6 @@
 """Adapters on their way from disk into an executor's memory and out of it, as the scheduler decides (Chameleon §4.1).
 
-Slots and adapters share the executor's arena: slots from its front, as many as adapters leave room for. Bytes are
+Pages and adapters share the executor's arena: pages from its front, as many as adapters leave room for. Bytes are
 counted by the scheduler and its cache when it decides, so that what is carried out here always fits.
 """
 
@@ -42,31 +42,39 @@ class Adapters:
         self._s_per_byte = RecentRatio(_DECAY)
 
     @property
-    def limit(self) -> int:
-        """Slots that adapters leave room for."""
-        return min(self._executor.slots, (self._executor.arena_bytes - self._cache.bytes) // self._executor.slot_bytes)
+    def pages(self) -> int:
+        """Pages that adapters leave room for."""
+        return (self._executor.arena_bytes - self._cache.bytes) // self._executor.page_bytes
+
+    @property
+    def _longest(self) -> int:
+        """Bytes of the longest text."""
+        return -(-self._executor.max_length // self._executor.page) * self._executor.page_bytes
 
     def bytes(self, adapter: AdapterRef | None) -> int:
-        """What `adapter` takes. Raises AdapterTooLargeError if it never fits beside a slot and what is pinned."""
+        """What `adapter` takes. Raises AdapterTooLargeError if it never fits beside a text and what is pinned."""
         if adapter is None:
             return 0
         if self._loader is None:
             raise AdapterLoadError(f"adapter {adapter.name} cannot be loaded: this service has no `adapters`")
         size = self._loader.bytes(adapter)
-        room = self._executor.arena_bytes - self._executor.slot_bytes - sum(self._pinned.values())
+        room = self._executor.arena_bytes - self._longest - sum(self._pinned.values())
         if size > room and adapter not in self._pinned:
             raise AdapterTooLargeError(
-                f"adapter {adapter.name} takes {size / _MIB:.1f} MiB, but one slot and the pinned adapters leave "
+                f"adapter {adapter.name} takes {size / _MIB:.1f} MiB, but one text and the pinned adapters leave "
                 f"{max(room, 0) / _MIB:.1f} MiB: raise memory_mb, or use a smaller max_length"
             )
         return size
 
-    def free_slots(self, adapter: AdapterRef | None, live: int) -> int:
-        """For how many more requests, one of them for `adapter`, there is room, were all idle adapters evicted."""
-        room = self._executor.arena_bytes - self._cache.bytes + self._cache.idle
+    def free_slots(self, adapter: AdapterRef | None, live: int, charge: int | None = None) -> int:
+        """For how many more requests, one of them for `adapter`, there is room, were all idle adapters evicted.
+
+        Each takes `charge` bytes, by default those of the longest text; `live` have slots.
+        """
+        room = self._executor.arena_bytes - self._scheduler.used + self._cache.idle
         if adapter and self._cache.state(adapter) == "absent":
             room -= self.bytes(adapter)
-        return max(0, min(self._executor.slots, room // self._executor.slot_bytes) - live)
+        return max(0, min(self._executor.slots - live, room // (charge or self._longest)))
 
     def ready_s(self, adapter: AdapterRef | None) -> float:
         """Seconds until `adapter`, if asked for now, is installed, as predicted from the loads before."""

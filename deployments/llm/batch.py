@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pliant.deployments.llm.adapters import key
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.executor import Slots
+from pliant.deployments.llm.free_pages import FreePages
 from pliant.deployments.llm.guide import MaskThread
 from pliant.kernels.decoder.decode_step import Launched, Prefill, RowMasks, Step
 from pliant.policies.llm.decode_slots import SlotError, SlotMap
@@ -66,8 +68,8 @@ class InFlight(deque[Iteration]):
 class Batch:
     """Answers by slot of `executor`. What it tells is true once all iterations that were launched are through.
 
-    At most one answer has a slot and its prompt in part only: the one prefilled last. `compact`=False leaves the gaps
-    between answers open.
+    Answers take pages as their texts grow; whoever lets them in sees to it that there are enough. `compact`=False
+    leaves the gaps between answers open.
     """
 
     def __init__(self, executor: Slots, compact: bool) -> None:
@@ -82,11 +84,16 @@ class Batch:
         """By slot: the most tokens that the answer may have."""
         self._decoding = np.zeros(slots, np.bool_)
         """By slot: whether the prompt is stored whole."""
-        self.partial: Answer | None = None
-        """The one whose prompt is not."""
         self._guided: set[Answer] = set()
         self._masks = MaskThread()
-        executor.keep_slots(slots)
+        self._held = np.zeros(slots, np.int32)
+        """By slot: pages."""
+        self._tables = np.zeros((slots, -(-executor.max_length // executor.page)), np.int32)
+        """By slot: its pages, in the order of its text; 0 behind them."""
+        self._pages = FreePages(executor.arena_bytes // executor.page_bytes)
+        self.partial: dict[Answer, float] = {}
+        """Those whose prompts are not -> when they got their slots."""
+        executor.keep_pages(self.pages)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -95,19 +102,18 @@ class Batch:
         return answer in self._slots
 
     @property
-    def limit(self) -> int:
-        """Slots that may be used, the first ones."""
-        return self._slots.limit
+    def pages(self) -> int:
+        """Pages that may be used, the first ones."""
+        return self._pages.limit
 
     @property
     def decoding(self) -> bool:
         """Whether any answer waits for its next token."""
         return bool(self._decoding.any())
 
-    @property
-    def prompt_left(self) -> int:
-        """Tokens of the partial prompt that are not stored."""
-        return 0 if self.partial is None else len(self.partial.ids) - int(self._lengths[self._slots.slot(self.partial)])
+    def prompt_left(self, answer: Answer) -> int:
+        """Tokens of a partial prompt that are not stored."""
+        return len(answer.ids) - int(self._lengths[self._slots.slot(answer)])
 
     @property
     def guided(self) -> bool:
@@ -118,35 +124,48 @@ class Batch:
         """For each answer, the tokens that it may still get; one less may be if an iteration is under way."""
         return [answer.most - answer.count for answer in self._slots.window() if answer]
 
-    def place(self, answer: Answer) -> None:
+    def place(self, answer: Answer, now: float) -> None:
         """Give `answer`, of which nothing is stored, a slot. Raises SlotsFullError."""
         slot = self._slots.append(answer)
         self._counts[slot] = answer.count
         self._most[slot] = answer.most
         if answer.guide:
             self._guided.add(answer)
+        self.partial[answer] = now
 
-    def resize(self, limit: int) -> None:
-        """Use only the first `limit` slots from now on, no fewer than there are answers."""
-        if limit == self.limit:
+    def resize(self, pages: int) -> None:
+        """Use only the first `pages` from now on, no fewer than answers hold."""
+        if pages == self.pages:
             return
-        shrinks = limit < self.limit
-        self._slots.resize(limit)
-        if shrinks:
-            self.compact()
-        self._executor.keep_slots(limit)
+        if moves := self._pages.resize(pages, self._tables[self._tables > pages].tolist()):
+            self._executor.move_pages(moves)
+            targets = np.arange(self._pages.count + 1, dtype=np.int32)
+            targets[[source for source, _ in moves]] = [target for _, target in moves]
+            self._tables = targets[self._tables]
+        self._executor.keep_pages(pages)
 
     def compact(self) -> None:
-        """Close the gaps. Answers that were placed just now have nothing to move."""
+        """Close the gaps. What moves are tables; answers that were placed just now have nothing to move."""
         moves = self._slots.compact(lambda answer: int(self._lengths[self._slots.slot(answer)]))
         if not moves:
             return
         sources, targets = [move.source for move in moves], [move.target for move in moves]
-        for values in (self._lengths, self._counts, self._most, self._decoding):
+        for values in self._by_slot:
             values[targets] = values[sources]
             values[sources] = 0
-        if stored := [move for move in moves if move.size]:
+        if stored := [(move.source, move.target) for move in moves if move.size]:
             self._executor.move(stored)
+
+    @property
+    def _by_slot(self) -> tuple[NDArray[Any], ...]:
+        return self._lengths, self._counts, self._most, self._decoding, self._held, self._tables
+
+    def _grow(self, slot: int, tokens: int) -> None:
+        """Give a slot the pages of so many tokens."""
+        held, needed = int(self._held[slot]), -(-tokens // self._executor.page)
+        for index in range(held, needed):
+            self._tables[slot, index] = self._pages.take()
+        self._held[slot] = max(held, needed)
 
     def prefill(self, answer: Answer, tokens: int) -> Prefill:
         """The next `tokens` of a prompt, as a chunk that the next step computes."""
@@ -157,19 +176,25 @@ class Batch:
             adapter = answer.adapter and key(answer.adapter)
             self._executor.admit(slot, answer.sampling, adapter, prompt, answered)
         self._lengths[slot] = end = start + tokens
+        self._grow(slot, end)
         last = end == len(answer.ids)
-        self.partial = None if last else answer
-        return Prefill(slot, start, answer.ids[start:end], last)
+        if last:
+            del self.partial[answer]
+        return Prefill(slot, start, answer.ids[start:end], last, self._tables[slot, : self._held[slot]].copy())
 
     def step(self, prefills: Sequence[Prefill]) -> Step:
         """The next iteration: these chunks, then a token for each answer whose prompt was whole before."""
         decoding = np.flatnonzero(self._decoding)
         window = slice(int(decoding[0]), int(decoding[-1]) + 1) if len(decoding) else slice(0, 0)
         ended = [prefill.slot for prefill in prefills if prefill.last]
+        for slot in decoding[self._lengths[decoding] >= self._held[decoding] * self._executor.page].tolist():
+            self._grow(slot, int(self._lengths[slot]) + 1)
+        live, width = self._decoding[window], int(self._held[window].max(initial=0))
         return Step(
             prefills=tuple(prefills),
             offset=window.start,
-            lengths=self._lengths[window].copy(),
+            lengths=self._lengths[window] * live,
+            tables=self._tables[window, :width] * live[:, None],
             indices=self._counts[window].copy(),
             prefill_indices=self._counts[ended],
             masks=self._begin_masks((slot - window.start, slot) for slot in decoding.tolist()),
@@ -210,10 +235,10 @@ class Batch:
             return
         slot = self._slots.evict(answer)
         self._guided.discard(answer)
-        for values in (self._lengths, self._counts, self._most, self._decoding):
+        self._pages.give_back(self._tables[slot, : self._held[slot]].tolist())
+        for values in self._by_slot:
             values[slot] = 0
-        if answer is self.partial:
-            self.partial = None
+        self.partial.pop(answer, None)
 
     def check(self, flying: Sequence[Answer]) -> None:
         """Raise SlotError unless all numbers agree; `flying` has an answer for each of its tokens not yet read."""
@@ -227,7 +252,7 @@ class Batch:
             elif decoding:
                 right = count < most == answer.most and length == answer.size - most + count - 1 and not answer.ended
             else:
-                right = answer is self.partial and 0 < length < len(answer.ids) and not answer.ended
+                right = answer in self.partial and 0 <= length < len(answer.ids) and not answer.ended
             if answer is not None and answer.count + sum(other is answer for other in flying) != count:
                 right = False
             if not right:
@@ -235,3 +260,14 @@ class Batch:
                     f"slot {slot} has {answer and answer.id}: {length} tokens stored, {count} of {most} of the answer, "
                     f"decoding {decoding}"
                 )
+        self._check_pages()
+
+    def _check_pages(self) -> None:
+        held = self._tables[self._tables > 0].tolist()
+        if len(set(held)) != len(held) or not self._pages.free.isdisjoint(held):
+            raise SlotError(f"a page has two owners: {sorted(held)} are held")
+        if len(held) + len(self._pages.free) != self._pages.count or max(held, default=0) > self.pages:
+            raise SlotError(f"of {self._pages.count} pages, {len(held)} are held and {len(self._pages.free)} free")
+        sizes = np.count_nonzero(self._tables, axis=1)
+        if (sizes != self._held).any() or (self._held * self._executor.page < self._lengths).any():
+            raise SlotError(f"slots hold {sizes.tolist()} pages for {self._lengths.tolist()} tokens")

@@ -41,7 +41,7 @@ from pliant.kernels.decoder.decode_step import RowLogprobs, Step
 from pliant.policies.llm.decode_admission import Load
 from pliant.policies.llm.decode_slots import SlotError
 from pliant.policies.llm.output_length import LengthPredictor, OutputLengths
-from pliant.policies.llm.prefill_chunks import Speeds, chunks
+from pliant.policies.llm.prefill_chunks import Speeds, chunks, shortest_first
 from pliant.sampling import Sampling
 
 _REHEARSED = 16
@@ -95,7 +95,8 @@ class Engine:
         self._stall_s = stall_s
         self._speeds = Speeds(stall_s)
         scheduler = scheduler or in_order(executor.arena_bytes)
-        self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, executor.slot_bytes)
+        self._page = executor.page, executor.page_bytes
+        self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, *self._page)
         self._batch = Batch(executor, compact)
         self._adapters = Adapters(executor, scheduler, loader)
         self._in_flight = InFlight()
@@ -117,10 +118,8 @@ class Engine:
         Raises what the executor does.
         """
         prompt = (0,) * min(_REHEARSED, self._executor.max_length // 2)
-        room, self._room = (
-            self._room,
-            WaitingRoom(in_order(self._executor.arena_bytes), OutputLengths(), 1, self._room.charge),
-        )
+        room, memory = self._room, self._executor.arena_bytes
+        self._room = WaitingRoom(in_order(memory), OutputLengths(), 1, *self._page)
         for _ in range(2):
             self._speeds = Speeds(self._stall_s)
             self.add(Generation("rehearsal", prompt, max_tokens=len(prompt), sampling=Sampling(), ignore_eos=True))
@@ -136,11 +135,11 @@ class Engine:
         now = self._clock()
         self._adapters.pin(adapter)
         self._room.schedule(now, 0, 0)  # asks for this load, as pinned adapters come first
-        self._batch.resize(self._adapters.limit)
+        self._batch.resize(self._adapters.pages)
         try:
             self._adapters.load_now(adapter, now)
         finally:
-            self._batch.resize(self._adapters.limit)
+            self._batch.resize(self._adapters.pages)
 
     def guide(self, generation: Generation) -> Guide | None:
         """What `generation` is bound to, for `add`. Slow for large grammars; for any thread. Raises GuideError."""
@@ -162,7 +161,7 @@ class Engine:
         now, within_s = self._clock(), generation.first_token_within_s
         job = self._room.job(answer, self._adapters.bytes(answer.adapter), now)
         if not generation.generated:  # one that was begun elsewhere is not made to begin again
-            load = self._load(answer.adapter)
+            load = self._load(job)
             if loser := self._room.refuse(job, load, within_s, self._speeds):
                 self._end(loser)
                 self._owed.append((loser.id, self._room.crowded_out_error(load, self._speeds)))
@@ -233,13 +232,14 @@ class Engine:
         Requests that wait get their slots before gaps are closed, as they fill gaps for nothing.
         """
         budget = self._speeds.prompt_tokens(live=self._batch.decoding)
-        slots, prompts = self._executor.slots - len(self._batch), budget - self._batch.prompt_left
-        decisions = self._room.schedule(now, slots, prompts)
+        whole = sum(left for left in map(self._batch.prompt_left, self._batch.partial) if left <= budget)
+        decisions = self._room.schedule(now, self._executor.slots - len(self._batch), budget - whole)
         self._put_back(decisions.squash, items)
         self._adapters.evict(decisions.evict)
-        self._batch.resize(self._adapters.limit)
+        self._batch.resize(self._adapters.pages)
         self._adapters.load(decisions.load)
-        granted = self._place(decisions.admit, budget)
+        self._place(decisions.admit, now)
+        granted = self._granted(now, budget)
         self._batch.compact()
         prefills = [self._batch.prefill(answer, tokens) for answer, tokens in granted]
         return self._batch.step(prefills) if prefills or self._batch.decoding else None
@@ -260,17 +260,20 @@ class Engine:
             if answer.ended:
                 self._room.cancel(answer, self._clock())
 
-    def _place(self, admitted: Iterable[AnswerJob], budget: int) -> list[tuple[Answer, int]]:
-        """Whose prompts get how many tokens computed; each of them has a slot then."""
-        answers, left = [], []
-        if partial := self._batch.partial:
-            answers, left = [partial], [self._batch.prompt_left]
+    def _place(self, admitted: Iterable[AnswerJob], now: float) -> None:
+        """These have slots from now on."""
         for job in admitted:
             self._room.take(job.key)
-            self._batch.place(job.key)
-            answers.append(job.key)
-            left.append(len(job.key.ids))
-        return list(zip(answers, chunks(left, budget), strict=True))
+            self._batch.place(job.key, now)
+
+    def _granted(self, now: float, budget: int) -> list[tuple[Answer, int]]:
+        """Whose prompts get how many tokens computed."""
+        answers = list(self._batch.partial)
+        left = [self._batch.prompt_left(answer) for answer in answers]
+        waited = [now - since for since in self._batch.partial.values()]
+        order = shortest_first(left, waited, self._speeds.prompt_tokens_per_s)
+        granted = chunks([left[index] for index in order], budget)
+        return [(answers[index], tokens) for index, tokens in zip(order, granted, strict=False)]
 
     def _run(self, step: Step) -> Iteration:
         at = self._clock()
@@ -355,12 +358,13 @@ class Engine:
     def _broken(self, failure: Exception) -> BrokenError:
         return BrokenError(f"the model's executor failed: {type(failure).__name__}: {failure}")
 
-    def _load(self, adapter: AdapterRef | None = None) -> Load:
-        """What there is to do before a request for `adapter` that comes now; those who wait are the room's."""
+    def _load(self, job: AnswerJob | None = None) -> Load:
+        """What there is to do before a request that comes now; those who wait are the room's."""
+        adapter = job and job.adapter
         return Load(
-            free=self._adapters.free_slots(adapter, len(self._batch)),
+            free=self._adapters.free_slots(adapter, len(self._batch), job and job.charge),
             live=self._batch.tokens_left(),
-            prompt=self._batch.prompt_left,
+            prompt=sum(map(self._batch.prompt_left, self._batch.partial)),
             waiting=(),
             ready_s=self._adapters.ready_s(adapter),
         )
@@ -395,8 +399,8 @@ class Engine:
         self._batch.check(self._in_flight.tokens())
         self._room.check()
         self._adapters.check()
-        if self._batch.limit != self._adapters.limit:
-            raise SlotError(f"{self._batch.limit} slots are used, but adapters leave {self._adapters.limit}")
+        if self._batch.pages != self._adapters.pages:
+            raise SlotError(f"{self._batch.pages} pages are used, but adapters leave {self._adapters.pages}")
         for answer in self._open.values():
             places = (answer in self._room) + (answer in self._batch)
             if answer.ended or places > 1 or not (places or self._in_flight.last_for(answer)):

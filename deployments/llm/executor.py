@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 
 class Slots(Protocol):
-    """Where requests are computed."""
+    """Where requests are computed, and where their pages are."""
 
     slots: int
     max_length: int
+    page: int
+    page_bytes: int
+    arena_bytes: int
 
     def admit(
         self,
@@ -30,16 +33,20 @@ class Slots(Protocol):
         answer: NDArray[np.int32],
     ) -> None: ...
 
-    def move(self, moves: Sequence[tuple[int, int, int]]) -> None: ...
+    def move(self, moves: Sequence[tuple[int, int]]) -> None: ...
 
-    def keep_slots(self, limit: int) -> None: ...
+    def move_pages(self, moves: Sequence[tuple[int, int]]) -> None: ...
+
+    def keep_pages(self, count: int) -> None: ...
 
 
 class AdapterMemory(Protocol):
-    """Where adapters are, beside the slots."""
+    """Where adapters are, beside the pages."""
 
     slots: int
-    slot_bytes: int
+    max_length: int
+    page: int
+    page_bytes: int
     arena_bytes: int
 
     def install(self, key: str, ranks: tuple[int, ...], blob: Tensor) -> None: ...

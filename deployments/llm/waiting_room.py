@@ -37,16 +37,20 @@ def in_order(memory: int) -> AnswerScheduler:
 class WaitingRoom:
     """Answers that wait for memory, as `scheduler` orders them; at most `queue` beside those for whom there is some.
 
-    `charge` is what a slot takes, in bytes. The scheduler also knows of the answers that hold memory: they are taken
-    from here and leave it by `left`, or come back by `put_back`.
+    A page of `page` tokens takes `page_bytes`, and an answer is charged for those of its longest text. The scheduler
+    also knows of the answers that hold memory: they are taken from here and leave it by `left`, or come back by
+    `put_back`.
     """
 
-    def __init__(self, scheduler: AnswerScheduler, predictor: LengthPredictor[str], queue: int, charge: int) -> None:
+    def __init__(
+        self, scheduler: AnswerScheduler, predictor: LengthPredictor[str], queue: int, page: int, page_bytes: int
+    ) -> None:
         self.scheduler = scheduler
         self.predictor = predictor
         self._queue = queue
         self._admission = DecodeAdmission(queue)
-        self.charge = charge
+        self._page = page
+        self._page_bytes = page_bytes
         self._share: FairShare[Answer] = FairShare()
         """Those that wait; in tokens of a prompt."""
 
@@ -64,7 +68,7 @@ class WaitingRoom:
             key=answer,
             prompt=len(answer.ids),
             output=answer.predicted - answer.count,
-            charge=self.charge,
+            charge=-(-answer.size // self._page) * self._page_bytes,
             adapter=answer.adapter,
             adapter_bytes=adapter_bytes,
             arrived=now,

@@ -87,13 +87,13 @@ void pliant_gate(
 
 typedef struct {
     const void *qkv;                  // [rows][heads + 2 kv_heads][head_dim]
-    const int32_t *positions, *slots; // [rows]
+    const int32_t *positions, *pages; // [rows]
     const float *cos, *sin;           // [max_length][head_dim]
     const void *q_norm, *k_norm;      // [head_dim], or null
-    void *keys, *values;              // [slots][kv_heads][max_length][head_dim], slots slot_stride apart
+    void *keys, *values;              // [pages][kv_heads][page][head_dim], pages page_stride apart
     void *q;                          // [rows][heads][head_dim]
     float eps;
-    int64_t rows, heads, kv_heads, head_dim, max_length, slot_stride, rows_per_task;
+    int64_t rows, heads, kv_heads, head_dim, page, page_stride, rows_per_task;
     bool bf16;
 } Rotate;
 
@@ -126,7 +126,7 @@ INLINE void rotate_and_store(const Rotate *job, int64_t index, bool bf16) {
             rotate(job, at(line, h * d, bf16), job->q_norm, position, q, bf16);
         }
         for (int64_t h = 0; h < kv_heads; h++) {
-            int64_t place = job->slots[row] * job->slot_stride + (h * job->max_length + position % job->max_length) * d;
+            int64_t place = job->pages[row] * job->page_stride + (h * job->page + position % job->page) * d;
             void *key = (void *)at(job->keys, place, bf16), *value = (void *)at(job->values, place, bf16);
             rotate(job, at(line, (heads + h) * d, bf16), job->k_norm, position, key, bf16);
             memcpy(value, at(line, (heads + kv_heads + h) * d, bf16), d * (bf16 ? 2 : 4));
@@ -142,20 +142,20 @@ static void rotate_task(const void *job, int64_t index) {
 }
 
 void pliant_rotate_and_store(
-    Pool *pool, bool bf16, const void *qkv, const int32_t *positions, const int32_t *slots,
+    Pool *pool, bool bf16, const void *qkv, const int32_t *positions, const int32_t *pages,
     const float *cos, const float *sin, const void *q_norm, const void *k_norm, float eps, void *keys, void *values,
-    void *q, int64_t rows, int64_t heads, int64_t kv_heads, int64_t max_length, int64_t head_dim, int64_t slot_stride
+    void *q, int64_t rows, int64_t heads, int64_t kv_heads, int64_t page, int64_t head_dim, int64_t page_stride
 ) {
     int64_t width = (heads + 2 * kv_heads) * head_dim, rows_per_task = (GRAIN + width - 1) / width;
-    Rotate job = {qkv, positions, slots, cos, sin, q_norm, k_norm, keys, values, q, eps,
-                  rows, heads, kv_heads, head_dim, max_length, slot_stride, rows_per_task, bf16};
+    Rotate job = {qkv, positions, pages, cos, sin, q_norm, k_norm, keys, values, q, eps,
+                  rows, heads, kv_heads, head_dim, page, page_stride, rows_per_task, bf16};
     share(pool, rotate_task, &job, (rows + rows_per_task - 1) / rows_per_task);
 }
 
 typedef struct {
-    void *keys, *values;       // [layers][slots][kv_heads][values], as far apart as the strides say
+    void *keys, *values;       // [layers][pages][kv_heads][values], as far apart as the strides say
     const int64_t (*moves)[3]; // source, target, values of each head
-    int64_t count, kv_heads, layer_stride, slot_stride, head_stride;
+    int64_t count, kv_heads, layer_stride, page_stride, head_stride;
     bool bf16;
 } Move;
 
@@ -164,8 +164,8 @@ static void move_task(const void *job, int64_t index) {
     const Move *move = job;
     int64_t head = index / move->kv_heads * move->layer_stride + index % move->kv_heads * move->head_stride;
     for (int64_t i = 0; i < move->count; i++) {
-        int64_t source = head + move->moves[i][0] * move->slot_stride;
-        int64_t target = head + move->moves[i][1] * move->slot_stride;
+        int64_t source = head + move->moves[i][0] * move->page_stride;
+        int64_t target = head + move->moves[i][1] * move->page_stride;
         int64_t bytes = move->moves[i][2] * (move->bf16 ? 2 : 4);
         memcpy((void *)at(move->keys, target, move->bf16), at(move->keys, source, move->bf16), bytes);
         memcpy((void *)at(move->values, target, move->bf16), at(move->values, source, move->bf16), bytes);
@@ -174,8 +174,8 @@ static void move_task(const void *job, int64_t index) {
 
 void pliant_move(
     Pool *pool, bool bf16, void *keys, void *values, const int64_t (*moves)[3], int64_t count, int64_t layers,
-    int64_t kv_heads, int64_t layer_stride, int64_t slot_stride, int64_t head_stride
+    int64_t kv_heads, int64_t layer_stride, int64_t page_stride, int64_t head_stride
 ) {
-    Move job = {keys, values, moves, count, kv_heads, layer_stride, slot_stride, head_stride, bf16};
+    Move job = {keys, values, moves, count, kv_heads, layer_stride, page_stride, head_stride, bf16};
     share(pool, move_task, &job, layers * kv_heads);
 }

@@ -1,4 +1,4 @@
-"""The decoder's kernels on a CPU, in C: weights packed once, one token of every slot in few passes over memory.
+"""The decoder's kernels on a CPU, in C: weights packed once, all tokens of a pass in few passes over memory.
 
 A decode step reads every weight once, so it is as fast as memory allows up to the number of rows whose arithmetic
 takes longer than that; the packed layout (cpu_linear.c) serves every number of rows, so that a weight is kept once.
@@ -23,10 +23,10 @@ from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.ragged import Ragged
 from pliant.kernels.huge_pages import Arena
 
-_NAMES = ("kernels", "lora", "lora_packed", "attention", "paged_attention")
+_NAMES = ("kernels", "lora", "lora_packed", "attention")
 SOURCES = [Path(__file__).with_name(f"cpu_{name}.c") for name in _NAMES]
 LARGEST_HEAD = 256  # as in cpu_kernels.h
-_TILED, _SHARING = 128, 64  # queries of a tile, and that share a key at most; as in cpu_paged_attention.c
+_TILED, _SHARING = 128, 64  # queries of a tile, and that share a key at most; as in cpu_attention.c
 KEPT_ROWS = 64  # up to which results go to buffers that are kept: a decode step's, not a prompt's
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -36,7 +36,6 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "add_norm": [_POINTER] * 4 + [_LONG] * 2 + [_FLOAT],
     "gate": [_POINTER] * 2 + [_LONG] * 2,
     "rotate_and_store": [_POINTER] * 7 + [_FLOAT] + [_POINTER] * 3 + [_LONG] * 6,
-    "decode_attention": [_POINTER] * 5 + [_LONG] * 7,
     "attention": [_POINTER] * 6 + [_LONG] * 8,
     "move": [_POINTER] * 3 + [_LONG] * 6,
 }
@@ -46,8 +45,8 @@ _warn_once = functools.cache(logging.getLogger("pliant").warning)
 class CpuKernels(TorchKernels):
     """`DecoderKernels` for float32 and bfloat16, on the calling thread and `threads` - 1 of their own (cpu_pool.c).
 
-    One call at a time. Heads whose size is no multiple of 16, or above 256, attend as `TorchKernels` do, and prompts
-    always. Raises `CompilerError` if the C code cannot be compiled; `options` tell the compiler for which CPU.
+    One call at a time. Heads whose size is no multiple of 16, or above 256, attend as `TorchKernels` do. Raises
+    `CompilerError` if the C code cannot be compiled; `options` tell the compiler for which CPU.
     """
 
     def __init__(self, threads: int, options: Sequence[str] = c_compiler.THIS_MACHINE) -> None:
@@ -90,23 +89,23 @@ class CpuKernels(TorchKernels):
         self,
         qkv: Tensor,
         positions: Tensor,
-        slots: Tensor,
+        pages: Tensor,
         rotation: Rotation,
         norms: Norms | None,
         eps: float,
         keys: Tensor,
         values: Tensor,
     ) -> Tensor:
-        _, kv_heads, max_length, head_dim = keys.shape
+        _, kv_heads, page, head_dim = keys.shape
         if head_dim > LARGEST_HEAD:
-            return super().rotate_and_store(qkv, positions, slots, rotation, norms, eps, keys, values)
+            return super().rotate_and_store(qkv, positions, pages, rotation, norms, eps, keys, values)
         rows, width = qkv.shape
         heads = width // head_dim - 2 * kv_heads
         out, address = self._result("rotate_and_store", rows, heads * head_dim, qkv.dtype)
-        inputs = [tensor.data_ptr() for tensor in (qkv, positions, slots, *rotation)]
+        inputs = [tensor.data_ptr() for tensor in (qkv, positions, pages, *rotation)]
         weights = [norm.data_ptr() for norm in norms] if norms else [None, None]
         buffers = keys.data_ptr(), values.data_ptr(), address
-        sizes = rows, heads, kv_heads, max_length, head_dim, keys.stride(0)
+        sizes = rows, heads, kv_heads, page, head_dim, keys.stride(0)
         self.call("rotate_and_store", qkv.dtype, *inputs, *weights, eps, *buffers, *sizes)
         return out.view(rows, heads, head_dim)
 
@@ -123,26 +122,11 @@ class CpuKernels(TorchKernels):
         self.call("attention", q.dtype, q.data_ptr(), *texts, address, *sizes)
         return out
 
-    def decode_attention(
-        self, q: Tensor, keys: Tensor, values: Tensor, offset: int, lengths: Tensor, window: int | None
-    ) -> Tensor:
-        rows, heads, head_dim = q.shape
-        if head_dim > LARGEST_HEAD or head_dim % PANEL:
-            return super().decode_attention(q, keys, values, offset, lengths, window)
-        out, address = self._result("decode_attention", rows, heads * head_dim, q.dtype)
-        _, kv_heads, max_length, _ = keys.shape
-        stride = keys.stride(0)
-        first = offset * stride * keys.element_size()
-        texts = keys.data_ptr() + first, values.data_ptr() + first, lengths.data_ptr()
-        sizes = rows, heads, kv_heads, max_length, head_dim, stride, window or 0
-        self.call("decode_attention", q.dtype, q.data_ptr(), *texts, address, *sizes)
-        return out
-
     def move(self, keys: Tensor, values: Tensor, moves: Sequence[tuple[int, int, int]]) -> None:
-        layers, _, kv_heads, max_length, head_dim = keys.shape
+        layers, _, kv_heads, page, head_dim = keys.shape
         flat = [number for source, target, tokens in moves for number in (source, target, tokens * head_dim)]
         places = (_LONG * len(flat))(*flat)
-        sizes = len(moves), layers, kv_heads, *keys.stride()[:2], max_length * head_dim
+        sizes = len(moves), layers, kv_heads, *keys.stride()[:2], page * head_dim
         self.call("move", keys.dtype, keys.data_ptr(), values.data_ptr(), places, *sizes)
 
     def call(self, name: str, dtype: torch.dtype, *arguments: object) -> None:

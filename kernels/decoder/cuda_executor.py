@@ -2,9 +2,10 @@
 
 A decode step launches hundreds of small kernels, which takes a CPU longer than the GPU needs for them. So the step is
 recorded once as a CUDA graph for each of a few numbers of rows, and a window runs in the smallest that holds it; rows
-beyond it belong to no slot. Where there may be adapters, each is recorded a second time with them, for windows in which
-a row uses one. Sampling follows outside the graph, as it differs from batch to batch. Nothing waits for
-the GPU before a result is asked for, so that the engine can launch step t + 1 and only then read step t.
+beyond it have page 0, which belongs to nobody. Where there may be adapters, each is recorded a second time with them,
+for windows in which a row uses one. A step with prefills is launched kernel by kernel, as these have enough to do.
+Sampling follows outside the graph, as it differs from batch to batch. Nothing waits for the GPU before a result is
+asked for, so that the engine can launch step t + 1 and only then read step t.
 """
 
 from collections.abc import Callable
@@ -16,27 +17,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pliant.kernels.cuda_graph import graph_rows
-from pliant.kernels.decoder.cuda_kernels import CudaKernels
-from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, Step
+from pliant.kernels.decoder.decode_step import Launched, Output, Step
 from pliant.kernels.decoder.executor import Done, Executor
+from pliant.kernels.decoder.kv_pages import PAGE, pages_of
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
 from pliant.kernels.decoder.model import Decoder
+from pliant.kernels.decoder.ragged import Ragged, Span, ragged
 from pliant.kernels.decoder.sampling import Ranked, Sampled, Sampler
 from pliant.kernels.decoder.triton_lora import LoraTiles, rounded, tables_of
 from pliant.kernels.upload import upload
 from pliant.models.lora_layout import MODULES, LoraLayout
 
-Forward = Callable[[Tensor, Tensor, LoraTiles | None], Tensor]
-"""(slots, lengths, adapters), [rows] int32 each -> logits [rows, vocab]."""
-_NO_SLOT = -1
-_ALIGNED = 4  # int32s in 16 bytes: the kernels are compiled for addresses that are multiples of that
+Forward = Callable[[Tensor, Ragged, LoraTiles | None], Tensor]
+"""(slots [rows] int32, their rows, adapters) -> logits [rows, vocab]."""
+_NOBODYS = Span(0, 1), np.zeros(1, np.int32)
 
 
 class CudaExecutor(Executor):
     """An `Executor` whose decoder computes with `CudaKernels`, on the GPU's default stream; no launch waits for it.
 
-    Making one compiles all kernels and records all graphs, which takes seconds and stores into slot 0; nothing else in
-    this process may use the GPU meanwhile.
+    Making one compiles all kernels and records all graphs, which takes seconds; nothing else in this process may use
+    the GPU meanwhile.
     """
 
     pipelined = True
@@ -44,25 +45,24 @@ class CudaExecutor(Executor):
     @torch.inference_mode()
     def __init__(self, decoder: Decoder, sampler: Sampler, most_rank: int = 0) -> None:
         super().__init__(decoder, sampler, most_rank)
-        assert isinstance(decoder.kernels, CudaKernels)
-        self._kernels = decoder.kernels
         self._compile()
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         logits = torch.empty(self.slots, self.shape.vocab, dtype=decoder.kv.keys.dtype, device=decoder.device)
-        counts = graph_rows(self.slots)[::-1]
-        self._recorded = [RecordedStep(self._forward, logits[:rows], pool, stream) for rows in counts]
+        counts, pages = graph_rows(self.slots)[::-1], pages_of(self.max_length)
+        self._recorded = [RecordedStep(self._forward, logits[:rows], pages, pool, stream) for rows in counts]
         """Largest first, so that the others find room in its memory."""
         tiles = [self._tiles(rows) for rows in counts if self.adapters]
         self._recorded_adapted = [
-            RecordedStep(self._forward, logits[: len(each.rows)], pool, stream, each) for each in tiles
+            RecordedStep(self._forward, logits[: len(each.rows)], pages, pool, stream, each) for each in tiles
         ]
 
     def _compile(self) -> None:
         """Run what no graph holds once, so that no request waits for a compiler."""
         nothing = LoraGroup(np.zeros(1, np.int32), 0, LoraLayout(self.shape, [0] * len(MODULES)))
         lora = LoraBatch(self._decoder.kv.arena, [nothing]) if self.adapters else None
-        self._decoder.prefill([Prefill(0, 0, np.zeros(1, np.int32), True)], lora)
-        self._decoder.kv.move([(0, 0, 1)])
+        nobodys = ragged(np.zeros(1, np.int32), np.zeros((1, 1), np.int32), [_NOBODYS], self.page, self._decoder.device)
+        self._decoder.run(torch.zeros(2, dtype=torch.int64, device=self._decoder.device), nobodys, None, lora)
+        self._decoder.kv.move([(0, 0)])
 
     def _tiles(self, rows: int) -> LoraTiles:
         """Room for the adapters of so many rows, each of which may use another."""
@@ -71,60 +71,62 @@ class CudaExecutor(Executor):
         return LoraTiles(arena, sizes, rounded(self._adapters.most_rank), *tables)
 
     def _logits(self, step: Step) -> Tensor:
-        lora = self._adapters.of_window(step.offset, step.lengths)
+        if step.prefills:
+            return super()._logits(step)
+        lora = self._adapters.of_step(step)
         steps = self._recorded if lora is None else self._recorded_adapted
         recorded = next(one for one in reversed(steps) if one.rows >= len(step.lengths))
-        return recorded.run(step.offset, step.lengths, lora)
+        return recorded.run(step, lora)
 
     def _launched(self, first: Sampled | None, window: Sampled | None) -> Launched:
         return _UnderWay(first, window)
 
-    def _forward(self, slots: Tensor, lengths: Tensor, tiles: LoraTiles | None) -> Tensor:
-        """As `Decoder.decode`, for slots that are known on the GPU alone."""
-        stored = lengths + 1
-
-        def attend(q: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
-            return self._kernels.attend(q, keys, values, slots, stored, window)
-
-        add_lora = None if tiles is None else tiles.add
-        return self._decoder.step(self._last[slots.clamp(min=0)], lengths, slots, attend, add_lora)
+    def _forward(self, slots: Tensor, rows: Ragged, tiles: LoraTiles | None) -> Tensor:
+        """As `Decoder.run`, for slots that are known on the GPU alone."""
+        return self._decoder.step(self._last[slots], rows, add_lora=None if tiles is None else tiles.add)
 
 
 class RecordedStep:
     """A decode step of as many rows as `logits` [rows, vocab] has, which each run fills, as a CUDA graph.
 
-    `forward` must launch the same work for all values of its arguments, compute nothing for slots below 0, and never
-    wait for the GPU. Rows use adapters if there are `tiles` for them, one for each row. Graphs that are recorded on the
+    Texts have up to `pages` pages. `forward` must launch the same work for all values of its arguments, and never wait
+    for the GPU. Rows use adapters if there are `tiles` for them, one for each row. Graphs that are recorded on the
     same `stream` and share a `pool` share its memory.
     """
 
     def __init__(
-        self, forward: Forward, logits: Tensor, pool: Any, stream: torch.cuda.Stream, tiles: LoraTiles | None = None
+        self,
+        forward: Forward,
+        logits: Tensor,
+        pages: int,
+        pool: Any,
+        stream: torch.cuda.Stream,
+        tiles: LoraTiles | None = None,
     ) -> None:
         self.rows = len(logits)
         self._logits = logits
         self._tiles = tiles
-        self._inputs = upload(_table(self.rows, 0, np.empty(0, np.int32)), logits.device)
-        slots, lengths = self._inputs[:, : self.rows]
+        self._inputs = inputs = [upload(table, logits.device) for table in _tables(self.rows, pages)]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            forward(slots, lengths, tiles)  # compiles kernels, which cannot be done while recording
+            forward(inputs[0], _rows(*inputs), tiles)  # compiles kernels, which cannot be done while recording
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool, stream=stream):
-            logits.copy_(forward(slots, lengths, tiles))
+            logits.copy_(forward(inputs[0], _rows(*inputs), tiles))
 
-    def run(self, offset: int, lengths: NDArray[np.int32], lora: LoraBatch | None = None) -> Tensor:
-        """The logits of the window that begins at `offset`, [len(lengths), vocab]; a view of what it was made with.
+    def run(self, step: Step, lora: LoraBatch | None = None) -> Tensor:
+        """The logits of the window of `step`, [its rows, vocab]; a view of what it was made with.
 
         The rows of `lora` are those of the window; where there are tiles, none stands for no adapters.
         """
-        _refill(self._inputs, _table(self.rows, offset, lengths))
+        for tensor, table in zip(self._inputs, _tables(self.rows, self._inputs[2].shape[1], step), strict=True):
+            _refill(tensor, table)
         if self._tiles is not None:
             rows, places = tables_of(lora, self.rows)
             _refill(self._tiles.rows, rows)
             _refill(self._tiles.places, places)
         self._graph.replay()
-        return self._logits[: len(lengths)]
+        return self._logits[: len(step.lengths)]
 
 
 class _UnderWay(Done):
@@ -140,13 +142,21 @@ class _UnderWay(Done):
         return super().result()
 
 
-def _table(rows: int, offset: int, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Slots and lengths of a window, padded with rows of no slot; [2, rows or more, for the sake of alignment]."""
-    table = np.zeros((2, rows + -rows % _ALIGNED), np.int32)
-    table[0] = _NO_SLOT
-    table[0, : len(lengths)] = np.arange(offset, offset + len(lengths))
-    table[1, : len(lengths)] = lengths
-    return table
+def _tables(rows: int, pages: int, step: Step | None = None) -> list[NDArray[np.int32]]:
+    """Slots [rows], lengths [rows] and tables [rows, pages] of a window, padded with rows of page 0 and no text."""
+    tables = [np.zeros(size, np.int32) for size in (rows, rows, (rows, pages))]
+    if step is not None:
+        count, width = step.tables.shape
+        tables[0][:count] = np.arange(step.offset, step.offset + count)
+        tables[1][:count] = step.lengths
+        tables[2][:count, :width] = step.tables[:, :pages]
+    return tables
+
+
+def _rows(slots: Tensor, lengths: Tensor, tables: Tensor) -> Ragged:
+    """Those of a window, on a GPU."""
+    pages = tables.gather(1, (lengths // PAGE).long()[:, None])[:, 0]
+    return Ragged(lengths, pages, tables, len(slots))
 
 
 def _refill(tensor: Tensor, array: NDArray[np.int32] | NDArray[np.int64]) -> None:

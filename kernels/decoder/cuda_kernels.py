@@ -1,4 +1,4 @@
-"""The decoder's kernels on an NVIDIA GPU: Triton for what reads slots, torch's libraries for matrix products."""
+"""The decoder's kernels on an NVIDIA GPU: Triton for what reads pages, torch's libraries for matrix products."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from pliant.kernels.decoder import triton_attention, triton_decode, triton_lora
 from pliant.kernels.decoder.kernels import AddLora, Norms, Rotation, TorchKernels
 from pliant.kernels.decoder.lora import LoraBatch
+from pliant.kernels.decoder.ragged import Ragged
 from pliant.kernels.upload import upload
 
 _PROGRAMS = 4  # attention programs that a processor of the GPU has in flight
@@ -19,7 +20,7 @@ _MOST_SPLITS = 64
 class CudaKernels(TorchKernels):
     """`DecoderKernels` on a GPU of `processors` multiprocessors, by default those of the current one.
 
-    No method waits for the GPU. All but `prefill_attention` and `move` can be recorded in a CUDA graph.
+    No method waits for the GPU. All but `move`, and `attention` of chunks, can be recorded in a CUDA graph.
     """
 
     def __init__(self, processors: int | None = None) -> None:
@@ -41,44 +42,28 @@ class CudaKernels(TorchKernels):
         self,
         qkv: Tensor,
         positions: Tensor,
-        slots: Tensor,
+        pages: Tensor,
         rotation: Rotation,
         norms: Norms | None,
         eps: float,
         keys: Tensor,
         values: Tensor,
     ) -> Tensor:
-        """As in `DecoderKernels`; a row whose slot is below 0 stores nothing."""
-        return triton_decode.rotate_and_store(qkv, positions, slots, rotation, norms, eps, keys, values)
+        return triton_decode.rotate_and_store(qkv, positions, pages, rotation, norms, eps, keys, values)
 
-    def decode_attention(
-        self, q: Tensor, keys: Tensor, values: Tensor, offset: int, lengths: Tensor, window: int | None
-    ) -> Tensor:
-        slots = torch.arange(offset, offset + len(q), dtype=torch.int32, device=q.device)
-        return self.attend(q, keys, values, slots, lengths, window)
+    def _attend_singles(self, q: Tensor, keys: Tensor, values: Tensor, batch: Ragged, window: int | None) -> Tensor:
+        longest = batch.tables.shape[1] * keys.shape[2]
+        splits = shares(self._programs, len(q) * keys.shape[1], longest if window is None else min(window, longest))
+        return triton_attention.attend(q, keys, values, batch.tables, batch.positions, window, splits)
 
-    def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor, window: int | None
-    ) -> Tensor:
-        """As `decode_attention`, with the slot of each row, [n] int32, where a recorded graph finds it.
-
-        A row whose slot is below 0 attends to nothing and gives 0.
-        """
-        _, kv_heads, max_length, _ = keys.shape
-        splits = shares(self._programs, len(q) * kv_heads, max_length if window is None else window)
-        return triton_attention.attend(q, keys, values, slots, lengths, window, splits)
-
-    def prefill_attention(
-        self, q: Tensor, keys: Tensor, values: Tensor, slot: int, start: int, window: int | None
-    ) -> Tensor:
-        """As in `DecoderKernels`, with the slot's keys repeated for all heads.
+    def _attend_span(self, q: Tensor, k: Tensor, v: Tensor, start: int, window: int | None) -> Tensor:
+        """With keys repeated for all heads that share them.
 
         On GPUs torch's grouped attention takes neither masks nor float32, but for a kernel that stores all scores.
         """
-        group = q.shape[1] // keys.shape[1]
-        stop = start + len(q)
-        k, v = (buffer[slot : slot + 1, :, :stop].repeat_interleave(group, dim=1) for buffer in (keys, values))
-        return super().prefill_attention(q, k, v, 0, start, window)
+        group = q.shape[1] // k.shape[1]
+        k, v = (text.repeat_interleave(group, dim=1) for text in (k, v))
+        return super()._attend_span(q, k, v, start, window)
 
     def move(self, keys: Tensor, values: Tensor, moves: Sequence[tuple[int, int, int]]) -> None:
         places = upload(np.array(moves, np.int64), keys.device)

@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 
 
 class Prefill(NamedTuple):
-    """A chunk of a prompt: `ids` are its tokens from position `start` on, which `slot` has stored all before."""
+    """A chunk of a prompt: `ids` are its tokens from position `start` on, before which all of `slot` is stored."""
 
     slot: int
     start: int
     ids: NDArray[np.int32]
     last: bool
     """Whether it ends the prompt, so that the answer's first token follows from it."""
+    pages: NDArray[np.int32]
+    """Those of the slot's text, in order, up to the chunk's end at least."""
 
 
 class RowMasks(NamedTuple):
@@ -29,21 +31,22 @@ class RowMasks(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One iteration: the prefills run first, and then, unless the window is empty, one token for each of its slots.
+    """One iteration, a single pass over all weights: the prefills, and one token for each slot of the window.
 
     The window is the slots offset, …, offset + len(lengths) - 1. Every slot in it gets a row, those too whose row means
     nothing: holes, and requests whose prompt is not stored whole or was completed in this very step. The engine ignores
     these rows, and the executor sees to it that a slot whose `last` prefill is in the step keeps the token which that
     gave it; such a slot decodes from the next step on.
 
-    `lengths[row]` counts the tokens that the slot has stored when its row is computed, that is *after* this step's
-    prefills, and must be less than max_length: the row stores a key and a value there, even when it means nothing. The
-    chunk or token that follows overwrites them. Give 0 for a hole.
+    `lengths[row]` counts the tokens that the slot has stored, and must be less than max_length: the row stores the key
+    and value of one more. Rows that mean nothing have length 0 and only pages 0, which belongs to nobody.
     """
 
     prefills: tuple[Prefill, ...]
     offset: int
     lengths: NDArray[np.int32]
+    tables: NDArray[np.int32]
+    """By row of the window: the pages of its text, in order, up to its new token at least, [rows, any]."""
     indices: NDArray[np.int64]
     """By row of the window: the index in its answer of the token to be sampled (see `sampling`)."""
     prefill_indices: NDArray[np.int64]

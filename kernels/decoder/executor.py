@@ -1,9 +1,10 @@
-"""Runs a decoder's iterations for the engine: prefills, then one fused step for every live request (Flover §V).
+"""Runs a decoder's iterations for the engine: one fused pass for prefills and every live request (Flover §V).
 
 The executor keeps on its device what the next iteration needs, the last token of every slot, how to sample and which
-adapter to use, so that a step takes nothing from the engine but which slots are live and how long their texts are.
+adapter to use, so that a step takes nothing from the engine but which slots are live, how long their texts are, and in
+which pages these lie.
 
-Slots and adapters share one arena (Chameleon §4.1): `keep_slots` says how many slots it holds from now on, and the rest
+Pages and adapters share one arena (Chameleon §4.1): `keep_pages` says how many pages it holds from now on, and the rest
 is room for adapters, which the engine has loaded (`stage`), copied in (`install`) and dropped (`remove`).
 """
 
@@ -13,13 +14,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pliant.formats.adapter_info import AdapterInfo
 from pliant.kernels.decoder import adapter_weights, cpu_kernels
-from pliant.kernels.decoder.decode_step import Launched, Output, RowLogprobs, Step
+from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, RowLogprobs, Step
 from pliant.kernels.decoder.kernels import DecoderKernels
-from pliant.kernels.decoder.kv_slots import KVSlots, allowed_bytes, fit
+from pliant.kernels.decoder.kv_pages import PAGE, KVPages, allowed_bytes, fit
 from pliant.kernels.decoder.model import Decoder
+from pliant.kernels.decoder.ragged import Ragged, Span, ragged
 from pliant.kernels.decoder.sampling import Sampled, Sampler, Sampling
 from pliant.kernels.decoder.slot_adapters import SlotAdapters
 from pliant.kernels.decoder.weights import DecoderWeights, SavedWeights
@@ -42,10 +45,10 @@ class Done:
 
 
 class Executor:
-    """A decoder, its slots and its sampler behind one interface, computing at once on the calling thread.
+    """A decoder, its pages and its sampler behind one interface, computing at once on the calling thread.
 
-    Calls must not overlap. `slots` says how many requests fit, `max_length` how many tokens each, prompt and answer
-    together. Adapters have ranks of up to `most_rank`; 0 stands for no adapters at all.
+    Calls must not overlap. `slots` says how many requests it computes at a time, `max_length` how many tokens each may
+    have, prompt and answer together. Adapters have ranks of up to `most_rank`; 0 stands for no adapters at all.
     """
 
     pipelined: bool = False
@@ -57,9 +60,11 @@ class Executor:
         self.vocabulary = decoder.shape.vocab
         self.slots = kv.slots
         self.max_length = kv.max_length
-        self.slot_bytes = kv.slot_bytes
-        self.arena_bytes = kv.arena.nbytes
-        """What slots and adapters may take together."""
+        self.page = PAGE
+        """Tokens of a page."""
+        self.page_bytes = kv.page_bytes
+        self.arena_bytes = kv.arena.nbytes - kv.page_bytes
+        """What pages and adapters may take together, beside page 0, which belongs to nobody."""
         self.adapters = most_rank > 0
         """Whether adapters may be installed."""
         self._adapters = SlotAdapters(decoder.shape, kv.slots, kv.arena, most_rank)
@@ -68,13 +73,13 @@ class Executor:
         self._last = torch.zeros(self.slots, dtype=torch.int64, device=decoder.device)
         """By slot: the last token of its text, which is not stored yet."""
 
-    def stage(self, adapter: AdapterInfo) -> torch.Tensor:
+    def stage(self, adapter: AdapterInfo) -> Tensor:
         """An adapter's weights, on the CPU, to be installed. Slow; may be called on any thread. Raises AdapterError."""
         kv = self._decoder.kv
         return adapter_weights.stage(adapter, self.shape, kv.arena.dtype, kv.arena.device)
 
-    def install(self, key: str, ranks: Sequence[int], blob: torch.Tensor) -> None:
-        """Copy a staged adapter of `ranks` (by `lora_layout.MODULES`) behind the slots; others may move for it.
+    def install(self, key: str, ranks: Sequence[int], blob: Tensor) -> None:
+        """Copy a staged adapter of `ranks` (by `lora_layout.MODULES`) behind the pages; others may move for it.
 
         Raises PoolError if there is no room or `key` is installed, and ValueError if the blob or its ranks are wrong.
         """
@@ -84,12 +89,12 @@ class Executor:
         """Give back an adapter's memory. No slot may use it in later steps. Raises KeyError if it is not installed."""
         self._adapters.remove(key)
 
-    def keep_slots(self, limit: int) -> None:
-        """From now on only the first `limit` slots are used, all at first; what lies behind them is for adapters.
+    def keep_pages(self, count: int) -> None:
+        """From now on only pages 0 to `count` are used, all at first; what lies behind them is for adapters.
 
         Raises PoolError if those that are installed do not fit there.
         """
-        self._adapters.keep(limit * self._decoder.kv.slot_values)
+        self._adapters.keep((count + 1) * self._decoder.kv.page_values)
 
     def admit(
         self,
@@ -111,25 +116,39 @@ class Executor:
     def launch(self, step: Step) -> Launched:
         """Run one iteration. Raises ValueError, and computes nothing, if the step does not fit into the slots."""
         self.check(step)
-        first = self._prefill(step)
-        window = self._decode(step)
-        if first is not None:
-            self._keep(self._ended(step), first.tokens, step.prefill_indices)
+        rows, window, first = len(step.lengths), None, None
+        if not (rows or step.prefills):
+            return self._launched(None, None)
+        logits = self._logits(step)
+        if rows:
+            slots = slice(step.offset, step.offset + rows)
+            masks = step.masks and step.masks()
+            window = self._sampler.sample(logits[:rows], slots, self._indices(step.indices), masks=masks)
+            self._keep(slots, window.tokens, step.indices)
+        if ended := [prefill.slot for prefill in step.prefills if prefill.last]:
+            their_slots = upload(np.array(ended, np.int64), self._last.device)
+            masks = step.prefill_masks and step.prefill_masks()
+            first = self._sampler.sample(logits[rows:], their_slots, self._indices(step.prefill_indices), masks=masks)
+            self._keep(their_slots, first.tokens, step.prefill_indices)
         return self._launched(first, window)
 
     @torch.inference_mode()
-    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Move requests with all that is theirs to other slots: (source, target, tokens stored).
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Move requests to other slots, (source, target); their keys and values stay where they are.
 
         No slot is both a source and a target, nor the target of two moves.
         """
         if not moves:
             return
-        self._decoder.kv.move(moves)
-        sources, targets, _ = upload(np.array(moves).T, self._last.device)
+        sources, targets = upload(np.array(moves).T, self._last.device)
         self._last[targets] = self._last[sources]
         self._sampler.move(moves)
         self._adapters.move(moves)
+
+    @torch.inference_mode()
+    def move_pages(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy pages to others, (source, target). No page is both, nor the target of two moves."""
+        self._decoder.kv.move(moves)
 
     def check(self, step: Step) -> None:
         """Raise ValueError if the window of `step` leaves the slots, or its numbers do not fit together.
@@ -144,34 +163,18 @@ class Executor:
                 f"slots to decode must hold 0 to {self.max_length - 1} tokens, one less than max_length; got "
                 f"{step.lengths.min()} to {step.lengths.max()}"
             )
+        if rows and step.tables.shape[1] * self.page <= step.lengths.max():
+            raise ValueError(
+                f"{step.tables.shape[1]} pages do not hold the texts, of up to {step.lengths.max()} tokens"
+            )
         if len(step.indices) != rows or len(step.prefill_indices) != ended:
             raise ValueError(
                 f"a step needs an index for each of {rows} rows and {ended} prompts that end; got {len(step.indices)} "
                 f"and {len(step.prefill_indices)}"
             )
-        self._adapters.check([prefill.slot for prefill in step.prefills])
-        self._adapters.check((np.flatnonzero(step.lengths) + step.offset).tolist())
-
-    def _prefill(self, step: Step) -> Sampled | None:
-        if not step.prefills:
-            return None
-        slots, sizes = [prefill.slot for prefill in step.prefills], [len(prefill.ids) for prefill in step.prefills]
-        logits = self._decoder.prefill(step.prefills, self._adapters.of_chunks(slots, sizes))
-        if not len(logits):
-            return None
-        masks = step.prefill_masks and step.prefill_masks()
-        return self._sampler.sample(logits, self._ended(step), self._indices(step.prefill_indices), masks=masks)
-
-    def _decode(self, step: Step) -> Sampled | None:
-        rows = len(step.lengths)
-        if not rows:
-            return None
-        window = slice(step.offset, step.offset + rows)
-        logits = self._logits(step)
-        masks = step.masks and step.masks()
-        sampled = self._sampler.sample(logits, window, self._indices(step.indices), masks=masks)
-        self._keep(window, sampled.tokens, step.indices)
-        return sampled
+        for prefill in step.prefills:
+            self._check_prefill(prefill)
+        self._adapters.check(step)
 
     def _keep(self, slots: slice | torch.Tensor, tokens: torch.Tensor, indices: NDArray[np.int64]) -> None:
         """These are the tokens of the answers in `slots` at the places `indices`."""
@@ -179,22 +182,45 @@ class Executor:
         if self._sampler.remembers:
             self._sampler.record(slots, self._indices(indices), tokens)
 
-    def _logits(self, step: Step) -> torch.Tensor:
-        """Of the rows of the window, [n, vocab]."""
-        tokens = self._last[step.offset : step.offset + len(step.lengths)]
-        lora = self._adapters.of_window(step.offset, step.lengths)
-        return self._decoder.decode(tokens, step.offset, upload(step.lengths, self._last.device), lora)
+    def _check_prefill(self, chunk: Prefill) -> None:
+        stop = chunk.start + len(chunk.ids)
+        if not 0 <= chunk.slot < self.slots or not 0 <= chunk.start < stop <= self.max_length:
+            raise ValueError(
+                f"a chunk of tokens {chunk.start} to {stop} for slot {chunk.slot} does not fit: there are "
+                f"{self.slots} slots of {self.max_length} tokens, and a chunk has at least one"
+            )
+        if len(chunk.pages) * self.page < stop:
+            raise ValueError(f"{len(chunk.pages)} pages do not hold a chunk's text of {stop} tokens")
+        low, high = int(chunk.ids.min()), int(chunk.ids.max())
+        if low < 0 or high >= self.shape.vocab:
+            raise ValueError(f"token ids must lie in 0 to {self.shape.vocab - 1}, got {low} to {high}")
+
+    def _logits(self, step: Step) -> Tensor:
+        """Of the rows of the window, and behind them of the `last` prefills, [n, vocab]."""
+        window = slice(step.offset, step.offset + len(step.lengths))
+        tokens, ends = self._last[window], None
+        if step.prefills:
+            tokens = torch.cat([tokens, self._indices(np.concatenate([chunk.ids for chunk in step.prefills]))])
+            ends = self._indices(_ends(step))
+        return self._decoder.run(tokens, self._ragged(step), ends, self._adapters.of_step(step))
+
+    def _ragged(self, step: Step) -> Ragged:
+        chunks = [(Span(chunk.start, len(chunk.ids)), chunk.pages) for chunk in step.prefills]
+        return ragged(step.lengths, step.tables, chunks, self.page, self._last.device)
 
     def _launched(self, first: Sampled | None, window: Sampled | None) -> Launched:
         return Done(first, window)
 
-    def _ended(self, step: Step) -> torch.Tensor:
-        """The slots of the `last` prefills."""
-        slots = [prefill.slot for prefill in step.prefills if prefill.last]
-        return upload(np.array(slots, np.int64), self._last.device)
-
-    def _indices(self, indices: NDArray[np.int64]) -> torch.Tensor:
+    def _indices(self, indices: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
         return upload(indices, self._last.device)
+
+
+def _ends(step: Step) -> NDArray[np.int64]:
+    """Of the pass's tokens, those from which others follow: all of the window's, and the last of prompts that end."""
+    rows = len(step.lengths)
+    stops = rows + np.cumsum([len(chunk.ids) for chunk in step.prefills])
+    last = [chunk.last for chunk in step.prefills]
+    return np.concatenate([np.arange(rows), stops[last] - 1])
 
 
 def _tokens(sampled: Sampled | None) -> NDArray[np.int64]:
@@ -216,10 +242,10 @@ def load(
     arena_bytes: int | None = None,
     most_rank: int = 0,
 ) -> Executor:
-    """The decoder in `folder`, ready to run. `slots` and `max_length` that are None are chosen (see `kv_slots.fit`).
+    """The decoder in `folder`, ready to run. `slots` and `max_length` that are None are chosen (see `kv_pages.fit`).
 
-    `budget_bytes` is what keys, values and adapters may take (see `kv_slots.allowed_bytes`), `arena_bytes` what they do
-    take, if that is more than the slots need, and `most_rank` the greatest rank of an adapter; 0 for none.
+    `budget_bytes` is what keys, values and adapters may take (see `kv_pages.allowed_bytes`), `arena_bytes` what they do
+    take, if that is more than texts need, and `most_rank` the greatest rank of an adapter; 0 for none.
 
     On CPUs this sets the whole process's number of torch threads to `threads`: a process serves one decoder. Raises
     ModelError if the folder holds no decoder that is supported, KVMemoryError if the slots do not fit, and ValueError
@@ -253,7 +279,7 @@ def build(
     slots, max_length = fit(shape, slots, max_length, dtype, allowed)
     kernels, kind = _on_cuda() if device.type == "cuda" else _on_cpu(threads)
     with torch.inference_mode():
-        kv = KVSlots(shape, slots, max_length, dtype, device, kernels, allowed, arena_bytes)
+        kv = KVPages(shape, slots, max_length, dtype, device, kernels, allowed, arena_bytes)
         return kind(Decoder(weights, kernels, kv), Sampler(slots, shape.vocab, device, max_length), most_rank)
 
 

@@ -4,12 +4,12 @@
 gets. All kernels take norms, softmax and rotations in float32, whatever the dtype; transformers rounds rotations to it.
 
 Buffers: a result of any method, or of a `Linear`, may be a buffer that the kernels own. It stays valid until the same
-method, or the same `Linear`, is called again; only `prefill_attention` gives its result away. Nobody but the kernels
-writes to it, except that `add_norm` updates the `hidden` it is given, and `AddLora` what a `Linear` gave.
+method, or the same `Linear`, is called again. Nobody but the kernels writes to it, except that `add_norm` updates the
+`hidden` it is given, and `AddLora` what a `Linear` gave.
 
-Positions, slots and lengths are int32 tensors on the decoder's device. `keys` and `values` are one layer's, views
-[slots, kv_heads, max_length, head_dim] of the same strides: slots lie apart, and what a slot holds of the layer's keys,
-or of its values, is contiguous (see `kv_slots`).
+Positions and pages are int32 tensors on the decoder's device. `keys` and `values` are one layer's, views [pages,
+kv_heads, page, head_dim] of the same strides, where `page` is a power of two: pages lie apart, and what a page holds of
+the layer's keys, or of its values, is contiguous (see `kv_pages`).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pliant.kernels.decoder.lora import LoraBatch
-from pliant.kernels.decoder.ragged import Ragged, Span
+from pliant.kernels.decoder.ragged import Ragged
 from pliant.kernels.upload import upload
 
 Rotation = tuple[Tensor, Tensor]
@@ -47,7 +47,7 @@ class AddLora(Protocol):
 
 
 class DecoderKernels(Protocol):
-    """The operations of one decoder layer, and of a batch of slots whose texts differ in length."""
+    """The operations of one decoder layer on a batch of rows whose texts differ in length."""
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The layer x -> x @ weight.T + bias, with weight [out, in]. May pack the weight; the caller drops its own."""
@@ -65,7 +65,7 @@ class DecoderKernels(Protocol):
         self,
         qkv: Tensor,
         positions: Tensor,
-        slots: Tensor,
+        pages: Tensor,
         rotation: Rotation,
         norms: Norms | None,
         eps: float,
@@ -74,39 +74,21 @@ class DecoderKernels(Protocol):
     ) -> Tensor:
         """Split qkv [n, (heads + 2 kv_heads) head_dim], normalise q and k if `norms`, and rotate them.
 
-        Row i's key and value are stored at keys[slots[i], :, positions[i]] and values likewise; no two rows share a
-        place. Returns the queries, [n, heads, head_dim].
+        Row i's key is stored at keys[pages[i], :, positions[i] % page], and its value likewise; no two rows share a
+        place but in page 0. Returns the queries, [n, heads, head_dim].
         """
 
     def attention(self, q: Tensor, keys: Tensor, values: Tensor, batch: Ragged, window: int | None) -> Tensor:
         """Every token of `batch` attends to its row's text up to itself, or to the last `window` tokens of that.
 
-        Here keys and values lie in pages, [pages, kv_heads, page, head_dim]; what the tokens themselves hold is stored
-        already. q is [tokens, heads, head_dim]. Returns [tokens, heads * head_dim].
-        """
-
-    def decode_attention(
-        self, q: Tensor, keys: Tensor, values: Tensor, offset: int, lengths: Tensor, window: int | None
-    ) -> Tensor:
-        """One token of each slot offset, offset + 1, … attends to its slot's text (Flover §V-D).
-
-        q is [n, heads, head_dim], and row i attends to the first lengths[i] tokens of slot offset + i, the one just
-        stored included (so lengths[i] >= 1), or to the last `window` of them. Returns [n, heads * head_dim].
-        """
-
-    def prefill_attention(
-        self, q: Tensor, keys: Tensor, values: Tensor, slot: int, start: int, window: int | None
-    ) -> Tensor:
-        """Tokens start, …, start + t - 1 of one slot, whose keys and values are stored already, attend causally.
-
-        q is [t, heads, head_dim]. Returns [t, heads * head_dim], which belongs to the caller.
+        What they hold themselves is stored already. q is [tokens, heads, head_dim]. Returns [tokens, heads * head_dim].
         """
 
     def move(self, keys: Tensor, values: Tensor, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Copy the first tokens of slots in every layer: (source, target, tokens).
+        """Copy the first tokens of pages in every layer: (source, target, tokens).
 
-        Here keys and values are those of all layers, [layers, slots, kv_heads, max_length, head_dim]. No slot is both
-        a source and a target, nor the target of two moves.
+        Here keys and values are those of all layers, [layers, pages, kv_heads, page, head_dim]. No page is both a
+        source and a target, nor the target of two moves.
         """
 
 
@@ -146,7 +128,7 @@ class TorchKernels:
         self,
         qkv: Tensor,
         positions: Tensor,
-        slots: Tensor,
+        pages: Tensor,
         rotation: Rotation,
         norms: Norms | None,
         eps: float,
@@ -160,8 +142,8 @@ class TorchKernels:
             q, k = _norm(q, norms[0], eps), _norm(k, norms[1], eps)
         cos, sin = (table[positions].unsqueeze(1) for table in rotation)
         places = positions % keys.shape[2]
-        keys[slots, :, places] = _rotate(k, cos, sin)
-        values[slots, :, places] = v
+        keys[pages, :, places] = _rotate(k, cos, sin)
+        values[pages, :, places] = v
         return _rotate(q, cos, sin)
 
     def attention(self, q: Tensor, keys: Tensor, values: Tensor, batch: Ragged, window: int | None) -> Tensor:
@@ -169,7 +151,10 @@ class TorchKernels:
         first, *rest = q.split_with_sizes(n)
         parts = [self._attend_singles(first, keys, values, batch, window)] if singles else []
         for table, span, chunk in zip(batch.tables[singles:], batch.spans, rest, strict=True):
-            parts.append(self._attend_span(chunk, keys, values, table, span, window))
+            stop = span.start + span.tokens
+            pages = table[None, : -(-stop // keys.shape[2])]
+            k, v = (texts(buffer, pages)[:, :, :stop] for buffer in (keys, values))
+            parts.append(self._attend_span(chunk, k, v, span.start, window))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend_singles(self, q: Tensor, keys: Tensor, values: Tensor, batch: Ragged, window: int | None) -> Tensor:
@@ -187,46 +172,14 @@ class TorchKernels:
         mixed: Tensor = scores.softmax(-1) @ v.masked_fill(hidden[:, None, :, None], 0)  # 0 times what others left
         return mixed.to(q.dtype).view(n, heads * head_dim)
 
-    def _attend_span(
-        self, q: Tensor, keys: Tensor, values: Tensor, table: Tensor, span: Span, window: int | None
-    ) -> Tensor:
-        """The tokens of one chunk."""
-        tokens, heads, head_dim = q.shape
-        stop = span.start + tokens
-        pages = -(-stop // keys.shape[2])
-        k, v = (texts(buffer, table[None, :pages])[:, :, :stop] for buffer in (keys, values))
-        whole = not span.start and (window is None or stop <= window)
-        mask = None if whole else _causal(span.start, stop, window, q.device)
-        out = functional.scaled_dot_product_attention(
-            q.transpose(0, 1).unsqueeze(0), k, v, mask, is_causal=whole, enable_gqa=heads != keys.shape[1]
-        )
-        return out[0].transpose(0, 1).reshape(tokens, heads * head_dim)
-
-    def decode_attention(
-        self, q: Tensor, keys: Tensor, values: Tensor, offset: int, lengths: Tensor, window: int | None
-    ) -> Tensor:
-        n, heads, head_dim = q.shape
-        longest = int(lengths.max())
-        k, v = (buffer[offset : offset + n, :, :longest].float() for buffer in (keys, values))
-        positions = torch.arange(longest, device=q.device)
-        hidden = positions >= lengths[:, None]
-        if window is not None:
-            hidden |= positions < lengths[:, None] - window
-        grouped = q.view(n, keys.shape[1], -1, head_dim).float() * head_dim**-0.5
-        scores = (grouped @ k.transpose(2, 3)).masked_fill(hidden[:, None, None], -torch.inf)
-        mixed: Tensor = scores.softmax(-1) @ v.masked_fill(hidden[:, None, :, None], 0)  # 0 times what others left
-        return mixed.to(q.dtype).view(n, heads * head_dim)
-
-    def prefill_attention(
-        self, q: Tensor, keys: Tensor, values: Tensor, slot: int, start: int, window: int | None
-    ) -> Tensor:
+    def _attend_span(self, q: Tensor, k: Tensor, v: Tensor, start: int, window: int | None) -> Tensor:
+        """The tokens of one chunk, from `start` on, with its text, [1, kv_heads, tokens to its end, head_dim]."""
         tokens, heads, head_dim = q.shape
         stop = start + tokens
-        k, v = (buffer[slot, :, :stop].unsqueeze(0) for buffer in (keys, values))
         whole = not start and (window is None or stop <= window)
         mask = None if whole else _causal(start, stop, window, q.device)
         out = functional.scaled_dot_product_attention(
-            q.transpose(0, 1).unsqueeze(0), k, v, mask, is_causal=whole, enable_gqa=heads != keys.shape[1]
+            q.transpose(0, 1).unsqueeze(0), k, v, mask, is_causal=whole, enable_gqa=heads != k.shape[1]
         )
         return out[0].transpose(0, 1).reshape(tokens, heads * head_dim)
 

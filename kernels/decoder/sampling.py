@@ -135,16 +135,16 @@ class Sampler:
             self._penalties.record(slots, indices, tokens)
 
     @torch.inference_mode()
-    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Take the parameters of each source slot to its target: (source, target, tokens stored).
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Take the parameters of each source slot to its target.
 
         No slot is both a source and a target.
         """
         if not moves:
             return
-        for source, target, _ in moves:
+        for source, target in moves:
             self._samplings[target] = self._samplings[source]
-        sources, targets, _ = upload(np.array(moves).T, self._seed.device)
+        sources, targets = upload(np.array(moves).T, self._seed.device)
         parameters = [self._temperature, self._top_k, self._top_p, self._min_p, self._typical_p, self._seed]
         parameters.append(self._logprobs)
         for edits in (self._biases, self._penalties):

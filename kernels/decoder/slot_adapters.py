@@ -1,12 +1,13 @@
 """Which adapter each slot uses, and where those that are installed lie: what a step looks up at its launch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pliant.kernels.decoder.adapter_pool import AdapterPool, PoolError
+from pliant.kernels.decoder.decode_step import Step
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup, rows_of
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import LoraLayout
@@ -56,30 +57,31 @@ class SlotAdapters:
             raise PoolError(f"slot {slot} cannot use adapter {key}, which is not installed")
         self._keys[slot] = key
 
-    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Take the adapter of each source slot to its target: (source, target, tokens stored)."""
-        for source, target, _ in moves:
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Take the adapter of each source slot to its target."""
+        for source, target in moves:
             self._keys[target] = self._keys[source]
 
-    def check(self, slots: Iterable[int]) -> None:
-        """Raise PoolError if one of these slots, whose tokens are to be computed, uses an adapter that was removed."""
-        for slot in slots:
+    def check(self, step: Step) -> None:
+        """Raise PoolError if a slot, whose tokens are to be computed, uses an adapter that was removed."""
+        live = (np.flatnonzero(step.lengths) + step.offset).tolist()
+        for slot in (*live, *(prefill.slot for prefill in step.prefills)):
             key = self._keys[slot]
             if key is not None and key not in self._layouts:
                 raise PoolError(f"slot {slot} uses adapter {key}, which was removed while a request needed it")
 
-    def of_window(self, offset: int, lengths: NDArray[np.int32]) -> LoraBatch | None:
-        """For one row for each slot from `offset` on; a row that has nothing stored is a hole and uses no adapter."""
-        keys = self._keys[offset : offset + len(lengths)]
+    def of_step(self, step: Step) -> LoraBatch | None:
+        """For a row for each slot of its window, and behind them as many for each prefill as it has tokens.
+
+        A row that has nothing stored is a hole and uses no adapter.
+        """
+        window = self._keys[step.offset : step.offset + len(step.lengths)]
+        keys = [key if length else None for key, length in zip(window, step.lengths.tolist(), strict=True)]
+        keys += [self._keys[prefill.slot] for prefill in step.prefills]
         if not any(keys):
             return None
-        live = (key if length else None for key, length in zip(keys, lengths.tolist(), strict=True))
-        return self._batch(rows_of(live, [1] * len(lengths)))
+        return self._batch(rows_of(keys, [1] * len(window) + [len(prefill.ids) for prefill in step.prefills]))
 
-    def of_chunks(self, slots: Sequence[int], sizes: Sequence[int]) -> LoraBatch | None:
-        """For as many rows of each slot as `sizes` say, one slot after the other."""
-        return self._batch(rows_of((self._keys[slot] for slot in slots), sizes))
-
-    def _batch(self, rows: dict[str, NDArray[np.int32]]) -> LoraBatch | None:
+    def _batch(self, rows: dict[str, NDArray[np.int32]]) -> LoraBatch:
         groups = [LoraGroup(at, self._pool.offset(key), self._layouts[key]) for key, at in rows.items()]
-        return LoraBatch(self._arena, groups) if groups else None
+        return LoraBatch(self._arena, groups)

@@ -1,6 +1,6 @@
-"""Attention of a decode step on a GPU, in Triton: one token of every slot, however their lengths differ (Flover §V-D).
+"""Attention of a decode step on a GPU, in Triton: one token of every row, however their lengths differ (Flover §V-D).
 
-Every row's slot and length are read on the device, so that one recorded CUDA graph serves every window of the slots.
+Every row's pages and length are read on the device, so that one recorded CUDA graph serves every window of the slots.
 Texts are split (flash-decoding), as a few rows alone would leave most of a GPU idle: each program takes a share of one
 row's text for all the query heads that share a key head, and a second kernel merges the shares. Softmax is computed in
 float32.
@@ -13,19 +13,20 @@ import triton.language as tl
 from torch import Tensor
 
 _LOG2_E = 1.4426950408889634
+_ENDLESS = 2**30
 _TILE_BYTES = 16384  # of keys, and of values, that a program holds at a time
 
 
 def attend(
-    q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor, window: int | None, splits: int
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, positions: Tensor, window: int | None, splits: int
 ) -> Tensor:
-    """Row i of q [n, heads, head_dim] attends to the first lengths[i] tokens of slot slots[i], or the last `window`.
+    """Row i of q [n, heads, head_dim] attends to the tokens of its text up to positions[i], or the last `window`.
 
-    Each text is divided among `splits` programs for each key head, a power of two. Returns [n, heads * head_dim]; rows
-    whose slot is below 0 are 0.
+    The text's pages are tables[i]. It is divided among `splits` programs for each key head, a power of two. Returns
+    [n, heads * head_dim].
     """
     rows, heads, head_dim = q.shape
-    _, kv_heads, max_length, _ = keys.shape
+    _, kv_heads, page, _ = keys.shape
     group = heads // kv_heads
     block_dim = max(16, triton.next_power_of_2(head_dim))
     out = q.new_empty(rows, heads * head_dim)
@@ -35,17 +36,18 @@ def attend(
         q,
         keys,
         values,
-        slots,
-        lengths,
+        tables,
+        positions,
         out,
         parts,
         logs,
         head_dim**-0.5 * _LOG2_E,
-        max_length,
+        tables.stride(0),
         keys.stride(0),
-        max_length if window is None else window,
+        _ENDLESS if window is None else window,
         group=group,
         head_dim=head_dim,
+        page=page,
         splits=splits,
         block_group=max(16, triton.next_power_of_2(group)),
         block_dim=block_dim,
@@ -63,17 +65,18 @@ def _attend(
     q: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
-    slots: tl.tensor,
-    lengths: tl.tensor,
+    tables: tl.tensor,
+    positions: tl.tensor,
     out: tl.tensor,
     parts: tl.tensor,
     logs: tl.tensor,
     scale: tl.tensor,
-    max_length: tl.tensor,
-    slot_stride: tl.tensor,
+    table_stride: tl.tensor,
+    page_stride: tl.tensor,
     window: tl.tensor,
     group: tl.constexpr,
     head_dim: tl.constexpr,
+    page: tl.constexpr,
     splits: tl.constexpr,
     block_group: tl.constexpr,
     block_dim: tl.constexpr,
@@ -83,8 +86,7 @@ def _attend(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     kv_heads = tl.num_programs(1)
-    slot = tl.load(slots + row)
-    length = tl.where(slot < 0, 0, tl.load(lengths + row))
+    length = tl.load(positions + row) + 1
     first = tl.maximum(length - window, 0)
     share = tl.cdiv(tl.cdiv(length - first, splits), block_tokens) * block_tokens
     start = first + split * share
@@ -99,7 +101,7 @@ def _attend(
     at_heads = heads[:, None] * head_dim + dims[None, :]
     stored = part_of[:, None] & in_head[None, :]
     queries = tl.load(q + at_heads, mask=stored, other=0.0)
-    text = slot.to(tl.int64) * slot_stride + kv_head.to(tl.int64) * max_length * head_dim
+    table = tables + row * table_stride
 
     top = tl.full([block_group], float("-inf"), tl.float32)
     total = tl.zeros([block_group], tl.float32)
@@ -107,14 +109,16 @@ def _attend(
     for at in range(start, stop, block_tokens):
         places = at + tokens
         inside = places < stop
-        by_column = text + places[None, :] * head_dim + dims[:, None]
+        pages = tl.load(table + places // page, mask=inside, other=0).to(tl.int64)
+        text = pages * page_stride + (kv_head * page + places % page) * head_dim
+        by_column = text[None, :] + dims[:, None]
         k = tl.load(keys + by_column, mask=inside[None, :] & in_head[:, None], other=0.0)
         scores = tl.dot(queries, k, input_precision="ieee") * scale
         scores = tl.where(inside[None, :], scores, float("-inf"))
         highest = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - highest[:, None])
         kept = tl.exp2(top - highest)
-        by_row = text + places[:, None] * head_dim + dims[None, :]
+        by_row = text[:, None] + dims[None, :]
         v = tl.load(values + by_row, mask=inside[:, None] & in_head[None, :], other=0.0)
         mixed = mixed * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         total = total * kept + tl.sum(weights, 1)

@@ -1,7 +1,6 @@
-"""A decode step's small kernels on a GPU, in Triton: norms, gates, rotations, and compaction's moves (Flover §V-D).
+"""A pass's small kernels on a GPU, in Triton: norms, gates, rotations, and moves of pages.
 
-A slot below 0 marks a row that pads the batch: nothing is stored for it. Norms and rotations are computed in float32,
-and results are rounded where `TorchKernels` rounds them.
+Norms and rotations are computed in float32, and results are rounded where `TorchKernels` rounds them.
 """
 # mypy: disallow-untyped-decorators=False
 
@@ -40,34 +39,34 @@ def gate(gate_up: Tensor) -> Tensor:
 def rotate_and_store(
     qkv: Tensor,
     positions: Tensor,
-    slots: Tensor,
+    pages: Tensor,
     rotation: Rotation,
     norms: Norms | None,
     eps: float,
     keys: Tensor,
     values: Tensor,
 ) -> Tensor:
-    """See `DecoderKernels.rotate_and_store`; nothing is stored for rows whose slot is below 0."""
+    """See `DecoderKernels.rotate_and_store`."""
     rows, width = qkv.shape
-    _, kv_heads, max_length, head_dim = keys.shape
+    _, kv_heads, page, head_dim = keys.shape
     heads = width // head_dim - 2 * kv_heads
     group = heads // kv_heads
     q = qkv.new_empty(rows, heads, head_dim)
     _rotate_and_store[rows, kv_heads](
         qkv,
         positions,
-        slots,
+        pages,
         *rotation,
         *(norms or (qkv, qkv)),
         eps,
         keys,
         values,
         q,
-        max_length,
         keys.stride(0),
         normalises=norms is not None,
         group=group,
         head_dim=head_dim,
+        page=page,
         block_heads=triton.next_power_of_2(group + 1),
         block_dim=triton.next_power_of_2(head_dim),
         block_half=triton.next_power_of_2(head_dim // 2),
@@ -128,7 +127,7 @@ def _gate(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, block: tl.conste
 def _rotate_and_store(
     qkv: tl.tensor,
     positions: tl.tensor,
-    slots: tl.tensor,
+    pages: tl.tensor,
     cosines: tl.tensor,
     sines: tl.tensor,
     q_norm: tl.tensor,
@@ -137,11 +136,11 @@ def _rotate_and_store(
     keys: tl.tensor,
     values: tl.tensor,
     q: tl.tensor,
-    max_length: tl.tensor,
-    slot_stride: tl.tensor,
+    page_stride: tl.tensor,
     normalises: tl.constexpr,
     group: tl.constexpr,
     head_dim: tl.constexpr,
+    page: tl.constexpr,
     block_heads: tl.constexpr,
     block_dim: tl.constexpr,
     block_half: tl.constexpr,
@@ -151,9 +150,8 @@ def _rotate_and_store(
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     kv_heads = tl.num_programs(1)
-    slot = tl.load(slots + row).to(tl.int64)
     position = tl.load(positions + row)
-    place = slot * slot_stride + (kv_head.to(tl.int64) * max_length + position) * head_dim
+    place = tl.load(pages + row).to(tl.int64) * page_stride + (kv_head * page + position % page) * head_dim
     from_row = qkv + row * (group + 2) * kv_heads * head_dim
 
     heads = tl.arange(0, block_heads)
@@ -181,14 +179,14 @@ def _rotate_and_store(
     tl.store(to_query, turned, mask=is_query[:, None] & in_half[None, :])
     tl.store(to_query + half, turned_second, mask=is_query[:, None] & in_half[None, :])
     to_key = keys + place + tl.broadcast_to(dims[None, :], [block_heads, block_half])
-    is_stored = is_key[:, None] & in_half[None, :] & (slot >= 0)
+    is_stored = is_key[:, None] & in_half[None, :]
     tl.store(to_key, turned, mask=is_stored)
     tl.store(to_key + half, turned_second, mask=is_stored)
 
     whole = tl.arange(0, block_dim)
     in_head = whole < head_dim
     value = tl.load(from_row + ((group + 1) * kv_heads + kv_head) * head_dim + whole, mask=in_head, other=0.0)
-    tl.store(values + place + whole, value, mask=in_head & (slot >= 0))
+    tl.store(values + place + whole, value, mask=in_head)
 
 
 @triton.jit
@@ -216,21 +214,21 @@ def _move(
     moves: tl.tensor,
     kv_heads: tl.tensor,
     layer_stride: tl.tensor,
-    slot_stride: tl.tensor,
+    page_stride: tl.tensor,
     head_stride: tl.tensor,
     head_dim: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     """A block of one move's tokens, in one head of one layer."""
-    page = tl.program_id(1)
+    plane = tl.program_id(1)
     numbers = moves + tl.program_id(2) * 3
     source = tl.load(numbers)
     target = tl.load(numbers + 1)
     tokens = tl.load(numbers + 2)
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < tokens * head_dim
-    head = (page // kv_heads).to(tl.int64) * layer_stride + (page % kv_heads).to(tl.int64) * head_stride
-    from_page = head + source * slot_stride + at
-    to_page = head + target * slot_stride + at
+    head = (plane // kv_heads).to(tl.int64) * layer_stride + (plane % kv_heads).to(tl.int64) * head_stride
+    from_page = head + source * page_stride + at
+    to_page = head + target * page_stride + at
     tl.store(keys + to_page, tl.load(keys + from_page, mask=inside), mask=inside)
     tl.store(values + to_page, tl.load(values + from_page, mask=inside), mask=inside)

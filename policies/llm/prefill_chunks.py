@@ -3,13 +3,14 @@
 Flover computes every new request's prompt outside the loop, in one piece and beside it (§V-B). On one device a prompt
 takes its time from the live requests wherever it runs, and a long one would stall them; so it is cut into chunks. For a
 chunk the live requests' next token waits, no longer than a stated bound, as the rate at which prompts are computed is
-measured; but a chunk has 16 tokens at least, however long they take. Prompts go in order of arrival, and the next
-begins when the one before is whole.
+measured; but a chunk has 16 tokens at least, however long they take. Prompts go shortest first, by what is left of
+them, so that a long one keeps no short one waiting; and as each second that one waits counts for a part of what it
+still needs, it is not passed for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pliant.policies.llm.recent_ratio import RecentRatio
 
@@ -19,6 +20,8 @@ MOST_TOKENS = 2048
 """In one iteration, even when nothing waits for it: what buffers must hold."""
 IDLE_S = 1.0
 """What an iteration may take when nothing waits for it: then a request that comes does, and whoever looks for life."""
+_AGEING = 0.25
+"""Seconds that a prompt is taken to need less, for each that it has waited."""
 _FIRST_TOKENS = 256
 """In the first iteration, of which nobody knows how long it will take."""
 _DECAY = 0.8
@@ -99,6 +102,18 @@ class Speeds:
     def tokens_per_s(self) -> float:
         """Of answers."""
         return self._tokens_per_s.value
+
+
+def shortest_first(left: Sequence[int], waited_s: Sequence[float], tokens_per_s: float) -> list[int]:
+    """The order in which prompts go: indices of `left`, the tokens that each needs, which have waited so long.
+
+    With `tokens_per_s`, at which prompts are computed, 0 as long as that is not known, time does not count.
+    """
+
+    def due(index: int) -> float:
+        return left[index] - _AGEING * waited_s[index] * tokens_per_s
+
+    return sorted(range(len(left)), key=due)
 
 
 def chunks(prompts: Iterable[int], budget: int) -> list[int]:

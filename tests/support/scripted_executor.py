@@ -119,10 +119,10 @@ def _allowed(token: int, mask: np.ndarray | None) -> int:
 
 
 class ScriptedExecutor:
-    """Stores texts by slot and position, as keys and values are stored, and continues them by `next_token`.
+    """Stores texts in pages, as keys and values are stored, and continues them by `next_token`.
 
-    Slots of `SLOT_BYTES` and adapters share `arena_bytes`, by default just the slots'. It fails at launch number
-    `fails_at`.
+    Pages of `page` tokens, by default of `max_length`, and adapters share `arena_bytes`, by default those of the
+    longest texts for all slots; each of these takes `SLOT_BYTES`. It fails at launch number `fails_at`.
     """
 
     def __init__(
@@ -132,20 +132,24 @@ class ScriptedExecutor:
         pipelined: bool = False,
         fails_at: int | None = None,
         arena_bytes: int | None = None,
+        page: int | None = None,
     ) -> None:
         self.slots = slots
         self.vocabulary = EOS + 1
-        self.slot_bytes = SLOT_BYTES
+        self.page = page or max_length
+        self.page_bytes = SLOT_BYTES * self.page // max_length
         self.arena_bytes = max(slots * SLOT_BYTES, arena_bytes or 0)
         self.installed: dict[str, torch.Tensor] = {}
-        self.limit = slots
+        self.limit = self.arena_bytes // self.page_bytes
         self.max_length = max_length
         self.pipelined = pipelined
         self.steps: list[Step] = []
-        self.moves: list[tuple[int, int, int]] = []
+        self.moves: list[tuple[int, int]] = []
+        self.page_moves: list[tuple[int, int]] = []
         self.flying: list[_Launched] = []
         self.fails_at = fails_at
-        self._stored = np.full((slots, max_length), -1, np.int64)
+        self._stored = np.full((self.limit + 1, self.page), -1, np.int64)
+        """By page and place."""
         self._last = np.full(slots, -1, np.int64)
         self._samplings = [Sampling()] * slots
         self._keys: list[str | None] = [None] * slots
@@ -160,14 +164,15 @@ class ScriptedExecutor:
         assert not any(key in flying.uses for flying in self.flying), f"{key} is used by a step under way"
         del self.installed[key]
 
-    def keep_slots(self, limit: int) -> None:
-        assert 0 <= limit <= self.slots
-        self.limit = limit
+    def keep_pages(self, count: int) -> None:
+        assert 0 <= count < len(self._stored)
+        self.limit = count
+        self._stored[count + 1 :] = -1  # adapters lie there
         self._check_memory()
 
     def _check_memory(self) -> None:
         used = sum(blob.nbytes for blob in self.installed.values())
-        assert self.limit * SLOT_BYTES + used <= self.arena_bytes, f"{used} bytes of adapters, {self.limit} slots"
+        assert self.limit * self.page_bytes + used <= self.arena_bytes, f"{used} bytes of adapters, {self.limit} pages"
 
     def admit(
         self, slot: int, sampling: Sampling, adapter: str | None, prompt: NDArray[np.int32], answer: NDArray[np.int32]
@@ -185,28 +190,34 @@ class ScriptedExecutor:
         if len(self.steps) == self.fails_at:
             raise RuntimeError("out of memory")
         self.steps.append(step)
-        assert len(step.lengths) == len(step.indices) <= self.limit - step.offset
+        assert len(step.lengths) == len(step.indices) <= self.slots - step.offset
         live = [step.offset + row for row in np.flatnonzero(step.lengths).tolist()]
         uses = {self._keys[slot] for slot in (*live, *(prefill.slot for prefill in step.prefills))}
         assert uses <= {None, *self.installed}
         for prefill in step.prefills:
             assert 0 < len(prefill.ids) <= self.max_length - prefill.start
-            assert prefill.slot < self.limit
+            assert prefill.slot < self.slots
+            assert 0 < prefill.pages.min() <= prefill.pages.max() <= self.limit
             mark = self._mark(prefill.slot)
             marked = [stored(token, mark) for token in prefill.ids.tolist()]
-            self._stored[prefill.slot, prefill.start : prefill.start + len(marked)] = marked
+            for position, one in enumerate(marked, prefill.start):
+                self._stored[prefill.pages[position // self.page], position % self.page] = one
         ended = [prefill for prefill in step.prefills if prefill.last]
         masks = _by_row(step.prefill_masks)
         first = [
-            _allowed(self._next(prefill.slot, prefill.start + len(prefill.ids), int(index)), masks.get(row))
+            _allowed(
+                self._next(prefill.slot, prefill.pages, prefill.start + len(prefill.ids), int(index)), masks.get(row)
+            )
             for row, (prefill, index) in enumerate(zip(ended, step.prefill_indices, strict=True))
         ]
         masks = _by_row(step.masks)
         tokens = []
         for row, (length, index) in enumerate(zip(step.lengths.tolist(), step.indices.tolist(), strict=True)):
-            slot = step.offset + row
-            self._stored[slot, length] = stored(int(self._last[slot]), self._mark(slot))
-            tokens.append(_allowed(self._next(slot, length + 1, index), masks.get(row)))
+            slot, pages = step.offset + row, step.tables[row]
+            page = pages[length // self.page]
+            assert (0 < page <= self.limit) if length else not pages.any()
+            self._stored[page, length % self.page] = stored(int(self._last[slot]), self._mark(slot))
+            tokens.append(_allowed(self._next(slot, pages, length + 1, index), masks.get(row)))
             self._last[slot] = tokens[-1]
         for prefill, token in zip(ended, first, strict=True):
             self._last[prefill.slot] = token
@@ -225,18 +236,26 @@ class ScriptedExecutor:
         assert len(self.flying) <= 1 + self.pipelined
         return launched
 
-    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        sources, targets = {move[0] for move in moves}, {move[1] for move in moves}
-        assert moves
-        assert len(sources | targets) == 2 * len(moves)
-        assert max(targets) < self.limit
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        self._check_moves(moves, self.slots)
         self.moves += moves
-        for source, target, size in moves:
-            self._stored[target, :size] = self._stored[source, :size]
-            self._stored[source] = -1
+        for source, target in moves:
             self._last[target], self._last[source] = self._last[source], -1
             self._samplings[target] = self._samplings[source]
             self._keys[target] = self._keys[source]
 
-    def _next(self, slot: int, length: int, index: int) -> int:
-        return next_token(self._stored[slot, :length], self._samplings[slot].seed, index)
+    def move_pages(self, moves: Sequence[tuple[int, int]]) -> None:
+        self._check_moves(moves, self.limit + 1)
+        self.page_moves += moves
+        for source, target in moves:
+            self._stored[target], self._stored[source] = self._stored[source], -1
+
+    def _check_moves(self, moves: Sequence[tuple[int, int]], end: int) -> None:
+        sources, targets = {source for source, _ in moves}, {target for _, target in moves}
+        assert moves
+        assert len(sources | targets) == 2 * len(moves)
+        assert max(targets) < end
+
+    def _next(self, slot: int, pages: np.ndarray, length: int, index: int) -> int:
+        text = self._stored[pages].flatten()[:length]
+        return next_token(text, self._samplings[slot].seed, index)

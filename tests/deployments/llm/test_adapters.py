@@ -270,7 +270,7 @@ def test_every_answer_is_that_of_its_adapter_whatever_else_there_is(
     """
     dice = random.Random(seed)
     served = Served(
-        ScriptedExecutor(SLOTS, MAX_LENGTH, pipelined, arena_bytes=MEMORY),
+        ScriptedExecutor(SLOTS, MAX_LENGTH, pipelined, arena_bytes=MEMORY, page=dice.choice((4, MAX_LENGTH))),
         *(order, eviction, prefetch != "none", prefetch == "predicted"),
         Predictor(**{name: dice.randint(1, 20) for name in (*NAMES, "base") if dice.random() < 0.5}),
         load_steps,
@@ -434,15 +434,15 @@ def test_without_a_cache_they_leave_at_once() -> None:
     assert (report["resident"], report["evictions"]) == ([], {"unused": 1})
 
 
-def test_slots_that_adapters_take_are_emptied_before() -> None:
-    """The last slot holds a request when an adapter needs its memory; the first is free by then."""
+def test_pages_that_adapters_take_are_emptied_before() -> None:
+    """The last page holds a request when an adapter needs its memory; the first is free by then."""
     executor = ScriptedExecutor(SLOTS, MAX_LENGTH)
     served = Served(executor)
     for id, tokens in (("a", 2), ("b", 2), ("c", 2), ("d", 30)):
         served.add(generation(id, max_tokens=tokens))
     served.add(wanted := generation("e", adapter("p", 3 * SLOT_BYTES - 8), max_tokens=3))
     served.run()
-    assert executor.moves
+    assert executor.page_moves == [(4, 1)]
     assert right(served, wanted)
     assert right(served, generation("d", max_tokens=30))
 
@@ -463,7 +463,7 @@ def test_pinned_adapters_are_there_at_the_start_and_stay() -> None:
     report = served.engine.report()["adapters"]
     assert "p" in report["resident"]
     assert served.source.staged.count(pinned) == 1
-    with pytest.raises(AdapterLoadError, match=r"adapter r takes 0\.0 MiB, but one slot and the pinned adapters leave"):
+    with pytest.raises(AdapterLoadError, match=r"adapter r takes 0\.0 MiB, but one text and the pinned adapters leave"):
         served.engine.add(generation("too large", adapter("r", 2 * SLOT_BYTES + 1)))
     served.engine.check()
 
@@ -472,7 +472,7 @@ def test_what_never_fits_is_refused_with_numbers() -> None:
     served = Served(ScriptedExecutor(SLOTS, MAX_LENGTH, arena_bytes=8 * 2**20))
     large = adapter("p", 8 * 2**20)
     with pytest.raises(
-        AdapterLoadError, match=r"adapter p takes 8\.0 MiB, but one slot .* leave 8\.0 MiB: raise memory_mb"
+        AdapterLoadError, match=r"adapter p takes 8\.0 MiB, but one text .* leave 8\.0 MiB: raise memory_mb"
     ):
         served.engine.add(generation("a", large))
     without = Engine(ScriptedExecutor(), TOKENIZER, (EOS,), 10, 0.05)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scripted_executor import EOS, ScriptedExecutor, byte_tokenizer, expected
+from support.scripted_executor import EOS, SLOT_BYTES, ScriptedExecutor, byte_tokenizer, expected
 
 from pliant.deployments.llm.detokenizer import Detokenizer, TokenBytes
 from pliant.deployments.llm.engine import BrokenError, Engine, Item, TooLongError
@@ -92,6 +92,7 @@ generations = st.builds(
 @settings(max_examples=150)
 @given(
     slots=st.integers(1, 5),
+    page=st.sampled_from((4, 16, MAX_LENGTH)),
     pipelined=st.booleans(),
     compact=st.booleans(),
     arrivals=st.lists(st.tuples(st.integers(0, 6), generations, st.none() | st.integers(0, 8)), max_size=12),
@@ -99,13 +100,14 @@ generations = st.builds(
 )
 def test_every_answer_is_right_whatever_else_there_is(
     slots: int,
+    page: int,
     pipelined: bool,
     compact: bool,
     arrivals: list[tuple[int, Generation, int | None]],
     stall_s: float,
 ) -> None:
     """Requests come after some steps, and some are cancelled after some more; the others are answered, once."""
-    executor = ScriptedExecutor(slots, MAX_LENGTH, pipelined)
+    executor = ScriptedExecutor(slots, MAX_LENGTH, pipelined, page=page)
     clock = Clock()
     served = engine(executor, stall_s=stall_s, compact=compact, clock=clock)
     items: list[Item] = []
@@ -184,7 +186,7 @@ def test_gaps_are_closed_with_what_is_shortest() -> None:
     for id, prompt, tokens in (("a", 20, 30), ("b", 5, 2), ("c", 5, 2), ("d", 3, 30)):
         served.add(generation(id, prompt, tokens, ignore_eos=True))
     run(served)
-    assert executor.moves == [(3, 1, 4)]  # 3 tokens of the prompt and one of the answer; the last is not stored
+    assert executor.moves == [(3, 1)]
     assert [(step.offset, len(step.lengths)) for step in executor.steps[:4]] == [(0, 0), (0, 4), (0, 2), (0, 2)]
 
 
@@ -207,10 +209,23 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
     served.add(generation("next", prompt=8, max_tokens=5))
     answers = by_request(run(served))
     chunks = [(prefill.slot, len(prefill.ids)) for step in executor.steps[1:] for prefill in step.prefills]
-    assert chunks == [*[(1, 16)] * 18, (1, 12), (2, 4), (2, 4)]
+    assert chunks == [(1, 16), (2, 8), (1, 8), *[(1, 16)] * 17, (1, 4)], "the short one goes first"
     assert all(len(step.lengths) for step in executor.steps[1:60])
     assert answers["long"].finish
     assert answers["next"].finish
+
+
+def test_short_requests_share_the_memory_of_few_long_texts() -> None:
+    executor = ScriptedExecutor(8, max_length=64, arena_bytes=None, page=16)
+    executor.arena_bytes = 2 * SLOT_BYTES
+    served = engine(executor)
+    for index in range(8):
+        served.add(generation(str(index), prompt=8, max_tokens=8, ignore_eos=True))
+    served.add(generation("long", prompt=20, max_tokens=44, ignore_eos=True))
+    served.step()
+    assert (served.report()["live"], served.report()["waiting"]) == (8, 1)
+    run(served)
+    assert served.report()["served"] == 9
 
 
 def test_alone_a_prompt_goes_in_one_piece() -> None:
@@ -288,7 +303,10 @@ def test_answers_are_cut_to_what_fits() -> None:
     served.add(generation(prompt=15, max_tokens=100, ignore_eos=True))
     served.add(generation("b", prompt=10, max_tokens=100, ignore_eos=True))
     answers = by_request(run(served))
-    assert [(len(answer.tokens), answer.finish) for answer in answers.values()] == [(1, "length"), (6, "length")]
+    assert {id: (len(answer.tokens), answer.finish) for id, answer in answers.items()} == {
+        "a": (1, "length"),
+        "b": (6, "length"),
+    }
 
 
 def test_ids_differ() -> None:

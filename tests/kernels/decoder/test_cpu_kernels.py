@@ -42,14 +42,6 @@ def poisoned(kernel: Callable[[], Tensor]) -> Tensor:
     return kernel()
 
 
-def random_slots(lengths: list[int], kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
-    """Keys or values of slots 2, 3, … with that many tokens; not numbers wherever none is stored."""
-    buffer = torch.full((len(lengths) + 3, kv_heads, MAX_LENGTH, head_dim), torch.nan, dtype=dtype)
-    for slot, length in enumerate(lengths, 2):
-        buffer[slot, :, :length] = torch.randn(kv_heads, length, head_dim).to(dtype)
-    return buffer
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5, 8, 16, 17, 33, 64, 300])
 @pytest.mark.parametrize(("outs", "ins"), [(96, 64), (50, 37), (16, 32), (100, 128)])
@@ -110,48 +102,20 @@ def test_gate(kernels: CpuKernels, size: tuple[int, int], scale: int, dtype: tor
 @pytest.mark.parametrize("normed", [True, False])
 def test_rotate_and_store(kernels: CpuKernels, heads: tuple[int, int, int], normed: bool, dtype: torch.dtype) -> None:
     queries, kv_heads, head_dim = heads
-    lengths = [1, MAX_LENGTH, 77]
     qkv = torch.randn(3, (queries + 2 * kv_heads) * head_dim).to(dtype)
     angles = torch.randn(MAX_LENGTH, head_dim // 2).repeat(1, 2)
     norms = (torch.randn(head_dim).to(dtype), torch.randn(head_dim).to(dtype)) if normed else None
-    positions, slots = torch.tensor(lengths, dtype=torch.int32) - 1, torch.arange(2, 5, dtype=torch.int32)
+    positions, pages = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, MAX_LENGTH - 1, 76], [2, 4, 3]))
     expected_keys, expected_values, keys, values = (
-        torch.full((6, kv_heads, MAX_LENGTH, head_dim), torch.nan, dtype=dtype) for _ in range(4)
+        torch.full((6, kv_heads, 32, head_dim), torch.nan, dtype=dtype) for _ in range(4)
     )
-    places = positions, slots, (angles.cos(), angles.sin()), norms, 1e-5
+    places = positions, pages, (angles.cos(), angles.sin()), norms, 1e-5
     expected = TorchKernels().rotate_and_store(qkv, *places, expected_keys, expected_values)
     close(poisoned(lambda: kernels.rotate_and_store(qkv, *places, keys, values)), expected)
     stored = expected_keys.isfinite()
     assert torch.equal(keys.isfinite(), stored)
     close(keys[stored], expected_keys[stored])
     assert torch.equal(values.nan_to_num(), expected_values.nan_to_num())
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("window", [None, 1, 7, 140])
-def test_decode_attention(
-    kernels: CpuKernels, heads: tuple[int, int, int], window: int | None, dtype: torch.dtype
-) -> None:
-    queries, kv_heads, head_dim = heads
-    for lengths in ([MAX_LENGTH], [1, MAX_LENGTH, 128, 129, 7, 64, 2, 90, 33, 140, 150, 5]):
-        keys, values = (random_slots(lengths, kv_heads, head_dim, dtype) for _ in range(2))
-        q = (3 * torch.randn(len(lengths), queries, head_dim)).to(dtype)
-        counts = torch.tensor(lengths, dtype=torch.int32)
-        expected = TorchKernels().decode_attention(q, keys.nan_to_num(), values.nan_to_num(), 2, counts, window)
-        if head_dim not in (8, 272):  # torch's own would see what is not stored
-            close(
-                poisoned(lambda k=keys, v=values, q=q, n=counts: kernels.decode_attention(q, k, v, 2, n, window)),
-                expected,
-            )
-        else:
-            close(kernels.decode_attention(q, keys.nan_to_num(), values.nan_to_num(), 2, counts, window), expected)
-
-
-def test_attention_that_sees_no_number_says_so(kernels: CpuKernels) -> None:
-    keys, values = torch.full((1, 1, 8, 16), torch.nan), torch.ones(1, 1, 8, 16)
-    out = kernels.decode_attention(torch.ones(1, 1, 16), keys, values, 0, torch.tensor([8], dtype=torch.int32), None)
-    assert out.isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

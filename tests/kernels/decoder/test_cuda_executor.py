@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, Step
 from pliant.kernels.decoder.executor import Executor
 from pliant.kernels.decoder.kernels import DecoderKernels, TorchKernels
-from pliant.kernels.decoder.kv_slots import KVSlots
+from pliant.kernels.decoder.kv_pages import KVPages
 from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.model import Decoder
 from pliant.kernels.decoder.sampling import Sampler, Sampling
@@ -51,7 +50,7 @@ SHAPE = DecoderShape.from_config(
         "sliding_window": 6,
     }
 )
-Moves = Sequence[tuple[int, int, int]]
+Moves = Sequence[tuple[int, int]]
 needs_gpu = pytest.mark.skipif(
     not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a GPU or Triton's interpreter"
 )
@@ -61,17 +60,23 @@ class Eager(RecordedStep):
     """A step that is computed when it runs, as there is no GPU to record it on."""
 
     def __init__(
-        self, forward: Callable[..., Tensor], logits: Tensor, pool: None, stream: None, tiles: LoraTiles | None = None
+        self,
+        forward: Callable[..., Tensor],
+        logits: Tensor,
+        pages: int,
+        pool: None,
+        stream: None,
+        tiles: LoraTiles | None = None,
     ) -> None:
-        self.rows, self._logits, self._forward, self._tiles = len(logits), logits, forward, tiles
+        self.rows, self._logits, self._pages, self._forward, self._tiles = len(logits), logits, pages, forward, tiles
 
-    def run(self, offset: int, lengths: NDArray[np.int32], lora: LoraBatch | None = None) -> Tensor:
-        slots, stored = torch.from_numpy(cuda_executor._table(self.rows, offset, lengths))[:, : self.rows]
+    def run(self, step: Step, lora: LoraBatch | None = None) -> Tensor:
+        inputs = list(map(torch.from_numpy, cuda_executor._tables(self.rows, self._pages, step)))
         if self._tiles is not None:
             for tensor, table in zip((self._tiles.rows, self._tiles.places), tables_of(lora, self.rows), strict=True):
                 tensor.copy_(torch.from_numpy(table))
-        self._logits.copy_(self._forward(slots, stored, self._tiles))
-        return self._logits[: len(lengths)]
+        self._logits.copy_(self._forward(inputs[0], cuda_executor._rows(*inputs), self._tiles))
+        return self._logits[: len(step.lengths)]
 
 
 class NoEvent:
@@ -96,31 +101,41 @@ def executors(monkeypatch: pytest.MonkeyPatch) -> tuple[Executor, CudaExecutor]:
 @torch.inference_mode()
 def parts(kernels: DecoderKernels) -> tuple[Decoder, Sampler]:
     torch.manual_seed(0)
-    kv = KVSlots(SHAPE, SLOTS, SHAPE.max_length, torch.float32, DEVICE, kernels, arena_bytes=400_000)
+    kv = KVPages(SHAPE, SLOTS, SHAPE.max_length, torch.float32, DEVICE, kernels, arena_bytes=400_000)
     weights = RandomWeights(SHAPE, torch.float32, DEVICE)
     return Decoder(weights, kernels, kv), Sampler(SLOTS, SHAPE.vocab, DEVICE, kv.max_length)
 
 
-def step(prefills: Sequence[tuple[int, int, int, bool]], offset: int, lengths: Sequence[int], index: int = 0) -> Step:
-    """Prefills are (slot, start, tokens, last); `index` is that of every token to be sampled."""
+def step(
+    prefills: Sequence[tuple[int, int, int, bool]],
+    offset: int,
+    lengths: Sequence[int],
+    index: int = 0,
+    order: Sequence[int] = range(SLOTS),
+) -> Step:
+    """Prefills are (slot, start, tokens, last); `index` is that of every token to be sampled, and slot i has page
+    1 + order[i]."""
+    pages = 1 + np.array(order, np.int32)[:, None]
     chunks = tuple(
-        Prefill(slot, start, np.arange(start, start + count, dtype=np.int32), last)
+        Prefill(slot, start, np.arange(start, start + count, dtype=np.int32), last, pages[slot])
         for slot, start, count, last in prefills
     )
+    stored = np.array(lengths, np.int32)
+    tables = pages[offset : offset + len(stored)] * (stored > 0)[:, None]
     indices = [np.full(count, index) for count in (len(lengths), sum(chunk.last for chunk in chunks))]
-    return Step(chunks, offset, np.array(lengths, np.int32), *indices)
+    return Step(chunks, offset, stored, tables, *indices)
 
 
 SCRIPT: list[tuple[Moves, Step, list[int]]] = [
     ([], step([(1, 0, 7, True), (2, 0, 3, True)], 0, []), []),
     ([], step([], 1, [7, 3]), [0, 1]),
-    ([], step([(3, 0, 5, False)], 1, [8, 4, 5], 1), [0, 1]),
-    ([], step([(3, 5, 4, True)], 1, [9, 5, 9], 2), [0, 1]),
+    ([], step([(3, 0, 5, False)], 1, [8, 4, 0], 1), [0, 1]),
+    ([], step([(3, 5, 4, True)], 1, [9, 5, 0], 2), [0, 1]),
     ([], step([], 1, [10, 6, 9], 3), [0, 1, 2]),
-    ([(3, 1, 10)], step([], 1, [10, 7], 4), [0, 1]),
-    ([], step([], 0, [0, 11, 8, 0, 0], 5), [1, 2]),
-    ([(1, 4, 12), (2, 3, 9)], step([(0, 0, 2, True)], 3, [9, 12], 6), [0, 1]),
-    ([], step([], 0, [2, 0, 0, 10, 13], 7), [0, 3, 4]),
+    ([(3, 1)], step([], 1, [10, 7], 4, (0, 3, 2, 1, 4)), [0, 1]),
+    ([], step([], 0, [0, 11, 8, 0, 0], 5, (0, 3, 2, 1, 4)), [1, 2]),
+    ([(1, 4), (2, 3)], step([(0, 0, 2, True)], 3, [9, 12], 6, (0, 1, 4, 2, 3)), [0, 1]),
+    ([], step([], 0, [2, 0, 0, 10, 13], 7, (0, 1, 4, 2, 3)), [0, 3, 4]),
 ]
 """Moves, the step that follows, and the rows that mean something."""
 
@@ -164,7 +179,7 @@ def test_adapters_add_what_they_add_in_the_plain_executor(executors: tuple[Execu
     bare = [output.tokens.tolist() for output in outputs(executors[0])]
     found = []
     for executor in executors:
-        executor.keep_slots(SLOTS)
+        executor.keep_pages(SLOTS)
         for key, ranks in {"a": [8] * 7, "b": [0, 3, 0, 0, 0, 5, 1]}.items():
             torch.manual_seed(len(ranks))
             blob = torch.randn(LoraLayout(SHAPE, ranks).values) / 10
@@ -177,7 +192,7 @@ def test_adapters_add_what_they_add_in_the_plain_executor(executors: tuple[Execu
 
 
 @needs_gpu
-def test_a_padded_window_leaves_other_slots_alone(executors: tuple[Executor, CudaExecutor]) -> None:
+def test_a_padded_window_leaves_other_pages_alone(executors: tuple[Executor, CudaExecutor]) -> None:
     _, ours = executors
     with torch.inference_mode():
         kv = ours._decoder.kv
@@ -187,7 +202,7 @@ def test_a_padded_window_leaves_other_slots_alone(executors: tuple[Executor, Cud
     ours.launch(step([], 1, [7, 0, 3])).result()
     for buffer, old in zip((kv.keys, kv.values), before, strict=True):
         changed = {tuple(place) for place in (buffer != old).any(-1).any(2).any(0).nonzero().tolist()}
-        assert changed == {(1, 7), (2, 0), (3, 3)}
+        assert changed == {(0, 0), (2, 7), (4, 3)}
 
 
 @needs_gpu

@@ -21,13 +21,14 @@ from pliant.kernels.decoder import executor
 from pliant.kernels.decoder.adapter_pool import PoolError
 from pliant.kernels.decoder.decode_step import Prefill, Step
 from pliant.kernels.decoder.executor import Executor
-from pliant.kernels.decoder.kv_slots import KVMemoryError
+from pliant.kernels.decoder.kv_pages import KVMemoryError
 from pliant.kernels.decoder.sampling import Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 GREEDY = Sampling(temperature=0.0)
+NO_TABLES = np.zeros((0, 0), np.int32)
 Staged = tuple[tuple[int, ...], Tensor]
 """An adapter's ranks and blob."""
 
@@ -44,6 +45,7 @@ class Request:
     slot: int = -1
     stored: int = 0
     answer: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
 
     @property
     def decodes(self) -> bool:
@@ -56,14 +58,15 @@ class Request:
 
 
 class Scheduler:
-    """Puts requests into slots as carelessly as the contract allows: chunks of random sizes, windows with holes and
-    any offset, and random moves to slots that are free."""
+    """Puts requests into slots and pages as carelessly as the contract allows: chunks of random sizes, windows with
+    holes and any offset, pages in any order, and random moves to slots and pages that are free."""
 
     def __init__(self, run: Executor, requests: list[Request], rng: np.random.Generator) -> None:
         self.run = run
         self.waiting = sorted(requests, key=lambda request: request.arrival)
         self.live: list[Request] = []
         self.rng = rng
+        self.pages = rng.permutation(np.arange(1, self.most_pages + 1, dtype=np.int32)).tolist()
 
     def serve(self) -> None:
         now = 0
@@ -78,6 +81,10 @@ class Scheduler:
         """How many it may use."""
         return self.run.slots
 
+    @property
+    def most_pages(self) -> int:
+        return self.slots * -(-self.run.max_length // self.run.page)
+
     def prepare(self, request: Request) -> None:
         """Called before the request is admitted."""
 
@@ -89,6 +96,7 @@ class Scheduler:
             request = self.waiting.pop(0)
             request.slot = int(self.rng.choice(free))
             self.prepare(request)
+            request.pages = []
             self.run.admit(request.slot, request.sampling, request.adapter)
             self.live.append(request)
 
@@ -96,16 +104,30 @@ class Scheduler:
         targets = self._free()
         movers = self.rng.permutation(len(self.live))[: self.rng.integers(0, 3)]
         pairs = list(zip([self.live[i] for i in movers], targets, strict=False))
-        self.run.move([(request.slot, target, request.stored) for request, target in pairs])
+        self.run.move([(request.slot, target) for request, target in pairs])
         for request, target in pairs:
             request.slot = target
+        moved = [request for request in self.live if request.pages and self.pages and self.rng.integers(4) == 0]
+        moves = list(zip([request.pages[0] for request in moved], self.pages, strict=False))
+        self.run.move_pages(moves)
+        for request, (source, target) in zip(moved, moves, strict=False):
+            self.pages[self.pages.index(target)] = source
+            request.pages[0] = target
+
+    def _grow(self, request: Request, tokens: int) -> NDArray[np.int32]:
+        """The pages of a request, for so many tokens."""
+        while len(request.pages) * self.run.page < tokens:
+            request.pages.append(self.pages.pop())
+        return np.array(request.pages, np.int32)
 
     def _chunks(self) -> list[tuple[Request, Prefill]]:
         found = []
         for request in self.live:
             if not request.decodes and (most := int(self.rng.integers(0, 25))):
                 ids = request.left[:most]
-                found.append((request, Prefill(request.slot, request.stored, ids, len(ids) == len(request.left))))
+                pages = self._grow(request, request.stored + len(ids))
+                last = len(ids) == len(request.left)
+                found.append((request, Prefill(request.slot, request.stored, ids, last, pages)))
         return found
 
     def _iterate(self) -> None:
@@ -115,11 +137,16 @@ class Scheduler:
             request.stored += len(chunk.ids)
         slots = [request.slot for request in decoding]
         offset, stop = (min(slots), max(slots) + 1) if slots else (0, 0)
-        held = {request.slot: (request.stored, len(request.answer)) for request in self.live}
+        held = {request.slot: (request.stored, len(request.answer)) for request in decoding}
         rows = np.array([held.get(slot, (0, 0)) for slot in range(offset, stop)]).reshape(-1, 2)
+        tables = np.zeros((stop - offset, 2), np.int32)
+        for request in decoding:
+            pages = self._grow(request, request.stored + 1)
+            tables[request.slot - offset, : len(pages)] = pages
         ended = [request for request, chunk in chunks if chunk.last]
         prefills = tuple(chunk for _, chunk in chunks)
-        step = Step(prefills, offset, rows[:, 0].astype(np.int32), rows[:, 1], np.zeros(len(ended), np.int64))
+        indices = rows[:, 1], np.zeros(len(ended), np.int64)
+        step = Step(prefills, offset, rows[:, 0].astype(np.int32), tables, *indices)
         output = self.run.launch(step).result()
         assert (len(output.first), len(output.tokens)) == (len(ended), stop - offset)
         for request in decoding:
@@ -127,6 +154,9 @@ class Scheduler:
             request.answer.append(int(output.tokens[request.slot - offset]))
         for request, token in zip(ended, output.first, strict=True):
             request.answer.append(int(token))
+        for request in self.live:
+            if len(request.answer) == request.tokens:
+                self.pages += request.pages
         self.live = [request for request in self.live if len(request.answer) < request.tokens]
 
 
@@ -165,10 +195,12 @@ def test_a_first_token_outlives_the_row_of_its_slot(tmp_path: Path) -> None:
     run, prompt = executor.load(tmp_path, slots=2), np.arange(9, dtype=np.int32)
     expected = greedy(model, prompt.tolist(), 3)
     run.admit(1, GREEDY)
-    lengths, zeros = np.array([0, 9], np.int32), np.zeros(2, np.int64)
-    answer = [*run.launch(Step((Prefill(1, 0, prompt, True),), 0, lengths, zeros, zeros[:1])).result().first]
+    zeros = np.zeros(2, np.int64)
+    nothing, tables = np.zeros((2, 1), np.int32), np.array([[0], [1]], np.int32)
+    chunk = Prefill(1, 0, prompt, True, tables[1])
+    answer = [*run.launch(Step((chunk,), 0, nothing[:, 0], nothing, zeros, zeros[:1])).result().first]
     for stored in (9, 10):
-        step = Step((), 0, np.array([0, stored], np.int32), zeros, zeros[:0])
+        step = Step((), 0, np.array([0, stored], np.int32), tables, zeros, zeros[:0])
         answer.append(run.launch(step).result().tokens[1])
     assert answer == expected
 
@@ -179,8 +211,8 @@ def test_log_probabilities_are_told_to_those_who_asked(tmp_path: Path) -> None:
     run.admit(0, GREEDY)
     run.admit(1, Sampling(temperature=0.0, logprobs=2))
     none = np.zeros(0, np.int64)
-    chunks = tuple(Prefill(slot, 0, prompt, True) for slot in (0, 1))
-    output = run.launch(Step(chunks, 0, none.astype(np.int32), none, np.zeros(2, np.int64))).result()
+    chunks = tuple(Prefill(slot, 0, prompt, True, np.array([1 + slot], np.int32)) for slot in (0, 1))
+    output = run.launch(Step(chunks, 0, none.astype(np.int32), NO_TABLES, none, np.zeros(2, np.int64))).result()
     assert output.first_logprobs is not None
     assert output.logprobs is None
     assert output.first_logprobs[0] is None
@@ -194,10 +226,11 @@ def test_log_probabilities_are_told_to_those_who_asked(tmp_path: Path) -> None:
 def test_steps_that_do_not_fit_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
     save("llama2", tmp_path)
     run = executor.load(tmp_path, slots=2, max_length=10)
-    zeros, chunk = np.zeros(9, np.int64), Prefill(0, 0, np.arange(4, dtype=np.int32), True)
+    zeros, pages = np.zeros(9, np.int64), np.array([[1], [2]], np.int32)
+    chunk = Prefill(0, 0, np.arange(4, dtype=np.int32), True, pages[0])
 
-    def step(offset: int, lengths: list[int], indices: int, ended: int) -> Step:
-        return Step((chunk,), offset, np.array(lengths, np.int32), zeros[:indices], zeros[:ended])
+    def step(offset: int, lengths: list[int], indices: int, ended: int, chunk: Prefill = chunk) -> Step:
+        return Step((chunk,), offset, np.array(lengths, np.int32), pages, zeros[:indices], zeros[:ended])
 
     with pytest.raises(ValueError, match="the window 1 to 3 is not within 2 slots"):
         run.launch(step(1, [1, 1], 2, 1))
@@ -205,14 +238,26 @@ def test_steps_that_do_not_fit_are_refused_before_anything_is_computed(tmp_path:
         run.launch(step(0, [3, 10], 2, 1))
     with pytest.raises(ValueError, match=r"each of 2 rows and 1 prompts that end; got 1 and 0"):
         run.launch(step(0, [3, 4], 1, 0))
+    ids = np.zeros(10, np.int32)
+    for wrong in ((0, 4, ids), (2, 0, ids), (0, -1, ids)):
+        with pytest.raises(ValueError, match="does not fit: there are 2 slots of 10 tokens"):
+            run.launch(step(0, [3, 4], 2, 1, Prefill(*wrong, True, pages[0])))
+    with pytest.raises(ValueError, match="has at least one"):
+        run.launch(step(0, [3, 4], 2, 1, Prefill(0, 0, ids[:0], True, pages[0])))
+    with pytest.raises(ValueError, match="ids must lie in 0 to 96, got 0 to 97"):
+        run.launch(step(0, [3, 4], 2, 1, Prefill(0, 0, np.array([0, 97], np.int32), True, pages[0])))
+    with pytest.raises(ValueError, match="0 pages do not hold a chunk's text of 4 tokens"):
+        run.launch(step(0, [3, 4], 2, 1, chunk._replace(pages=pages[0, :0])))
+    with pytest.raises(ValueError, match="0 pages do not hold the texts, of up to 4 tokens"):
+        run.launch(step(0, [3, 4], 2, 1)._replace(tables=pages[:, :0]))
 
 
 def test_loading_chooses_or_refuses_sizes(tmp_path: Path) -> None:
     save("llama2", tmp_path)
     run = executor.load(tmp_path)
     assert (run.slots, run.max_length, run.pipelined) == (32, 96, False)
-    assert executor.load(tmp_path, max_length=48, budget_bytes=2**20).slots == 18
-    with pytest.raises(KVMemoryError, match="32 slots x 96 tokens x"):
+    assert executor.load(tmp_path, max_length=48, budget_bytes=2**20).slots == 13
+    with pytest.raises(KVMemoryError, match="32 slots x 128 tokens x"):
         executor.load(tmp_path, slots=32, max_length=96, budget_bytes=2**20)
     with pytest.raises(ValueError, match="max_length must be 1 to 96"):
         executor.load(tmp_path, max_length=97)
@@ -229,10 +274,10 @@ class AdaptingScheduler(Scheduler):
         self, run: Executor, requests: list[Request], rng: np.random.Generator, staged: dict[str, Staged]
     ) -> None:
         super().__init__(run, requests, rng)
-        run.keep_slots(self.slots)
+        run.keep_pages(self.most_pages)
         self.staged = staged
         self.installed: set[str] = set()
-        self.room = run.arena_bytes - self.slots * run.slot_bytes
+        self.room = run.arena_bytes - self.most_pages * run.page_bytes
 
     def prepare(self, request: Request) -> None:
         if request.adapter is None or request.adapter in self.installed:
@@ -272,9 +317,9 @@ def test_adapted_answers_are_those_of_peft(adapted: tuple[Path, dict[str | None,
         )
         for _ in range(24)
     ]
-    arena = AdaptingScheduler.slots * bare.slot_bytes + sum(sizes[-3:])
+    arena = (AdaptingScheduler.slots * 2 + 1) * bare.page_bytes + sum(sizes[-3:])
     run = executor.load(folder / "base", slots=4, arena_bytes=arena, most_rank=64)
-    assert (run.adapters, run.slot_bytes, run.arena_bytes) == (True, bare.slot_bytes, arena)
+    assert (run.adapters, run.arena_bytes) == (True, arena - run.page_bytes)
     AdaptingScheduler(run, requests, rng, staged).serve()
     for request in requests:
         assert request.answer == greedy(models[request.adapter], request.prompt, request.tokens), request.adapter
@@ -287,28 +332,29 @@ def test_adapters_that_are_not_there_are_never_used(adapted: tuple[Path, dict[st
     blob = run.stage(info)
     with pytest.raises(PoolError, match="adapters must be removed first"):
         run.install("a", info.ranks, blob)
-    run.keep_slots(2)
+    run.keep_pages(4)
     run.install("a", info.ranks, blob)
     with pytest.raises(PoolError, match="adapters must be removed first"):
-        run.keep_slots(4)
+        run.keep_pages(8)
     with pytest.raises(PoolError, match="a lies in the pool already"):
         run.install("a", info.ranks, blob)
     with pytest.raises(PoolError, match="slot 0 cannot use adapter b, which is not installed"):
         run.admit(0, GREEDY, "b")
     run.admit(0, GREEDY, "a")
-    run.move([(0, 1, 0)])
+    run.move([(0, 1)])
     run.remove("a")
     none = np.zeros(0, np.int64)
-    chunk = Prefill(1, 0, np.arange(4, dtype=np.int32), False)
+    tables = np.array([[0], [1]], np.int32)
+    chunk = Prefill(1, 0, np.arange(4, dtype=np.int32), False, tables[1])
     for step in (
-        Step((chunk,), 0, none.astype(np.int32), none, none),
-        Step((), 0, np.array([0, 4], np.int32), np.zeros(2, np.int64), none),
+        Step((chunk,), 0, none.astype(np.int32), NO_TABLES, none, none),
+        Step((), 0, np.array([0, 4], np.int32), tables, np.zeros(2, np.int64), none),
     ):
         with pytest.raises(PoolError, match="slot 1 uses adapter a, which was removed while a request needed it"):
             run.launch(step)
-    run.launch(Step((), 0, np.array([0, 0], np.int32), np.zeros(2, np.int64), none)).result()
+    run.launch(Step((), 0, np.zeros(2, np.int32), 0 * tables, np.zeros(2, np.int64), none)).result()
     run.admit(1, GREEDY)
-    run.launch(Step((chunk,), 0, none.astype(np.int32), none, none)).result()
+    run.launch(Step((chunk,), 0, none.astype(np.int32), NO_TABLES, none, none)).result()
 
 
 def test_adapters_of_other_sizes_are_refused(adapted: tuple[Path, dict[str | None, PreTrainedModel]]) -> None:

@@ -23,11 +23,11 @@ from pliant.kernels import c_compiler
 from pliant.kernels.c_compiler import THIS_MACHINE
 from pliant.kernels.decoder import adapter_weights
 from pliant.kernels.decoder.cpu_kernels import CpuKernels
-from pliant.kernels.decoder.decode_step import Prefill
 from pliant.kernels.decoder.kernels import DecoderKernels, TorchKernels
-from pliant.kernels.decoder.kv_slots import KVSlots
+from pliant.kernels.decoder.kv_pages import PAGE, KVPages
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup, rows_of
 from pliant.kernels.decoder.model import Decoder
+from pliant.kernels.decoder.ragged import Span, ragged
 from pliant.kernels.decoder.weights import SavedWeights
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import SITES, LoraLayout
@@ -67,7 +67,7 @@ class Adapted:
         weights = SavedWeights(saved.folder / "base", dtype, CPU)
         shape = weights.shape
         self.texts = saved.texts
-        self.decoder = Decoder(weights, kernels, KVSlots(shape, len(self.texts), 96, dtype, CPU, kernels))
+        self.decoder = Decoder(weights, kernels, KVPages(shape, len(self.texts), 96, dtype, CPU, kernels))
         infos = {kind: read_adapter(saved.folder / kind, shape) for kind in KINDS}
         self.arena, self.places = torch.full((64,), torch.nan, dtype=dtype), {}
         for kind, info in infos.items():
@@ -79,25 +79,35 @@ class Adapted:
         rows = rows_of([None, *KINDS], sizes)
         return LoraBatch(self.arena, [LoraGroup(at, *self.places[kind]) for kind, at in rows.items()])
 
-    def prefill(self, starts: list[int], ends: list[int], last: bool) -> Tensor:
-        """The tokens from `starts` to `ends` of all texts at once."""
-        spans = enumerate(zip(self.texts, starts, ends, strict=True))
-        chunks = [Prefill(slot, start, text[start:end], last) for slot, (text, start, end) in spans]
-        return self.decoder.prefill(chunks, self.batch([len(chunk.ids) for chunk in chunks])).clone()
+    def run(self, lengths: list[int], starts: list[int], ends: list[int]) -> Tensor:
+        """In one pass: a token of each text behind its first `lengths`, as far as these go; chunks of all others."""
+        n = len(lengths)
+        tables = np.arange(2 * len(self.texts), dtype=np.int32).reshape(-1, 2) + 1
+        spans = [(Span(start, end - start), table) for start, end, table in zip(starts, ends, tables[n:], strict=True)]
+        cuts = [*((length, length + 1) for length in lengths), *zip(starts, ends, strict=True)]
+        tokens = np.concatenate([text[slice(*cut)] for text, cut in zip(self.texts, cuts, strict=True)])
+        batch = ragged(np.array(lengths, np.int32), tables[:n], spans, PAGE, CPU)
+        stops = np.cumsum([end - start for start, end in cuts]) - 1
+        sizes = [end - start for start, end in cuts]
+        return self.decoder.run(torch.from_numpy(tokens), batch, torch.from_numpy(stops), self.batch(sizes)).clone()
 
     @torch.inference_mode()
     def answers(self) -> list[Tensor]:
-        """As `Saved.answers`, from prompts in two uneven rounds and then a token of every text at a time."""
+        """As `Saved.answers`, from prompts in two uneven rounds, of which the second goes with tokens of some texts."""
         ends = [len(text) - STEPS for text in self.texts]
         cuts = [end // 3 for end in ends]
-        self.prefill([0] * len(cuts), cuts, False)
-        found = [self.prefill(cuts, ends, True)]
-        for step in range(STEPS):
-            at = [end + step for end in ends]
-            tokens = torch.tensor([int(text[place]) for text, place in zip(self.texts, at, strict=True)])
-            lengths, batch = torch.tensor(at, dtype=torch.int32), self.batch([1] * len(at))
-            found.append(self.decoder.decode(tokens, 0, lengths, batch).clone())
-        return [one.float() for one in torch.stack(found, 1)]
+        half = len(ends) // 2
+        self.run([], [0] * len(cuts), cuts)
+        first = self.run([], cuts, [*ends[:half], *(cut + 1 for cut in cuts[half:])])[:half]
+        second = self.run(ends[:half], [cut + 1 for cut in cuts[half:]], ends[half:])
+        found = [torch.cat([first, second[half:]]), second[:half]]
+        found.append(self.run([end + 1 for end in ends[:half]], ends[half:], [end + 1 for end in ends[half:]]))
+        found[1] = torch.cat([found[1], found[2][half:]])
+        found[2] = found[2][:half]
+        third = self.run([end + 2 for end in ends[:half]] + [end + 1 for end in ends[half:]], [], [])
+        fourth = self.run([end + 2 for end in ends], [], [])
+        found[2] = torch.cat([found[2], third[half:]])
+        return [one.float() for one in torch.stack([*found, fourth], 1)]
 
 
 def texts(count: int) -> list[NDArray[np.int32]]:

@@ -15,10 +15,10 @@ from support.decoders import FAMILIES, load, logits, make, save
 from torch import Tensor
 
 from pliant.errors import ModelError
-from pliant.kernels.decoder.decode_step import Prefill
 from pliant.kernels.decoder.kernels import TorchKernels
-from pliant.kernels.decoder.kv_slots import KVSlots
+from pliant.kernels.decoder.kv_pages import PAGE, KVPages
 from pliant.kernels.decoder.model import Decoder
+from pliant.kernels.decoder.ragged import Span, ragged
 from pliant.kernels.decoder.weights import RandomWeights, SavedWeights, read_shape
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ STEPS = 3
 
 def decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     weights, kernels = SavedWeights(folder, dtype, CPU), TorchKernels()
-    return Decoder(weights, kernels, KVSlots(weights.shape, 6, 96, dtype, CPU, kernels))
+    return Decoder(weights, kernels, KVPages(weights.shape, 6, 96, dtype, CPU, kernels))
 
 
 def texts() -> list[NDArray[np.int32]]:
@@ -37,19 +37,33 @@ def texts() -> list[NDArray[np.int32]]:
 
 
 @torch.inference_mode()
+def run(
+    ours: Decoder, texts: list[NDArray[np.int32]], rows: dict[int, int], chunks: dict[int, tuple[int, int]]
+) -> Tensor:
+    """The logits of a pass: of text i that of token rows[i], and those of the tokens in the range chunks[i]."""
+    tables = np.array([[9 - i, 2 + i] for i in range(len(texts))], np.int32)
+    spans = [(Span(start, stop - start), tables[i]) for i, (start, stop) in chunks.items()]
+    tokens = [texts[i][at : at + 1] for i, at in rows.items()] + [texts[i][slice(*cut)] for i, cut in chunks.items()]
+    batch = ragged(np.array([*rows.values()], np.int32), tables[[*rows]].reshape(-1, 2), spans, PAGE, CPU)
+    return ours.run(torch.from_numpy(np.concatenate(tokens)), batch)
+
+
 def pairs(ours: Decoder, theirs: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Ragged texts in slots 1 to 4, prefilled in two uneven rounds, then decoded: our logits and theirs."""
-    rows = list(enumerate(texts()))
-    ends = [len(text) - STEPS for _, text in rows]
+    """Our logits and theirs, of texts that are computed in passes of chunks, of tokens, and of both."""
+    known = texts()
+    ends = [len(text) - STEPS for text in known]
     cuts = [end // 3 for end in ends]
-    ours.prefill([Prefill(1 + i, 0, text[: cuts[i]], False) for i, text in rows if cuts[i]])
-    found = ours.prefill([Prefill(1 + i, cuts[i], text[cuts[i] : ends[i]], True) for i, text in rows])
-    yield from ((found[i], theirs[i][end - 1]) for i, end in enumerate(ends))
-    for step in range(STEPS):
-        at = [end + step for end in ends]
-        tokens = torch.tensor([text[at[i]] for i, text in rows])
-        found = ours.decode(tokens, 1, torch.tensor(at, dtype=torch.int32))
-        yield from ((found[i], theirs[i][position]) for i, position in enumerate(at))
+    passes: list[tuple[dict[int, int], dict[int, tuple[int, int]]]] = [
+        ({}, {i: (0, cut) for i, cut in enumerate(cuts) if i != 1 and cut}),
+        ({}, {0: (cuts[0], ends[0]), 1: (0, ends[1])}),
+        ({0: ends[0], 1: ends[1]}, {2: (cuts[2], ends[2]), 3: (cuts[3], ends[3])}),
+        ({i: end + (i < 2) for i, end in enumerate(ends)}, {}),
+        ({2: ends[2] + 1, 0: ends[0] + 2}, {3: (ends[3] + 1, ends[3] + 3), 1: (ends[1] + 2, ends[1] + 3)}),
+    ]
+    for rows, chunks in passes:
+        places = [(i, at) for i, at in rows.items()] + [(i, at) for i, cut in chunks.items() for at in range(*cut)]
+        found = run(ours, known, rows, chunks).clone()
+        yield from ((found[row], theirs[i][at]) for row, (i, at) in enumerate(places))
 
 
 def largest_difference(ours: Decoder, theirs: list[Tensor]) -> float:
@@ -135,23 +149,11 @@ def test_what_is_no_config_or_not_supported_is_told(tmp_path: Path) -> None:
         read_shape(tmp_path)
 
 
-def test_chunks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    save("llama2", tmp_path)
-    ours = decoder(tmp_path)
-    ids = np.zeros(10, np.int32)
-    for chunk in (Prefill(0, 90, ids, True), Prefill(6, 0, ids, True), Prefill(0, -1, ids, True)):
-        with pytest.raises(ValueError, match="does not fit: there are 6 slots of 96 tokens"):
-            ours.prefill([chunk])
-    with pytest.raises(ValueError, match="has at least one"):
-        ours.prefill([Prefill(0, 0, ids[:0], True)])
-    with pytest.raises(ValueError, match="ids must lie in 0 to 96, got 0 to 97"):
-        ours.prefill([Prefill(0, 0, np.array([0, 97], np.int32), True)])
-
-
 def test_random_weights_give_finite_logits(tmp_path: Path) -> None:
     save("qwen3-window-biased", tmp_path)
     shape, kernels = read_shape(tmp_path), TorchKernels()
     weights = RandomWeights(shape, torch.float32, CPU)
-    ours = Decoder(weights, kernels, KVSlots(shape, 1, 96, torch.float32, CPU, kernels))
+    ours = Decoder(weights, kernels, KVPages(shape, 1, 96, torch.float32, CPU, kernels))
+    batch = ragged(np.empty(0, np.int32), np.empty((0, 0), np.int32), [(Span(0, 33), np.ones(1, np.int32))], PAGE, CPU)
     with torch.inference_mode():
-        assert ours.prefill([Prefill(0, 0, texts()[0], True)]).isfinite().all()
+        assert ours.run(torch.from_numpy(texts()[0]), batch).isfinite().all()

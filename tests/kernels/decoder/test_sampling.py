@@ -258,7 +258,7 @@ def test_a_move_carries_the_parameters() -> None:
     asked = [Sampling(seed=1), GREEDY, Sampling(top_k=3, seed=2, logprobs=2), Sampling(top_p=0.5, seed=3)]
     sampler, logits, indices = sampler_of(*asked), random_logits(1).expand(2, -1), torch.tensor([7, 8])
     before = sampler.sample(logits, slice(2, 4), indices)
-    sampler.move([(2, 0, 10), (3, 1, 20)])
+    sampler.move([(2, 0), (3, 1)])
     sampler.set(2, GREEDY)
     sampler.set(3, GREEDY)
     after = sampler.sample(logits, slice(0, 2), indices)
@@ -297,7 +297,7 @@ def test_no_shape_and_no_branch_depends_on_data_off_the_cpu() -> None:
     sampler.set(
         3, Sampling(repetition_penalty=1.5, presence_penalty=1, logit_bias=((1, 2.0),), min_tokens=2, ends=(1,))
     )
-    sampler.move([(1, 0, 5)])
+    sampler.move([(1, 0)])
     rows = torch.empty(2, dtype=torch.int64, device="meta")
     for slots in (slice(1, 3), slice(2, 4), rows):
         sampled = sampler.sample(torch.empty(2, VOCAB, device="meta"), slots, rows)

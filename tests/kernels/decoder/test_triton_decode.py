@@ -15,6 +15,7 @@ from support.waiting import PROCESS_HANGS_AFTER_S
 from torch import Tensor
 
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
+from pliant.kernels.decoder.ragged import Ragged
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import LoraLayout
 
@@ -48,13 +49,14 @@ def test_kernels_in_the_interpreter() -> None:
 @pytest.mark.parametrize("capability", [80, 90])
 def test_every_launch_compiles_for_gpus(capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiled = compile_only(monkeypatch, tmp_path, capability)
-    kernels, slots = CudaKernels(processors=132), torch.zeros(2, dtype=torch.int32)
-    keys, weight, rotation = zeros(4, 8, 512, 128), zeros(128), (torch.zeros(512, 128), torch.zeros(512, 128))
+    kernels, places = CudaKernels(processors=132), torch.zeros(2, dtype=torch.int32)
+    batch = Ragged(places, places, torch.zeros(2, 8, dtype=torch.int32), 2)
+    keys, weight, rotation = zeros(4, 8, 64, 128), zeros(128), (torch.zeros(512, 128), torch.zeros(512, 128))
     kernels.add_norm(zeros(2, 4096), zeros(2, 4096), zeros(4096), 1e-5)
-    kernels.rotate_and_store(zeros(2, 6144), slots, slots, rotation, (weight, weight), 1e-5, keys, keys)
-    kernels.decode_attention(zeros(2, 32, 128), keys, keys, 0, slots, 256)
+    kernels.rotate_and_store(zeros(2, 6144), places, places, rotation, (weight, weight), 1e-5, keys, keys)
+    kernels.attention(zeros(2, 32, 128), keys, keys, batch, 256)
     kernels.gate(zeros(2, 28672))
-    kernels.move(keys[None], keys[None], [(0, 1, 300)])
+    kernels.move(keys[None], keys[None], [(0, 1, 64)])
     layout = LoraLayout(LLAMA, [256] * 7)
     lora = LoraBatch(zeros(layout.values), [LoraGroup(np.arange(2, dtype=np.int32), 0, layout)])
     kernels.lora(lora)(zeros(2, 6144), zeros(2, 4096), 1, "qkv")

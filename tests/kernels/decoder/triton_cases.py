@@ -14,6 +14,7 @@ from torch import Tensor
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.kernels import TorchKernels
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
+from pliant.kernels.decoder.ragged import Span, ragged
 from pliant.kernels.decoder.triton_lora import tables_of, tiles_of
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import LoraLayout
@@ -49,34 +50,42 @@ def seeded() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "parts", "window"),
-    [(2, 2, 32, 1, None), (6, 2, 10, 4, None), (3, 1, 10, 2, 40), (8, 2, 64, 2, 5), (7, 1, 128, 4, None)],
+    ("heads", "kv_heads", "head_dim", "page", "parts", "window"),
+    [
+        (2, 2, 32, 64, 1, None),
+        (6, 2, 10, 16, 4, None),
+        (3, 1, 10, 32, 2, 40),
+        (8, 2, 64, 64, 2, 5),
+        (7, 1, 128, 128, 4, None),
+    ],
 )
 def test_attention(
-    heads: int, kv_heads: int, head_dim: int, parts: int, window: int | None, dtype: torch.dtype
+    heads: int, kv_heads: int, head_dim: int, page: int, parts: int, window: int | None, dtype: torch.dtype
 ) -> None:
-    longest = 150
-    keys, values = (random(4, kv_heads, longest, head_dim, dtype=dtype) for _ in range(2))
-    q, lengths = random(2, heads, head_dim, dtype=dtype), ints(longest, 67)
-    expected = TORCH.decode_attention(q.float(), keys.float(), values.float(), 1, lengths, window)
-    assert_near(kernels(parts * 2 * kv_heads).decode_attention(q, keys, values, 1, lengths, window), expected, dtype)
+    """Rows of 150 and 67 tokens, and a chunk behind them."""
+    pages = -(-150 // page)
+    order = 1 + np.random.default_rng(0).permutation(3 * pages).astype(np.int32)
+    tables = order.reshape(3, pages)
+    keys, values = (random(3 * pages + 1, kv_heads, page, head_dim, dtype=dtype) for _ in range(2))
+    batch = ragged(np.array([149, 66], np.int32), tables[:2], [(Span(60, 20), tables[2])], page, DEVICE)
+    q = random(22, heads, head_dim, dtype=dtype)
+    expected = TORCH.attention(q.float(), keys.float(), values.float(), batch, window)
+    found = kernels(parts * 2 * kv_heads).attention(q, keys, values, batch, window)
+    assert_near(found[:2], expected[:2], dtype)
+    assert_near(found[2:], expected[2:], dtype)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_attention_reads_no_more_than_a_text_of_the_slot_that_each_row_names(parts: int) -> None:
-    lengths, slots = ints(1, 0, 16, 17), ints(3, -1, 0, 1)
-    keys, values = (torch.full((4, 2, 17, 16), torch.nan, device=DEVICE) for _ in range(2))
-    q = random(4, 4, 16)
-    found = []
-    for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
-        if length:
-            keys[slot, :, :length], values[slot, :, :length] = random(2, length, 16), random(2, length, 16)
-    for row in (0, 2, 3):
-        text = slice(row, row + 1)
-        found.append(TORCH.decode_attention(q[text], keys, values, int(slots[row]), lengths[text], None))
-    mixed = kernels(parts * 8).attend(q, keys, values, slots, lengths, None)
-    assert not mixed[1].any()
-    assert_near(mixed[[0, 2, 3]], torch.cat(found), torch.float32)
+def test_attention_reads_no_more_than_a_text_of_the_pages_that_each_row_names(parts: int) -> None:
+    lengths, tables = np.array([0, 15, 16], np.int32), np.array([[3, 0], [5, 0], [4, 1]], np.int32)
+    keys, values = (torch.full((6, 2, 16, 16), torch.nan, device=DEVICE) for _ in range(2))
+    for length, table in zip(lengths.tolist(), tables, strict=True):
+        for at in range(length + 1):
+            for buffer in (keys, values):
+                buffer[int(table[at // 16]), :, at % 16] = random(2, 16)
+    batch, q = ragged(lengths, tables, [], 16, DEVICE), random(3, 4, 16)
+    mixed = kernels(parts * 8).attention(q, keys, values, batch, None)
+    assert_near(mixed, TORCH.attention(q, keys, values, batch, None), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,26 +93,17 @@ def test_attention_reads_no_more_than_a_text_of_the_slot_that_each_row_names(par
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 10), (2, 2, 32), (7, 1, 128)])
 def test_rotation_and_storage(heads: int, kv_heads: int, head_dim: int, normalised: bool, dtype: torch.dtype) -> None:
     qkv = random(3, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
-    positions, slots = ints(0, 8, 3), ints(2, 0, 1)
+    positions, pages = ints(0, 8, 3), ints(2, 0, 1)
     angles = random(9, head_dim // 2).repeat(1, 2)
     norms = (random(head_dim, dtype=dtype), random(head_dim, dtype=dtype)) if normalised else None
-    arguments = (qkv, positions, slots, (angles.cos(), angles.sin()), norms, 1e-6)
-    buffers = [random(4, kv_heads, 9, head_dim, dtype=dtype) for _ in range(2)]
+    arguments = (qkv, positions, pages, (angles.cos(), angles.sin()), norms, 1e-6)
+    buffers = [random(4, kv_heads, 4, head_dim, dtype=dtype) for _ in range(2)]
     expected_buffers = [buffer.clone() for buffer in buffers]
     expected = TORCH.rotate_and_store(*arguments, *expected_buffers)
     assert_near(kernels().rotate_and_store(*arguments, *buffers), expected, dtype)
     for buffer, expected_buffer in zip(buffers, expected_buffers, strict=True):
         assert_near(buffer, expected_buffer, dtype)
         assert torch.equal(buffer[3], expected_buffer[3])
-
-
-def test_rows_of_no_slot_store_nothing() -> None:
-    buffers = [random(2, 1, 4, 16) for _ in range(2)]
-    before = [buffer.clone() for buffer in buffers]
-    angles = random(4, 16)
-    rotation = angles.cos(), angles.sin()
-    kernels().rotate_and_store(random(2, 48), ints(0, 3), ints(-1, -1), rotation, None, 1e-6, *buffers)
-    assert all(map(torch.equal, buffers, before))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -129,15 +129,6 @@ def test_moves(dtype: torch.dtype) -> None:
     assert torch.equal(values, expected[1])
     kernels().move(keys, values, [(0, 1, 0)])
     assert torch.equal(keys, expected[0])
-
-
-@pytest.mark.parametrize("start", [0, 5])
-@pytest.mark.parametrize("window", [None, 4])
-def test_prefill_attention(start: int, window: int | None) -> None:
-    keys, values = (random(2, 2, 20, 16) for _ in range(2))
-    q = random(9, 6, 16)
-    found = kernels().prefill_attention(q, keys, values, 1, start, window)
-    assert_near(found, TORCH.prefill_attention(q, keys, values, 1, start, window), torch.float32)
 
 
 LORA_SHAPE = DecoderShape.from_config(

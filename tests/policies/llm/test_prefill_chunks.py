@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.policies.llm.prefill_chunks import CHUNK_MULTIPLE, IDLE_S, MOST_TOKENS, PrefillBudget, chunks
+from pliant.policies.llm.prefill_chunks import (
+    CHUNK_MULTIPLE,
+    IDLE_S,
+    MOST_TOKENS,
+    PrefillBudget,
+    chunks,
+    shortest_first,
+)
 
 
 @given(st.lists(st.integers(1, 100)), st.integers(0, 300))
@@ -56,3 +63,10 @@ def test_chunks_settle_where_they_take_what_they_may(fixed_s: float, token_s: fl
 def test_no_stall_is_refused() -> None:
     with pytest.raises(ValueError, match="stall_s must be above 0, got 0"):
         PrefillBudget(0)
+
+
+def test_prompts_go_shortest_first_and_what_has_waited_counts_less() -> None:
+    assert shortest_first([300, 8, 16], [9.0, 0.0, 0.0], 0.0) == [1, 2, 0], "of unknown speed, tokens alone count"
+    assert shortest_first([300, 8, 16], [1.0, 0.0, 0.0], 100.0) == [1, 2, 0]
+    assert shortest_first([300, 8, 16], [12.0, 0.0, 0.0], 100.0) == [0, 1, 2]
+    assert shortest_first([], [], 1.0) == []

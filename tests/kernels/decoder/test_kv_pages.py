@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from pliant.kernels import c_compiler
 from pliant.kernels.decoder.cpu_kernels import CpuKernels
 from pliant.kernels.decoder.kernels import DecoderKernels, TorchKernels
-from pliant.kernels.decoder.kv_slots import KVMemoryError, KVSlots, allowed_bytes, bytes_needed, fit, slots_that_fit
+from pliant.kernels.decoder.kv_pages import (
+    PAGE,
+    KVMemoryError,
+    KVPages,
+    allowed_bytes,
+    bytes_needed,
+    fit,
+    slots_that_fit,
+)
+from pliant.kernels.decoder.ragged import Span, ragged
 from pliant.models.decoder_shape import DecoderShape, Rope
 
 GIB = 2**30
@@ -48,67 +58,67 @@ def kernels(compiled: bool) -> DecoderKernels:
 
 def test_the_arithmetic_is_told() -> None:
     with pytest.raises(KVMemoryError) as refused:
-        KVSlots(shape(), 32, 2048, torch.float32, CPU, TorchKernels(), budget_bytes=4 * GIB)
+        KVPages(shape(), 32, 2048, torch.float32, CPU, TorchKernels(), budget_bytes=4 * GIB)
     assert str(refused.value) == (
-        "keys and values do not fit: 32 slots x 2,048 tokens x 96 KiB = 6.0 GiB, but 4.0 GiB are allowed (memory_mb, "
-        "or what is free): use at most 21 slots, or max_length 1,365"
+        "keys and values do not fit: 32 slots x 2,048 tokens x 96 KiB, with a page for what pads them = 6.0 GiB, but "
+        "4.0 GiB are allowed (memory_mb, or what is free): use at most 21 slots, or max_length 1,344"
     )
-    for slots, max_length in ((21, 2048), (32, 1365)):
+    for slots, max_length in ((21, 2048), (32, 1344)):
         assert fit(shape(), slots, max_length, torch.float32, 4 * GIB) == (slots, max_length)
         with pytest.raises(KVMemoryError):
             fit(shape(), slots + 1, max_length + 1, torch.float32, 4 * GIB)
 
 
 def test_only_remedies_that_help_are_told() -> None:
-    with pytest.raises(KVMemoryError, match=r"are allowed .*: use max_length 682$"):
+    with pytest.raises(KVMemoryError, match=r"are allowed .*: use max_length 576$"):
         fit(shape(), 1, 2048, torch.float32, 2**26)
-    with pytest.raises(KVMemoryError, match=r"50 bytes are allowed .*: use memory_mb 6,144$"):
+    with pytest.raises(KVMemoryError, match=r"50 bytes are allowed .*: use memory_mb 6,150$"):
         fit(shape(), 32, 2048, torch.float32, 50)
 
 
 def test_needs_are_what_is_allocated() -> None:
-    held = KVSlots(shape(layers=2), 3, 40, torch.bfloat16, CPU, TorchKernels())
-    assert held.keys.shape == held.values.shape == (2, 3, 8, 40, 64)
+    held = KVPages(shape(layers=2), 3, 40, torch.bfloat16, CPU, TorchKernels())
+    assert held.keys.shape == held.values.shape == (2, 3 + 1, 8, PAGE, 64)
     assert held.keys.nbytes + held.values.nbytes == bytes_needed(shape(layers=2), 3, 40, torch.bfloat16)
     assert held.arena.nbytes == bytes_needed(shape(layers=2), 3, 40, torch.bfloat16)
     assert slots_that_fit(shape(), 2048, torch.float32, 4 * GIB) == 21
 
 
-def test_a_slot_is_one_run_of_the_arena() -> None:
-    held = KVSlots(shape(layers=2), 3, 7, torch.bfloat16, CPU, TorchKernels())
-    assert held.slot_bytes == bytes_needed(shape(), 1, 7, torch.bfloat16) // 12 == 2 * held.slot_values
-    held.arena.copy_(torch.arange(len(held.arena)) // held.slot_values)
+def test_a_page_is_one_run_of_the_arena() -> None:
+    held = KVPages(shape(layers=2), 2, 7, torch.bfloat16, CPU, TorchKernels())
+    assert held.page_bytes == bytes_needed(shape(layers=2), 2, 7, torch.bfloat16) // 3 == 2 * held.page_values
+    held.arena.copy_(torch.arange(len(held.arena)) // held.page_values)
     for buffer in (held.keys, held.values):
-        for slot in range(3):
-            assert (buffer[:, slot] == slot).all()
+        for page in range(3):
+            assert (buffer[:, page] == page).all()
     held.arena.zero_()
     held.keys[1].fill_(1)
     held.layer(0)[1].fill_(2)
-    whole = held.arena.view(3, 2, 2, 8, 7, 64)
+    whole = held.arena.view(3, 2, 2, 8, PAGE, 64)
     assert [int(whole[2, layer, kind, 0, 0, 0]) for layer, kind in ((0, 0), (0, 1), (1, 0), (1, 1))] == [0, 2, 1, 0]
     assert held.layer(1)[0][0].is_contiguous()
 
 
-def test_an_arena_may_be_larger_than_its_slots() -> None:
+def test_an_arena_may_be_larger_than_its_texts() -> None:
     needed = bytes_needed(shape(layers=1), 2, 3, torch.float32)
     for arena_bytes, expected in ((None, needed), (1, needed), (needed + 1, needed + 64), (2 * needed, 2 * needed)):
-        held = KVSlots(shape(layers=1), 2, 3, torch.float32, CPU, TorchKernels(), arena_bytes=arena_bytes)
+        held = KVPages(shape(layers=1), 2, 3, torch.float32, CPU, TorchKernels(), arena_bytes=arena_bytes)
         assert held.arena.nbytes == expected
         assert not held.arena.any()
     with pytest.raises(KVMemoryError, match=r"shall share 2\.0 GiB, but 1\.0 GiB are allowed"):
-        KVSlots(shape(), 1, 8, torch.float32, CPU, TorchKernels(), budget_bytes=GIB, arena_bytes=2 * GIB)
+        KVPages(shape(), 1, 8, torch.float32, CPU, TorchKernels(), budget_bytes=GIB, arena_bytes=2 * GIB)
 
 
 @pytest.mark.parametrize(
     ("slots", "max_length", "gib", "chosen"),
     [
         (None, None, 1000, (32, 8192)),  # all there is
-        (None, None, 12, (32, 4096)),  # shorter first
-        (None, None, 3, (16, 2048)),  # then fewer
-        (None, None, 0.05, (1, 544)),  # then shorter again
-        (None, 8192, 12, (16, 8192)),
+        (None, None, 12, (32, 4032)),  # shorter first
+        (None, None, 3, (15, 2176)),  # then fewer
+        (None, None, 0.05, (1, 448)),  # then shorter again
+        (None, 8192, 12, (15, 8192)),
         (8, None, 12, (8, 8192)),
-        (100, None, 12, (100, 1296)),
+        (100, None, 12, (100, 1280)),
         (3, 77, 12, (3, 77)),
     ],
 )
@@ -125,7 +135,7 @@ def test_what_no_slot_can_hold_is_refused() -> None:
         fit(shape(), None, 8193, torch.float32, 1000 * GIB)
     with pytest.raises(ValueError, match="slots must be at least 1, got 0"):
         fit(shape(), 0, None, torch.float32, 1000 * GIB)
-    with pytest.raises(KVMemoryError, match=r"32 slots x 128 tokens .* = 384.0 MiB, but 1.0 MiB"):
+    with pytest.raises(KVMemoryError, match=r"32 slots x 128 tokens .* = 390.0 MiB, but 1.0 MiB"):
         fit(shape(), 32, None, torch.float32, 2**20)
 
 
@@ -136,45 +146,39 @@ def test_no_more_is_allowed_than_is_free() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_moves_copy_the_tokens_of_every_layer(compiled: bool) -> None:
-    held = KVSlots(shape(layers=2), 5, 6, torch.float32, CPU, kernels(compiled))
+def test_moves_copy_pages_of_every_layer(compiled: bool) -> None:
+    held = KVPages(shape(layers=2), 4, PAGE, torch.float32, CPU, kernels(compiled))
     for buffer in (held.keys, held.values):
         buffer.normal_()
     before = held.keys.clone(), held.values.clone()
-    held.move([(4, 1, 6), (3, 0, 2)])
+    held.move([(4, 1), (3, 0)])
     held.move([])
     for after, was in zip((held.keys, held.values), before, strict=True):
-        assert after[:, 1].equal(was[:, 4])
-        assert after[:, 0, :, :2].equal(was[:, 3, :, :2])
-        assert after[:, 0, :, 2:].equal(was[:, 0, :, 2:])
+        assert after[:, [1, 0]].equal(was[:, [4, 3]])
         assert after[:, 2:].equal(was[:, 2:])
     assert held.layer(1)[0].data_ptr() == held.keys[1].data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_kernels_find_slots_that_lie_apart(compiled: bool, dtype: torch.dtype) -> None:
+def test_kernels_find_pages_that_lie_apart(compiled: bool, dtype: torch.dtype) -> None:
     """They do in the arena what they do in tensors of one layer alone."""
     ours = kernels(compiled)
-    held = KVSlots(shape(layers=3), 5, 6, dtype, CPU, ours)
+    held = KVPages(shape(layers=3), 4, PAGE, dtype, CPU, ours)
     held.arena.normal_()
     apart = held.layer(1)
     alone = apart[0].contiguous(), apart[1].contiguous()
     elsewhere = held.keys[[0, 2]], held.values[[0, 2]]
 
-    positions, slots = torch.tensor([5, 0, 2], dtype=torch.int32), torch.tensor([1, 4, 0], dtype=torch.int32)
-    angles, qkv = torch.randn(6, 32).repeat(1, 2), torch.randn(3, 24 * 64).to(dtype)
-    q, same_q = (
-        ours.rotate_and_store(qkv, positions, slots, (angles.cos(), angles.sin()), None, 1e-6, *buffers).clone()
-        for buffers in (apart, alone)
-    )
+    tables = np.array([[1, 4], [2, 0]], np.int32)
+    batch = ragged(np.array([70, 0], np.int32), tables, [(Span(2, 3), np.array([3], np.int32))], PAGE, CPU)
+    angles, qkv = torch.randn(80, 32).repeat(1, 2), torch.randn(5, 24 * 64).to(dtype)
+    places = batch.positions, batch.pages, (angles.cos(), angles.sin()), None, 1e-6
+    q, same_q = (ours.rotate_and_store(qkv, *places, *buffers).clone() for buffers in (apart, alone))
     assert q.equal(same_q)
     assert all(map(torch.equal, apart, alone))
 
-    lengths = torch.tensor([6, 1, 4], dtype=torch.int32)
-    found, expected = (ours.decode_attention(q, *buffers, 2, lengths, None).clone() for buffers in (apart, alone))
-    torch.testing.assert_close(found, expected)
-    found, expected = (ours.prefill_attention(q, *buffers, 3, 2, None).clone() for buffers in (apart, alone))
+    found, expected = (ours.attention(q, *buffers, batch, None).clone() for buffers in (apart, alone))
     torch.testing.assert_close(found, expected)
     assert elsewhere[0].equal(held.keys[[0, 2]])
     assert elsewhere[1].equal(held.values[[0, 2]])

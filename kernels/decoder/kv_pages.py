@@ -1,10 +1,11 @@
-"""The memory for keys and values: `slots` places of `max_length` tokens, allocated once (Flover §V-D).
+"""The memory for keys and values: pages of `PAGE` tokens, allocated once, enough for `slots` texts of `max_length`.
 
-A request holds one slot from its prefill to its end, so nothing is allocated while requests come and go, and whether it
-all fits is plain arithmetic, done before anything is allocated and told in full when the answer is no.
+A request has pages for the tokens that it has stored, in any order, and tables say which (Flover §V-D, whose slots were
+whole). Nothing is allocated while requests come and go, and whether it all fits is plain arithmetic, done before
+anything is allocated and told in full when the answer is no.
 
-All of it is one flat tensor, the arena, in which each slot is one run of values. What lies behind the slots that are in
-use serves adapters (`adapter_pool`).
+All of it is one flat tensor, the arena, in which each page is one run of values. Page 0 belongs to nobody: what pads a
+batch is stored there. What lies behind the pages that are in use serves adapters (`adapter_pool`).
 """
 
 import os
@@ -21,13 +22,14 @@ from pliant.kernels.decoder.adapter_pool import ALIGNED
 from pliant.kernels.decoder.kernels import DecoderKernels
 from pliant.models.decoder_shape import DecoderShape
 
+PAGE = 64
+"""Tokens of a page, as measured on a CPU: with 16, attention of a decode step takes up to a third longer."""
 MOST_SLOTS = 32
 """Slots where nobody says how many."""
 _SHORTEST = 2048
 """Tokens below which fewer slots are preferred to shorter ones, where nobody says which."""
 _LEAST = 128
 """Tokens below which a slot is refused rather than offered, where nobody says how long."""
-_ROUND = 16
 _CGROUP, _CGROUP_1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 _CGROUP_FILES = (
     (_CGROUP / "memory.max", _CGROUP / "memory.current", "inactive_file"),
@@ -37,22 +39,32 @@ _CGROUP_FILES = (
 
 
 class KVMemoryError(PliantError):
-    """Slots that do not fit into the memory they may take; the message says by how much, and what would fit."""
+    """Texts that do not fit into the memory they may take; the message says by how much, and what would fit."""
+
+
+def pages_of(tokens: int) -> int:
+    """Pages that so many tokens of a text take."""
+    return -(-tokens // PAGE)
+
+
+def page_bytes(shape: DecoderShape, dtype: torch.dtype) -> int:
+    """What a page takes."""
+    return shape.kv_bytes(PAGE, dtype.itemsize)
 
 
 def bytes_needed(shape: DecoderShape, slots: int, max_length: int, dtype: torch.dtype) -> int:
-    """What `slots` slots of `max_length` tokens take, in bytes."""
-    return shape.kv_bytes(slots * max_length, dtype.itemsize)
+    """What `slots` texts of `max_length` tokens take, in bytes, with the page that belongs to nobody."""
+    return (slots * pages_of(max_length) + 1) * page_bytes(shape, dtype)
 
 
 def slots_that_fit(shape: DecoderShape, max_length: int, dtype: torch.dtype, budget_bytes: int) -> int:
     """The most slots of `max_length` tokens that `budget_bytes` hold; may be 0."""
-    return budget_bytes // bytes_needed(shape, 1, max_length, dtype)
+    return max(0, budget_bytes // page_bytes(shape, dtype) - 1) // pages_of(max_length)
 
 
 def length_that_fits(shape: DecoderShape, slots: int, dtype: torch.dtype, budget_bytes: int) -> int:
     """The longest text, in tokens, that each of `slots` slots can hold in `budget_bytes`; may be 0."""
-    return budget_bytes // bytes_needed(shape, slots, 1, dtype)
+    return max(0, budget_bytes // page_bytes(shape, dtype) - 1) // slots * PAGE
 
 
 def allowed_bytes(device: torch.device, budget_bytes: int | None, reserved: int = 0) -> int:
@@ -97,7 +109,7 @@ def fit(
         length = max_length or min(_SHORTEST, shape.max_length)
         slots = min(MOST_SLOTS, max(1, slots_that_fit(shape, length, dtype, budget_bytes)))
     if max_length is None:
-        longest = length_that_fits(shape, slots, dtype, budget_bytes) // _ROUND * _ROUND
+        longest = length_that_fits(shape, slots, dtype, budget_bytes)
         max_length = min(shape.max_length, max(longest, _LEAST))
     _check(shape, slots, max_length, dtype, budget_bytes)
     return slots, max_length
@@ -107,14 +119,15 @@ def _check(shape: DecoderShape, slots: int, max_length: int, dtype: torch.dtype,
     needed = bytes_needed(shape, slots, max_length, dtype)
     if needed <= budget_bytes:
         return
-    token = bytes_needed(shape, 1, 1, dtype)
+    token = shape.kv_bytes(1, dtype.itemsize)
     fewer = slots_that_fit(shape, max_length, dtype, budget_bytes)
     shorter = length_that_fits(shape, slots, dtype, budget_bytes)
     remedies = [f"at most {fewer:,} slots"] * (fewer > 0) + [f"max_length {shorter:,}"] * (shorter > 0)
     remedies = remedies or [f"memory_mb {-(-needed // 2**20):,}"]
     raise KVMemoryError(
-        f"keys and values do not fit: {slots:,} slots x {max_length:,} tokens x {_size(token)} = {_size(needed)}, but "
-        f"{_size(budget_bytes)} are allowed (memory_mb, or what is free): use {', or '.join(remedies)}"
+        f"keys and values do not fit: {slots:,} slots x {pages_of(max_length) * PAGE:,} tokens x {_size(token)}, with "
+        f"a page for what pads them = {_size(needed)}, but {_size(budget_bytes)} are allowed (memory_mb, or what is "
+        f"free): use {', or '.join(remedies)}"
     )
 
 
@@ -132,14 +145,15 @@ def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return huge_pages.zeros([count], dtype) if device.type == "cpu" else torch.zeros(count, dtype=dtype, device=device)
 
 
-class KVSlots:
-    """`arena`, flat and zero at first, begins with [slots, layers, 2, kv_heads, max_length, head_dim]: keys, values.
+class KVPages:
+    """`arena`, flat and zero at first, begins with [pages, layers, 2, kv_heads, PAGE, head_dim]: keys, values.
 
-    `keys` and `values` are views of it, [layers, slots, kv_heads, max_length, head_dim] each; a head's tokens are
-    contiguous, and slots lie `slot_values` values, `slot_bytes` bytes, apart. The arena takes `arena_bytes`, or what
-    the slots need where that is more, rounded up to whole units of `ALIGNED` bytes.
+    `keys` and `values` are views of it, [layers, pages, kv_heads, PAGE, head_dim] each; a head's tokens are contiguous,
+    and pages lie `page_values` values, `page_bytes` bytes, apart. There are as many pages as the arena holds. It takes
+    `arena_bytes`, or what `slots` texts of `max_length` tokens need where that is more, rounded up to whole units of
+    `ALIGNED` bytes.
 
-    Raises KVMemoryError if it would take more than `allowed_bytes`.
+    Raises KVMemoryError if it would take more than `budget_bytes`, or than is free.
     """
 
     def __init__(
@@ -163,21 +177,19 @@ class KVSlots:
             )
         self.slots = slots
         self.max_length = max_length
-        self.slot_bytes = bytes_needed(shape, 1, max_length, dtype)
-        self.slot_values = self.slot_bytes // dtype.itemsize
+        self.page_bytes = page_bytes(shape, dtype)
+        self.page_values = self.page_bytes // dtype.itemsize
         self.arena = _zeros(-(-wanted // ALIGNED) * ALIGNED // dtype.itemsize, dtype, device)
-        size = (slots, shape.layers, 2, shape.kv_heads, max_length, shape.head_dim)
-        self.keys, self.values = self.arena[: slots * self.slot_values].view(size).transpose(0, 1).unbind(2)
+        self.pages = len(self.arena) // self.page_values
+        size = (self.pages, shape.layers, 2, shape.kv_heads, PAGE, shape.head_dim)
+        self.keys, self.values = self.arena[: self.pages * self.page_values].view(size).transpose(0, 1).unbind(2)
         self._kernels = kernels
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """One layer's keys and values, [slots, kv_heads, max_length, head_dim] each."""
+        """One layer's keys and values, [pages, kv_heads, PAGE, head_dim] each."""
         return self.keys[index], self.values[index]
 
-    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Copy the first tokens of slots, (source, target, tokens), in every layer.
-
-        No slot is both a source and a target, nor the target of two moves.
-        """
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages, (source, target), in every layer. No page is both, nor the target of two moves."""
         if moves:
-            self._kernels.move(self.keys, self.values, moves)
+            self._kernels.move(self.keys, self.values, [(source, target, PAGE) for source, target in moves])
