@@ -194,7 +194,7 @@ def test_penalties_count_what_was_recorded_and_nothing_behind_it(penalty: dict[s
     sampler.record(slice(0, 1), torch.tensor([1]), torch.tensor([1]))
     assert likeliest(1) == 1, "a row that meant nothing leaves no trace"
     assert likeliest(2) == 0
-    sampler.move([(0, 1, 5)])
+    sampler.move([(0, 1)])
     sampler.set(0, GREEDY)
     assert likeliest(2) == 2
     assert int(sampler.sample(logits, slice(1, 2), torch.tensor([2])).tokens) == 0
