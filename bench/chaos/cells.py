@@ -27,7 +27,7 @@ from pliant.deployments.app import assemble
 from pliant.deployments.kinds import parse
 
 _PARTS = {
-    "edge": ("ProxyActor", "haproxy"),
+    "edge": ("haproxy", "ProxyActor"),
     "gateway": ("ServeReplica:default:gateway",),
     "planner": ("ServeReplica:default:planner",),
     **{f"replica of {name}": (f"ServeReplica:default:{name}",) for name in (TEXTS, CHAT, IMAGES)},
