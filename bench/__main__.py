@@ -22,6 +22,7 @@ _BENCHES = {
     "cascade": "pliant.bench.cascade.compare",
     "vision": "pliant.bench.vision.compare",
     "tenants": "pliant.bench.tenants.compare",
+    "cluster": "pliant.bench.budget.compare",
 }
 """NAME -> the module whose `run` takes Options and gives a Report."""
 
