@@ -19,7 +19,7 @@ import numpy as np
 from pliant.policies.cluster.budget import BudgetError, Claim, Floats, Group, Nodes, Shape, Split
 from pliant.policies.cluster.program import solve
 
-HOLD_S = 900.0
+HOLD_S = 300.0
 """For so long a split is taken to last."""
 BATCH = 1e-3
 """Of its worth, what a batch service counts."""
