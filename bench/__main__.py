@@ -26,6 +26,7 @@ _BENCHES = {
     "chaos": "pliant.bench.chaos.compare",
     "overload": "pliant.bench.overload.compare",
     "soak": "pliant.bench.soak.compare",
+    "cluster": "pliant.bench.budget.compare",
 }
 """NAME -> the module whose `run` takes Options and gives a Report."""
 

@@ -24,9 +24,9 @@ HOLD_S = 300.0
 BATCH = 1e-3
 """Of its worth, what a batch service counts."""
 MOVES_PER_HOUR = 6.0
-_MOST_MOVES = 4.0
+_MOST_MOVES = 12.0
 """That may be saved up."""
-_KEPT = 2.0
+_KEPT = 4.0
 """Of these, for scaling out."""
 _MOVE_S = 60.0
 """What a start or a stop costs beside its own seconds, in a replica's earnings."""

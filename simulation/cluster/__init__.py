@@ -1,0 +1,1 @@
+"""A cluster of services of all kinds, whose replicas come and go."""

@@ -1,0 +1,266 @@
+"""Services of all kinds on one budget, second by second: what the policy for the budget decides, and what comes of it.
+
+A service is a queue of requests that arrive at random and are refused once they would wait longer than they may. That
+is coarser than the simulators of each kind, and so a day of a cluster takes seconds. It does not share the model by
+which value curves are made. Replicas serve when they have started, and stop at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pliant.policies.cluster.budget import Nodes, Shape
+from pliant.policies.cluster.control import Decision, Offer, Policy, Service
+from pliant.policies.cluster.forecast import Forecast
+
+Floats = NDArray[np.float64]
+
+PERIOD_S = 60
+_MOST_SPREAD = 1.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """One service of the cluster."""
+
+    name: str
+    shape: Shape
+    least: int
+    most: int
+    start_s: float
+    each: float
+    """Requests per second that a replica can do."""
+    patience_s: float
+    """How long a request may wait."""
+    rates: Floats
+    """Requests per second, for each second."""
+    history: Floats
+    """The same of the days before, in periods."""
+    worth: float
+    """Of a request in time."""
+    curve: Callable[[float, float], Floats]
+    """By rate and spread: requests per second in time, or their utility, with 0 to `most` replicas."""
+    elastic: tuple[Floats, Floats] | None = None
+    """Of a service that trades quality for time: replicas per request and second, and the utility of a request."""
+
+
+@dataclass(frozen=True)
+class Cascaded:
+    """Requests that ask `first`, and a share of them `then`; each choice is (share that goes on, accuracy)."""
+
+    name: str
+    first: str
+    then: str
+    first_accuracy: float
+    choices: tuple[tuple[float, float], ...]
+    """The most accurate one first."""
+    rates: Floats
+    history: Floats
+    worth: float
+    """Of a request that is answered as accurately as can be."""
+
+
+@dataclass
+class Outcome:
+    """What came of a run."""
+
+    earned: dict[str, float] = field(default_factory=dict)
+    possible: dict[str, float] = field(default_factory=dict)
+    moves: dict[str, int] = field(default_factory=dict)
+    gpu_s: float = 0.0
+    seconds: int = 0
+    reasons: list[tuple[float, str]] = field(default_factory=list)
+
+    @property
+    def attainment(self) -> float:
+        """Weighted: what was earned of what could have been."""
+        return sum(self.earned.values()) / sum(self.possible.values())
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.gpu_s / 3600
+
+    @property
+    def moves_per_hour(self) -> float:
+        """Of a service, on average."""
+        return sum(self.moves.values()) / len(self.moves) / (self.seconds / 3600)
+
+
+class _Pool:
+    """The replicas of a service, and who waits for them."""
+
+    def __init__(self, served: Served, replicas: int) -> None:
+        self.served = served
+        self.ready = replicas
+        self.starting: list[float] = []
+        self.waiting = 0.0
+        self.asked = 0.0
+        """Requests in this period."""
+
+    @property
+    def running(self) -> int:
+        return self.ready + len(self.starting)
+
+    def resize(self, now: float, replicas: int) -> None:
+        while self.running > replicas:
+            if self.starting:
+                self.starting.pop()
+            else:
+                self.ready -= 1
+        self.starting += [now + self.served.start_s] * (replicas - self.running)
+
+    def second(self, now: float, arrivals: float) -> float:
+        """The share of a second's requests that are answered in time, or their utility."""
+        self.ready += sum(ready <= now for ready in self.starting)
+        self.starting = [ready for ready in self.starting if ready > now]
+        self.asked += arrivals
+        if self.served.elastic:
+            if not arrivals:
+                return 0.0
+            return float(np.interp(self.ready / arrivals, *self.served.elastic))
+        can = self.ready * self.served.each
+        self.waiting += arrivals
+        refused = max(0.0, self.waiting - can * (1 + self.served.patience_s))
+        refused = min(refused, arrivals)
+        self.waiting = max(0.0, self.waiting - refused - can)
+        return 1 - refused / arrivals if arrivals else 1.0
+
+    def load(self, seconds: float) -> float:
+        return self.asked / seconds / self.served.each / max(self.running, 1)
+
+
+class Simulation:
+    """Runs one policy. `known`: it is given the rates to come in place of forecasts, as an oracle is."""
+
+    def __init__(
+        self,
+        services: Sequence[Served],
+        cascades: Sequence[Cascaded],
+        nodes: Sequence[Nodes],
+        seed: int = 0,
+        known: bool = False,
+    ) -> None:
+        self._services = services
+        self._cascades = cascades
+        self._nodes = nodes
+        self._known = known
+        self._seconds = len(services[0].rates)
+        self._every: list[Served | Cascaded] = [*services, *cascades]
+        rng = np.random.default_rng(seed)
+        self._arrivals = {each.name: rng.poisson(each.rates).astype(np.float64) for each in self._every}
+
+    def run(self, policy: Policy, replicas: Mapping[str, int], period_s: int = PERIOD_S) -> Outcome:
+        """From so many replicas of each service on."""
+        pools = {each.name: _Pool(each, replicas[each.name]) for each in self._services}
+        forecasts = {each.name: self._forecast(each, period_s) for each in self._every}
+        outcome = Outcome(
+            dict.fromkeys(forecasts, 0.0),
+            {each.name: each.worth * float(self._arrivals[each.name].sum()) for each in self._every},
+            dict.fromkeys(pools, 0),
+            seconds=self._seconds,
+        )
+        chosen = dict.fromkeys((each.name for each in self._cascades), 0)
+        for now in range(self._seconds):
+            if now % period_s == 0:
+                decision = self._decide(policy, now, period_s, pools, forecasts)
+                for index, cascade in enumerate(self._cascades):
+                    chosen[cascade.name] = decision.choices[index]
+                for name, pool in pools.items():
+                    outcome.moves[name] += decision.replicas[name] != pool.running
+                    pool.resize(now, decision.replicas[name])
+                outcome.reasons += [(now, str(change)) for change in decision.changes]
+            self._second(now, pools, chosen, outcome)
+        return outcome
+
+    def _second(self, now: int, pools: Mapping[str, _Pool], chosen: Mapping[str, int], outcome: Outcome) -> None:
+        asked = {each.name: float(self._arrivals[each.name][now]) for each in self._services}
+        for cascade in self._cascades:
+            count = float(self._arrivals[cascade.name][now])
+            asked[cascade.first] += count
+            asked[cascade.then] += count * cascade.choices[chosen[cascade.name]][0]
+        shares = {name: pool.second(now, asked[name]) for name, pool in pools.items()}
+        for each in self._services:
+            outcome.earned[each.name] += each.worth * float(self._arrivals[each.name][now]) * shares[each.name]
+            pool = pools[each.name]
+            outcome.gpu_s += pool.running * each.shape.gpus
+        for cascade in self._cascades:
+            accuracy = cascade.choices[chosen[cascade.name]][1]
+            gained = cascade.first_accuracy + (accuracy - cascade.first_accuracy) * shares[cascade.then]
+            best = cascade.choices[0][1]
+            count = float(self._arrivals[cascade.name][now])
+            outcome.earned[cascade.name] += cascade.worth * count * shares[cascade.first] * gained / best
+
+    def _forecast(self, each: Served | Cascaded, period_s: int) -> Forecast:
+        start_s = each.start_s if isinstance(each, Served) else 0.0
+        forecast = Forecast(period_s, 1 + math.ceil(start_s / period_s))
+        for rate in each.history:
+            forecast.observe(float(rate))
+        return forecast
+
+    def _decide(
+        self, policy: Policy, now: int, period_s: int, pools: Mapping[str, _Pool], forecasts: Mapping[str, Forecast]
+    ) -> Decision:
+        rates, spreads = {}, {}
+        for each in self._every:
+            if now:
+                before = self._arrivals[each.name][now - period_s : now]
+                forecasts[each.name].observe(float(before.mean()))
+            rates[each.name] = forecasts[each.name].rate
+            spreads[each.name] = min(forecasts[each.name].spread, _MOST_SPREAD)
+            if self._known:
+                coming = each.rates[now : now + 2 * period_s]
+                rates[each.name] = float(coming.mean())
+                spreads[each.name] = float(coming.std() / max(coming.mean(), 1e-9))
+        offers = [self._levels(cascade, period_s, pools, rates, spreads) for cascade in self._cascades]
+        levels = {name for cascade in self._cascades for name in (cascade.first, cascade.then)}
+        for served in self._services:
+            if served.name not in levels:
+                worth = served.worth * served.curve(rates[served.name], spreads[served.name])
+                offers.append(Offer((self._service(served, period_s, pools),), ((worth,),)))
+        decision = policy.decide(float(now), offers, self._nodes)
+        for pool in pools.values():
+            pool.asked = 0.0
+        return decision
+
+    def _levels(
+        self,
+        cascade: Cascaded,
+        period_s: int,
+        pools: Mapping[str, _Pool],
+        rates: Mapping[str, float],
+        spreads: Mapping[str, float],
+    ) -> Offer:
+        first, then = pools[cascade.first].served, pools[cascade.then].served
+        rate, best = rates[cascade.name], cascade.choices[0][1]
+        alternatives = []
+        for share, accuracy in cascade.choices:
+            added = (accuracy - cascade.first_accuracy) / share if share else 0.0
+            alternatives.append(
+                (
+                    _shared(first, rates, spreads, rate, cascade.worth * cascade.first_accuracy / best),
+                    _shared(then, rates, spreads, rate * share, cascade.worth * added / best),
+                )
+            )
+        services = tuple(self._service(each, period_s, pools) for each in (first, then))
+        return Offer(services, tuple(alternatives))
+
+    def _service(self, served: Served, period_s: int, pools: Mapping[str, _Pool]) -> Service:
+        pool = pools[served.name]
+        return Service(
+            served.name, served.shape, served.least, served.most, pool.running, served.start_s, pool.load(period_s)
+        )
+
+
+def _shared(
+    level: Served, rates: Mapping[str, float], spreads: Mapping[str, float], more: float, worth: float
+) -> Floats:
+    """What a level earns of its own requests and of `more` that are worth something else: both are answered alike."""
+    own = rates[level.name]
+    total = max(own + more, 1e-12)
+    curve: Floats = level.curve(total, spreads[level.name]) * (own * level.worth + more * worth) / total
+    return curve
