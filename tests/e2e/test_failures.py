@@ -162,7 +162,7 @@ def test_a_changed_configuration_keeps_serving_and_then_scales(cluster: Cluster)
 
     def overload(_index: int) -> None:
         while not scaled.is_set():
-            slo_ms = time_for(cluster, requests=3)
+            slo_ms = time_for(cluster, requests=2)
             statuses[cluster.classify(TEXTS[400], slo_ms=slo_ms).status_code] += 1
 
     with ThreadPoolExecutor(16) as pool:
