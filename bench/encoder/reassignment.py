@@ -37,9 +37,10 @@ class Outcome:
 
 
 def application(model: str, reserved: Mapping[str, float]) -> Application:
-    """One service whose three replicas share three lengths."""
+    """One service whose three replicas share three lengths, each of which holds one."""
     service = {"kind": "encoder", "model": model, "replicas": 3, "lengths": _LENGTHS, "slo_ms": _SLO_MS, "period_s": 10}
-    config = parse({"gateway": {"cpus": reserved["cpus"]}, "services": {_SERVICE: {**service, **reserved}}})
+    service |= {"residency": "one", **reserved}
+    config = parse({"gateway": {"cpus": reserved["cpus"]}, "services": {_SERVICE: service}})
     return assemble(config)
 
 

@@ -75,6 +75,11 @@ def time_for(cluster: Cluster, requests: int) -> float:
     return requests * min(wait_until(service_s, cluster.progress)) * 1e3
 
 
+def overload(cluster: Cluster) -> httpx.Response:
+    """More texts at once than three replicas can answer in time, however fast they are."""
+    return cluster.classify([TEXTS[400]] * MOST_TEXTS, slo_ms=time_for(cluster, requests=10))
+
+
 def test_replicas_follow_the_texts_that_arrive_and_no_request_fails(cluster: Cluster) -> None:
     load = texts(cluster, 8, 30)
     wanted = {"64": 3, "128": 0, "512": 0}
@@ -89,15 +94,11 @@ def test_replicas_follow_the_texts_that_arrive_and_no_request_fails(cluster: Clu
 
 
 def test_overload_is_shed_with_a_time_to_come_back(cluster: Cluster) -> None:
-    slo_ms = time_for(cluster, requests=3)
-    with ThreadPoolExecutor(32) as pool:
-        responses = list(pool.map(lambda _: cluster.classify(TEXTS[400], slo_ms=slo_ms), range(96)))
-    statuses = Counter(response.status_code for response in responses)
-    assert set(statuses) == {200, 429}, statuses
-    for response in responses:
-        if response.status_code == 429:
-            assert int(response.headers["Retry-After"]) >= 1
-            assert "too busy" in response.json()["error"]
+    response = overload(cluster)
+    assert response.status_code == 429, response.text
+    assert int(response.headers["Retry-After"]) >= 1
+    assert "too busy" in response.json()["error"]
+    assert cluster.classify(TEXTS[400], slo_ms=PATIENT_MS).status_code == 200
 
 
 def test_an_slo_that_cannot_be_met_is_refused_at_once(cluster: Cluster) -> None:
@@ -160,16 +161,15 @@ def test_a_changed_configuration_keeps_serving_and_then_scales(cluster: Cluster)
     assert set(load.outcomes) == {"ok"}, load.outcomes
     scaled, statuses = threading.Event(), Counter[int]()
 
-    def overload(_index: int) -> None:
+    def ask(_index: int) -> None:
         while not scaled.is_set():
-            slo_ms = time_for(cluster, requests=3)
-            statuses[cluster.classify(TEXTS[400], slo_ms=slo_ms).status_code] += 1
+            statuses[overload(cluster).status_code] += 1
 
-    with ThreadPoolExecutor(16) as pool:
-        clients = pool.map(overload, range(16))
+    with ThreadPoolExecutor(4) as pool:
+        clients = pool.map(ask, range(4))
         try:
             wait_until(lambda: len(cluster.stats()) == 4, cluster.progress)
         finally:
             scaled.set()
         list(clients)
-    assert set(statuses) == {200, 429}, statuses
+    assert {429} <= set(statuses) <= {200, 429}, statuses
