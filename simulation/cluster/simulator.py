@@ -1,8 +1,9 @@
 """Services of all kinds on one budget, second by second: what the policy for the budget decides, and what comes of it.
 
 A service is a queue of requests that arrive at random and are refused once they would wait longer than they may. That
-is coarser than the simulators of each kind, and so a day of a cluster takes seconds. It does not share the model by
-which value curves are made. Replicas serve when they have started, and stop at once.
+is coarser than the simulators of each kind, and so a day of a cluster takes seconds. Its queues are not the formulas
+of value curves, but it takes speeds, accuracies and capacities from the same place: where these are wrong, both are.
+Replicas serve when they have started, and stop at once.
 """
 
 from __future__ import annotations
