@@ -10,8 +10,6 @@ Beyond the paper, and beside it:
 - What a slot holds is weighed in tokens, as the move costs time for every key and value, not one unit a slot.
 - A request that comes while there is a hole fills it. It holds no tokens yet, so that wherever it lies it costs a later
   compaction nothing, and saves the move that would have closed the hole.
-- Slots may be lent to others from the last one on, and come back (`resize`; Chameleon §4.1: adapters lie in what live
-  requests leave idle). Requests that lie there move to the front, with the least to move again.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class SlotMap(Generic[R]):
     """Places requests in `slots` slots; the occupied ones lie in the window [offset, offset + count).
 
     With `compact`=False the window keeps its holes, as Flover's does without the shuffle; ends that fall empty are left
-    out in any case. Only the first `limit` slots may be used, at first all.
+    out in any case.
     """
 
     def __init__(self, slots: int, compact: bool = True) -> None:
@@ -50,7 +48,6 @@ class SlotMap(Generic[R]):
             raise ValueError(f"slots must be at least 1, got {slots}")
         self.offset = 0
         self.count = 0
-        self.limit = slots
         self._compact = compact
         self._requests: list[R | None] = [None] * slots
         self._slots: dict[R, int] = {}
@@ -64,37 +61,22 @@ class SlotMap(Generic[R]):
 
     @property
     def free(self) -> int:
-        """Slots that may be used and hold no request, as soon as all requests lie within the limit."""
-        return self.limit - len(self._slots)
-
-    def resize(self, limit: int) -> None:
-        """Use no slots but the first `limit` from now on; the next `compact` moves what lies behind them.
-
-        Raises ValueError for fewer than there are requests, or more than there are slots.
-        """
-        if not len(self._slots) <= limit <= len(self._requests):
-            raise ValueError(
-                f"a limit must be {len(self._slots)}, the requests that hold a slot, to {len(self._requests)}, the "
-                f"slots there are; got {limit}"
-            )
-        self.limit = limit
+        """Slots that hold no request."""
+        return len(self._requests) - len(self._slots)
 
     def append(self, request: R) -> int:
         """Give `request` a slot: a hole in the window, or else the one behind its end or the one before its front.
 
-        Raises SlotsFullError when no slot is free, and ValueError when the request has one already, or others still lie
-        behind the limit.
+        Raises SlotsFullError when no slot is free, and ValueError when the request has one already.
         """
         if request in self._slots:
             raise ValueError(f"{request!r} is in slot {self._slots[request]} already")
         if not self.free:
-            raise SlotsFullError(f"all {self.limit} slots hold requests")
+            raise SlotsFullError(f"all {len(self._requests)} slots hold requests")
         end = self.offset + self.count
-        if end > self.limit:
-            raise ValueError(f"requests lie in slots up to {end - 1}, but only {self.limit} may be used: compact first")
         if self.count > len(self._slots):
             slot = self._requests.index(None, self.offset, end)
-        elif end < self.limit:
+        elif end < len(self._requests):
             slot = end
             self.count += 1
         else:
@@ -124,32 +106,27 @@ class SlotMap(Generic[R]):
         return self._requests[self.offset : self.offset + self.count]
 
     def compact(self, sizes: Callable[[R], int]) -> list[Move]:
-        """Close the holes, and bring all requests within the limit.
+        """Close the holes; with `compact`=False, nothing.
 
-        Returns the moves, made here already, that do it with the fewest tokens and then the fewest moves; with
-        `compact`=False, those that bring in what lies behind the limit. `sizes` tells the tokens, at least 0, that a
-        request holds. No slot is both a source and a target. Takes time proportional to the slots up to the window's
-        end, and none when there is nothing to do.
+        Returns the moves, made here already, that do it with the fewest tokens and then the fewest moves. `sizes` tells
+        the tokens, at least 0, that a request holds. No slot is both a source and a target. Takes time proportional to
+        the window, and none when there is nothing to do.
         """
-        inside = self.offset + self.count <= self.limit
-        if inside and (self.count == len(self._slots) or not self._compact):
+        if self.count == len(self._slots) or not self._compact:
             return []
-        kept = self._kept(sizes) if self._compact else range(self.limit)
+        kept = self._kept(sizes)
         window = range(self.offset, self.offset + self.count)
         sources = [slot for slot in window if slot not in kept and self._requests[slot] is not None]
         holes = [slot for slot in kept if self._requests[slot] is None]
-        nearest = sorted(holes, key=lambda slot: max(self.offset - slot, 0))
-        moves = [self._move(source, hole, sizes) for source, hole in zip(sources, nearest, strict=False)]
+        moves = [self._move(source, hole, sizes) for source, hole in zip(sources, holes, strict=True)]
         self._tighten()
         return moves
 
     def _kept(self, sizes: Callable[[R], int]) -> range:
         """The slots, as many as there are requests, that all requests are to lie in."""
-        n, end = len(self._slots), min(self.offset + self.count, self.limit)
-        start = self.offset if self.offset + n <= end else 0
-        held = [None if request is None else sizes(request) for request in self._requests[start:end]]
-        first = start + _fullest(held, n)
-        return range(first, first + n)
+        held = [None if request is None else sizes(request) for request in self.window()]
+        first = self.offset + _fullest(held, len(self._slots))
+        return range(first, first + len(self._slots))
 
     def _move(self, source: int, target: int, sizes: Callable[[R], int]) -> Move:
         request = self._requests[source]

@@ -25,11 +25,11 @@ def filled(sizes: Sizes, compact: bool = True) -> SlotMap[int]:
     return slots
 
 
-def least(sizes: Sizes, limit: int) -> tuple[int, int]:
-    """The fewest tokens, then moves, after which requests are neighbours in the first slots: of all ways to move."""
+def least(sizes: Sizes) -> tuple[int, int]:
+    """The fewest tokens, then moves, after which requests are neighbours in some slots: of all ways to move."""
     live = [slot for slot, size in enumerate(sizes) if size is not None]
     costs = []
-    for begin in range(limit - len(live) + 1):
+    for begin in range(len(sizes) - len(live) + 1):
         window = range(begin, begin + len(live))
         for staying in range(len(live) + 1):
             for kept in combinations(live, staying):
@@ -40,15 +40,12 @@ def least(sizes: Sizes, limit: int) -> tuple[int, int]:
 
 
 @settings(max_examples=200)
-@given(st.lists(st.none() | st.integers(0, 9), min_size=1, max_size=9), st.data())
-def test_compaction_moves_the_fewest_tokens(sizes: Sizes, data: st.DataObject) -> None:
+@given(st.lists(st.none() | st.integers(0, 9), min_size=1, max_size=9))
+def test_compaction_moves_the_fewest_tokens(sizes: Sizes) -> None:
     slots = filled(sizes)
-    limit = data.draw(st.integers(len(slots), len(sizes)), "limit")
-    slots.resize(limit)
     moves = slots.compact(lambda request: sizes[request] or 0)
     slots.check()
-    assert (sum(move.size for move in moves), len(moves)) == least(sizes, limit)
-    assert slots.offset + slots.count <= limit
+    assert (sum(move.size for move in moves), len(moves)) == least(sizes)
     assert slots.count == len(slots) == sum(size is not None for size in sizes)
     assert None not in slots.window()
     for move in moves:
@@ -84,47 +81,6 @@ def test_without_compaction_the_window_spans_holes() -> None:
     assert (slots.offset, slots.window()) == (1, [1, None, 3])
 
 
-def test_the_limit_is_heeded() -> None:
-    slots = filled([5, None, None, 1, 2])
-    slots.resize(4)
-    assert slots.free == 1
-    with pytest.raises(ValueError, match=r"requests lie in slots up to 4, but only 4 may be used: compact first"):
-        slots.append(10)
-    assert sorted(slots.compact(lambda request: [5, 0, 0, 1, 2][request])) == [(3, 1, 1), (4, 2, 2)]
-    assert slots.append(10) == 3
-    with pytest.raises(SlotsFullError, match="all 4 slots hold requests"):
-        slots.append(11)
-    slots.resize(5)
-    assert slots.append(11) == 4
-    for limit in (4, 6):
-        with pytest.raises(ValueError, match=f"must be 5, the requests that hold a slot, to 5, .* got {limit}"):
-            slots.resize(limit)
-
-
-def test_a_window_behind_the_limit_moves_to_the_front() -> None:
-    slots = filled([None, None, None, None, 3, 3])
-    slots.resize(3)
-    slots.compact(lambda request: 3)
-    assert (slots.offset, set(slots.window())) == (0, {4, 5})
-    slots.evict(4)
-    slots.evict(5)
-    slots.resize(0)
-    assert slots.compact(lambda request: 3) == []
-    with pytest.raises(SlotsFullError):
-        slots.append(6)
-
-
-def test_without_compaction_only_what_sticks_out_moves() -> None:
-    slots = filled([None, 1, None, 1, None, 1, 1], compact=False)
-    slots.resize(5)
-    assert slots.compact(lambda request: 1) == [(5, 2, 1), (6, 4, 1)]
-    assert (slots.offset, slots.window()) == (1, [1, 5, 3, 6])
-    slots.evict(1)
-    slots.resize(4)
-    assert slots.compact(lambda request: 1) == [(4, 1, 1)]
-    slots.check()
-
-
 def test_a_request_has_one_slot() -> None:
     slots: SlotMap[str] = SlotMap(2)
     slots.append("a")
@@ -154,24 +110,19 @@ class Slots(RuleBasedStateMachine):
         self.compacts = compact
         self.memory: list[int | None] = [None] * size
         self.sizes: dict[int, int] = {}
-        self.size = self.limit = size
+        self.size = size
 
     @property
     def live(self) -> list[int]:
         """The slots that hold something."""
         return [slot for slot, held in enumerate(self.memory) if held]
 
-    @property
-    def sticks_out(self) -> bool:
-        return max(self.live, default=-1) >= self.limit
-
-    @precondition(lambda self: len(self.sizes) < self.limit and not self.sticks_out)
+    @precondition(lambda self: len(self.sizes) < self.size)
     @rule(tokens=st.integers(0, 20))
     def append(self, tokens: int) -> None:
         request = max(self.sizes, default=0) + 1
         before = self.live
         slot = self.slots.append(request)
-        assert slot < self.limit
         assert self.memory[slot] is None
         assert not before or before[0] - 1 <= slot <= before[-1] + 1
         self.memory[slot] = request
@@ -186,11 +137,6 @@ class Slots(RuleBasedStateMachine):
         self.memory[slot] = None
         del self.sizes[request]
 
-    @rule(data=st.data())
-    def resize(self, data: st.DataObject) -> None:
-        self.limit = data.draw(st.integers(len(self.sizes), self.size))
-        self.slots.resize(self.limit)
-
     @rule()
     def compact(self) -> None:
         def size_of(request: int) -> int:
@@ -198,11 +144,9 @@ class Slots(RuleBasedStateMachine):
             assert self.memory[self.slots.slot(request)] == request
             return self.sizes[request]
 
-        before = self.live
         moves = self.slots.compact(size_of)
         assert not {move.source for move in moves} & {move.target for move in moves}
-        if not self.compacts:
-            assert {move.source for move in moves} == {slot for slot in before if slot >= self.limit}
+        assert self.compacts or not moves
         for source, target, size in moves:
             request = self.memory[source]
             assert request is not None
@@ -210,12 +154,11 @@ class Slots(RuleBasedStateMachine):
             assert self.sizes[request] == size
             self.memory[source], self.memory[target] = None, request
         assert self.slots.count == len(self.sizes) or not self.compacts
-        assert not self.sticks_out
 
     @invariant()
     def right(self) -> None:
         self.slots.check()
-        assert len(self.slots) == len(self.sizes) == self.limit - self.slots.free
+        assert len(self.slots) == len(self.sizes) == self.size - self.slots.free
         for slot, request in enumerate(self.memory):
             assert self.slots.request(slot) == request
             assert request is None or self.slots.slot(request) == slot
