@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from pliant.bench.fuzz.bodies import Request
+from pliant.deployments.http.statuses import speaks_openai
 
 _BEAT_S = 0.002
 _MOST_KEPT = 20
@@ -103,7 +104,7 @@ class Campaign:
         if self._folder in answer.content:
             _keep(found.leaks, f"{status} {answer.text[:200]}: {told}")
         operation = self._paths.get(request.route, {}).get(request.method.lower())
-        if operation and not _documented(answer, operation, request.path.startswith("/v1")):
+        if operation and not _documented(answer, operation, speaks_openai({"path": request.path})):
             _keep(found.undocumented, f"{status} {answer.text[:200]}: {told}")
 
 

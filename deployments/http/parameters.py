@@ -108,8 +108,9 @@ def problems(error: ValidationError, size: int = 0) -> list[ErrorDetails]:
 
 
 def too_many(error: ValidationError, model: type[BaseModel]) -> str:
-    """What to say where `problems` are too many."""
-    return f"body: {error.error_count()} of its keys and values are wrong; known keys: {', '.join(model.model_fields)}"
+    """What to say where `problems` are too many; the keys that must be there come first."""
+    known = sorted(model.model_fields, key=lambda name: not model.model_fields[name].is_required())
+    return f"body: {error.error_count()} of its keys and values are wrong; known keys: {', '.join(known)}"
 
 
 def given(problem: ErrorDetails) -> str:

@@ -79,7 +79,7 @@ def _tuned(folder: Path, layers: int, recipe: Recipe = RECIPE, teacher: Path | N
 def test_fine_tuned_layers_are_a_classifier_that_knows_its_labels_and_has_learned(source: Path, tmp_path: Path) -> None:
     folder = _tuned(tmp_path / "one", 1)
     info = describe(folder)
-    assert (info.labels, info.max_length, info.multi_label) == (LABELS, 32, False)
+    assert (info.labels, info.max_length, info.scores) == (LABELS, 32, "softmax")
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 1
     assert _right(folder) > 70
 

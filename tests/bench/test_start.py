@@ -160,6 +160,7 @@ def test_every_service_of_the_default_cluster_is_asked() -> None:
         "topics": "/models/topics",
         "topics-small": "/models/topics-small",
         "topics-c": "/models/topics-c",
+        "search": "/v1/embeddings",
         "chat": "/v1/completions",
         "digits": "/models/digits",
     }
