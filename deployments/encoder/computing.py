@@ -164,7 +164,8 @@ class Worker:
             self._share.add(waiting, *tenant, work_s)
             running, self._running = self._running, True
         if not running:
-            self._thread.submit(self._run, asyncio.get_running_loop())
+            loop = asyncio.get_running_loop()
+            loop.run_in_executor(self._thread, self._run, loop)
         return True
 
     def remove(self, waiting: Waiting) -> None:

@@ -23,6 +23,8 @@ Answers = Literal["texts", "images", "prompts"]
 _COME_BACK_S = 2.0
 _PATIENCE_S = 1.0
 """A gateway that starts hears within it of replicas that have long been there."""
+_OPENS_WITHIN_S = 30.0
+"""However slow a machine is on which gateways are replaced; longer takes only a model that cannot be read."""
 _POLL_S = 0.02
 
 
@@ -84,13 +86,18 @@ class Service:
         return bool(getattr(self.endpoint, "refused", False))
 
     @property
+    def runs(self) -> bool:
+        """Whether it has replicas that run, so that it can answer as soon as there is an endpoint."""
+        return self._replicas is not None and self._replicas.running() > 0
+
+    @property
     def begun(self) -> bool:
         """Whether requests may be sent to the endpoint: from when a replica first ran, or if it has no replicas.
 
         A gateway that starts beside replicas that move or die may never have seen the service ready.
         """
         if not self._begun and self.endpoint is not None:
-            self._begun = self.ready or self._replicas is None or self._replicas.running() > 0
+            self._begun = self.ready or self._replicas is None or self.runs
         return self._begun
 
     @property
@@ -164,9 +171,9 @@ class Services:
         Raises RequestError, which says what is waited for, until it was ready.
         """
         current().check("infer", service.name)
-        until = time.monotonic() + self._patience_s
+        since = time.monotonic()
         while not service.begun:
-            if time.monotonic() >= until:
+            if time.monotonic() - since >= (_OPENS_WITHIN_S if service.runs else self._patience_s):
                 raise not_ready(service)
             await asyncio.sleep(_POLL_S)
         return service.endpoint

@@ -74,6 +74,16 @@ async def test_a_gateway_that_starts_hears_of_replicas_first() -> None:
     assert (await asking).endpoint is house.endpoint
 
 
+async def test_a_gateway_that_opens_slowly_keeps_requests_for_replicas_that_run() -> None:
+    house = House()
+    house.running = 2
+    asking = asyncio.create_task(house.find("topics"))
+    await asyncio.sleep(0)
+    assert not asking.done()
+    house.topics.open(house.endpoint)
+    assert (await asking).endpoint is house.endpoint
+
+
 async def test_a_cascade_tells_by_itself_once_its_levels_are_there() -> None:
     house = House()
     house.cascade.open(SimpleNamespace(ready=False, state="profiles its levels: 5%", refused=True))
