@@ -118,6 +118,19 @@ def test_what_others_add_does_not_matter(tmp_path: Path) -> None:
     assert made(folder)
 
 
+def test_what_is_made_of_links_to_another_leaves_that_whole(tmp_path: Path) -> None:
+    folder = made_once(tmp_path / "thing", two_files)
+
+    def link(into: Path) -> None:
+        for file in folder.iterdir():
+            (into / file.name).symlink_to(file)
+        (into / "more").write_text("more")
+
+    linked = made_once(tmp_path / "linked", link)
+    assert made(folder)
+    assert made(linked)
+
+
 def test_what_is_damaged_stays_until_it_can_be_made_again(tmp_path: Path) -> None:
     folder = made_once(tmp_path / "thing", two_files)
     (folder / "deep" / "small").unlink()

@@ -130,8 +130,9 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
 
 def _seal(folder: Path) -> None:
     """Note what was made, and have all of it outlive a power cut."""
-    facts = {str(file.relative_to(folder)): _fact(file) for file in _files(folder)}
-    (folder / _MANIFEST).write_text(json.dumps(facts))
+    manifest = folder / _MANIFEST
+    manifest.unlink(missing_ok=True)  # it may be a link to that of a folder whose files are used here
+    manifest.write_text(json.dumps({str(file.relative_to(folder)): _fact(file) for file in _files(folder)}))
     for path in (*_files(folder), *(each for each in folder.rglob("*") if each.is_dir()), folder):
         sync(path)
 
