@@ -142,8 +142,13 @@ class Scenario:
         return sorted(found, key=lambda replica: replica[1])
 
     def _echo(self, text: str) -> Any:
-        """What the service that says what it hears answers."""
-        answer = httpx.post(f"{self._address}/models/echo", json={"inputs": text}, timeout=HANGS_AFTER_S)
+        """What the service that says what it hears answers; asked again where nothing of it is left (503)."""
+
+        def ask() -> httpx.Response | None:
+            answer = httpx.post(f"{self._address}/models/echo", json={"inputs": text}, timeout=HANGS_AFTER_S)
+            return answer if answer.status_code != 503 else None
+
+        answer = wait_until(ask, self._held)
         return answer.json() if answer.status_code == 200 else answer.text
 
     def _service(self) -> dict[str, Any]:
