@@ -18,6 +18,7 @@ from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import ClusterConfig, check_models
 from pliant.config.encoder import EncoderConfig
 from pliant.config.vision import VisionConfig
+from pliant.dashboards import files
 from pliant.deployments.kinds import read
 from pliant.errors import ConfigError, PliantError
 from pliant.formats.profile import Profile
@@ -153,6 +154,13 @@ def zoo_models(train: Annotated[bool, typer.Option(help="Train what is missing."
     console.print(
         "Measured on held-out data; tasks, and what prompts give them, on the profiling images in their folders."
     )
+
+
+@app.command()
+def dashboards(folder: Annotated[Path, typer.Argument(help="Receives the files.")] = Path("dashboards")) -> None:
+    """Write dashboards for Grafana, rules for Prometheus, and how both find the cluster."""
+    files.write(folder)
+    console.print(f"Written to {folder}.")
 
 
 app.command()(vision_cli.train_prompts)
