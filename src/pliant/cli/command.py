@@ -157,6 +157,41 @@ def zoo_models(train: Annotated[bool, typer.Option(help="Train what is missing."
 
 
 @app.command()
+def kubernetes(
+    path: ClusterFile = Path("cluster.yaml"),
+    *,
+    image: Annotated[str, typer.Option(help="Made from our Dockerfile, where the cluster can get it.")],
+    name: Annotated[str, typer.Option(help="Of the service, and the address within Kubernetes.")] = "pliant",
+    worker_cpus: Annotated[int, typer.Option(min=1, help="Of each worker.")] = 8,
+    worker_gpus: Annotated[int, typer.Option(min=0, help="Of each worker.")] = 0,
+    worker_memory_gb: Annotated[int, typer.Option(min=1, help="Of each worker.")] = 32,
+    out: Annotated[Path, typer.Option(help="Receives the manifests.")] = Path("kubernetes"),
+) -> None:
+    """Write manifests for Kubernetes with KubeRay: what cluster.yaml serves, on as few workers as hold it."""
+    from pliant import kubernetes
+
+    shape = kubernetes.Shape(worker_cpus, worker_gpus, worker_memory_gb)
+    given = kubernetes.Deployment(kubernetes.check_name(name), image, shape)
+    for file, content in kubernetes.manifests(path.read_text(), _checked(path, models=False), given).items():
+        (out / file).parent.mkdir(parents=True, exist_ok=True)
+        (out / file).write_text(content)
+    console.print(f"Written to {out}.")
+
+
+@app.command()
+def drain(
+    within_s: Annotated[float, typer.Option(min=1, help="When the machine goes away, in seconds.")] = 90,
+) -> None:
+    """Give away what this machine serves, because it is about to go: replicas start elsewhere, and those here end their
+    work."""
+    from pliant.deployments.drain import drain as drain_node
+
+    if left := drain_node(within_s):
+        raise PliantError(f"{left} replicas are still here after {within_s:g} s")
+    console.print("No replica is left on this machine.")
+
+
+@app.command()
 def dashboards(folder: Annotated[Path, typer.Argument(help="Receives the files.")] = Path("dashboards")) -> None:
     """Write dashboards for Grafana, rules for Prometheus, and how both find the cluster."""
     files.write(folder)
@@ -176,10 +211,12 @@ def main() -> None:
         sys.exit(1)
 
 
-def _checked(path: Path) -> ClusterConfig:
+def _checked(path: Path, models: bool = True) -> ClusterConfig:
+    """What is in the file; whether its `models` are there is asked, too, as long as they are to be used here."""
     try:
         cluster = read(path)
-        check_models(cluster.serving)
+        if models:
+            check_models(cluster.serving)
     except ConfigError as error:
         for problem in error.problems:
             console.print(problem, style="red", markup=False)
