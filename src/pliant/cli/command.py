@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -176,6 +177,19 @@ def kubernetes(
         (out / file).parent.mkdir(parents=True, exist_ok=True)
         (out / file).write_text(content)
     console.print(f"Written to {out}.")
+
+
+@app.command()
+def top(
+    service: Annotated[str | None, typer.Argument(help="One of them, more closely.")] = None,
+    *,
+    url: Annotated[str, typer.Option(help="Where the cluster answers.")] = "http://127.0.0.1:8000",
+) -> None:
+    """Watch a running cluster in the terminal: services, their answers, replicas and events."""
+    from pliant.cli.top import watch
+
+    with contextlib.suppress(KeyboardInterrupt):
+        watch(url.rstrip("/"), service)
 
 
 @app.command()
