@@ -23,7 +23,6 @@ from pliant.policies.encoder.batching import Batcher, PackedTimes
 from pliant.policies.encoder.batching import Waiting as Queued
 from pliant.policies.encoder.service_curve import ServiceTimes
 
-_MOST_IN_BATCH = 32
 _MOST_IN_TURN = 128
 """Texts that are looked at when tenants take turns."""
 
@@ -100,9 +99,9 @@ class Held:
         self._batch_times: PackedTimes | None = None
         shares = None
         if isinstance(runtime, BatchRuntime):
-            times = self._batch_times = PackedTimes.fitted(runtime.times, _MOST_IN_BATCH)
+            times = self._batch_times = PackedTimes.fitted(runtime.times)
             self.batcher = Batcher(times, runtime.max_length)
-            shares = {length: min(1.0, times.share_s(length) / times.seconds((length,))[0]) for length in measured}
+            shares = times.shares(measured)
         self.times = ServiceTimes(measured, shares)
 
     def observe(self, now: float, lengths: Sequence[int], seconds: float) -> None:

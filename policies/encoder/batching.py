@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate, combinations, pairwise
@@ -28,6 +28,8 @@ from typing import NamedTuple, Protocol, Self
 
 from pliant.formats.pass_times import PassTimes
 
+MOST_TEXTS = 32
+"""Of a packed pass: more gain nothing, and make those that are done wait."""
 _MOST_CUT = 32
 """Texts of the queue that are cut at once, the shortest ones."""
 _MOST_SEEN = 128
@@ -142,7 +144,7 @@ class PackedTimes:
             raise ValueError(f"needs two points or more that rise, got {self.points}")
 
     @classmethod
-    def fitted(cls, times: PassTimes, most: int) -> Self:
+    def fitted(cls, times: PassTimes, most: int = MOST_TEXTS) -> Self:
         """What the passes of a measured table took, as nearly as this can say; more tokens take in proportion."""
         cells = [(count * length, length, seconds) for (count, length), seconds in _possible(times).items()]
         slopes = [
@@ -169,6 +171,10 @@ class PackedTimes:
         """Seconds of a batch that one of its texts takes up, if all have `length` tokens and it is of the best size."""
         counts = range(1, self.most + 1)
         return min(self._linear(count * length) / count for count in counts) + self.square_s * length * length
+
+    def shares(self, lengths: Iterable[int]) -> dict[int, float]:
+        """By length: the share of what a text takes alone by which it holds up those behind it (see `ServiceCurve`)."""
+        return {length: min(1.0, self.share_s(length) / self.seconds((length,))[0]) for length in lengths}
 
     def step(self, length: int) -> int:
         return -(-length // self.grain) * self.grain

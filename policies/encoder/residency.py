@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,6 +25,11 @@ class ResidentTimes:
         lengths = [max_length for max_length, _ in self.runtimes]
         if not lengths or any(left >= right for left, right in pairwise([0, *lengths])):
             raise ValueError(f"max_lengths must be positive and rise, got {lengths}")
+
+    @classmethod
+    def constant(cls, service_s: Mapping[int, float]) -> ResidentTimes:
+        """Of runtimes that take so many seconds for every text, by max_length."""
+        return cls(tuple((length, ServiceCurve.constant(seconds)) for length, seconds in sorted(service_s.items())))
 
     @property
     def longest(self) -> int:

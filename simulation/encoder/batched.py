@@ -9,18 +9,21 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from pliant.formats.pass_times import PassTimes
 from pliant.policies.cluster.autoscaling import HIGH, LOW
 from pliant.policies.encoder.admission import DeadlineError
-from pliant.policies.encoder.batching import Batch, Waiting
+from pliant.policies.encoder.batching import Batch, Batcher, PackedTimes, Waiting
+from pliant.policies.encoder.dispatch import Dispatcher
+from pliant.policies.encoder.service_curve import ServiceTimes
 from pliant.simulation.arrivals import Arrivals
-from pliant.simulation.encoder.fleet import Fleet
+from pliant.simulation.encoder.fleet import Fleet, ResidentFleet
 from pliant.simulation.encoder.outcome import Outcome
-from pliant.simulation.encoder.simulator import Controller, Second, Service
+from pliant.simulation.encoder.simulator import Controller, Noise, Second, Service
 
 
 class Batching(Protocol):
@@ -71,6 +74,7 @@ class BatchedSimulation:
         self._service = service
         self._batcher = cache(batcher)
         self._controllers = controllers
+        self._noise = Noise(service)
         self._computing = [_Computing(math.inf, -1, [], [])]
         """The batches that are being computed, as a heap."""
         self._queues: dict[int, _Queue] = {}
@@ -148,10 +152,11 @@ class BatchedSimulation:
 
     def _begin(self, now: float, replica: int, queue: _Queue) -> None:
         batch = self._batcher_of(replica).next_batch(now, queue.texts)
-        self._busy_s += batch.seconds
+        seconds = batch.seconds * self._noise.factors(1)[0]
+        self._busy_s += seconds
         queue.busy = True
-        self._fleet.free_at[replica] = now + batch.seconds
-        heapq.heappush(self._computing, _Computing(now + batch.seconds, replica, *queue.take(batch.texts)))
+        self._fleet.free_at[replica] = now + seconds
+        heapq.heappush(self._computing, _Computing(now + seconds, replica, *queue.take(batch.texts)))
 
     def _batcher_of(self, replica: int) -> Batching:
         return self._batcher(len(self._fleet.tables[replica]) - 1)
@@ -173,7 +178,7 @@ class BatchedSimulation:
         """Count what was answered; return how many, and of them those near the SLO and above half of it."""
         found = np.array(self._answered).reshape(-1, 2)
         found = found[found[:, 0] >= self._counted_from]
-        seconds, slo_s = found[:, 1] + self._service.overhead_s, self._service.slo_s
+        seconds, slo_s = found[:, 1] + self._noise.overheads(len(found)), self._service.slo_s
         outcome.latencies.add(seconds)
         in_time = seconds <= slo_s
         outcome.within_slo += int(in_time.sum())
@@ -193,3 +198,14 @@ class BatchedSimulation:
             free += batch.seconds
             waiting = [text for place, text in enumerate(waiting) if place not in batch.texts]
         return free
+
+
+def packed_simulation(
+    passes: PassTimes, homes: Iterable[int], longest: int, service: Service, controllers: Sequence[Controller] = ()
+) -> BatchedSimulation:
+    """Replicas with a packed runtime for up to `longest` tokens, as the live system has them, at these homes."""
+    times = PackedTimes.fitted(passes)
+    alone_s = dict(zip(passes.lengths, passes.seconds[0], strict=True))
+    curve = ServiceTimes(alone_s, times.shares(alone_s)).curve(0.0)
+    fleet = ResidentFleet(Dispatcher(service.slo_s), homes, curve, longest)
+    return BatchedSimulation(fleet, service, partial(Batcher, times), controllers)

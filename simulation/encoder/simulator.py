@@ -56,8 +56,28 @@ class Service:
     overhead_s: float = 0.0
     """Added to each latency; no replica is busy meanwhile."""
     variation: Sequence[float] = ()
-    """Measured service times over their mean, to draw each request's from; empty: exactly the profile."""
+    """Measured service times over those of the profile, to draw each computation's from; empty: exactly the profile."""
+    hops_s: Sequence[float] = ()
+    """Seconds measured between client and replica and back, to draw each request's from; none: `overhead_s` of each."""
     seed: int = 0
+
+
+class Noise:
+    """What is drawn for each computation and each request."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._rng = np.random.default_rng(service.seed)
+
+    def factors(self, count: int) -> list[float]:
+        """Of the service times of so many computations."""
+        variation = self._service.variation
+        return self._rng.choice(variation, count).tolist() if variation else [1.0] * count
+
+    def overheads(self, count: int) -> Floats | float:
+        """Seconds to be added to so many latencies."""
+        hops_s = self._service.hops_s
+        return self._rng.choice(hops_s, count) if hops_s else self._service.overhead_s
 
 
 class Simulation:
@@ -71,7 +91,7 @@ class Simulation:
         """Finish, replica and work of the requests that were dispatched and have not been completed, as a heap."""
         self._ahead: dict[int, np.ndarray] = {}
         """Second -> answered, near the SLO, and above half of it, among the requests that finish in it."""
-        self._rng = np.random.default_rng(service.seed)
+        self._noise = Noise(service)
 
     def run(self, stream: Iterable[Arrivals], warmup: int = 0) -> Outcome:
         """Serve a stream: one item for each second of it, in order; the outcome leaves out the first `warmup` items."""
@@ -91,7 +111,7 @@ class Simulation:
     def _second(self, number: int, arrivals: Arrivals, outcome: Outcome) -> None:
         fleet, slo_s = self._fleet, self._service.slo_s
         times, tokens = arrivals.seconds.tolist(), arrivals.tokens.tolist()
-        factors = self._factors(len(times))
+        factors = self._noise.factors(len(times))
         latencies: list[float] = []
         work_s = 0.0
         begin, end_of_second = 0, number + 1.0
@@ -110,7 +130,8 @@ class Simulation:
 
         seconds = np.array(latencies)
         taken = ~np.isnan(seconds)
-        seconds = seconds[taken] + self._service.overhead_s
+        seconds = seconds[taken]
+        seconds = seconds + self._noise.overheads(len(seconds))
         shed = len(latencies) - len(seconds)
         self._foresee(arrivals.seconds[taken] + seconds, seconds)
         outcome.latencies.add(seconds)
@@ -174,10 +195,6 @@ class Simulation:
         while pending[0][0] <= now:
             _, replica, work = heapq.heappop(pending)
             complete(replica, work)
-
-    def _factors(self, count: int) -> list[float]:
-        variation = self._service.variation
-        return self._rng.choice(variation, count).tolist() if variation else [1.0] * count
 
     def _foresee(self, finishes: Floats, latencies: Floats) -> None:
         """Note in which second each request will be seen as answered, so that nobody steers by what is yet to come."""
