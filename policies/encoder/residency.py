@@ -27,9 +27,14 @@ class ResidentTimes:
             raise ValueError(f"max_lengths must be positive and rise, got {lengths}")
 
     @classmethod
-    def constant(cls, service_s: Mapping[int, float]) -> ResidentTimes:
-        """Of runtimes that take so many seconds for every text, by max_length."""
-        return cls(tuple((length, ServiceCurve.constant(seconds)) for length, seconds in sorted(service_s.items())))
+    def constant(cls, service_s: Mapping[int, float], shares: Mapping[int, float] | None = None) -> ResidentTimes:
+        """Of runtimes that take so many seconds for every text, by max_length, and compute texts together with these
+        `shares` (see `ServiceCurve`)."""
+        found = []
+        for length, seconds in sorted(service_s.items()):
+            curve = ServiceCurve(((1, seconds, seconds),), (shares[length],) if shares else ())
+            found.append((length, curve))
+        return cls(tuple(found))
 
     @property
     def longest(self) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from pliant.formats.pass_times import PassTimes
 from pliant.policies.cluster.autoscaling import HIGH, LOW
 from pliant.policies.encoder.admission import DeadlineError
-from pliant.policies.encoder.batching import Batch, Batcher, PackedTimes, Waiting
+from pliant.policies.encoder.batching import Batch, Batcher, PackedTimes, Waiting, shares
 from pliant.policies.encoder.dispatch import Dispatcher
 from pliant.policies.encoder.service_curve import ServiceTimes
 from pliant.simulation.arrivals import Arrivals
@@ -206,6 +206,6 @@ def packed_simulation(
     """Replicas with a packed runtime for up to `longest` tokens, as the live system has them, at these homes."""
     times = PackedTimes.fitted(passes)
     alone_s = dict(zip(passes.lengths, passes.seconds[0], strict=True))
-    curve = ServiceTimes(alone_s, times.shares(alone_s)).curve(0.0)
+    curve = ServiceTimes(alone_s, shares(times, alone_s)).curve(0.0)
     fleet = ResidentFleet(Dispatcher(service.slo_s), homes, curve, longest)
     return BatchedSimulation(fleet, service, partial(Batcher, times), controllers)
