@@ -61,6 +61,11 @@ class Service:
     """Seconds measured between client and replica and back, to draw each request's from; none: `overhead_s` of each."""
     seed: int = 0
 
+    @property
+    def way_s(self) -> float:
+        """From the dispatcher to a replica, and back: half of a hop. So old is what either knows of the other."""
+        return float(np.mean(self.hops_s)) / 2 if self.hops_s else 0.0
+
 
 class Noise:
     """What is drawn for each computation and each request."""
@@ -75,9 +80,9 @@ class Noise:
         return self._rng.choice(variation, count).tolist() if variation else [1.0] * count
 
     def overheads(self, count: int) -> Floats | float:
-        """Seconds to be added to so many latencies."""
+        """Seconds to be added to so many latencies, which have the way to the replica already."""
         hops_s = self._service.hops_s
-        return self._rng.choice(hops_s, count) if hops_s else self._service.overhead_s
+        return self._rng.choice(hops_s, count) - self._service.way_s if hops_s else self._service.overhead_s
 
 
 class Simulation:
@@ -88,7 +93,7 @@ class Simulation:
         self._service = service
         self._controllers = controllers
         self._pending: list[tuple[float, int, int]] = [(math.inf, -1, 0)]
-        """Finish, replica and work of the requests that were dispatched and have not been completed, as a heap."""
+        """Of requests that the dispatcher does not know to be finished: when it will, replica and work, as a heap."""
         self._ahead: dict[int, np.ndarray] = {}
         """Second -> answered, near the SLO, and above half of it, among the requests that finish in it."""
         self._noise = Noise(service)
@@ -166,13 +171,14 @@ class Simulation:
         free_at, tables = fleet.free_at, fleet.tables
         pending, push, pop = self._pending, heapq.heappush, heapq.heappop
         budget_s = self._service.slo_s if self._service.admission else None
-        next_finish = pending[0][0]
+        way_s = self._service.way_s
+        next_known = pending[0][0]
         work_s = 0.0
         for time, length, factor in zip(times, tokens, factors, strict=True):
-            while next_finish <= time:
+            while next_known <= time:
                 _, done, work = pop(pending)
                 complete(done, work)
-                next_finish = pending[0][0]
+                next_known = pending[0][0]
             try:
                 replica, _, work = dispatch(length, budget_s)
             except DeadlineError:
@@ -181,16 +187,18 @@ class Simulation:
             seconds = tables[replica][length] * factor
             work_s += seconds
             free = free_at[replica]
-            finish = (free if free > time else time) + seconds
+            there = time + way_s
+            finish = (free if free > there else there) + seconds
             free_at[replica] = finish
-            push(pending, (finish, replica, work))
-            if finish < next_finish:
-                next_finish = finish
+            known = finish + way_s
+            push(pending, (known, replica, work))
+            if known < next_known:
+                next_known = known
             record(finish - time)
         return work_s
 
     def _complete(self, now: float) -> None:
-        """Tell the dispatcher of all that finished by `now`."""
+        """Tell the dispatcher of all that it knows by `now` to be finished."""
         pending, complete = self._pending, self._fleet.dispatcher.complete
         while pending[0][0] <= now:
             _, replica, work = heapq.heappop(pending)
