@@ -117,7 +117,7 @@ def simulate(
     if lengths.longest > found.longest:
         raise ConfigError([f"the profile ends at {found.longest} tokens; {name} serves up to {lengths.longest}"])
     least, most = _range(gpus)
-    held = lengths.current if kind == "static" else (lengths.longest,)
+    held = (lengths.longest,) if kind == "dynamic" else lengths.current
     forecast = plan_capacity(
         Cluster(
             service_s={length: found.service_s(length, kind) for length in held},
@@ -127,8 +127,9 @@ def simulate(
             period_s=config_of.period_s,
             quantile=config_of.demand_quantile,
             dynamic_s=[found.service_s(max(1, length), kind) for length in range(lengths.longest + 1)]
-            if kind != "static"
+            if kind == "dynamic"
             else (),
+            passes=found.passes if kind == "packed" else None,
             truncate=config_of.truncate,
         ),
         trace,
