@@ -195,7 +195,7 @@ class ChatRequest(GenerationRequest, ToolRequest):
 
     @model_validator(mode="after")
     def _possible(self) -> ChatRequest:
-        if self.bound and (self.named or self.tool_choice == "required"):
+        if self.bound and self.must_call:
             reason = f"tool_choice: binds the answer to calls, and {self.bound} to something else; send one"
             raise RequestError(Outcome.REJECTED, reason, param="tool_choice")
         if self.top_logprobs is not None and not self.logprobs:

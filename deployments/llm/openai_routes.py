@@ -72,7 +72,8 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         name, seed = drawn(request)
         generations = await asked(served, call, [prompt], wanted, call.alternatives, seed, bound_to)
         delivered = last_event(request, len(generations)) if call.stream else None
-        shape = ChatShape(model.token_texts, [each for each in parsers if each], name)
+        thoughts = [] if call.bound or call.must_call else model.reasoning(prompt, call.choices)
+        shape = ChatShape(model.token_texts, [each for each in parsers if each], name, thoughts)
         return await _answer(served, call, generations, shape, len(prompt), f"chatcmpl-{name}", delivered)
 
     return api
