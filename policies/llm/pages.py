@@ -94,8 +94,8 @@ class Pages(Generic[K, R]):
     """
 
     def __init__(self, count: int, page_tokens: int) -> None:
-        if count < 1 or page_tokens < 1 or page_tokens & (page_tokens - 1):
-            raise ValueError(f"pages must be 1 or more, of 1, 2, 4, ... tokens; got {count} of {page_tokens}")
+        if count < 1 or page_tokens < 1:
+            raise ValueError(f"pages must be 1 or more, of 1 token or more; got {count} of {page_tokens}")
         self.count = count
         self.page_tokens = page_tokens
         self.idle = 0
