@@ -79,8 +79,10 @@ class Planner:
         for name, steps in self._starting.now().items():
             guidance[name] = replace(guidance.get(name, Guidance()), starting=steps)
         gateways = self._gateways.now()
-        own = {"gateways": gateways, "epoch": self._epoch}
-        found = {name: replace(guidance.get(name, Guidance()), **own) for name in self._handles}
+        found = {
+            name: replace(guidance.get(name, Guidance()), gateways=gateways, epoch=self._epoch)
+            for name in self._handles
+        }
         return self._state, found
 
     async def starting(self, service: str, replica: str, step: Step | None) -> bool:
