@@ -22,6 +22,8 @@ class Assignment(NamedTuple):
 
     replica: str
     max_length: int
+    epoch: int = 0
+    """Of the planner, on the way to the replica. 0: it is of a version that has none."""
 
 
 @message
