@@ -42,6 +42,12 @@ def test_every_reference_leads_to_a_schema() -> None:
         Draft202012Validator.check_schema(schema)
 
 
+def test_probes_that_answer_nothing_say_so() -> None:
+    paths = document()["paths"]
+    for method, path in (("get", "/health"), ("get", "/ping"), ("post", "/ping")):
+        assert "content" not in paths[path][method]["responses"]["200"]
+
+
 @pytest.mark.parametrize("openai", [True, False])
 def test_every_status_has_its_protocol_s_shape(openai: bool) -> None:
     table = {row.status for row in OPENAI.values()} if openai else set(STATUSES.values())
