@@ -18,6 +18,9 @@ WHOLE = "all"
 OURS = "ours"
 """Without Ray's own processes."""
 OF_OURS = ("gateway", "planner", "replicas of")
+_STRETCHES = 10
+_T = 2.306
+"""Student's, of 8 degrees of freedom: 95% lie within."""
 _OTHERS = ("other", "idle workers", "compilers")
 """They come and go."""
 
@@ -54,11 +57,36 @@ def look(started: Running, address: str) -> Sample:
     return Sample(started.seconds(), **found, series=series)
 
 
-def growth(samples: Sequence[Sample], values: Iterable[Mapping[str, float]], name: str) -> float:
-    """By how much an hour `name` would grow, as the line through `values`, one of each of `samples`, says."""
-    at_s = np.array([sample.at_s for sample in samples])
-    slope, _ = np.polyfit(at_s, [each.get(name, 0.0) for each in values], 1)
-    return float(slope * 3600)
+class Growth(NamedTuple):
+    """An hour, and between which bounds it is, with 95% confidence."""
+
+    an_hour: float
+    least: float
+    most: float
+
+
+def warmed_up(values: Sequence[float]) -> int:
+    """Where the warm-up ends: the place within the first half from which on the mean has the least standard error (the
+    MSER rule: White, "An effective truncation heuristic for bias reduction in simulation output", 1997)."""
+    after = [np.array(values[place:]) for place in range(len(values) // 2 + 1)]
+    return min(range(len(after)), key=lambda place: after[place].var() / len(after[place]))
+
+
+def growth(samples: Sequence[Sample], values: Iterable[Mapping[str, float]], name: str) -> Growth:
+    """By how much `name` would grow, as the line through `values` says, one of each of `samples`.
+
+    The line goes through the means of ten stretches, which depend less on each other than samples that follow each
+    other. Raises ValueError if there are fewer samples.
+    """
+    if len(samples) < _STRETCHES:
+        raise ValueError(f"a line needs {_STRETCHES} samples, got {len(samples)}; look more often")
+    hours = np.array([np.mean(part) for part in np.array_split([each.at_s / 3600 for each in samples], _STRETCHES)])
+    means = np.array([np.mean(part) for part in np.array_split([each.get(name, 0.0) for each in values], _STRETCHES)])
+    around = hours - hours.mean()
+    slope = float(around @ means / (around @ around))
+    rest = means - means.mean() - slope * around
+    unsure = _T * float(np.sqrt(rest @ rest / (_STRETCHES - 2) / (around @ around)))
+    return Growth(slope, slope - unsure, slope + unsure)
 
 
 def _series(page: str) -> int:
