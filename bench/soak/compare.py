@@ -73,8 +73,8 @@ async def _soak(plan: _Plan, clients: Clients, started: Running, address: str) -
 
 
 def _report(plan: _Plan, samples: list[Sample], clients: Clients) -> Report:
-    warm = samples[warmed_up([sample.pss_mb[WHOLE] for sample in samples]) :]
-    memory = [sample.pss_mb for sample in warm]
+    warm = samples[warmed_up([sample.private_mb[WHOLE] for sample in samples]) :]
+    memory = [sample.private_mb for sample in warm]
     processes = {name: _percent(warm, memory, name) for name in memory[-1]}
     worst = max((name for name in processes if name.startswith(OF_OURS)), key=lambda name: processes[name].an_hour)
     hourly = {
@@ -97,7 +97,7 @@ def _report(plan: _Plan, samples: list[Sample], clients: Clients) -> Report:
         Figure("memory_growth_percent_an_hour_without_ray", *processes[OURS], "<= 1", f"the most: {worst}"),
         Figure("descriptors_growth_an_hour", *hourly["descriptors"][WHOLE], "0"),
         Figure("threads_growth_an_hour", *hourly["threads"][WHOLE], "0"),
-        _count("label_sets_growth", sum(_difference(warm, name) for name in warm[-1].series)),
+        _count("label_sets_growth", sum(_difference(samples, name) for name in warm[-1].series)),
         _count("server_errors", sum(number for status, number in clients.statuses.items() if status[0] == "5")),
     ]
     return Report(figures, config, {})
@@ -109,7 +109,8 @@ def _percent(samples: list[Sample], memory: list[Any], name: str) -> Growth:
 
 
 def _difference(samples: list[Sample], name: str) -> float:
-    return samples[-1].series[name] - samples[0].series[name]
+    """Of label sets, over the second half."""
+    return samples[-1].series[name] - samples[len(samples) // 2].series[name]
 
 
 def _count(name: str, value: float) -> Figure:

@@ -29,7 +29,8 @@ class Sample(NamedTuple):
     """At one time; by what a process is for."""
 
     at_s: float
-    pss_mb: Mapping[str, float]
+    private_mb: Mapping[str, float]
+    """What no other process has, too: a share of what several have would grow when one of them ends."""
     descriptors: Mapping[str, float]
     threads: Mapping[str, float]
     series: Mapping[str, float]
@@ -39,14 +40,14 @@ class Sample(NamedTuple):
 def look(started: Running, address: str) -> Sample:
     """At the processes of the cluster, and its pages for Prometheus."""
     found: dict[str, defaultdict[str, float]] = {
-        each: defaultdict(float) for each in ("pss_mb", "descriptors", "threads")
+        each: defaultdict(float) for each in ("private_mb", "descriptors", "threads")
     }
     for process in started.family():
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
             name = kind(command(process))
             if name in _OTHERS:
                 continue
-            values = process.memory_full_info().pss / 2**20, process.num_fds(), process.num_threads()
+            values = process.memory_full_info().uss / 2**20, process.num_fds(), process.num_threads()
             for each, value in zip(found.values(), values, strict=True):
                 each[name] += value
                 each[WHOLE] += value

@@ -26,7 +26,7 @@ def noise(seed: int, count: int = 400) -> list[float]:
 def test_growth_is_extrapolated_to_an_hour(per_s: float) -> None:
     jitter = (1.0, -1.0, -1.0, 1.0)
     seen = samples([100 + 5.0 * index * per_s + jitter[index % 4] for index in range(400)])
-    memory = [sample.pss_mb for sample in seen]
+    memory = [sample.private_mb for sample in seen]
     found = growth(seen, memory, "gateway")
     assert found.an_hour == pytest.approx(3600 * per_s, abs=0.5)
     assert growth(seen, memory, "nobody") == (0, 0, 0)
@@ -39,7 +39,7 @@ def test_growth_lies_between_its_bounds(per_hour: float) -> None:
     within = 0
     for seed in range(200):
         seen = samples([100 + per_hour * 5 * index / 3600 + each for index, each in enumerate(noise(seed))])
-        found = growth(seen, [sample.pss_mb for sample in seen], "gateway")
+        found = growth(seen, [sample.private_mb for sample in seen], "gateway")
         within += found.least <= per_hour <= found.most
     assert within >= 0.93 * 200
 
