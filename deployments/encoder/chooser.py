@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from pliant.deployments.encoder.errand import TextWant
@@ -40,6 +40,8 @@ class EncoderChooser:
         self._dispatcher: Dispatcher[str] = Dispatcher(slo_s, rule)
         self._tenants: dict[str, frozenset[str]] = {}
         """By replica: those with work waiting there, as it reports."""
+        self._margins: dict[str, Mapping[str, float]] = {}
+        """By replica: those that it reports."""
         self._sent: Counter[str] = Counter()
         """By tenant: texts that this gateway has sent, and that are not answered."""
         self._homes: dict[str, int] = {}
@@ -63,6 +65,7 @@ class EncoderChooser:
             self._dispatcher.suspend(replica)
         self._dispatcher.report(replica, others)
         self._tenants[replica] = frozenset(report.get("tenants", ()))
+        self._margins[replica] = report.get("margins", {})
 
     def suspend(self, replica: str) -> None:
         self._dispatcher.suspend(replica)
@@ -70,6 +73,7 @@ class EncoderChooser:
     def remove(self, replica: str) -> None:
         self._dispatcher.remove(replica)
         self._tenants.pop(replica, None)
+        self._margins.pop(replica, None)
         if self._homes.pop(replica, None):
             self._divide()
 
@@ -90,8 +94,9 @@ class EncoderChooser:
         return Choice(replica, seconds * _IMPORTANCE if want.importance else seconds, _Sent(work, want.tenant))
 
     def _dispatched(self, want: TextWant, avoid: Collection[str]) -> tuple[str, float, int]:
+        margin = min((each.get(want.tenant, 0.0) for each in self._margins.values()), default=0.0)
         try:
-            return self._dispatcher.dispatch(want.length, want.budget_s, want.slack_share, avoid)
+            return self._dispatcher.dispatch(want.length, want.budget_s, want.slack_share / (1 + margin), avoid)
         except DeadlineError as error:
             if want.budget_s is None or math.isinf(error.retry_after_s) or not self._contended(want.tenant):
                 raise

@@ -104,6 +104,8 @@ class Report(parcels.Report):
     waiting: int
     tenants: dict[str, float]
     """Seconds of work that wait, by tenant."""
+    margins: dict[str, float]
+    """By tenant: by which share more than is predicted its texts wait."""
     passes: int
     """Computations: with batches, fewer than it served."""
     computed_tokens: int
