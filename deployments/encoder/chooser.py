@@ -11,8 +11,9 @@ from pliant.deployments.encoder.errand import TextWant
 from pliant.deployments.encoder.messages import Report, home
 from pliant.deployments.serving.table import Choice, NoReplicaError, NoTimeError
 from pliant.policies.encoder.admission import DeadlineError
-from pliant.policies.encoder.dispatch import Algorithm1, AllAvoidedError, Dispatcher, NoRuntimeError, shares
+from pliant.policies.encoder.dispatch import Algorithm1, AllAvoidedError, Dispatcher, NoRuntimeError
 from pliant.policies.encoder.service_curve import ServiceCurve
+from pliant.policies.encoder.shares import shares
 
 _IMPORTANCE = 3.0
 """What a text may take of whose tokens is told, over what is predicted for it and those before it without that.
