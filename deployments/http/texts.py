@@ -137,6 +137,14 @@ class TextEmbedder(Scorer, Protocol):
     @property
     def dimensions(self) -> int: ...
 
+    @property
+    def root(self) -> str:
+        """Where its weights are from."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a text."""
+
     async def embed(self, texts: Sequence[Input], parameters: EmbedParameters) -> list[Embedding]: ...
 
     def similarity(self, one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
