@@ -90,7 +90,7 @@ class Embedder(Reader):
         cut = len(vector) < len(reading.logits)
         if parameters.normalize or (cut and self.info.normalized and parameters.normalize is None):
             vector = _unit(vector)
-        return Embedding(vector, reading.tokens, reading.warning)
+        return Embedding(vector, reading.tokens, reading.warning, reading.revision)
 
     def _prompt(self, name: str | None) -> str:
         if name is None:

@@ -104,6 +104,8 @@ def _answer(model: str, found: Sequence[Embedding], packed: bool) -> dict[str, A
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     more = {"warning": warning} if (warning := warning_of(found)) else {}
+    if revisions := {each.revision for each in found} - {""}:
+        more["system_fingerprint"] = ",".join(sorted(revisions))
     return {"object": "list", "data": data, "model": model, "usage": usage, **more}
 
 

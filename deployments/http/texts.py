@@ -88,6 +88,8 @@ class Embedding:
     tokens: int
     """Of the text, its prompt included."""
     warning: str | None
+    revision: str = ""
+    """Of the model; "" if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

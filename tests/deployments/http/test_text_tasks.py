@@ -93,7 +93,8 @@ class Counting:
 
     async def embed(self, texts: Sequence[Input], parameters: EmbedParameters) -> list[Embedding]:
         self.sent.append(len(texts))
-        return [Embedding(np.full(1, len(texts), np.float32), self.tokens, None) for _ in texts]
+        revision = "fp_old" if len(self.sent) == 1 else "fp_new"
+        return [Embedding(np.full(1, len(texts), np.float32), self.tokens, None, revision) for _ in texts]
 
 
 async def ask(counting: Counting, texts: int) -> httpx.Response:
@@ -109,6 +110,7 @@ async def test_many_texts_are_sent_a_few_at_a_time() -> None:
     assert counting.sent == [8, 8, 4]
     assert [each["index"] for each in answer["data"]] == list(range(20))
     assert [each["embedding"] for each in answer["data"]] == [[8]] * 16 + [[4]] * 4
+    assert answer["system_fingerprint"] == "fp_new,fp_old"
     assert answer["usage"] == {"prompt_tokens": 60, "total_tokens": 60}
     whole = Counting(tokens=1)
     assert len((await ask(whole, 2048)).json()["data"]) == 2048
