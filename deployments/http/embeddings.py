@@ -79,7 +79,7 @@ def router(services: Services, max_body: int, at_once: int) -> APIRouter:
         found: list[Embedding] = []
         for start in range(0, len(texts), at_once):
             found += await embedder.embed(texts[start : start + at_once], call.parameters)
-            check_tokens(sum(each.tokens for each in found))
+            _check_tokens(sum(each.tokens for each in found))
 
         def write() -> Response:
             return JSONResponse(_answer(embedder.name, found, call.encoding_format == "base64"))
@@ -89,7 +89,7 @@ def router(services: Services, max_body: int, at_once: int) -> APIRouter:
     return api
 
 
-def check_tokens(tokens: int) -> None:
+def _check_tokens(tokens: int) -> None:
     """Raise RequestError unless the texts of a request may have so many."""
     if tokens > MOST_TOKENS:
         reason = f"input: more than {MOST_TOKENS:,} tokens in one request; send fewer texts at once"
