@@ -146,7 +146,7 @@ class _Case(ABC):
 
 class _AsServed(_Case):
     name = "packed"
-    load = 0.9
+    load = 0.65
 
     def simulation(self, model: str, service: Service) -> BatchedSimulation:
         planner = Planner(_LENGTHS[-1], _SLO_S, residency=Residency(dict.fromkeys(_LENGTHS, 0.0), 0.0))
