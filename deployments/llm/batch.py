@@ -90,6 +90,8 @@ class Batch:
         self._masks = MaskThread()
         self._held = np.zeros(slots, np.int32)
         """By slot: pages."""
+        self._charged = np.zeros(slots, np.int32)
+        """By slot: pages that there will be for it."""
         self._tables = np.zeros((slots, -(-executor.max_length // executor.page)), np.int32)
         """By slot: its pages, in the order of its text; 0 behind them."""
         self._pages = memory.pages
@@ -129,6 +131,7 @@ class Batch:
         if answer.guide:
             self._guided.add(answer)
         self.partial[answer] = now
+        self._charged[slot] = answer.pages
         self._show(slot, answer)
         self._lengths[slot] = self._pages.computed(answer)
         prompt, answered = np.split(answer.ids, [answer.prompt])
@@ -141,6 +144,17 @@ class Batch:
         self._show(slot, answer)
         self._lengths[slot] = self._pages.computed(answer)
         return place
+
+    def outgrown(self) -> list[tuple[Answer, int]]:
+        """Those whose next token takes a page that they are not charged for, and the tokens that each has stored."""
+        slots = self._full()
+        slots = slots[self._held[slots] >= self._charged[slots]]
+        answers = [(self._slots.request(slot), int(self._lengths[slot])) for slot in slots.tolist()]
+        return [(answer, stored) for answer, stored in answers if answer]
+
+    def charged(self, answer: Answer) -> None:
+        """It is charged for other pages than before."""
+        self._charged[self._slots.slot(answer)] = answer.pages
 
     def lacking(self, granted: Iterable[tuple[Answer, int]]) -> int:
         """Pages that an iteration takes, beside those that answers have: for these chunks and for the next tokens."""
@@ -171,7 +185,7 @@ class Batch:
 
     @property
     def _by_slot(self) -> tuple[NDArray[Any], ...]:
-        return self._lengths, self._counts, self._most, self._decoding, self._held, self._tables
+        return self._lengths, self._counts, self._most, self._decoding, self._held, self._charged, self._tables
 
     def _full(self) -> NDArray[np.intp]:
         """The slots whose next token takes another page."""
@@ -298,5 +312,7 @@ class Batch:
         shown = self._tables[slot, : self._held[slot]].tolist()
         if shown != table or self._tables[slot, len(table) :].any() or len(table) * self._executor.page < length:
             raise SlotError(f"slot {slot} has the pages {shown} for {length} tokens, and {answer.id} has {table}")
+        if not len(table) <= self._charged[slot] == answer.pages:
+            raise SlotError(f"slot {slot} has {len(table)} pages, and {answer.id} is charged for {answer.pages}")
         if self._pages.computed(answer) > length or (answer in self.partial and self._pages.computed(answer) != length):
             raise SlotError(f"slot {slot} has {length} tokens, and {self._pages.computed(answer)} in pages")

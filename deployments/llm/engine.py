@@ -237,6 +237,7 @@ class Engine:
         Requests that wait get their slots before gaps are closed, as they fill gaps for nothing.
         """
         self._memory.now = now
+        self._extend(now, items)
         budget = self._speeds.prompt_tokens(live=self._batch.decoding)
         whole = sum(left for left in map(self._batch.prompt_left, self._batch.partial) if left <= budget)
         decisions = self._room.schedule(now, self._executor.slots - len(self._batch), budget - whole)
@@ -249,6 +250,17 @@ class Engine:
         self._batch.compact()
         prefills = [self._batch.prefill(answer, tokens) for answer, tokens in granted]
         return self._batch.step(prefills) if prefills or self._batch.decoding else None
+
+    def _extend(self, now: float, items: list[Item]) -> None:
+        """Answers that get longer than predicted are charged for more pages; for some of them others make way."""
+        put_back: list[Answer] = []
+        for answer, stored in self._batch.outgrown():
+            if answer not in put_back:
+                decisions = self._room.extend(answer, stored, now)
+                self._adapters.evict(decisions.evict)
+                put_back += decisions.squash
+                self._batch.charged(answer)
+        self._put_back(put_back, items)
 
     def _put_back(self, answers: list[Answer], items: list[Item]) -> None:
         """These lose their slots and go on later. Their adapters may go at once, so iterations under way come first.
@@ -402,6 +414,7 @@ class Engine:
             prompt_tokens_per_s=round(self._speeds.prompt_tokens_per_s, 1),
             answer_ratio=round(self._room.answer_ratio, 3),
             squashed=stats.squashed,
+            preempted=stats.preempted,
             bypassed=stats.bypassed,
             classes=self._room.classes(),
             predictor=PredictorReport(accuracy=round(predictor.accuracy, 3), error=round(predictor.error, 3)),

@@ -73,6 +73,11 @@ class Memory:
         """Tokens of it that are there already."""
         return len(self.pages.cached(self.root(answer), answer.ids.data)) * self.page
 
+    def charge(self, answer: Answer, tokens: int) -> int:
+        """It is charged for the pages of so many tokens, or for those of its longest text; returns their bytes."""
+        answer.pages = self.pages.needed(min(tokens, answer.size))
+        return answer.pages * self.page_bytes
+
     # What a scheduler asks, and says:
 
     @property

@@ -171,6 +171,12 @@ class SharedMemory(Generic[K, A]):
             self.cache.acquire(job.adapter, now)
         return evicted if evicted is not None else self._make_room(0, now, spare_wanted=False)
 
+    def extend(self, job: Job[K, A], charge: int, now: float) -> list[A]:
+        """`job`, which runs, is charged so much from now on; returns what was evicted for it. There must be room."""
+        evicted = self._make_room(charge - job.charge, now, spare_wanted=False)
+        self._charges += charge - job.charge
+        return evicted or []
+
     def give_back(self, job: Job[K, A], now: float) -> None:
         """`job` runs no more."""
         self._charges -= job.charge
@@ -265,12 +271,13 @@ class RequestState(Generic[K, A]):
         self.booked: dict[K, Waiting[K, A]] = {}
         """Those that wait and must not be put off for long, in the order in which that was found."""
         self.squashed: dict[K, int] = {}
-        """Those that were squashed -> tokens that their answers had then."""
+        """Those that were put back -> tokens that their answers had then."""
         self.admitted: Counter[int] = Counter()
         """By lane, as is the next."""
         self.waited_s: dict[int, float] = {}
         self.bypassed = 0
         self.squashes = 0
+        self.preemptions = 0
         self._cache = cache
         self._least = total // slots if slots else 0
 
@@ -337,6 +344,34 @@ class RequestState(Generic[K, A]):
         self.memory.give_back(running.job, now)
 
     def squash(self, running: Running[K, A], now: float) -> None:
+        """A request that passed others waits again, for it has run for longer than predicted."""
+        self._put_back(running, now)
+        self.squashes += 1
+
+    def extend(self, running: Running[K, A], charge: int, now: float) -> tuple[list[A], list[K]]:
+        """A request is charged more from now on; returns what was evicted for it, and which requests made way.
+
+        Those that came last make way first, it may be itself: whoever came first always goes on.
+        """
+        preempted = []
+        while charge - running.job.charge > self.memory.free + self._cache.idle:
+            last = max(reversed(self.running.values()), key=lambda one: one.job.arrived)
+            self._put_back(last, now)
+            self.preemptions += 1
+            preempted.append(last.job.key)
+            if last is running:
+                return [], preempted
+        evicted = self.memory.extend(running.job, charge, now)
+        running.job = running.job._replace(charge=charge)
+        return evicted, preempted
+
+    def recharge(self, waiting: Waiting[K, A], charge: int) -> None:
+        """A request that waits will be charged so much."""
+        jobs = waiting.lane.jobs
+        at = next(at for at, job in enumerate(jobs) if job is waiting.job)
+        waiting.job = jobs[at] = waiting.job._replace(charge=charge)
+
+    def _put_back(self, running: Running[K, A], now: float) -> None:
         """A request waits again, at the head of its queue; as long an answer as it has is guessed to be still to come.
 
         What it has of its answer is computed again as part of its prompt.
@@ -348,7 +383,6 @@ class RequestState(Generic[K, A]):
         running.lane.jobs.insert(0, job)
         self.enqueue(job, running.lane)
         self.squashed[job.key] = running.tokens
-        self.squashes += 1
 
     def reclassify(self) -> None:
         """There are other lanes; those that wait are in them."""

@@ -153,6 +153,7 @@ def report(**held: float) -> ReplicaReport:
         tokens_per_s=0.0,
         step_ms=0.0,
         squashed=0,
+        preempted=0,
         bypassed=0,
         classes=[],
         predictor=PredictorReport(accuracy=0.0, error=0.0),
