@@ -419,6 +419,7 @@ class Engine:
             classes=self._room.classes(),
             predictor=PredictorReport(accuracy=round(predictor.accuracy, 3), error=round(predictor.error, 3)),
             memory=self._memory.report(),
+            digest=self._memory.digest(),
             adapters=self._adapters.report(),
         )
 

@@ -101,6 +101,7 @@ class LlmReplica:
             classes=report["classes"],
             predictor=report["predictor"],
             memory=report["memory"],
+            digest=report["digest"],
             adapters=report["adapters"],
         )
 

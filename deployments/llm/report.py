@@ -48,6 +48,8 @@ class AdapterReport(TypedDict):
 class MemoryReport(TypedDict):
     """What pages hold; counts of tokens and evictions are since the start."""
 
+    page: int
+    """Tokens that one holds."""
     page_bytes: int
     pages: int
     """That there are, if adapters leave room for all."""
@@ -96,4 +98,6 @@ class LlmReport(TypedDict):
     """The queues, small requests first."""
     predictor: PredictorReport
     memory: MemoryReport
+    digest: str
+    """Names of prefixes that are there, as `chooser` reads them: where they end or branch, the latest used."""
     adapters: AdapterReport

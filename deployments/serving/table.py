@@ -205,7 +205,11 @@ class ReplicaTable(Generic[Want, R]):
         """For people: each replica's latest report, the calls of this process there, and whether it is ejected."""
         self._readmit()
         return {
-            replica: {**report, "outstanding": self._outstanding[replica], "ejected": replica in self._ejected}
+            replica: {
+                **{key: value for key, value in report.items() if key != "digest"},
+                "outstanding": self._outstanding[replica],
+                "ejected": replica in self._ejected,
+            }
             for replica, report in self._reports.items()
         }
 
