@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.foretold import Foretold
 from support.scripted_executor import (
     EOS,
     SLOT_BYTES,
@@ -88,21 +89,6 @@ class Served:
     @property
     def computed(self) -> int:
         return sum(len(prefill.ids) for step in self.executor.steps for prefill in step.prefills)
-
-
-class Foretold:
-    """Says of all answers that they will have so many tokens."""
-
-    accuracy = error = 0.0
-
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
-
-    def predict(self, adapter: str | None, prompt: int, most: int) -> int:
-        return min(self._tokens, most)
-
-    def observe(self, adapter: str | None, prompt: int, tokens: int, predicted: int) -> None:
-        return
 
 
 def generation(id: str, prompt: Sequence[int], max_tokens: int = 3, seed: int = 0, **options: Any) -> Generation:
