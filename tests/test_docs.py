@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 import typer
 from pydantic import BaseModel
+from support.tenants import keyed
 
 from pliant.cli import command as cli
 from pliant.config.cascade import CascadeConfig
@@ -22,8 +23,11 @@ from pliant.config.vision import VisionConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.http.statuses import OPENAI, STATUSES
 from pliant.deployments.kinds import loaded
+from pliant.deployments.serving.batches.runner import Runner
+from pliant.deployments.serving.batches.store import BatchStore
 from pliant.deployments.serving.outcome import Outcome, Retry
 from pliant.deployments.serving.services import Services
+from pliant.deployments.serving.state.storage import FolderStorage
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -108,17 +112,19 @@ def test_commands_and_flags() -> None:
 
 
 def test_routes() -> None:
-    placeholders = {"model": "NAME", "task": "TASK", "version": "1"}
+    placeholders = {"model": "NAME", "task": "TASK", "version": "1", "file_id": "ID", "batch_id": "ID"}
+    batches = Runner(BatchStore(FolderStorage(ROOT)), "")
     config, services = GatewayConfig(), Services([])
     routers = [router for kind in loaded().values() for router in kind.routers(services, None, config)]
-    paths = application(config, services, dict, bytes, routers).openapi()["paths"]
+    app = application(config, services, dict, bytes, routers, keyed(()), batches=batches)
+    paths = app.openapi()["paths"]
     there = {
         f"{method.upper()} {re.sub(r'{(.*?)}', lambda part: placeholders[part[1]], path)}"
         for path, methods in paths.items()
         for method in methods
     }
     page = (DOCS / "clients.md").read_text()
-    told = set(re.findall(r"`((?:GET|POST) /[^`]*)`", page.partition("## Texts")[0])) - FASTAPI_S_OWN
+    told = set(re.findall(r"`((?:GET|POST|DELETE) /[^`]*)`", page.partition("## Texts")[0])) - FASTAPI_S_OWN
     assert told == {route for route in there if "/versions/" not in route}
     for route in there - told:
         assert f"`{route.split()[1]}`" in page

@@ -12,12 +12,14 @@ from starlette.exceptions import HTTPException
 
 from pliant import __version__
 from pliant.config.cluster import GatewayConfig
-from pliant.deployments.http import embeddings, hugging_face, open_inference, reranking
+from pliant.deployments.http import embeddings, hugging_face, open_inference, openai_batches, reranking
+from pliant.deployments.http.background import Background
 from pliant.deployments.http.console.console import Console, router
 from pliant.deployments.http.openapi import document
 from pliant.deployments.http.places import PROBES, Places, Refused
 from pliant.deployments.http.statuses import error_response
 from pliant.deployments.http.tenancy import Tenancy
+from pliant.deployments.serving.batches.runner import Runner
 from pliant.deployments.serving.history import History
 from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
@@ -37,9 +39,10 @@ def application(
     tenants: Tenants | None = None,
     refused: Refused = lambda _service, _outcome: None,
     history: History | None = None,
+    batches: Runner | None = None,
 ) -> FastAPI:
     """The gateway's routes: those of protocols that several kinds speak, and `routers` of single kinds; and a console
-    that shows `history`.
+    that shows `history`, and files of requests that `batches` works on.
 
     With `tenants`, every path but the health probes works for one of them, or asks for `Authorization: Bearer KEY`.
     `refused` counts requests for which the gateway has no place.
@@ -52,6 +55,10 @@ def application(
     app.include_router(open_inference.router(services, max_body, config.max_texts))
     for protocol in (hugging_face, embeddings, reranking):
         app.include_router(protocol.router(services, max_body, config.max_texts))
+    if batches and tenants:
+        app.include_router(openai_batches.router(batches, max_body))
+        vectors = embeddings.router(services, max_body, config.max_texts)
+        batches.begin(Background([*routers, vectors], tenants).ask)
 
     if history:
         app.include_router(router(Console(stats, history)))

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from pliant.deployments.http.reasoning import ReasoningParser, Thought
 from pliant.deployments.http.tool_calls import CallDelta, ToolParser
 from pliant.deployments.llm.request import Piece, TokenLogprobs
 from pliant.deployments.llm.token_texts import TokenTexts
@@ -69,24 +70,34 @@ class CompletionShape:
 
 
 class ChatShape:
-    """Of /v1/chat/completions. `parsers` tell calls of tools and text of each choice apart, if tools may be called;
-    `name` is what ids of calls are made of.
+    """Of /v1/chat/completions. `parsers` tell calls of tools and text of each choice apart, if tools may be called, and
+    `thoughts` reasoning and all else, if the model thinks; `name` is what ids of calls are made of.
     """
 
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def __init__(self, texts: TokenTexts, parsers: Sequence[ToolParser] | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        texts: TokenTexts,
+        parsers: Sequence[ToolParser] = (),
+        name: str = "",
+        thoughts: Sequence[ReasoningParser] = (),
+    ) -> None:
         self._texts = texts
         self._parsers = parsers
+        self._thoughts = thoughts
         self._name = name
         self._called: set[int] = set()
         """Choices that have called a tool."""
 
     def choice(self, index: int, answer: Piece) -> Json:
-        message: Json = {"role": "assistant", "content": answer.text, "refusal": None}
+        reasoning, text = self._thought(index, answer.text, ends=True)
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
         if self._parsers:
-            content, calls = self._parsers[index].push(answer.text, ends=True)
+            content, calls = self._parsers[index].push(text, ends=True)
             message["content"] = content if content.strip() or not calls else None
             if calls:
                 message["tool_calls"] = self._whole_calls(index, calls)
@@ -97,15 +108,21 @@ class ChatShape:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def part(self, index: int, piece: Piece) -> Json:
-        content, delta = piece.text, Json()
+        delta = Json()
+        reasoning, content = self._thought(index, piece.text, piece.finish is not None)
+        if reasoning:
+            delta["reasoning_content"] = reasoning
         if self._parsers:
-            content, calls = self._parsers[index].push(piece.text, piece.finish is not None)
+            content, calls = self._parsers[index].push(content, piece.finish is not None)
             if calls:
                 self._called.add(index)
                 delta["tool_calls"] = [self._call(index, call) for call in calls]
         if content:
             delta["content"] = content
         return {"index": index, "delta": delta, **self._end(index, piece)}
+
+    def _thought(self, index: int, text: str, ends: bool) -> Thought:
+        return self._thoughts[index].push(text, ends) if self._thoughts else Thought(content=text)
 
     def _whole_calls(self, index: int, deltas: Sequence[CallDelta]) -> list[Json]:
         self._called.add(index)

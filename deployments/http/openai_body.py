@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+FIELDS: set[str] = set()
+"""The names of all parameters of all bodies."""
+
 
 class Body(BaseModel):
     """What all have in common."""
 
+    plain: ClassVar[Collection[str]] = ("prompt", "input")
+    """Parameters that are a text or token ids or several of either: of one that is wrong, errors say only this."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        FIELDS.update(field.alias or name for name, field in cls.model_fields.items())
 
 
 @dataclass(frozen=True)

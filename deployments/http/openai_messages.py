@@ -42,6 +42,8 @@ class Message(Body):
     """Of an assistant."""
     tool_call_id: str | None = None
     """Of a tool: which call it answers."""
+    reasoning_content: str | None = None
+    """Of an assistant: what it thought, for templates that look at it. Of vLLM."""
     refusal: Annotated[Any, Neutral()] = None
     audio: Annotated[Any, Neutral()] = None
     annotations: Annotated[Any, Neutral(([],))] = None
@@ -67,7 +69,11 @@ class Message(Body):
     def for_template(self) -> Json:
         """The message as chat templates read it: arguments of calls are objects, as far as they are."""
         message: Json = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
-        given = {"name": self.name, "tool_call_id": self.tool_call_id}
+        given = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content,
+        }
         message |= {key: value for key, value in given.items() if value is not None}
         if self.tool_calls:
             message["tool_calls"] = [
@@ -129,6 +135,11 @@ class ToolRequest(Body):
     def named(self) -> str | None:
         """The one tool that is to be called."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is bound to calls."""
+        return self.tool_choice == "required" or self.named is not None
 
     @property
     def usable(self) -> list[Function]:

@@ -8,31 +8,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from pliant.deployments.http.body import check_json
-from pliant.deployments.http.openai_body import VLLM, Body, Neutral, VllmParameters
-from pliant.deployments.http.openai_messages import (
-    Function,
-    FunctionCall,
-    Message,
-    NamedFunction,
-    NamedTool,
-    TextPart,
-    Tool,
-    ToolCall,
-    ToolRequest,
-)
-from pliant.deployments.http.openai_structured import BoundRequest, JsonSchema, ResponseFormat, StructuredOutputs
+from pliant.deployments.http.openai_body import FIELDS, VLLM, Body, Neutral, VllmParameters
+from pliant.deployments.http.openai_messages import Message, ToolRequest
+from pliant.deployments.http.openai_structured import BoundRequest
 from pliant.deployments.http.parameters import given, problems, too_many
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.sampling import MOST_LOGPROBS, MOST_PENALTY
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Body)
 
 _MOST_CHOICES = 16
-_MOST_MESSAGES = 4_096
+MOST_MESSAGES = 4_096
 _MOST_STOPS = 16
 _MOST_STOP_CHARACTERS = 256
 _MOST_BIASES = 1_024
@@ -166,7 +156,7 @@ class CompletionRequest(GenerationRequest):
 class ChatRequest(GenerationRequest, ToolRequest):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """The newer name of max_tokens."""
     logprobs: bool | None = None
@@ -195,7 +185,7 @@ class ChatRequest(GenerationRequest, ToolRequest):
 
     @model_validator(mode="after")
     def _possible(self) -> ChatRequest:
-        if self.bound and (self.named or self.tool_choice == "required"):
+        if self.bound and self.must_call:
             reason = f"tool_choice: binds the answer to calls, and {self.bound} to something else; send one"
             raise RequestError(Outcome.REJECTED, reason, param="tool_choice")
         if self.top_logprobs is not None and not self.logprobs:
@@ -219,7 +209,7 @@ class TokenizeRequest(Body):
     model: str | None = None
     """Needed only if there are several."""
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)] | None = None
     add_special_tokens: bool = True
     """Of a prompt: with those that the tokenizer adds."""
     add_generation_prompt: Annotated[Any, Neutral((True,), VLLM)] = None
@@ -260,20 +250,13 @@ class UnloadAdapterRequest(Body):
 
 
 _WANTED = {
-    "prompt": "must be a text, its token ids, or a list of either; none may be empty",
-    "input": "must be a text, its token ids, or a list of either; none may be empty",
+    "input": "must be a text or a list of items, of which there is at least one",
     "content": "must be a text, or a list of parts {type: text, text: ...}",
     "tool_choice": "must be none, auto, required, or {type: function, function: {name: ...}}",
     "stop": f"must be a text, or a list of at most {_MOST_STOPS}, each of 1 to {_MOST_STOP_CHARACTERS} characters",
 }
 """What is said of parameters that may be of several types."""
-_OF_SEVERAL_TYPES = ("prompt", "input")
-_BODIES: tuple[type[Body], ...] = (
-    *(CompletionRequest, ChatRequest, Message, TextPart, StreamOptions, ResponseFormat, JsonSchema, StructuredOutputs),
-    *(ToolCall, FunctionCall, Tool, Function, NamedTool, NamedFunction),
-    *(TokenizeRequest, DetokenizeRequest, LoadAdapterRequest, UnloadAdapterRequest),
-)
-_FIELDS = {field.alias or name for body in _BODIES for name, field in body.model_fields.items()}
+_TEXTS = "must be a text, its token ids, or a list of either; none may be empty"
 
 
 def parsed(model: type[M], body: bytes) -> M:
@@ -288,13 +271,12 @@ def parsed(model: type[M], body: bytes) -> M:
         raise _refusal(max(found, key=lambda problem: len(problem["loc"])), model) from None
 
 
-def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> RequestError:
+def _refusal(problem: ErrorDetails, model: type[Body]) -> RequestError:
     if not problem["loc"]:
         return RequestError(Outcome.REJECTED, f"body: {problem['msg']}")
     extra = problem["type"] == "extra_forbidden"
     # Pydantic puts the type that was tried beside the fields.
-    known = _FIELDS | model.model_fields.keys()
-    loc = [part for part in problem["loc"] if extra or isinstance(part, int) or part in known]
+    loc = [part for part in problem["loc"] if extra or isinstance(part, int) or part in FIELDS]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
     if extra:
         allowed = f"; known: {', '.join(model.model_fields)}" if len(loc) == 1 else ""
@@ -305,7 +287,7 @@ def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> RequestError:
         return RequestError(
             Outcome.REJECTED, f"{param}: missing; it must be given", fault=Fault.MISSING_PARAMETER, param=param
         )
-    if loc[0] in _OF_SEVERAL_TYPES:
-        param, loc = str(loc[0]), loc[:1]
+    if loc[0] in model.plain:
+        return RequestError(Outcome.REJECTED, f"{loc[0]}: {given(problem)}{_TEXTS}", param=str(loc[0]))
     wanted = _WANTED.get(str(loc[-1]), problem["msg"].removeprefix("Value error, "))
     return RequestError(Outcome.REJECTED, f"{param}: {given(problem)}{wanted}", param=param)

@@ -21,7 +21,8 @@ logger = logging.getLogger("pliant")
 
 _MOST_UNREAD = 16
 """Pieces of several answers that may wait for the client."""
-_INTERNAL = RequestError(Outcome.FAILED, "internal error; see the server's log")
+INTERNAL = RequestError(Outcome.FAILED, "internal error; see the server's log")
+"""What clients hear of what is no fault of theirs."""
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies on the way shall neither keep nor hold back what passes."""
 _DONE = b"data: [DONE]\n\n"
@@ -85,7 +86,20 @@ async def begun(pieces: Pieces) -> Pieces:
 
 
 class EventStream(StreamingResponse):
-    """Streams `pieces` in the shape of an endpoint. A client that leaves ends them at once.
+    """Streams `events`, which are made of `pieces`. A client that leaves ends both at once."""
+
+    def __init__(self, pieces: Pieces, events: AsyncGenerator[bytes, None]) -> None:
+        self._pieces = pieces
+        self._events = events
+        super().__init__(events, media_type="text/event-stream", headers=_HEADERS)
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self._pieces), aclosing(self._events):
+            await super().stream_response(send)
+
+
+class ChunkStream(EventStream):
+    """Streams `pieces` in the shape of an endpoint.
 
     `envelope` makes a chunk of its choices. With `usage` every chunk has the key, and the last tells the count of all
     tokens generated. An error becomes the last event. `delivered` is what the client has of the one choice before.
@@ -100,18 +114,12 @@ class EventStream(StreamingResponse):
         usage: Callable[[int], Json] | None,
         delivered: Delivered | None = None,
     ) -> None:
-        self._pieces = pieces
         self._choices = choices
         self._shape = shape
         self._envelope = envelope if usage is None else lambda choices: {**envelope(choices), "usage": None}
         self._usage = usage
         self._delivered = delivered
-        self._events = self._run()
-        super().__init__(self._events, media_type="text/event-stream", headers=_HEADERS)
-
-    async def stream_response(self, send: Send) -> None:
-        async with aclosing(self._pieces), aclosing(self._events):
-            await super().stream_response(send)
+        super().__init__(pieces, self._run())
 
     async def _run(self) -> AsyncGenerator[bytes, None]:
         sent = self._delivered or Delivered()
@@ -127,7 +135,7 @@ class EventStream(StreamingResponse):
             yield _event(openai_body(error))
         except Exception:
             logger.exception("an answer was cut off")
-            yield _event(openai_body(_INTERNAL))
+            yield _event(openai_body(INTERNAL))
         else:
             if self._usage:
                 yield _event({**self._envelope([]), "usage": self._usage(sent.tokens)})

@@ -53,9 +53,13 @@ def most_of_a_service(config: GatewayConfig, services: int) -> int:
 
 
 def hold(scope: Scope, service: str) -> None:
-    """Have this HTTP request count as one of `service` until it is over. Raises RequestError if it has too many."""
-    place: _Place = scope[_PLACE]
-    place.serve(service)
+    """Have this HTTP request count as one of `service` until it is over. Raises RequestError if it has too many.
+
+    What is done in the background has no place.
+    """
+    place: _Place | None = scope.get(_PLACE)
+    if place:
+        place.serve(service)
 
 
 class Places:

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from pliant.deployments.http.grammars import Json, bound_call, json_schema, lark
 from pliant.deployments.http.openai_messages import Function, ToolRequest
+from pliant.deployments.http.reasoning import undecided
 from pliant.deployments.serving.outcome import Outcome, RequestError
 
 ToolForm = Literal["hermes", "llama3_json", "mistral"]
@@ -163,7 +164,7 @@ class _Tagged:
             if self._call is None:
                 before, tag, behind = self._held.partition(_BEGIN)
                 if not tag:
-                    kept = 0 if ends else _undecided(before)
+                    kept = 0 if ends else undecided(before, _BEGIN)
                     cut = len(before) - kept
                     content += before[:cut]
                     self._held = before[cut:]
@@ -184,13 +185,6 @@ class _Tagged:
             self._call = None
             self._calls += 1
         return Delta(content, tuple(deltas))
-
-
-def _undecided(text: str) -> int:
-    """Characters at the end of `text` that may belong to a tag: its beginning, and the space before it."""
-    begun = next((size for size in range(len(_BEGIN) - 1, 0, -1) if text.endswith(_BEGIN[:size])), 0)
-    bare = text[: len(text) - begun]
-    return len(text) - len(bare.rstrip())
 
 
 class _Call:

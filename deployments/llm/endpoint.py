@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from pliant.config.llm import LlmConfig
 from pliant.deployments.http.chat_template import ChatTemplate, texts
+from pliant.deployments.http.reasoning import ReasoningParser, begun, thinks
 from pliant.deployments.http.tool_calls import ToolForm, form_of
 from pliant.deployments.llm.chooser import Prompted
 from pliant.deployments.llm.errand import AnswerErrand
@@ -39,6 +40,8 @@ _LONG_CHAT = 1_024
 """Characters from which on a conversation is rendered in a thread, so that the event loop stays responsive."""
 _MANY_MESSAGES = 16
 """The same, of messages."""
+_TAG_TOKENS = 16
+"""At the end of a prompt: they have the tag in them with which a thought begins, if one is there."""
 
 
 class LlmRecorder(Recorder, Protocol):
@@ -80,6 +83,9 @@ class LanguageModel:
         self._as_text = _as_text(self.tokenizer)
         self.tool_form: ToolForm | None = config.tool_parser or form_of(info.chat_template or "")
         """How the model writes calls of tools, None if that is not known."""
+        self._thinks = config.reasoning_parser == "think" or (
+            config.reasoning_parser is None and thinks(info.chat_template or "")
+        )
         self._template = (
             ChatTemplate(info.chat_template, info.special_tokens, self._as_text) if info.chat_template else None
         )
@@ -143,6 +149,13 @@ class LanguageModel:
             return tuple(ids)
         reason = "messages: the model's chat template makes no text of them"
         raise RequestError(Outcome.REJECTED, reason, param="messages")
+
+    def reasoning(self, prompt: Sequence[int], choices: int) -> list[ReasoningParser]:
+        """What tells reasoning and content of each answer to `prompt` apart; nothing if the model does not think."""
+        if not self._thinks:
+            return []
+        within = begun(self.text(prompt[-_TAG_TOKENS:]))
+        return [ReasoningParser(within) for _ in range(choices)]
 
     async def _tokenize(self, text: str, special: bool = True) -> Sequence[int]:
         self._check_characters(len(text))

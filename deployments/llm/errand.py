@@ -10,6 +10,10 @@ from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
+from pliant.deployments.serving.tenants import in_background
+
+_BACKGROUND_S = 24 * 3600.0
+"""How long an answer may stand still for which nobody waits."""
 
 
 class AnswerErrand(Errand[Prompted, Generation, Piece]):
@@ -23,9 +27,10 @@ class AnswerErrand(Errand[Prompted, Generation, Piece]):
         self, generation: Generation, subject: str, slo_s: float, timeout_s: float, share_prefixes: bool = False
     ) -> None:
         super().__init__()
+        background = in_background()
         self.subject = subject
-        self.timeout_s = timeout_s
-        self._generation = generation._replace(tenant=self.tenant)
+        self.timeout_s = _BACKGROUND_S if background else timeout_s
+        self._generation = generation._replace(tenant=self.tenant, background=background)
         self._deadline = time.monotonic() + slo_s
         self._slo_s = slo_s
         self._received: list[int] = []
@@ -38,7 +43,7 @@ class AnswerErrand(Errand[Prompted, Generation, Piece]):
 
     def query(self, late: bool) -> Generation:
         within_s = None
-        if not (late or self._received):
+        if not (late or self._received or self._generation.background):
             within_s = max(0.0, self._deadline - time.monotonic())
         return self._generation._replace(generated=tuple(self._received), first_token_within_s=within_s)
 

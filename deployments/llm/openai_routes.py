@@ -1,4 +1,5 @@
-"""OpenAI's text endpoints, as the `openai` client calls them: /v1/completions, /v1/chat/completions and /v1/models.
+"""OpenAI's text endpoints, as the `openai` client calls them: /v1/completions, /v1/chat/completions,
+/v1/responses and /v1/models.
 
 Errors are in OpenAI's shape (`openai_errors`). One that comes before the first token has its own HTTP status, streamed
 or not; one that comes later is the last event of the stream.
@@ -16,16 +17,19 @@ from fastapi.responses import JSONResponse
 
 from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Json, Shape, usage
+from pliant.deployments.http.openai_responses import ResponsesRequest, renamed
 from pliant.deployments.http.openai_schemas import ChatRequest, CompletionRequest, GenerationRequest, parsed
-from pliant.deployments.http.openai_stream import EventStream, begun, interleaved
+from pliant.deployments.http.openai_stream import ChunkStream, begun, interleaved
 from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.places import hold
+from pliant.deployments.http.response_events import Writer, stream, whole
 from pliant.deployments.http.resumption import Delivered, drawn, last_event, rest
 from pliant.deployments.http.tool_calls import grammar, parser
 from pliant.deployments.llm.generations import bound
 from pliant.deployments.llm.generations import generations as asked
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.deployments.llm.served_models import ServedModel, ServedModels
+from pliant.deployments.serving.outcome import RequestError
 
 
 def router(models: ServedModels, max_body: int) -> APIRouter:
@@ -62,20 +66,48 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         body = await read_body(request, max_body)
         call = await off_loop(len(body), lambda: parsed(ChatRequest, body))
         served = await models.find(call.model)
-        model = served.base
-        hold(request.scope, model.name)
-        parsers = [parser(call, model.tool_form) for _ in range(call.choices)]
-        messages = [message.for_template() for message in call.messages]
-        prompt = await model.encode_chat(messages, call.for_template(), call.chat_template_kwargs)
-        bound_to = await asyncio.to_thread(grammar, call, model.tool_form) if call.tools else None
-        wanted = call.max_completion_tokens or call.max_tokens
         name, seed = drawn(request)
-        generations = await asked(served, call, [prompt], wanted, call.alternatives, seed, bound_to)
+        generations, shape, prompt_tokens = await _chat(request, served, call, name, seed)
         delivered = last_event(request, len(generations)) if call.stream else None
-        shape = ChatShape(model.token_texts, [each for each in parsers if each], name)
-        return await _answer(served, call, generations, shape, len(prompt), f"chatcmpl-{name}", delivered)
+        return await _answer(served, call, generations, shape, prompt_tokens, f"chatcmpl-{name}", delivered)
+
+    @api.post("/responses", openapi_extra=json_body(ResponsesRequest), responses=media)
+    async def respond(request: Request) -> Response:
+        body = await read_body(request, max_body)
+        call = await off_loop(len(body), lambda: parsed(ResponsesRequest, body))
+        served = await models.find(call.model)
+        name, seed = drawn(request)
+        try:
+            [generation], shape, prompt_tokens = await _chat(request, served, call.chat(), name, seed)
+        except RequestError as error:
+            raise renamed(error) from None
+        writer = Writer(call, served.name, name, prompt_tokens)
+        pieces = interleaved([served.base.answer(generation)])
+        if call.stream:
+            return stream(await begun(pieces), shape, writer)
+        return JSONResponse(await whole(pieces, shape, writer))
 
     return api
+
+
+async def _chat(
+    request: Request, served: ServedModel, call: ChatRequest, name: str, seed: int
+) -> tuple[list[Generation], ChatShape, int]:
+    """What replicas are asked for by a chat, how its answers are written, and the tokens of its prompt.
+
+    Raises RequestError.
+    """
+    model = served.base
+    hold(request.scope, model.name)
+    parsers = [parser(call, model.tool_form) for _ in range(call.choices)]
+    messages = [message.for_template() for message in call.messages]
+    prompt = await model.encode_chat(messages, call.for_template(), call.chat_template_kwargs)
+    bound_to = await asyncio.to_thread(grammar, call, model.tool_form) if call.tools else None
+    wanted = call.max_completion_tokens or call.max_tokens
+    generations = await asked(served, call, [prompt], wanted, call.alternatives, seed, bound_to)
+    thoughts = [] if call.bound or call.must_call else model.reasoning(prompt, call.choices)
+    shape = ChatShape(model.token_texts, [each for each in parsers if each], name, thoughts)
+    return generations, shape, len(prompt)
 
 
 async def _answer(
@@ -104,12 +136,12 @@ async def _answer(
     if call.stream:
         counted = partial(usage, prompt_tokens) if call.with_usage else None
         pieces = await begun(rest(answers, delivered, partial(shape.part, 0)) if delivered else answers)
-        return EventStream(pieces, len(generations), shape, partial(envelope, shape.chunk), counted, delivered)
+        return ChunkStream(pieces, len(generations), shape, partial(envelope, shape.chunk), counted, delivered)
     parts: list[list[Piece]] = [[] for _ in generations]
     async with aclosing(answers):
         async for index, piece in answers:
             parts[index].append(piece)
-    whole = [merged(pieces) for pieces in parts]
-    choices = [shape.choice(index, answer) for index, answer in enumerate(whole)]
-    counts = usage(prompt_tokens, sum(len(answer.tokens) for answer in whole))
+    merged_answers = [merged(pieces) for pieces in parts]
+    choices = [shape.choice(index, answer) for index, answer in enumerate(merged_answers)]
+    counts = usage(prompt_tokens, sum(len(answer.tokens) for answer in merged_answers))
     return JSONResponse({**envelope(shape.whole, choices), "usage": counts})

@@ -14,6 +14,7 @@ from pliant.deployments.llm.engine import BrokenError, Engine
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.metrics import LlmReplicaMetrics
+from pliant.deployments.llm.precedence import Precedence
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
@@ -42,6 +43,7 @@ class LlmReplica:
                     await asyncio.to_thread(sources.fetch_adapters, config.adapters.folder, startup)
             async with startup.loading(folder):
                 self._loop = EngineLoop(await asyncio.to_thread(_assemble, config), self._hangs_after_s)
+        self._precedence = Precedence(self._loop.generate)
         report = self._loop.report()
         logger.info("%s: starts with %d slots of %d tokens", service, report["slots"], report["max_length"])
 
@@ -50,7 +52,7 @@ class LlmReplica:
         [generation] = parcel.queries
         with self._held.of(parcel.gateway, len(generation.prompt) + generation.max_tokens):
             try:
-                async with aclosing(self._loop.generate(generation)) as pieces:
+                async with aclosing(self._precedence.generate(generation)) as pieces:
                     async for piece in pieces:
                         yield piece or Alive()
             except BusyError as error:

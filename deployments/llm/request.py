@@ -38,6 +38,8 @@ class Generation(NamedTuple):
     """None of these sequences of tokens, of two or more each, comes in the answer."""
     grammar: str | None = None
     """What the whole answer is bound to, as `grammars` writes it."""
+    background: bool = False
+    """It is computed only while nobody waits for anything else, and makes way at once."""
 
 
 @message

@@ -20,6 +20,8 @@ from ray.serve.handle import DeploymentHandle
 from pliant.config.base import ModelServiceConfig
 from pliant.config.cluster import ServingConfig
 from pliant.deployments.http.application import application
+from pliant.deployments.serving.batches.runner import Runner
+from pliant.deployments.serving.batches.store import BatchStore
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.follower import Follower, Tally
@@ -30,6 +32,7 @@ from pliant.deployments.serving.messages import Guidance, News
 from pliant.deployments.serving.metrics import Refusals, TenantMetrics
 from pliant.deployments.serving.router import RayTransport, table_of
 from pliant.deployments.serving.services import Replicas, Service, Services
+from pliant.deployments.serving.state.storage import storage
 from pliant.deployments.serving.status import exposition
 from pliant.errors import PliantError
 
@@ -71,8 +74,10 @@ class Gateway:
         self._catalogs = {name: kind.follower(partial(calls.ask, name), config) for name, kind in used.items()}
         self._services = Services(list(self._described()))
         self._history = History(used)
+        self._batches = Runner(BatchStore(storage(config.state)), self._name)
         runs = [
             self._remember(),
+            self._batches.run(),
             self._follower.run(),
             *(catalog.run() for catalog in self._catalogs.values() if catalog),
         ]
@@ -165,6 +170,7 @@ class Gateway:
             self._tenants,
             self._refusals,
             self._history,
+            self._batches,
         )
 
     def _stats(self) -> dict[str, Any]:
@@ -172,6 +178,7 @@ class Gateway:
             "gateway": self._name,
             "planner_reached": self._follower.reached,
             "tenants": self._tenants.facts(),
+            "batches": self._batches.facts(),
             "services": {service.name: self._facts(service) for service in self._services},
         }
 

@@ -121,7 +121,9 @@ class Account:
         return self.config.slo_ms.clamp(wanted)
 
     def utility(self, wanted: float) -> float:
-        """What an answer is worth to it that it says is worth so much."""
+        """What an answer is worth to it that it says is worth so much; nothing, if nobody waits for it."""
+        if in_background():
+            return 0.0
         most = self.config.max_utility
         return wanted if most is None else min(wanted, most)
 
@@ -158,6 +160,7 @@ def _duration(seconds: float) -> str:
 
 
 _current: ContextVar[Account] = ContextVar("account")
+_background: ContextVar[bool] = ContextVar("background", default=False)
 _nobody = Account()
 
 
@@ -166,6 +169,12 @@ def current() -> Account:
     return _current.get(_nobody)
 
 
-def act_for(account: Account) -> None:
-    """From now on this task, and those that it starts, work for `account`."""
+def act_for(account: Account, background: bool = False) -> None:
+    """From now on this task, and those that it starts, work for `account`, which does not wait if in `background`."""
     _current.set(account)
+    _background.set(background)
+
+
+def in_background() -> bool:
+    """Whether what is worked on is to keep nobody else waiting."""
+    return _background.get()

@@ -29,6 +29,7 @@ from pliant.bench.chaos.nodes import Nodes, processes, replicas_on
 from pliant.config.cluster import Reader
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.app import assemble
+from pliant.deployments.drain import await_empty
 from pliant.deployments.encoder.computing import Runtime
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.kinds import CONFIGS, KINDS
@@ -231,6 +232,7 @@ def main() -> None:
         nodes.add()
         drained = nodes.drain(0)
         scenario.phase("node drained", lambda service: all_serve(service) and not replicas_on(drained))
+        assert not await_empty(drained, within_s=0)
         Path(sys.argv[1]).write_text(json.dumps(scenario.phases, indent=1))
     finally:
         nodes.end()

@@ -85,6 +85,9 @@ class LlmConfig(ModelServiceConfig):
     """Length of an answer whose request does not give one; by default what fits."""
     tool_parser: Literal["hermes", "llama3_json", "mistral"] | None = None
     """How the model writes calls of tools; by default what its chat template shows."""
+    reasoning_parser: Literal["think", "none"] | None = None
+    """How the model writes its reasoning: between <think> and </think>, or not apart; by default what its chat template
+    shows."""
     debug: bool = False
     """Check after every step that slots, pages and requests agree; replaces the replica if they do not. Slow."""
 

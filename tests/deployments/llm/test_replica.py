@@ -21,6 +21,7 @@ from pliant.deployments.llm.engine import BrokenError, Engine
 from pliant.deployments.llm.loop import StandstillError
 from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.metrics import LlmReplicaMetrics
+from pliant.deployments.llm.precedence import Precedence
 from pliant.deployments.llm.replica import LlmReplica
 from pliant.deployments.llm.report import AdapterReport, ClassReport, MemoryReport
 from pliant.deployments.llm.request import Generation, Piece
@@ -69,6 +70,7 @@ class Loop:
 def replica(loop: Loop) -> Any:
     made: Any = LlmReplica.__new__(LlmReplica)
     made._service, made._held, made._loop, made._hangs_after_s = "chat", Held(), loop, 60
+    made._precedence = Precedence(loop.generate)
     return made
 
 

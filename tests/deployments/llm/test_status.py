@@ -20,8 +20,8 @@ def lines(**facts: Any) -> list[str]:
         ClassReport(cut_off=1.0, quota=200, waiting=1, admitted=1, waited_s=9.0),
     ]
     given["adapters"] |= {"resident": ["sql", "law"], "bytes": 4096, "hits": 5, "evictions": {"memory": 6}}
-    chat = {"kind": "llm", "replicas": {"r": given}, **facts}
-    return exposition({"services": {"chat": chat}}, loaded()).decode().splitlines()
+    chat = {"kind": "llm", "ready": True, "replicas": {"r": given}, **facts}
+    return exposition({"planner_reached": True, "services": {"chat": chat}}, loaded()).decode().splitlines()
 
 
 def test_replicas_queues_and_adapters_are_told() -> None:

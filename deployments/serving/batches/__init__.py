@@ -1,0 +1,1 @@
+"""Files of requests, which are answered in the background."""
