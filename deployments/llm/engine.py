@@ -132,7 +132,7 @@ class Engine:
             if self.failure:
                 raise self.failure
         self._room = room
-        self._memory.forget()
+        self.forget()
         self._served = self._speeds.tokens = 0
 
     def pin(self, adapter: AdapterRef) -> None:
@@ -145,6 +145,10 @@ class Engine:
             self._adapters.load_now(adapter, now)
         finally:
             self._make_room(0)
+
+    def forget(self) -> None:
+        """Keep nothing of what was computed but for requests under way, as a benchmark wants it that repeats itself."""
+        self._memory.forget()
 
     def guide(self, generation: Generation) -> Guide | None:
         """What `generation` is bound to, for `add`. Slow for large grammars; for any thread. Raises GuideError."""

@@ -47,4 +47,6 @@ class ReplicaReport(Report):
     """The queues, small requests first."""
     predictor: PredictorReport
     memory: MemoryReport
+    digest: str
+    """Names of prefixes that are there, as `chooser` reads them: where they end or branch, the latest used."""
     adapters: AdapterReport

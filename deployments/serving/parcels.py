@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.message import message
@@ -28,8 +28,6 @@ class Report(TypedDict):
     held: dict[str, float]
     """By gateway: what its requests here amount to, in the unit that the kind's chooser counts in."""
     served: int
-    digest: NotRequired[str]
-    """What only choosers read; people are not shown it."""
 
 
 @message

@@ -20,6 +20,8 @@ _FAILURES = 3
 _EJECTED_S = 1.0
 """The first time; every time after that twice as long, until it answers."""
 _MOST_EJECTED_S = 30.0
+_UNSHOWN = "digest"
+"""What of a report only choosers read."""
 
 Want = TypeVar("Want", contravariant=True)
 R = TypeVar("R", bound=Report)
@@ -206,7 +208,7 @@ class ReplicaTable(Generic[Want, R]):
         self._readmit()
         return {
             replica: {
-                **{key: value for key, value in report.items() if key != "digest"},
+                **{key: value for key, value in report.items() if key != _UNSHOWN},
                 "outstanding": self._outstanding[replica],
                 "ejected": replica in self._ejected,
             }
