@@ -257,14 +257,16 @@ class Engine:
 
     def _extend(self, now: float, items: list[Item]) -> None:
         """Answers that get longer than predicted are charged for more pages; for some of them others make way."""
-        put_back: list[Answer] = []
+        squashed: list[Answer] = []
+        evicted: list[AdapterRef] = []
         for answer, stored in self._batch.outgrown():
-            if answer not in put_back:
+            if answer not in squashed:
                 decisions = self._room.extend(answer, stored, now)
-                self._adapters.evict(decisions.evict)
-                put_back += decisions.squash
+                evicted += decisions.evict
+                squashed += decisions.squash
                 self._batch.charged(answer)
-        self._put_back(put_back, items)
+        self._put_back(squashed, items)
+        self._adapters.evict(evicted)
 
     def _put_back(self, answers: list[Answer], items: list[Item]) -> None:
         """These lose their slots and go on later. Their adapters may go at once, so iterations under way come first.

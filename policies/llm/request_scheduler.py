@@ -36,7 +36,8 @@ from pliant.policies.llm.arrival_histogram import ArrivalHistogram
 from pliant.policies.llm.jobs import A, Decisions, Job, K
 from pliant.policies.llm.jobs import SchedulerError as SchedulerError
 from pliant.policies.llm.queue_order import Queues
-from pliant.policies.llm.request_state import RequestState, Sharing
+from pliant.policies.llm.request_state import RequestState
+from pliant.policies.llm.shared_memory import Sharing
 from pliant.policies.llm.two_phase_admission import Round
 
 _HORIZON_S = 10.0

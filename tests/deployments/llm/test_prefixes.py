@@ -213,6 +213,22 @@ def test_where_answers_get_longer_than_predicted_those_that_came_last_make_way(o
     assert report["memory"]["hit"] > 0, "what they had is taken over again"
 
 
+def test_an_adapter_stays_until_the_iteration_is_through_that_computes_for_who_makes_way() -> None:
+    """What one needs more is more than the other's page, so that the adapter of that goes, too."""
+    ref = adapter("only", size=64)
+    served = Served(slots=3, pipelined=True, arena_bytes=2 * SLOT_BYTES, predictor=Foretold(1))
+    served.answer(generation("before", (1,), max_tokens=1, adapter=ref))
+    served.add(generation("long", range(48), max_tokens=16), generation("short", range(60, 65), max_tokens=20))
+    served.step()
+    served.step()
+    served.add(generation("last", (2,), max_tokens=30, adapter=ref))
+    served.run()
+    report = served.engine.report()
+    assert report["preempted"] > 0
+    assert report["adapters"]["evictions"]["memory"] > 0
+    served.engine.close()
+
+
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
