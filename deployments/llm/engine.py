@@ -66,9 +66,10 @@ class Engine:
     `eos` are the tokens that end an answer. At most `queue` requests wait for a slot, besides those for whom slots are
     free, in the order of `scheduler`; by default that of their arrival. `predictor` tells it how long answers will be,
     and `loader` loads adapters; without one requests have none. `stall_s` bounds for how long prompts may hold up the
-    next tokens of live requests (see `prefill_chunks`). `clock` tells seconds. `compact`=False leaves gaps between live
-    requests, as Flover does without its shuffle. With `share_prefixes` tenants share what was computed of prompts. With
-    `debug` every step checks the engine's integrity.
+    next tokens of live requests (see `prefill_chunks`); with a `tpot_s`, the objective for the time between two tokens,
+    they may take what live requests can spare by that instead. `clock` tells seconds. `compact`=False leaves gaps
+    between live requests, as Flover does without its shuffle. With `share_prefixes` tenants share what was computed of
+    prompts. With `debug` every step checks the engine's integrity.
 
     Calls must not overlap, save for `busy`, `report` and `loading_s`.
     """
@@ -87,6 +88,7 @@ class Engine:
         predictor: LengthPredictor[str] | None = None,
         loader: AdapterLoader | None = None,
         share_prefixes: bool = False,
+        tpot_s: float | None = None,
     ) -> None:
         self.capacity = executor.slots + queue
         """Requests that there is room for, live or waiting."""
@@ -103,7 +105,7 @@ class Engine:
         costs = Measured(lambda: self._speeds.prompt_tokens_per_s, self._adapters.load_s)
         self._memory = Memory(executor, scheduler.cache, costs, share_prefixes)
         self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, self._memory)
-        self._batch = Batch(executor, self._memory, compact)
+        self._batch = Batch(executor, self._memory, compact, tpot_s)
         self._in_flight = InFlight()
         self._open: dict[str, Answer] = {}
         """All that have not ended: they wait, have a slot, or have their last tokens in flight."""
@@ -242,7 +244,7 @@ class Engine:
         """
         self._memory.now = now
         self._extend(now, items)
-        budget = self._speeds.prompt_tokens(live=self._batch.decoding)
+        budget = self._speeds.prompt_tokens(self._batch.decoding, now, self._batch.due)
         whole = sum(left for left in map(self._batch.prompt_left, self._batch.partial) if left <= budget)
         decisions = self._room.schedule(now, self._executor.slots - len(self._batch), budget - whole)
         self._put_back(decisions.squash, items)

@@ -81,6 +81,9 @@ class LlmConfig(ModelServiceConfig):
     """How long an answer may stand still while replicas fail or restart, before it ends with an error."""
     stall_ms: Annotated[float, Field(gt=0)] = 50
     """By how much the prompts of new requests may delay the next token of the others; 16 tokens always may."""
+    tpot_ms: Milliseconds | None = None
+    """Objective for the time between two tokens of an answer: with one, prompts of new requests may take what answers
+    that are ahead of it can spare, instead of `stall_ms`."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Length of an answer whose request does not give one; by default what fits."""
     tool_parser: Literal["hermes", "llama3_json", "mistral"] | None = None
