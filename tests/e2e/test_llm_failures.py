@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -100,6 +101,57 @@ async def test_answers_wait_for_a_replica_when_all_die(cluster: Cluster, client:
     readers = [Reader(client, index, max_tokens) for index in range(4)]
     reading = [asyncio.create_task(reader.read()) for reader in readers]
     await asyncio.gather(*(reader.begun.wait() for reader in readers))
+    for process in cluster.replica_processes("chat"):
+        process.kill()
+    assert await asyncio.gather(*reading) == expected
+
+
+WORDS = {"type": "string", "pattern": "^((for|while) ){60}$"}
+LISTS = {"type": "object", "properties": {"words": WORDS}, "required": ["words"], "additionalProperties": False}
+FEATURES: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "words", "schema": LISTS}}},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": LISTS}}], "tool_choice": "required"},
+    {"n": 4, "seed": 3, "temperature": 1.0, "presence_penalty": 0.5, "extra_body": {"ignore_eos": True}},
+]
+
+
+class ChatReader:
+    """Reads the answers to a chat with some feature, choice by choice."""
+
+    def __init__(self, client: openai.AsyncOpenAI, feature: dict[str, Any], max_tokens: int) -> None:
+        self.begun = asyncio.Event()
+        self._client = client
+        talk = [{"role": "user", "content": "Explain the for statement."}]
+        given = {"model": "chat", "messages": talk, "max_completion_tokens": max_tokens, "temperature": 0}
+        self._request: dict[str, Any] = {**given, **feature}
+
+    async def read(self) -> dict[int, tuple[str, str, str | None]]:
+        """By choice: its text, arguments of its calls, and why it ended."""
+        found: dict[int, tuple[str, str, str | None]] = {}
+        async for chunk in await self._client.chat.completions.create(**self._request, stream=True):
+            [choice] = chunk.choices
+            text, arguments, _ = found.get(choice.index, ("", "", None))
+            for call in choice.delta.tool_calls or ():
+                arguments += call.function.arguments or ""
+            found[choice.index] = text + (choice.delta.content or ""), arguments, choice.finish_reason
+            if text or arguments:
+                self.begun.set()
+        return found
+
+
+async def test_bound_answers_calls_and_choices_survive_their_replicas(
+    cluster: Cluster, client: openai.AsyncOpenAI
+) -> None:
+    max_tokens = await length(client)
+    expected = await asyncio.gather(*(ChatReader(client, feature, max_tokens).read() for feature in FEATURES))
+    bound, called, several = expected
+    for arguments in (bound[0][0], called[0][1]):
+        assert len(json.loads(arguments)["words"].split()) == 60
+    assert len({text for text, _, _ in several.values()}) == 4
+    readers = [ChatReader(client, feature, max_tokens) for feature in FEATURES]
+    reading = [asyncio.create_task(reader.read()) for reader in readers]
+    await asyncio.gather(*(reader.begun.wait() for reader in readers))
+    assert not any(task.done() for task in reading)
     for process in cluster.replica_processes("chat"):
         process.kill()
     assert await asyncio.gather(*reading) == expected

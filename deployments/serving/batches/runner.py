@@ -32,7 +32,7 @@ _LOOK_EVERY_S = 5.0
 _KEEP_EVERY_S = 2.0
 """While one is worked on, it is looked whether it was cancelled; every fifth time the lease is renewed."""
 _LEASE_EVERY = 5
-_RETRY_S = (1.0, 30.0)
+_RETRY_S = (0.25, 5.0)
 """What a request waits that was refused, at first and at most."""
 _AGAIN = (429, 503, 504)
 """Statuses of requests that are sent again."""
