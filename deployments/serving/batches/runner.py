@@ -90,6 +90,7 @@ class Runner:
         """Work for ever, once it has begun."""
         while self._asks is None:
             await self._wake.wait()
+        complaint = ""
         while True:
             try:
                 self._wake.clear()
@@ -100,7 +101,9 @@ class Runner:
                 self._mine = batch
                 await self._work(batch, self._asks)
             except OSError as error:
-                logger.warning("batches: the state cannot be used: %s; trying again", error)
+                if str(error) != complaint:
+                    complaint = str(error)
+                    logger.warning("batches: the state cannot be used: %s; trying again", error)
                 await self._rest(_LOOK_EVERY_S)
             except Exception:
                 logger.exception("batches: failed; trying again")
