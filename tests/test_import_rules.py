@@ -42,6 +42,7 @@ NOT_FOR: dict[str, set[str]] = {
 """Libraries that a folder does without."""
 MAY_IMPORT_RAY = {
     "deployments.app",
+    "deployments.drain",
     "deployments.run",
     "deployments.startup",
     *(f"deployments.serving.{shell}" for shell in ("gateway", "metrics", "planner", "router")),

@@ -141,7 +141,7 @@ class _System:
 
 def _scheduler(name: str, loaded: Executor) -> AnswerScheduler:
     queues: Queues[Answer, AdapterRef] = MultiQueue(QueueClasses(_SLO_S)) if name == _OURS else Fifo()
-    cache = AdapterCache[AdapterRef]("none" if name == _S_LORA else "compound")
+    cache = AdapterCache[AdapterRef]("none" if name == _S_LORA else "joint")
     return Scheduler(queues, cache, loaded.arena_bytes, loads=_LOADS, slots=loaded.slots)
 
 

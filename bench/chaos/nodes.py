@@ -6,7 +6,6 @@ The process that has them owns its Ray.
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from typing import Any
 
 import psutil
@@ -15,9 +14,11 @@ from ray import serve
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
-from pliant.bench.ray_session import free_port, script
+from pliant.bench.ray_session import free_port
+from pliant.deployments.drain import announce
 
 _STORE_BYTES = 80 * 2**20
+_NOTICE_S = 60
 
 
 class Nodes:
@@ -50,9 +51,7 @@ class Nodes:
     def drain(self, index: int) -> str:
         """As a cloud's notice that a node goes away in a minute would; its id."""
         node = str(self.nodes[index].node_id)
-        why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
-        call = [script("ray"), "drain-node", "--address", self.cluster.address, "--node-id", node, *why]
-        subprocess.run([*call, "--deadline-remaining-seconds", "60"], check=True)
+        announce(self.cluster.address, node, _NOTICE_S)
         return node
 
     def end(self) -> None:

@@ -48,7 +48,7 @@ def _live_planner(options: Options) -> list[Figure]:
         async with session() as http:
             requests = _MOVED_REQUESTS[not options.quick]
             outcome = await reassignment.measure(http, f"{address}/moving", requests)
-            errors = await fidelity.figures(http, f"{address}/timed", *_FIDELITY[not options.quick])
+            errors = await fidelity.figures(http, f"{address}/timed", MODEL, *_FIDELITY[not options.quick])
         return [*reassignment.figures(outcome), *errors]
 
     with cluster(applications, gpus) as address:

@@ -22,10 +22,11 @@ import numpy as np
 from pliant.bench.encoder.baseline_dispatch import LeastBusy, Packing
 from pliant.bench.encoder.profiles import Profile
 from pliant.policies.cluster.autoscaling import TargetTracking
-from pliant.policies.encoder.batching import Batch, Batcher, Waiting
+from pliant.policies.encoder.batching import Batch, Batcher, Waiting, shares
 from pliant.policies.encoder.configurations import ResidentRuntime, place
 from pliant.policies.encoder.dispatch import Algorithm1, Dispatcher
 from pliant.policies.encoder.planning import Planner, Residency, even_plan
+from pliant.policies.encoder.residency import ResidentTimes
 from pliant.policies.encoder.runtime_allocation import allocate, runtime_class
 from pliant.simulation.arrivals import Stream, Thinned
 from pliant.simulation.encoder.batched import BatchedSimulation, Batching
@@ -156,13 +157,14 @@ def _fleet(scheme: str, setting: Setting) -> tuple[Fleet, list[Controller]]:
             chosen: Dispatching = LeastBusy() if scheme == "ig" else dispatcher
             return Fleet(chosen, known, profile.padded_table), [Planned(planner, lengths)]
         case "sets" | "no_homes":
-            service_s = {length: profile.static_s(length) for length in lengths}
+            together = shares(profile.padded_times(lengths, setting.batch), lengths) if setting.batch > 1 else None
+            times = ResidentTimes.constant({length: profile.static_s(length) for length in lengths}, together)
             if scheme == "no_homes":
-                return ResidentFleet(dispatcher, [longest] * setting.replicas, service_s), []
+                return ResidentFleet(dispatcher, [longest] * setting.replicas, times, longest), []
             residency = Residency(dict.fromkeys(lengths, 0.0), 0.0)
             planner = Planner(longest, profile.slo_s, setting.period_s, setting.quantile, residency)
             homes = _homes(setting) if setting.demand else even
-            return ResidentFleet(dispatcher, homes, service_s), [Planned(planner, lengths)]
+            return ResidentFleet(dispatcher, homes, times, longest), [Planned(planner, lengths)]
     raise ValueError(f"no scheme is called {scheme}")
 
 

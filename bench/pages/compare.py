@@ -17,9 +17,8 @@ from pliant.bench.adapters.workload import Lengths, population
 from pliant.bench.adapters.workload import conversations as azure
 from pliant.bench.pages import workload
 from pliant.bench.report import Figure, Options, Report, ratio
-from pliant.policies.llm.idle_memory import Keep
 from pliant.simulation.llm.hardware import A40, A100, LLAMA_7B, Costs
-from pliant.simulation.llm.one_pass import Answered, Replica, Turn, simulate
+from pliant.simulation.llm.one_pass import Answered, Keep, Replica, Turn, simulate
 
 SLO = 5.0
 """Times what the P99 of the time to the first token is of requests that are alone."""

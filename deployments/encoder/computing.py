@@ -19,11 +19,10 @@ from pliant.deployments.encoder.messages import Query
 from pliant.formats.pass_times import PassTimes
 from pliant.kernels.encoder.texts import Output, Text
 from pliant.policies.cluster.fair_share import FairShare
-from pliant.policies.encoder.batching import Batcher, PackedTimes
+from pliant.policies.encoder.batching import Batcher, PackedTimes, shares
 from pliant.policies.encoder.batching import Waiting as Queued
 from pliant.policies.encoder.service_curve import ServiceTimes
 
-_MOST_IN_BATCH = 32
 _MOST_IN_TURN = 128
 """Texts that are looked at when tenants take turns."""
 
@@ -98,12 +97,12 @@ class Held:
         self.runtime = runtime
         self.batcher: Batcher | None = None
         self._batch_times: PackedTimes | None = None
-        shares = None
+        together = None
         if isinstance(runtime, BatchRuntime):
-            times = self._batch_times = PackedTimes.fitted(runtime.times, _MOST_IN_BATCH)
+            times = self._batch_times = PackedTimes.fitted(runtime.times)
             self.batcher = Batcher(times, runtime.max_length)
-            shares = {length: min(1.0, times.share_s(length) / times.seconds((length,))[0]) for length in measured}
-        self.times = ServiceTimes(measured, shares)
+            together = shares(times, measured)
+        self.times = ServiceTimes(measured, together)
 
     def observe(self, now: float, lengths: Sequence[int], seconds: float) -> None:
         """A pass over texts of these lengths took `seconds`."""

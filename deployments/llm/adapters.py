@@ -42,11 +42,6 @@ class Adapters:
         self._s_per_byte = RecentRatio(_DECAY)
 
     @property
-    def pages(self) -> int:
-        """Pages that adapters leave room for."""
-        return (self._executor.arena_bytes - self._cache.bytes) // self._executor.page_bytes
-
-    @property
     def _longest(self) -> int:
         """Bytes of the longest text."""
         return -(-self._executor.max_length // self._executor.page) * self._executor.page_bytes
@@ -81,7 +76,11 @@ class Adapters:
         if adapter is None or adapter in self._installed:
             return 0.0
         ahead = sum(self._loading.values()) + (0 if adapter in self._loading else self.bytes(adapter))
-        return ahead * self._s_per_byte.value
+        return self.load_s(ahead)
+
+    def load_s(self, bytes: int) -> float:
+        """Seconds that a load of so many bytes takes, as predicted from those before."""
+        return bytes * self._s_per_byte.value
 
     @property
     def loading(self) -> bool:

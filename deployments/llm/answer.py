@@ -97,6 +97,11 @@ class Answer:
         """Tokens of the prompt."""
         return self.size - self.most
 
+    def known(self, start: int = 0) -> list[int]:
+        """The tokens of its prompt, and then its own, from number `start` on."""
+        ids: list[int] = self.ids[start:].tolist()
+        return ids + self._fresh[max(0, start - len(self.ids)) :]
+
     def put_back(self) -> None:
         """It loses its slot, and goes on later behind the tokens it has."""
         self.running = False

@@ -51,6 +51,7 @@ def assemble(config: LlmConfig) -> Engine:
         config.stall_ms / 1e3,
         debug=config.debug,
         scheduler=scheduler(config, loaded),
+        share_prefixes=config.share_prefixes,
         loader=AdapterLoader(PeftFolders(loaded, DTYPES[config.dtype].itemsize, most_rank)) if most_rank else None,
     )
     engine.rehearse()

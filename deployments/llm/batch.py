@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from pliant.deployments.llm.adapters import key
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.executor import Slots
-from pliant.deployments.llm.free_pages import FreePages
 from pliant.deployments.llm.guide import MaskThread
+from pliant.deployments.llm.memory import Memory, PrefixRoot
 from pliant.kernels.decoder.decode_step import Launched, Prefill, RowMasks, Step
 from pliant.policies.llm.decode_slots import SlotError, SlotMap
+from pliant.policies.llm.pages import Place
 
 
 class Served(NamedTuple):
@@ -68,13 +69,14 @@ class InFlight(deque[Iteration]):
 class Batch:
     """Answers by slot of `executor`. What it tells is true once all iterations that were launched are through.
 
-    Answers take pages as their texts grow; whoever lets them in sees to it that there are enough. `compact`=False
-    leaves the gaps between answers open.
+    Answers, which have begun in `memory`, take pages there as their texts grow; whoever makes an iteration sees to it
+    that there are as many as are `lacking`. `compact`=False leaves the gaps between answers open.
     """
 
-    def __init__(self, executor: Slots, compact: bool) -> None:
+    def __init__(self, executor: Slots, memory: Memory, compact: bool) -> None:
         slots = executor.slots
         self._executor = executor
+        self._memory = memory
         self._slots: SlotMap[Answer] = SlotMap(slots, compact)
         self._lengths = np.zeros(slots, np.int32)
         """By slot: tokens stored; 0 for holes, as in all of these."""
@@ -90,21 +92,16 @@ class Batch:
         """By slot: pages."""
         self._tables = np.zeros((slots, -(-executor.max_length // executor.page)), np.int32)
         """By slot: its pages, in the order of its text; 0 behind them."""
-        self._pages = FreePages(executor.arena_bytes // executor.page_bytes)
+        self._pages = memory.pages
         self.partial: dict[Answer, float] = {}
         """Those whose prompts are not -> when they got their slots."""
-        executor.keep_pages(self.pages)
+        executor.keep_pages(self._pages.limit)
 
     def __len__(self) -> int:
         return len(self._slots)
 
     def __contains__(self, answer: Answer) -> bool:
         return answer in self._slots
-
-    @property
-    def pages(self) -> int:
-        """Pages that may be used, the first ones."""
-        return self._pages.limit
 
     @property
     def decoding(self) -> bool:
@@ -125,19 +122,36 @@ class Batch:
         return [answer.most - answer.count for answer in self._slots.window() if answer]
 
     def place(self, answer: Answer, now: float) -> None:
-        """Give `answer`, of which nothing is stored, a slot. Raises SlotsFullError."""
+        """Give `answer`, of which nothing is stored but what it found, a slot. Raises SlotsFullError."""
         slot = self._slots.append(answer)
         self._counts[slot] = answer.count
         self._most[slot] = answer.most
         if answer.guide:
             self._guided.add(answer)
         self.partial[answer] = now
+        self._show(slot, answer)
+        self._lengths[slot] = self._pages.computed(answer)
+        prompt, answered = np.split(answer.ids, [answer.prompt])
+        self._executor.admit(slot, answer.sampling, answer.adapter and key(answer.adapter), prompt, answered)
+
+    def catch_up(self, answer: Answer) -> Place[PrefixRoot] | None:
+        """A partial prompt takes over what was computed for others; returns what its next page will be found by."""
+        place = self._memory.catch_up(answer)
+        slot = self._slots.slot(answer)
+        self._show(slot, answer)
+        self._lengths[slot] = self._pages.computed(answer)
+        return place
+
+    def lacking(self, granted: Iterable[tuple[Answer, int]]) -> int:
+        """Pages that an iteration takes, beside those that answers have: for these chunks and for the next tokens."""
+        chunks = sum(self._pages.lacking(answer, tokens) for answer, tokens in granted)
+        return chunks + len(self._full())
 
     def resize(self, pages: int) -> None:
-        """Use only the first `pages` from now on, no fewer than answers hold."""
-        if pages == self.pages:
+        """Use only the first `pages` from now on, no fewer than hold anything."""
+        if pages == self._pages.limit:
             return
-        if moves := self._pages.resize(pages, self._tables[self._tables > pages].tolist()):
+        if moves := self._pages.resize(pages):
             self._executor.move_pages(moves)
             targets = np.arange(self._pages.count + 1, dtype=np.int32)
             targets[[source for source, _ in moves]] = [target for _, target in moves]
@@ -145,7 +159,7 @@ class Batch:
         self._executor.keep_pages(pages)
 
     def compact(self) -> None:
-        """Close the gaps. What moves are tables; answers that were placed just now have nothing to move."""
+        """Close the gaps. What moves are tables."""
         moves = self._slots.compact(lambda answer: int(self._lengths[self._slots.slot(answer)]))
         if not moves:
             return
@@ -153,30 +167,29 @@ class Batch:
         for values in self._by_slot:
             values[targets] = values[sources]
             values[sources] = 0
-        if stored := [(move.source, move.target) for move in moves if move.size]:
-            self._executor.move(stored)
+        self._executor.move(list(zip(sources, targets, strict=True)))
 
     @property
     def _by_slot(self) -> tuple[NDArray[Any], ...]:
         return self._lengths, self._counts, self._most, self._decoding, self._held, self._tables
 
-    def _grow(self, slot: int, tokens: int) -> None:
-        """Give a slot the pages of so many tokens."""
-        held, needed = int(self._held[slot]), -(-tokens // self._executor.page)
-        for index in range(held, needed):
-            self._tables[slot, index] = self._pages.take()
-        self._held[slot] = max(held, needed)
+    def _full(self) -> NDArray[np.intp]:
+        """The slots whose next token takes another page."""
+        return np.flatnonzero(self._decoding & (self._lengths >= self._held * self._executor.page))
+
+    def _show(self, slot: int, answer: Answer) -> None:
+        """Have the executor read the pages that an answer has now."""
+        table = self._pages.table(answer)
+        self._held[slot] = len(table)
+        self._tables[slot, : len(table)] = table
 
     def prefill(self, answer: Answer, tokens: int) -> Prefill:
         """The next `tokens` of a prompt, as a chunk that the next step computes."""
         slot = self._slots.slot(answer)
         start = int(self._lengths[slot])
-        if not start:
-            prompt, answered = np.split(answer.ids, [answer.prompt])
-            adapter = answer.adapter and key(answer.adapter)
-            self._executor.admit(slot, answer.sampling, adapter, prompt, answered)
+        self._pages.grow(answer, tokens)
+        self._show(slot, answer)
         self._lengths[slot] = end = start + tokens
-        self._grow(slot, end)
         last = end == len(answer.ids)
         if last:
             del self.partial[answer]
@@ -187,8 +200,12 @@ class Batch:
         decoding = np.flatnonzero(self._decoding)
         window = slice(int(decoding[0]), int(decoding[-1]) + 1) if len(decoding) else slice(0, 0)
         ended = [prefill.slot for prefill in prefills if prefill.last]
-        for slot in decoding[self._lengths[decoding] >= self._held[decoding] * self._executor.page].tolist():
-            self._grow(slot, int(self._lengths[slot]) + 1)
+        for slot in self._full().tolist():
+            answer = self._slots.request(slot)
+            assert answer is not None
+            self._memory.stored(answer, int(self._lengths[slot]))
+            self._pages.grow(answer, 1)
+            self._show(slot, answer)
         live, width = self._decoding[window], int(self._held[window].max(initial=0))
         return Step(
             prefills=tuple(prefills),
@@ -220,6 +237,10 @@ class Batch:
         self._counts[window] += decoding
         ended = [prefill.slot for prefill in step.prefills if prefill.last]
         prompts = [self._slots.request(prefill.slot) for prefill in step.prefills]
+        for answer, prefill in zip(prompts, step.prefills, strict=True):
+            if answer is not None:
+                self._memory.computed(answer, len(prefill.ids))
+                self._show(prefill.slot, answer)
         firsts = [answer for answer, prefill in zip(prompts, step.prefills, strict=True) if prefill.last]
         self._counts[ended] += 1
         self._decoding[ended] = True
@@ -233,9 +254,18 @@ class Batch:
         """Free the slot of `answer`, if it has one."""
         if answer not in self._slots:
             return
+        self._memory.stored(answer, int(self._lengths[self._slots.slot(answer)]))
+        self._free(answer)
+
+    def clear(self) -> None:
+        """Free all slots, and ask nobody."""
+        for answer in self._slots.window():
+            if answer:
+                self._free(answer)
+
+    def _free(self, answer: Answer) -> None:
         slot = self._slots.evict(answer)
         self._guided.discard(answer)
-        self._pages.give_back(self._tables[slot, : self._held[slot]].tolist())
         for values in self._by_slot:
             values[slot] = 0
         self.partial.pop(answer, None)
@@ -260,14 +290,13 @@ class Batch:
                     f"slot {slot} has {answer and answer.id}: {length} tokens stored, {count} of {most} of the answer, "
                     f"decoding {decoding}"
                 )
-        self._check_pages()
+            if answer is not None:
+                self._check_pages(answer, slot)
 
-    def _check_pages(self) -> None:
-        held = self._tables[self._tables > 0].tolist()
-        if len(set(held)) != len(held) or not self._pages.free.isdisjoint(held):
-            raise SlotError(f"a page has two owners: {sorted(held)} are held")
-        if len(held) + len(self._pages.free) != self._pages.count or max(held, default=0) > self.pages:
-            raise SlotError(f"of {self._pages.count} pages, {len(held)} are held and {len(self._pages.free)} free")
-        sizes = np.count_nonzero(self._tables, axis=1)
-        if (sizes != self._held).any() or (self._held * self._executor.page < self._lengths).any():
-            raise SlotError(f"slots hold {sizes.tolist()} pages for {self._lengths.tolist()} tokens")
+    def _check_pages(self, answer: Answer, slot: int) -> None:
+        table, length = list(self._pages.table(answer)), int(self._lengths[slot])
+        shown = self._tables[slot, : self._held[slot]].tolist()
+        if shown != table or self._tables[slot, len(table) :].any() or len(table) * self._executor.page < length:
+            raise SlotError(f"slot {slot} has the pages {shown} for {length} tokens, and {answer.id} has {table}")
+        if self._pages.computed(answer) > length or (answer in self.partial and self._pages.computed(answer) != length):
+            raise SlotError(f"slot {slot} has {length} tokens, and {self._pages.computed(answer)} in pages")

@@ -33,6 +33,7 @@ from pliant.deployments.llm.batch import Batch, InFlight, Iteration
 from pliant.deployments.llm.detokenizer import TokenBytes
 from pliant.deployments.llm.executor import Executor
 from pliant.deployments.llm.guide import Guide, Guides
+from pliant.deployments.llm.memory import Measured, Memory, PrefixRoot
 from pliant.deployments.llm.report import LlmReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.waiting_room import AnswerJob, AnswerScheduler, WaitingRoom, in_order
@@ -41,6 +42,7 @@ from pliant.kernels.decoder.decode_step import RowLogprobs, Step
 from pliant.policies.llm.decode_admission import Load
 from pliant.policies.llm.decode_slots import SlotError
 from pliant.policies.llm.output_length import LengthPredictor, OutputLengths
+from pliant.policies.llm.pages import Place
 from pliant.policies.llm.prefill_chunks import Speeds, chunks, shortest_first
 from pliant.sampling import Sampling
 
@@ -65,7 +67,8 @@ class Engine:
     free, in the order of `scheduler`; by default that of their arrival. `predictor` tells it how long answers will be,
     and `loader` loads adapters; without one requests have none. `stall_s` bounds for how long prompts may hold up the
     next tokens of live requests (see `prefill_chunks`). `clock` tells seconds. `compact`=False leaves gaps between live
-    requests, as Flover does without its shuffle. With `debug` every step checks the engine's integrity.
+    requests, as Flover does without its shuffle. With `share_prefixes` tenants share what was computed of prompts. With
+    `debug` every step checks the engine's integrity.
 
     Calls must not overlap, save for `busy`, `report` and `loading_s`.
     """
@@ -83,6 +86,7 @@ class Engine:
         scheduler: AnswerScheduler | None = None,
         predictor: LengthPredictor[str] | None = None,
         loader: AdapterLoader | None = None,
+        share_prefixes: bool = False,
     ) -> None:
         self.capacity = executor.slots + queue
         """Requests that there is room for, live or waiting."""
@@ -95,10 +99,11 @@ class Engine:
         self._stall_s = stall_s
         self._speeds = Speeds(stall_s)
         scheduler = scheduler or in_order(executor.arena_bytes)
-        self._page = executor.page, executor.page_bytes
-        self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, *self._page)
-        self._batch = Batch(executor, compact)
         self._adapters = Adapters(executor, scheduler, loader)
+        costs = Measured(lambda: self._speeds.prompt_tokens_per_s, self._adapters.load_s)
+        self._memory = Memory(executor, scheduler.cache, costs, share_prefixes)
+        self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, self._memory)
+        self._batch = Batch(executor, self._memory, compact)
         self._in_flight = InFlight()
         self._open: dict[str, Answer] = {}
         """All that have not ended: they wait, have a slot, or have their last tokens in flight."""
@@ -117,17 +122,17 @@ class Engine:
 
         Raises what the executor does.
         """
-        prompt = (0,) * min(_REHEARSED, self._executor.max_length // 2)
-        room, memory = self._room, self._executor.arena_bytes
-        self._room = WaitingRoom(in_order(memory), OutputLengths(), 1, *self._page)
-        for _ in range(2):
-            self._speeds = Speeds(self._stall_s)
+        room, tokens = self._room, min(_REHEARSED, self._executor.max_length // 2)
+        self._room = WaitingRoom(in_order(self._executor.arena_bytes), OutputLengths(), 1, self._memory)
+        for token in range(2):
+            self._speeds, prompt = Speeds(self._stall_s), (token,) * tokens
             self.add(Generation("rehearsal", prompt, max_tokens=len(prompt), sampling=Sampling(), ignore_eos=True))
             while self.busy:
                 self.step()
             if self.failure:
                 raise self.failure
         self._room = room
+        self._memory.forget()
         self._served = self._speeds.tokens = 0
 
     def pin(self, adapter: AdapterRef) -> None:
@@ -135,11 +140,11 @@ class Engine:
         now = self._clock()
         self._adapters.pin(adapter)
         self._room.schedule(now, 0, 0)  # asks for this load, as pinned adapters come first
-        self._batch.resize(self._adapters.pages)
+        self._make_room(0)
         try:
             self._adapters.load_now(adapter, now)
         finally:
-            self._batch.resize(self._adapters.pages)
+            self._make_room(0)
 
     def guide(self, generation: Generation) -> Guide | None:
         """What `generation` is bound to, for `add`. Slow for large grammars; for any thread. Raises GuideError."""
@@ -231,15 +236,16 @@ class Engine:
 
         Requests that wait get their slots before gaps are closed, as they fill gaps for nothing.
         """
+        self._memory.now = now
         budget = self._speeds.prompt_tokens(live=self._batch.decoding)
         whole = sum(left for left in map(self._batch.prompt_left, self._batch.partial) if left <= budget)
         decisions = self._room.schedule(now, self._executor.slots - len(self._batch), budget - whole)
         self._put_back(decisions.squash, items)
         self._adapters.evict(decisions.evict)
-        self._batch.resize(self._adapters.pages)
         self._adapters.load(decisions.load)
         self._place(decisions.admit, now)
         granted = self._granted(now, budget)
+        self._make_room(self._batch.lacking(granted))
         self._batch.compact()
         prefills = [self._batch.prefill(answer, tokens) for answer, tokens in granted]
         return self._batch.step(prefills) if prefills or self._batch.decoding else None
@@ -267,13 +273,26 @@ class Engine:
             self._batch.place(job.key, now)
 
     def _granted(self, now: float, budget: int) -> list[tuple[Answer, int]]:
-        """Whose prompts get how many tokens computed."""
+        """Whose prompts get how many tokens computed. Of those that begin alike, one computes what they share."""
         answers = list(self._batch.partial)
+        places = [self._batch.catch_up(answer) for answer in answers]
         left = [self._batch.prompt_left(answer) for answer in answers]
         waited = [now - since for since in self._batch.partial.values()]
-        order = shortest_first(left, waited, self._speeds.prompt_tokens_per_s)
+        begun: set[Place[PrefixRoot]] = set()
+        order = []
+        for index in shortest_first(left, waited, self._speeds.prompt_tokens_per_s):
+            place = places[index]
+            if place is None or place not in begun:
+                order.append(index)
+            if place is not None:
+                begun.add(place)
         granted = chunks([left[index] for index in order], budget)
         return [(answers[index], tokens) for index, tokens in zip(order, granted, strict=False)]
+
+    def _make_room(self, pages: int) -> None:
+        """See to it that so many pages can be taken, and that adapters have what they were promised."""
+        self._adapters.evict(self._memory.make_room(pages))
+        self._batch.resize(self._memory.limit)
 
     def _run(self, step: Step) -> Iteration:
         at = self._clock()
@@ -348,8 +367,7 @@ class Engine:
         """End everything, and ask nobody who may have been the cause."""
         self.failure = failure
         items += [(id, self._broken(failure)) for id in self._open]
-        for answer in self._open.values():
-            self._batch.evict(answer)
+        self._batch.clear()
         self._open.clear()
         self._in_flight.clear()
         self._room.clear()
@@ -387,6 +405,7 @@ class Engine:
             bypassed=stats.bypassed,
             classes=self._room.classes(),
             predictor=PredictorReport(accuracy=round(predictor.accuracy, 3), error=round(predictor.error, 3)),
+            memory=self._memory.report(),
             adapters=self._adapters.report(),
         )
 
@@ -399,8 +418,7 @@ class Engine:
         self._batch.check(self._in_flight.tokens())
         self._room.check()
         self._adapters.check()
-        if self._batch.pages != self._adapters.pages:
-            raise SlotError(f"{self._batch.pages} pages are used, but adapters leave {self._adapters.pages}")
+        self._memory.check()
         for answer in self._open.values():
             places = (answer in self._room) + (answer in self._batch)
             if answer.ended or places > 1 or not (places or self._in_flight.last_for(answer)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pliant.deployments.llm.report import AdapterReport, ClassReport, PredictorReport
+from pliant.deployments.llm.report import AdapterReport, ClassReport, MemoryReport, PredictorReport
 from pliant.deployments.serving.parcels import Report
 from pliant.formats.adapter_info import AdapterRef
 from pliant.message import message
@@ -44,4 +44,5 @@ class ReplicaReport(Report):
     classes: list[ClassReport]
     """The queues, small requests first."""
     predictor: PredictorReport
+    memory: MemoryReport
     adapters: AdapterReport

@@ -26,6 +26,15 @@ PREDICTOR: Table = {
         False, "pliant_output_length_error", "Mean of |predicted - real| / real over the lengths of answers."
     ),
 }
+MEMORY: Table = {
+    "evicted": Described(True, "pliant_llm_prefix_pages_evicted", "Pages of prefixes that made room for something."),
+}
+PREFIX_TOKENS: Table = {
+    "tokens": Described(True, "pliant_llm_prefix_tokens", "Tokens of prompts, by whether they were there already."),
+}
+PAGES: Table = {
+    "pages": Described(False, "pliant_llm_pages", "Pages, by whether requests or prefixes alone have them.")
+}
 ADAPTERS: Table = {
     "hits": Described(True, "pliant_adapter_cache_hits", "Requests whose adapter was in memory when they came."),
     "misses": Described(True, "pliant_adapter_cache_misses", "Requests whose adapter was not."),
@@ -50,11 +59,26 @@ def of_replica(report: Mapping[str, Any]) -> dict[str, Any]:
     return {**report, "live_tokens": sum(report.get("held", {}).values())}
 
 
+def prefix_tokens(memory: Mapping[str, Any]) -> Rows:
+    """What `PREFIX_TOKENS` names, by result."""
+    return [((result,), {"tokens": memory[key]}) for result, key in (("hit", "hit"), ("miss", "missed")) if memory]
+
+
+def pages(memory: Mapping[str, Any]) -> Rows:
+    """What `PAGES` names, by state."""
+    return [((state,), {"pages": memory[state]}) for state in ("live", "idle") if memory]
+
+
 def llm_metrics(services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """What "/stats" says of language models and adapters, for Prometheus."""
     replicas = replicas_of(services)
     yield from families(REPLICA, [(labels, of_replica(report)) for labels, report in replicas])
     yield from families(PREDICTOR, [(labels, report.get("predictor", {})) for labels, report in replicas])
+    memories = [(labels, report.get("memory", {})) for labels, report in replicas]
+    yield from families(MEMORY, memories)
+    for table, rows_of, label in ((PREFIX_TOKENS, prefix_tokens, "result"), (PAGES, pages, "state")):
+        rows = [((*labels, *one), values) for labels, memory in memories for one, values in rows_of(memory)]
+        yield from families(table, rows, label)
     adapters = [(labels, report.get("adapters", {})) for labels, report in replicas]
     yield from families(ADAPTERS, adapters)
     resident, evictions = family(RESIDENT), family(EVICTIONS, "reason")

@@ -49,6 +49,9 @@ class LlmReplicaMetrics:
     def __init__(self, service: str) -> None:
         self._replica = Followed(service, llm.REPLICA)
         self._predictor = Followed(service, llm.PREDICTOR)
+        self._memory = Followed(service, llm.MEMORY)
+        self._prefix_tokens = Followed(service, llm.PREFIX_TOKENS, "result")
+        self._pages = Followed(service, llm.PAGES, "state")
         self._adapters = Followed(service, {**llm.ADAPTERS, "resident": llm.RESIDENT})
         self._evictions = Followed(service, {"evictions": llm.EVICTIONS}, "reason")
         self._classes = Followed(service, llm.CLASSES, "class")
@@ -59,6 +62,13 @@ class LlmReplicaMetrics:
         """Once for every report, in order."""
         self._replica.follow(llm.of_replica(report))
         self._predictor.follow(report["predictor"])
+        self._memory.follow(report["memory"])
+        for followed, rows in (
+            (self._prefix_tokens, llm.prefix_tokens(report["memory"])),
+            (self._pages, llm.pages(report["memory"])),
+        ):
+            for values, counts in rows:
+                followed.follow(counts, *values)
         self._adapters.follow({**report["adapters"], "resident": len(report["adapters"]["resident"])})
         for reason, count in report["adapters"]["evictions"].items():
             self._evictions.follow({"evictions": count}, reason)

@@ -101,6 +101,7 @@ class LlmReplica:
             bypassed=report["bypassed"],
             classes=report["classes"],
             predictor=report["predictor"],
+            memory=report["memory"],
             adapters=report["adapters"],
         )
 

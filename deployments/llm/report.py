@@ -45,6 +45,24 @@ class AdapterReport(TypedDict):
     """By reason: "memory", "unused"."""
 
 
+class MemoryReport(TypedDict):
+    """What pages hold; counts of tokens and evictions are since the start."""
+
+    page_bytes: int
+    pages: int
+    """That there are, if adapters leave room for all."""
+    live: int
+    """Those that requests have."""
+    idle: int
+    """Those with prefixes that nobody uses at the moment."""
+    hit: int
+    """Tokens of prompts that were there already."""
+    missed: int
+    """Those that had to be computed."""
+    evicted: int
+    """Pages of prefixes."""
+
+
 class LlmReport(TypedDict):
     """Counts are of now, speeds of late."""
 
@@ -75,4 +93,5 @@ class LlmReport(TypedDict):
     classes: list[ClassReport]
     """The queues, small requests first."""
     predictor: PredictorReport
+    memory: MemoryReport
     adapters: AdapterReport

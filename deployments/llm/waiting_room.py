@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from pliant.deployments.llm.answer import Answer
+from pliant.deployments.llm.memory import Memory
 from pliant.deployments.llm.report import ClassReport
 from pliant.formats.adapter_info import AdapterRef
 from pliant.policies.cluster.fair_share import FairShare
@@ -37,20 +38,18 @@ def in_order(memory: int) -> AnswerScheduler:
 class WaitingRoom:
     """Answers that wait for memory, as `scheduler` orders them; at most `queue` beside those for whom there is some.
 
-    A page of `page` tokens takes `page_bytes`, and an answer is charged for those of its longest text. The scheduler
-    also knows of the answers that hold memory: they are taken from here and leave it by `left`, or come back by
-    `put_back`.
+    An answer is charged for the pages of its longest text, of which it may share some with others in `memory`. The
+    scheduler also knows of the answers that hold memory: they are taken from here and leave it by `left`, or come back
+    by `put_back`.
     """
 
-    def __init__(
-        self, scheduler: AnswerScheduler, predictor: LengthPredictor[str], queue: int, page: int, page_bytes: int
-    ) -> None:
+    def __init__(self, scheduler: AnswerScheduler, predictor: LengthPredictor[str], queue: int, memory: Memory) -> None:
         self.scheduler = scheduler
         self.predictor = predictor
         self._queue = queue
         self._admission = DecodeAdmission(queue)
-        self._page = page
-        self._page_bytes = page_bytes
+        self._memory = memory
+        scheduler.share(memory)
         self._share: FairShare[Answer] = FairShare()
         """Those that wait; in tokens of a prompt."""
 
@@ -66,9 +65,9 @@ class WaitingRoom:
         answer.predicted = max(self.predictor.predict(name, answer.prompt, answer.most), answer.count + 1)
         return Job(
             key=answer,
-            prompt=len(answer.ids),
+            prompt=len(answer.ids) - self._memory.found(answer),
             output=answer.predicted - answer.count,
-            charge=-(-answer.size // self._page) * self._page_bytes,
+            charge=self._memory.pages.needed(answer.size) * self._memory.page_bytes,
             adapter=answer.adapter,
             adapter_bytes=adapter_bytes,
             arrived=now,

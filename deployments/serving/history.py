@@ -119,6 +119,18 @@ class History:
         return values
 
 
+def troubles(stats: Mapping[str, Any]) -> list[str]:
+    """What is wrong, by what /stats says; the worst first."""
+    wrong = [] if stats["planner_reached"] else ["the planner cannot be reached"]
+    for name, view in stats["services"].items():
+        if not view["ready"]:
+            wrong.append(f"{name} is not ready: {view['state']}")
+        ejected = [replica for replica, report in view["replicas"].items() if report.get("ejected")]
+        wrong += [f"{name}: replica {replica} fails" for replica in ejected]
+        wrong += [str(problem) for problem in view.get("problems", [])]
+    return wrong
+
+
 def _kept(view: Mapping[str, Any]) -> dict[str, Any]:
     """What events are found by, of a view whose parts may change."""
     plan = view["plan"]

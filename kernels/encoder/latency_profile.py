@@ -13,14 +13,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pliant.errors import CannotCompileError
 from pliant.formats.profile import EVEN_BINS, PAYS, Profile, kept
-from pliant.kernels.encoder import packed_runtime
+from pliant.kernels.encoder import packed_runtime, timed_runtime
 from pliant.kernels.encoder.compiled_classifier import Runtime, can_compile, load
-from pliant.kernels.encoder.packed_runtime import PackedRuntime
+from pliant.kernels.encoder.timed_runtime import TimedRuntime
 from pliant.kernels.runtime_cache import RuntimeSpec
 from pliant.models.sources import Progress
 
-RECIPE = 2
+RECIPE = 3
 """Raised whenever profiles are measured in another way, so that older ones are left alone."""
 
 _FINEST = 8
@@ -69,11 +70,7 @@ def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
     progress(f"compiling for any length up to {spec.max_length}", 0.0)
     dynamic = runtime(spec.max_length, True)
     lengths = _grid(spec.max_length)
-    packed = None
-    if packed_runtime.suits(spec.folder, device=spec.device, dtype=spec.dtype):
-        packed = packed_runtime.load(
-            spec.folder, spec.max_length, device=spec.device, dtype=spec.dtype, threads=spec.threads
-        )
+    packed = _packed(spec)
     calls = [(each, length) for each in (dynamic, packed) if each for length in lengths]
     found = _rounds(calls, _CURVE_S, lambda done: progress("measuring every length", 0.3 + 0.2 * done))
     rounds, packed_s = found[:, : len(lengths)], found[:, len(lengths) :].min(axis=0)
@@ -102,8 +99,20 @@ def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
         static_s=tuple((curve * ratio).tolist()),
         static_at=tuple(measured),
         packed_s=tuple(packed_s.tolist()),
+        passes=packed.times if packed else None,
         steps=steps,
     )
+
+
+def _packed(spec: RuntimeSpec) -> TimedRuntime | None:
+    if not packed_runtime.suits(spec.folder, device=spec.device, dtype=spec.dtype):
+        return None
+    try:
+        return timed_runtime.load(
+            spec.folder, spec.max_length, device=spec.device, dtype=spec.dtype, threads=spec.threads
+        )
+    except CannotCompileError:
+        return None
 
 
 def find_steps(lengths: Sequence[int], rounds: np.ndarray) -> tuple[int, ...]:
@@ -148,7 +157,7 @@ def _deciding(lengths: Sequence[int], steps: Sequence[int]) -> list[int]:
 
 
 def _rounds(
-    calls: Sequence[tuple[Runtime | PackedRuntime, int]],
+    calls: Sequence[tuple[Runtime | TimedRuntime, int]],
     budget_s: float,
     report: Callable[[float], object] = lambda _done: None,
 ) -> np.ndarray:

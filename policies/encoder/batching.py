@@ -9,7 +9,7 @@ texts to come.
 Long texts would then wait until no shorter ones are left. So a text is due after a quarter of the time to its deadline,
 and when that cannot be met any more after half of it, all of it, twice that, and so on. One that would miss what it is
 due by if it waited for one more batch goes at once, with as many others as make good use of the batch, unless another
-one missed its deadline for that: then this goes.
+one missed its deadline for that: then this goes, in a batch that ends by then.
 
 Arlo runs batches of a fixed small size and leaves this for later work (§6).
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate, combinations, pairwise
@@ -28,6 +28,8 @@ from typing import NamedTuple, Protocol, Self
 
 from pliant.formats.pass_times import PassTimes
 
+MOST_TEXTS = 32
+"""Of a packed pass: more gain nothing, and make those that are done wait."""
 _MOST_CUT = 32
 """Texts of the queue that are cut at once, the shortest ones."""
 _MOST_SEEN = 128
@@ -142,7 +144,7 @@ class PackedTimes:
             raise ValueError(f"needs two points or more that rise, got {self.points}")
 
     @classmethod
-    def fitted(cls, times: PassTimes, most: int) -> Self:
+    def fitted(cls, times: PassTimes, most: int = MOST_TEXTS) -> Self:
         """What the passes of a measured table took, as nearly as this can say; more tokens take in proportion."""
         cells = [(count * length, length, seconds) for (count, length), seconds in _possible(times).items()]
         slopes = [
@@ -164,11 +166,6 @@ class PackedTimes:
         points = list(zip(sorted(by_tokens), rising, strict=True))
         last, seconds = points[-1]
         return cls((*points, (_FAR * last, _FAR * seconds)), square_s, most)
-
-    def share_s(self, length: int) -> float:
-        """Seconds of a batch that one of its texts takes up, if all have `length` tokens and it is of the best size."""
-        counts = range(1, self.most + 1)
-        return min(self._linear(count * length) / count for count in counts) + self.square_s * length * length
 
     def step(self, length: int) -> int:
         return -(-length // self.grain) * self.grain
@@ -192,6 +189,9 @@ class Batcher:
         self._times = times
         self._cut = lru_cache(_CUTS_REMEMBERED)(partial(cut, times))
         self._alone_s = [times.seconds((times.step(length),))[0] for length in range(longest + 1)]
+        steps = {times.step(length) for length in range(longest + 1)}
+        shared = shares(times, steps)
+        self._work_s = [alone * shared[times.step(length)] for length, alone in enumerate(self._alone_s)]
         self._longest_s = max(self._alone_s)
 
     def next_batch(self, now: float, waiting: Sequence[Waiting]) -> Batch:
@@ -205,7 +205,8 @@ class Batcher:
         batch, urgent = Batch(tuple(order[:count]), seconds), _Urgent(_NOBODY, math.inf, 0)
         while (found := self._urgent(now, now + batch.seconds, waiting, batch.texts)) and found < urgent:
             urgent = found
-            batch = self._batch_with(urgent.place, urgent.due - now, waiting, order)
+            within_s = urgent.due - now if urgent.rank == _LAST_CHANCE else math.inf
+            batch = self._batch_with(urgent.place, within_s, waiting, order)
         return batch
 
     def batch_with(self, first: int, waiting: Sequence[Waiting]) -> Batch:
@@ -236,16 +237,20 @@ class Batcher:
         return first
 
     def _batch_with(self, urgent: int, within_s: float, waiting: Sequence[Waiting], order: Sequence[int]) -> Batch:
-        """The batch with most texts per second that has the text at `urgent` and takes at most `within_s`."""
+        """The batch with most work per second that has the text at `urgent` and takes at most `within_s`.
+
+        The work of a text is what it takes in its best batch, so that no short one is padded to a long one.
+        """
         times = self._times
         at = order.index(urgent)
         best, rate = Batch((urgent,), self._alone_s[waiting[urgent].length]), 0.0
         for first in range(max(0, at - times.most + 1), at + 1):
             places = order[first : first + times.most]
             spans = times.seconds([times.step(waiting[place].length) for place in places])
+            work_s = list(accumulate(self._work_s[waiting[place].length] for place in places))
             for count in range(at - first + 1, len(spans) + 1):
-                if spans[count - 1] <= within_s and count > rate * spans[count - 1]:
-                    best, rate = Batch(tuple(places[:count]), spans[count - 1]), count / spans[count - 1]
+                if spans[count - 1] <= within_s and work_s[count - 1] > rate * spans[count - 1]:
+                    best, rate = Batch(tuple(places[:count]), spans[count - 1]), work_s[count - 1] / spans[count - 1]
         return best
 
 
@@ -268,6 +273,18 @@ def _possible(times: PassTimes) -> dict[tuple[int, int], float]:
             bounds = [found.get(larger, math.inf) for larger in ((2 * count, length), (count, 2 * length))]
             bounds += [found.get((count // 2, 2 * length), math.inf), 2 * found.get((count // 2, length), math.inf)]
             cells[count, length] = min(seconds, *bounds)
+    return found
+
+
+def shares(times: BatchTimes, lengths: Iterable[int]) -> dict[int, float]:
+    """By length: the share of what a text takes alone by which it holds up those behind it (see `ServiceCurve`).
+
+    That is what it adds to a batch of texts of this length, of the best size.
+    """
+    found = {}
+    for length in lengths:
+        alone_s, *together_s = times.seconds((length,) * times.most)
+        found[length] = min(1.0, *(seconds / count / alone_s for count, seconds in enumerate(together_s, start=2)))
     return found
 
 

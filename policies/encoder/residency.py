@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,6 +25,16 @@ class ResidentTimes:
         lengths = [max_length for max_length, _ in self.runtimes]
         if not lengths or any(left >= right for left, right in pairwise([0, *lengths])):
             raise ValueError(f"max_lengths must be positive and rise, got {lengths}")
+
+    @classmethod
+    def constant(cls, service_s: Mapping[int, float], shares: Mapping[int, float] | None = None) -> ResidentTimes:
+        """Of runtimes that take so many seconds for every text, by max_length, and compute texts together with these
+        `shares` (see `ServiceCurve`)."""
+        found = []
+        for length, seconds in sorted(service_s.items()):
+            curve = ServiceCurve(((1, seconds, seconds),), (shares[length],) if shares else ())
+            found.append((length, curve))
+        return cls(tuple(found))
 
     @property
     def longest(self) -> int:

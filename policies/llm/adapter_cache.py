@@ -72,7 +72,8 @@ class AdapterCache(Generic[A]):
         self.idle = 0
         """Of these, the bytes that could be freed now: of adapters neither loading, nor in use, nor pinned."""
         self.stats = CacheStats()
-        self._eviction = eviction
+        self.eviction = eviction
+        """By which what is idle is compared."""
         self._window_s = window_s
         self._entries: dict[A, _Entry] = {}
         self._evictable: dict[A, _Entry] = {}
@@ -85,7 +86,7 @@ class AdapterCache(Generic[A]):
     @property
     def keeps(self) -> bool:
         """Whether adapters stay that nobody uses or waits for."""
-        return self._eviction != "none"
+        return self.eviction != "none"
 
     def state(self, adapter: A) -> State:
         """Whether `adapter` is in memory, or on its way."""
@@ -276,7 +277,7 @@ class AdapterCache(Generic[A]):
         """What may be evicted, in order: those that nobody waits for, then the others; the lowest scores first."""
         wanted = self._wanted
         uses = self.uses(now)
-        score = scorer(self._eviction, uses.values(), now)
+        score = scorer(self.eviction, uses.values(), now)
 
         def rank(adapter: A) -> tuple[bool, float, float]:
             return adapter in wanted, score(uses[adapter]), uses[adapter].last_used

@@ -5,7 +5,7 @@ Whatever is idle stays until somebody needs its pages; then goes what is worth l
 goes whole; one that is in use, loading or pinned stays, and so does one that queued requests wait for, unless nothing
 else helps. Nothing is evicted in vain: what turns out not to be needed, because something large goes too, is spared.
 
-Chameleon (§4.1) keeps adapters alone, others prefixes alone: both are here by name, to be compared.
+Pages and adapters are counted in bytes: adapters take what pages leave, and need not be whole pages.
 """
 
 from __future__ import annotations
@@ -15,27 +15,14 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable
 from heapq import heappop, heappush
 from itertools import chain, count
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from pliant.policies.llm.adapter_cache import AdapterCache, CacheError
-from pliant.policies.llm.pages import WINDOW_S, Pages, Prefix
-from pliant.policies.llm.passes import Costs
+from pliant.policies.llm.adapter_cache import AdapterCache
+from pliant.policies.llm.pages import WINDOW_S, Pages, PagesError, Prefix
 from pliant.policies.llm.worth import Eviction, Use, scorer
 
 K = TypeVar("K", bound=Hashable)
 A = TypeVar("A", bound=Hashable)
-
-Keep = Literal["joint", "lru", "adapters", "prefixes", "none"]
-"""What stays when nobody uses it: adapters and prefixes, by what they save or by when they were used last; or only the
-ones or the others, by what they save; or nothing."""
-
-_SCORES: dict[Keep, Eviction] = {
-    "joint": "joint",
-    "lru": "lru",
-    "adapters": "joint",
-    "prefixes": "joint",
-    "none": "none",
-}
 
 
 class Root(NamedTuple, Generic[A]):
@@ -46,40 +33,78 @@ class Root(NamedTuple, Generic[A]):
     """None: anybody's."""
 
 
-class IdleMemory(Generic[K, A]):
-    """`pages` for requests and for adapters, of `page_bytes` each; nobody else evicts from it.
+class Costs(Protocol):
+    """Predicted seconds to bring back what was evicted."""
 
-    `now` is in seconds on any clock that does not run backwards.
+    def prompt_s(self, tokens: int, before: int) -> float:
+        """To compute `tokens` of a prompt, behind `before` others."""
+        ...
+
+    def load_s(self, bytes: int) -> float:
+        """To load an adapter."""
+        ...
+
+
+class IdleMemory(Generic[K, A]):
+    """`total` bytes for `pages`, of `page_bytes` each, and for `adapters`, by whose score both are compared.
+
+    With `prefixes`=False those are not kept: `trim` evicts them. `now` is in seconds on any clock that does not run
+    backwards.
     """
 
-    def __init__(self, pages: Pages[K, Root[A]], page_bytes: int, costs: Costs, keep: Keep = "joint") -> None:
+    def __init__(
+        self,
+        pages: Pages[K, Root[A]],
+        page_bytes: int,
+        total: int,
+        adapters: AdapterCache[A],
+        costs: Costs,
+        prefixes: bool = True,
+    ) -> None:
         self.pages = pages
         self.page_bytes = page_bytes
-        self.keep = keep
-        self.adapters: AdapterCache[A] = AdapterCache("none" if keep == "prefixes" else _SCORES[keep])
-        """To be read, and to say what is used and wanted; loads and evictions are this object's."""
+        self.total = total
+        self.adapters = adapters
+        """To be read, and to say what is used and wanted."""
+        self.evicted = 0
+        """Pages of prefixes, since the start."""
         self._costs = costs
-        self._held: dict[A, list[int]] = {}
-        """Pages of the adapters that are loading or resident."""
-        self._page_s: dict[int, float] = {}
-        """Seconds to compute a page anew, by the tokens before it."""
-
-    def adapter_pages(self, bytes: int) -> int:
-        """Pages for an adapter of so many bytes."""
-        return -(-bytes // self.page_bytes)
+        self._prefixes = prefixes
+        self.by: Eviction = adapters.eviction if adapters.keeps else "joint"
+        """The score."""
 
     @property
-    def evictable(self) -> int:
-        """Pages that could be freed now."""
-        return self.pages.idle + sum(len(self._held[adapter]) for adapter in self.adapters.evictable())
+    def limit(self) -> int:
+        """Pages that adapters leave room for."""
+        return (self.total - self.adapters.bytes) // self.page_bytes
 
-    def make_room(self, count: int, now: float, spare_wanted: bool = False) -> list[A] | None:
-        """Evict until `count` pages are free; returns the adapters among what went. None, and nothing goes, if that
+    @property
+    def free(self) -> int:
+        """Bytes that hold nothing; less than 0 if more was given out than there is."""
+        return self.total - self.adapters.bytes - (self.pages.used + self.pages.idle) * self.page_bytes
+
+    @property
+    def idle(self) -> int:
+        """Bytes that could be freed now."""
+        return self.adapters.idle + self.pages.idle * self.page_bytes
+
+    def make_room(self, pages: int, now: float, spare_wanted: bool = False) -> list[A] | None:
+        """Evict until so many more pages fit; returns the adapters among what went. None, and nothing goes, if that
         cannot be; with `spare_wanted`, not without adapters that queued requests wait for."""
-        needed = count - self.pages.free
+        return self._free(pages * self.page_bytes, now, spare_wanted)
+
+    def begin_load(self, adapter: A, bytes: int, now: float, spare_wanted: bool = False) -> list[A] | None:
+        """An absent adapter takes its memory; returns what was evicted for it, None if there is no room."""
+        gone = self._free(bytes, now, spare_wanted)
+        if gone is not None:
+            self.adapters.begin_load(adapter, bytes, now)
+        return gone
+
+    def _free(self, bytes: int, now: float, spare_wanted: bool) -> list[A] | None:
+        needed = bytes - self.free
         if needed <= 0:
             return []
-        if needed > self.evictable:
+        if needed > self.idle:
             return None
         victims = _Victims(self, now, spare_wanted).until(needed)
         if victims is None:
@@ -88,74 +113,48 @@ class IdleMemory(Generic[K, A]):
         for victim in victims:
             if isinstance(victim, Prefix):
                 self.pages.evict(victim)
+                self.evicted += 1
             else:
-                self._evict(victim, "memory")
+                self.adapters.evict(victim, "memory")
                 gone.append(victim)
         return gone
 
-    def begin_load(self, adapter: A, bytes: int, now: float, spare_wanted: bool = False) -> list[A] | None:
-        """An absent adapter takes its pages; returns what was evicted for it, None if there is no room."""
-        count = self.adapter_pages(bytes)
-        gone = self.make_room(count, now, spare_wanted)
-        if gone is not None:
-            self.adapters.begin_load(adapter, bytes, now)
-            self._held[adapter] = self.pages.take(count)
-        return gone
-
-    def held(self, adapter: A) -> list[int]:
-        """The pages that an adapter has. Raises KeyError if it is absent."""
-        return self._held[adapter]
-
-    def loaded(self, adapter: A, now: float) -> None:
-        """A load is over."""
-        self.adapters.loaded(adapter, now)
-
-    def failed(self, adapter: A) -> None:
-        """A load failed; its pages are free."""
-        self.adapters.failed(adapter)
-        self.pages.give_back(self._held.pop(adapter))
-
     def trim(self, now: float) -> list[A]:
         """Evict what is idle and of a sort that is not kept; returns the adapters."""
-        if self.keep in ("adapters", "none"):
-            leaves = list(self.pages.leaves())
-            while leaves:
-                parent = self.pages.evict(leaves.pop())
-                if parent is not None:
-                    leaves.append(parent)
+        if not self._prefixes:
+            self.forget()
         gone = self.adapters.trim(now)
         for adapter in gone:
-            self._evict(adapter, "unused")
+            self.adapters.evict(adapter, "unused")
         return gone
+
+    def forget(self) -> None:
+        """Evict all prefixes that nobody uses."""
+        leaves = list(self.pages.leaves())
+        while leaves:
+            parent = self.pages.evict(leaves.pop())
+            if parent is not None:
+                leaves.append(parent)
 
     def check(self) -> None:
         """Raise PagesError or CacheError unless all counts agree. Slow: for tests and debugging."""
         self.adapters.check()
-        known = {adapter: use.bytes for adapter, use in self.adapters.uses(0.0).items()}
-        if {adapter: self.adapter_pages(int(size)) for adapter, size in known.items()} != {
-            adapter: len(pages) for adapter, pages in self._held.items()
-        }:
-            raise CacheError(f"adapters of {known} bytes have the pages {self._held}")
-        self.pages.check([page for pages in self._held.values() for page in pages])
-
-    def _evict(self, adapter: A, reason: Literal["memory", "unused"]) -> None:
-        self.adapters.evict(adapter, reason)
-        self.pages.give_back(self._held.pop(adapter))
+        self.pages.check()
+        if self.free < 0:
+            raise PagesError(f"{-self.free} bytes more are given out than the {self.total} that there are")
 
     def adapter_uses(self, now: float) -> dict[A, Use]:
-        """Of all that are loading or resident: the cost in seconds, the memory in pages."""
+        """Of all that are loading or resident: the cost in seconds, the memory in bytes."""
         return {
-            adapter: use._replace(cost=self._costs.load_s(int(use.bytes)), bytes=len(self._held[adapter]))
+            adapter: use._replace(cost=self._costs.load_s(int(use.bytes)))
             for adapter, use in self.adapters.uses(now).items()
         }
 
     def prefix_use(self, prefix: Prefix[Root[A]], now: float) -> Use:
         """Of a page, in the same units."""
-        seconds = self._page_s.get(prefix.depth)
-        if seconds is None:
-            seconds = self._page_s[prefix.depth] = self._costs.prompt_s(self.pages.page_tokens, prefix.depth)
         frequency = prefix.frequency(now)
-        return Use(frequency, prefix.last_used, seconds, 1, frequency / WINDOW_S)
+        seconds = self._costs.prompt_s(self.pages.page_tokens, prefix.depth)
+        return Use(frequency, prefix.last_used, seconds, self.page_bytes, frequency / WINDOW_S)
 
 
 class _Victims(Generic[K, A]):
@@ -165,9 +164,9 @@ class _Victims(Generic[K, A]):
         self._memory = memory
         self._now = now
         leaves = list(memory.pages.leaves())
-        uses = memory.adapter_uses(now)
+        self._uses = uses = memory.adapter_uses(now)
         everything = chain(uses.values(), (memory.prefix_use(leaf, now) for leaf in leaves))
-        self._score = scorer(_SCORES[memory.keep], everything, now)
+        self._score = scorer(memory.by, everything, now)
         self._out = {leaf.root.adapter for leaf in leaves} - {None, *uses}
         """Adapters that are absent, or planned to be."""
         self._order = count()
@@ -185,7 +184,7 @@ class _Victims(Generic[K, A]):
                 heappush(self._heap, (wanted, self._score(use), use.last_used, next(self._order), adapter))
 
     def until(self, needed: int) -> list[Prefix[Root[A]] | A] | None:
-        """Those whose eviction frees `needed` pages, in order; None if all together free fewer."""
+        """Those whose eviction frees `needed` bytes, in order; None if all together free fewer."""
         victims: dict[Prefix[Root[A]] | A, int] = {}
         freed = 0
         while freed < needed:
@@ -198,18 +197,18 @@ class _Victims(Generic[K, A]):
         return _without_the_needless(victims, freed - needed)
 
     def _plan(self, victim: Prefix[Root[A]] | A) -> int:
-        """It is planned to go; returns the pages that this frees."""
+        """It is planned to go; returns the bytes that this frees."""
         if not isinstance(victim, Prefix):
             self._out.add(victim)
             for leaf in self._leaves[victim]:
                 self._rank(leaf)
-            return len(self._memory.held(victim))
+            return int(self._uses[victim].bytes)
         parent = victim.parent
         if parent is not None:
             self._behind[parent.page] += 1
             if self._behind[parent.page] == parent.children and not self._memory.pages.in_use(parent):
                 self._add(parent)
-        return 1
+        return self._memory.page_bytes
 
     def _add(self, leaf: Prefix[Root[A]]) -> None:
         self._leaves[leaf.root.adapter].append(leaf)
@@ -222,14 +221,14 @@ class _Victims(Generic[K, A]):
 
 
 def _without_the_needless(victims: dict[Prefix[Root[A]] | A, int], spare: int) -> list[Prefix[Root[A]] | A]:
-    """Of victims with the pages that each frees, in order, those that must go although `spare` pages too many do.
+    """Of victims with the bytes that each frees, in order, those that must go although `spare` bytes too many do.
 
     The last are spared first; a page that continues another only together with that.
     """
     needed: dict[Prefix[Root[A]] | A, None] = {}
-    for victim, pages in reversed(victims.items()):
-        if pages <= spare and not (isinstance(victim, Prefix) and victim.parent in needed):
-            spare -= pages
+    for victim, bytes in reversed(victims.items()):
+        if bytes <= spare and not (isinstance(victim, Prefix) and victim.parent in needed):
+            spare -= bytes
         else:
             needed[victim] = None
     return list(reversed(needed))

@@ -10,10 +10,13 @@ but for those of a request that was forked: who writes to such a page first gets
 
 Full pages that nobody uses any more stay until they are evicted, a page after all that continue it. Which go first is
 not decided here, and neither is how many are kept: whoever wants pages evicts what is worth least.
+
+The lowest free page is given out first, so that what lies behind the pages may grow: `resize` has the last ones moved.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
@@ -75,7 +78,13 @@ class _Request(Generic[R]):
     """All that are known: of its prompt, and of its answer so far."""
     table: list[int]
     computed: int
-    """Of the tokens, from the first on: those whose keys and values are there."""
+    """Of its tokens, from the first on: those whose keys and values are there. The last may not be known yet."""
+    found: list[Prefix[R]]
+    """Its first pages, as far as these can be found: those that are full of known tokens."""
+
+
+Place = tuple[Prefix[R] | None, R, tuple[int, ...]]
+"""What a page is found by: the page before it, if there is one, the root and the tokens in it."""
 
 
 class Pages(Generic[K, R]):
@@ -85,25 +94,33 @@ class Pages(Generic[K, R]):
     """
 
     def __init__(self, count: int, page_tokens: int) -> None:
-        if count < 1 or page_tokens < 1 or page_tokens & (page_tokens - 1):
-            raise ValueError(f"pages must be 1 or more, of 1, 2, 4, ... tokens; got {count} of {page_tokens}")
+        if count < 1 or page_tokens < 1:
+            raise ValueError(f"pages must be 1 or more, of 1 token or more; got {count} of {page_tokens}")
         self.count = count
         self.page_tokens = page_tokens
         self.idle = 0
         """Pages that nobody uses, and that can be found: all of them can be evicted, leaves first."""
-        self._free = list(range(count, 0, -1))
+        self.limit = count
+        """Pages that may be given out are no higher."""
+        self.saved = 0
+        """By how many more there would have to be if nobody shared any."""
+        self._free = list(range(1, count + 1))
         self._users: Counter[int] = Counter()
-        """By page: requests and others that have it."""
+        """By page: requests that have it."""
         self._requests: dict[K, _Request[R]] = {}
-        self._found: dict[tuple[int, R, tuple[int, ...]], Prefix[R]] = {}
-        """By the page before (0: none), the root and the tokens in it."""
+        self._found: dict[Place[R], Prefix[R]] = {}
         self._prefixes: dict[int, Prefix[R]] = {}
         self._leaves: dict[int, Prefix[R]] = {}
 
     @property
     def free(self) -> int:
-        """Pages that hold nothing."""
+        """Pages that hold nothing, those above the limit too."""
         return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Pages that requests have."""
+        return len(self._users)
 
     def needed(self, tokens: int) -> int:
         """Pages for so many tokens."""
@@ -120,6 +137,10 @@ class Pages(Generic[K, R]):
         """Tokens of a request whose keys and values are there."""
         return self._requests[key].computed
 
+    def known(self, key: K) -> int:
+        """Tokens of a request that are known."""
+        return len(self._requests[key].tokens)
+
     def left(self, key: K) -> int:
         """Its known tokens that are still to be computed."""
         request = self._requests[key]
@@ -131,13 +152,12 @@ class Pages(Generic[K, R]):
         At least its last token is left to be computed: its answer begins with what comes of that.
         """
         found: list[Prefix[R]] = []
-        page = 0
+        last: Prefix[R] | None = None
         for start in range(0, len(tokens) - self.page_tokens, self.page_tokens):
-            prefix = self._found.get((page, root, tuple(tokens[start : start + self.page_tokens])))
-            if prefix is None:
+            last = self._found.get((last, root, tuple(tokens[start : start + self.page_tokens])))
+            if last is None:
                 break
-            found.append(prefix)
-            page = prefix.page
+            found.append(last)
         return found
 
     def begin(self, key: K, root: R, tokens: Sequence[int], now: float) -> int:
@@ -146,34 +166,38 @@ class Pages(Generic[K, R]):
             raise ValueError(f"request {key!r} has begun already")
         if not tokens:
             raise ValueError(f"request {key!r} has no tokens")
-        request = self._requests[key] = _Request(root, list(tokens), [], 0)
+        request = self._requests[key] = _Request(root, list(tokens), [], 0, [])
         self._share(request, self.cached(root, tokens), now)
         return request.computed
 
     def catch_up(self, key: K, now: float) -> int:
         """Take over what others have computed meanwhile of the same tokens; returns all tokens that are there."""
         request = self._requests[key]
-        while (place := self.next_page(key)) is not None and len(request.table) * self.page_tokens == request.computed:
-            prefix = self._found.get(place)
+        size = self.page_tokens
+        while request.computed == len(request.found) * size == len(request.table) * size:
+            place = self.next_page(key)
+            prefix = self._found.get(place) if place else None
             if prefix is None:
                 break
             self._share(request, [prefix], now)
         return request.computed
 
-    def next_page(self, key: K) -> tuple[int, R, tuple[int, ...]] | None:
-        """What the next page of a request will be found by; None if it begins within one, or has no full one left.
+    def next_page(self, key: K) -> Place[R] | None:
+        """What the page will be found by of which a request computes tokens next; None if its tokens do not fill it.
 
-        Two requests that have the same need not compute it both: one can catch up.
+        Two requests that have the same need not compute it both: one that has computed none of it can catch up.
         """
         request = self._requests[key]
-        index, within = divmod(request.computed, self.page_tokens)
-        if within or request.computed + self.page_tokens >= len(request.tokens):
+        index = request.computed // self.page_tokens
+        if (index + 1) * self.page_tokens >= len(request.tokens):
             return None
         return self._place(request, index)
 
-    def append(self, key: K, tokens: Sequence[int]) -> None:
-        """A request has got further tokens, which are not computed yet."""
-        self._requests[key].tokens.extend(tokens)
+    def append(self, key: K, tokens: Sequence[int], now: float) -> None:
+        """The next tokens of a request are known, whether they are computed already or not."""
+        request = self._requests[key]
+        request.tokens.extend(tokens)
+        self._find(request, now)
 
     def lacking(self, key: K, tokens: int) -> int:
         """Free pages that it takes to compute the next `tokens` of a request."""
@@ -183,13 +207,12 @@ class Pages(Generic[K, R]):
     def grow(self, key: K, tokens: int) -> list[Copy]:
         """Give a request pages for its next `tokens`; returns what must be copied before they are computed.
 
-        Raises ValueError if fewer tokens are known, or fewer than `lacking` pages are free.
+        Raises ValueError, and changes nothing, if fewer than `lacking` pages are free within the limit.
         """
         request = self._requests[key]
-        if not 0 < tokens <= len(request.tokens) - request.computed:
-            raise ValueError(f"request {key!r} has {self.left(key)} tokens to compute, not {tokens}")
-        if self.lacking(key, tokens) > self.free:
-            raise ValueError(f"request {key!r} lacks {self.lacking(key, tokens)} pages, and {self.free} are free")
+        lacking = self.lacking(key, tokens)
+        if lacking > self.free - (self.count - self.limit):  # all above the limit are free
+            raise ValueError(f"request {key!r} lacks {lacking} pages, and {self.free} of {self.count} are free")
         copies = []
         if self._writes_to_shared(request):
             index, within = divmod(request.computed, self.page_tokens)
@@ -202,30 +225,17 @@ class Pages(Generic[K, R]):
         return copies
 
     def advance(self, key: K, tokens: int, now: float) -> None:
-        """The next `tokens` of a request, for which it has pages, are computed. Full pages can be found from now on.
+        """The next `tokens` of a request, for which it has pages, are computed. Those that are full can be found from
+        now on, as soon as their tokens are known.
 
         Where the same tokens were computed for another request meanwhile, this one takes that one's pages for its own.
         """
         request = self._requests[key]
         end = request.computed + tokens
-        if end > min(len(request.tokens), len(request.table) * self.page_tokens) or self._writes_to_shared(request):
+        if end > len(request.table) * self.page_tokens or self._writes_to_shared(request):
             raise ValueError(f"request {key!r} has no pages for {tokens} tokens: `grow` comes first")
-        for index in range(request.computed // self.page_tokens, end // self.page_tokens):
-            place = self._place(request, index)
-            prefix = self._found.get(place)
-            if prefix is not None:
-                self._drop(request.table[index])
-                self._take(prefix)
-                request.table[index] = prefix.page
-            else:
-                page = request.table[index]
-                parent = self._prefixes[request.table[index - 1]] if index else None
-                prefix = Prefix(page, request.root, parent, place[2], index * self.page_tokens, now)
-                self._found[place] = self._prefixes[page] = prefix
-                if parent is not None:
-                    parent.children += 1
-            prefix.use(now)
         request.computed = end
+        self._find(request, now)
 
     def fork(self, key: K, child: K, now: float) -> None:
         """Another request begins with all that a request has now, and shares its pages."""
@@ -233,18 +243,20 @@ class Pages(Generic[K, R]):
             raise ValueError(f"request {child!r} has begun already")
         request = self._requests[key]
         pages = request.table[: self.needed(request.computed)]
-        self._requests[child] = _Request(request.root, request.tokens.copy(), pages, request.computed)
+        tokens, found = request.tokens.copy(), request.found.copy()
+        self._requests[child] = _Request(request.root, tokens, pages, request.computed, found)
+        self.saved += len(pages)
         for page in pages:
             self._users[page] += 1
-            if page in self._prefixes:
-                self._prefixes[page].use(now)
+        for prefix in found:
+            prefix.use(now)
 
     def end(self, key: K, now: float) -> None:
         """A request ended, or makes way: its full pages stay and can be found, the others are free."""
         request = self._requests.pop(key)
+        for prefix in request.found:
+            prefix.last_used = now
         for page in reversed(request.table):
-            if page in self._prefixes:
-                self._prefixes[page].last_used = now
             self._drop(page)
 
     def freed_by(self, key: K) -> int:
@@ -263,9 +275,9 @@ class Pages(Generic[K, R]):
         """Free a leaf; returns the page before it, if that has become a leaf by it."""
         if self._leaves.pop(prefix.page, None) is not prefix:
             raise ValueError(f"page {prefix.page} cannot be evicted: it is in use, or others continue it")
-        del self._found[prefix.parent.page if prefix.parent else 0, prefix.root, prefix.tokens]
+        del self._found[prefix.parent, prefix.root, prefix.tokens]
         del self._prefixes[prefix.page]
-        self._free.append(prefix.page)
+        heapq.heappush(self._free, prefix.page)
         self.idle -= 1
         parent = prefix.parent
         if parent is None:
@@ -274,20 +286,34 @@ class Pages(Generic[K, R]):
         self._note_leaf(parent)
         return parent if parent.page in self._leaves else None
 
-    def take(self, count: int) -> list[int]:
-        """So many pages for something else than tokens, until `give_back`. Raises ValueError if fewer are free."""
-        if count > self.free:
-            raise ValueError(f"{count} pages are wanted, and {self.free} are free")
-        return [self._new() for _ in range(count)]
+    def resize(self, limit: int) -> list[tuple[int, int]]:
+        """Give out no page above `limit` from now on; returns the moves, (source, target), that empty those above it.
 
-    def give_back(self, pages: Sequence[int]) -> None:
-        """Pages that were taken are free again."""
-        for page in pages:
-            self._drop(page)
+        They are to be made before anything else is computed. Raises ValueError if more than `limit` pages hold
+        something.
+        """
+        if not self.count - self.free <= limit <= self.count:
+            raise ValueError(f"{self.count - self.free} of {self.count} pages hold something, and {limit} shall do")
+        self.limit = limit
+        moves = {
+            page: heapq.heappop(self._free) for page in sorted(self._users.keys() | self._prefixes) if page > limit
+        }
+        for source, target in moves.items():
+            heapq.heappush(self._free, source)
+            if source in self._users:
+                self._users[target] = self._users.pop(source)
+            for by_page in (self._prefixes, self._leaves):
+                if prefix := by_page.pop(source, None):
+                    prefix.page = target
+                    by_page[target] = prefix
+        if moves:
+            for request in self._requests.values():
+                request.table[:] = [moves.get(page, page) for page in request.table]
+        return list(moves.items())
 
-    def check(self, taken: Sequence[int] = ()) -> None:
-        """Raise PagesError unless all counts agree, `taken` being the pages for something else than tokens."""
-        users = Counter(taken)
+    def check(self) -> None:
+        """Raise PagesError unless all counts agree. Slow: for tests and debugging."""
+        users: Counter[int] = Counter()
         for key, request in self._requests.items():
             users.update(request.table)
             self._check_request(key, request)
@@ -297,35 +323,56 @@ class Pages(Generic[K, R]):
         pages = [*self._free, *users, *idle]
         if sorted(pages) != list(range(1, self.count + 1)):
             raise PagesError(f"of {self.count} pages, some are lost or owned twice: {sorted(pages)}")
-        if self.idle != len(idle):
-            raise PagesError(f"{len(idle)} pages are idle, {self.idle} are counted")
-        children = Counter(prefix.parent.page for prefix in self._prefixes.values() if prefix.parent)
-        if any(prefix.children != children[page] for page, prefix in self._prefixes.items()):
+        if (self.idle, self.saved) != (len(idle), users.total() - len(users)):
+            raise PagesError(f"{len(idle)} pages are idle, {self.idle} are counted; {self.saved} are said to be saved")
+        if max((*users, *idle), default=0) > self.limit:
+            raise PagesError(f"pages above {self.limit} hold something")
+        children = Counter(prefix.parent for prefix in self._prefixes.values() if prefix.parent)
+        if any(prefix.children != children[prefix] for prefix in self._prefixes.values()):
             raise PagesError("pages that continue others are not counted right")
         if {prefix.page: prefix for prefix in self._found.values()} != self._prefixes:
             raise PagesError(f"{len(self._found)} pages can be found, {len(self._prefixes)} are known")
-        if not children.keys() <= self._prefixes.keys() or any(children[page] for page in self._leaves):
+        if not children.keys() <= set(self._prefixes.values()):
             raise PagesError("a page is gone, and what continues it is not")
-        if {page for page in idle if not children[page]} != self._leaves.keys():
+        if {page for page in idle if not children[self._prefixes[page]]} != self._leaves.keys():
             raise PagesError(f"leaves are counted as {list(self._leaves)}")
 
     def _check_request(self, key: K, request: _Request[R]) -> None:
         """What it reads is what it computed, or others did of the same tokens; what it writes to nobody else finds."""
-        size = self.page_tokens
-        full = request.computed // size
-        for index, page in enumerate(request.table[:full]):
-            prefix = self._prefixes.get(page)
-            if prefix is None or self._found.get(self._place(request, index)) is not prefix:
-                raise PagesError(f"page {page} of request {key!r} does not hold its tokens from {index * size} on")
+        full = min(request.computed, len(request.tokens)) // self.page_tokens
+        if len(request.found) != full:
+            raise PagesError(f"{len(request.found)} pages of request {key!r} can be found, and {full} are full")
+        for index, prefix in enumerate(request.found):
+            if request.table[index] != prefix.page or self._found.get(self._place(request, index)) is not prefix:
+                raise PagesError(f"page {index} of request {key!r} does not hold its tokens")
         if any(page in self._prefixes for page in request.table[full:]):
             raise PagesError(f"request {key!r} writes to a page that others may find")
         if len(request.table) < self.needed(request.computed):
             raise PagesError(f"request {key!r} has {len(request.table)} pages for {request.computed} tokens")
 
-    def _place(self, request: _Request[R], index: int) -> tuple[int, R, tuple[int, ...]]:
+    def _place(self, request: _Request[R], index: int) -> Place[R]:
         start = index * self.page_tokens
         tokens = tuple(request.tokens[start : start + self.page_tokens])
-        return request.table[index - 1] if index else 0, request.root, tokens
+        return request.found[index - 1] if index else None, request.root, tokens
+
+    def _find(self, request: _Request[R], now: float) -> None:
+        """Pages of a request that have become full of known tokens can be found from now on."""
+        full = min(request.computed, len(request.tokens)) // self.page_tokens
+        for index in range(len(request.found), full):
+            place, page = self._place(request, index), request.table[index]
+            prefix = self._found.get(place)
+            if prefix is not None:
+                self._drop(page)
+                self._take(prefix)
+                request.table[index] = prefix.page
+            else:
+                parent, root, tokens = place
+                prefix = Prefix(page, root, parent, tokens, index * self.page_tokens, now)
+                self._found[place] = self._prefixes[page] = prefix
+                if parent is not None:
+                    parent.children += 1
+            prefix.use(now)
+            request.found.append(prefix)
 
     def _writes_to_shared(self, request: _Request[R]) -> bool:
         within = request.computed % self.page_tokens
@@ -336,16 +383,19 @@ class Pages(Generic[K, R]):
             self._take(prefix)
             prefix.use(now)
             request.table.append(prefix.page)
+            request.found.append(prefix)
         request.computed += len(prefixes) * self.page_tokens
 
     def _new(self) -> int:
-        page = self._free.pop()
+        page = heapq.heappop(self._free)
         self._users[page] = 1
         return page
 
     def _take(self, prefix: Prefix[R]) -> None:
         """Somebody else uses it from now on."""
-        if not self._users[prefix.page]:
+        if self._users[prefix.page]:
+            self.saved += 1
+        else:
             self.idle -= 1
             self._leaves.pop(prefix.page, None)
         self._users[prefix.page] += 1
@@ -354,11 +404,12 @@ class Pages(Generic[K, R]):
         """One fewer uses it."""
         self._users[page] -= 1
         if self._users[page]:
+            self.saved -= 1
             return
         del self._users[page]
         prefix = self._prefixes.get(page)
         if prefix is None:
-            self._free.append(page)
+            heapq.heappush(self._free, page)
         else:
             self.idle += 1
             self._note_leaf(prefix)

@@ -32,7 +32,7 @@ from pliant.policies.llm.arrival_histogram import ArrivalHistogram
 from pliant.policies.llm.jobs import A, Decisions, Job, K
 from pliant.policies.llm.jobs import SchedulerError as SchedulerError
 from pliant.policies.llm.queue_order import Queues
-from pliant.policies.llm.request_state import RequestState
+from pliant.policies.llm.request_state import RequestState, Sharing
 from pliant.policies.llm.two_phase_admission import Round
 
 _HORIZON_S = 10.0
@@ -100,6 +100,10 @@ class Scheduler(Generic[K, A]):
         self._put_off = False
         self._patience_ends = math.inf
         """When somebody goes first who is booked for later."""
+
+    def share(self, sharing: Sharing[K]) -> None:
+        """Requests that run have their memory there. Before the first request."""
+        self._memory.sharing = sharing
 
     @property
     def looks_every_s(self) -> float | None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, Protocol, TypeVar
 
 from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.jobs import A, Job, K, SchedulerError
 from pliant.policies.llm.queue_order import Lane, Queues
+
+K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
 
 
 @dataclass(eq=False)
@@ -54,6 +56,42 @@ class Running(Generic[K, A]):
         return self.tokens - self.begun >= self.job.output
 
 
+class Sharing(Protocol[K_contra]):
+    """Where requests that run have their memory; they may have some of it together."""
+
+    @property
+    def saved(self) -> int:
+        """Bytes by which those that run need less than they are charged for, because they share."""
+        ...
+
+    def saves(self, key: K_contra) -> int:
+        """Bytes that a request would share with those that run, if it began now."""
+        ...
+
+    def begin(self, key: K_contra, now: float) -> None:
+        """A request runs from now on."""
+        ...
+
+    def end(self, key: K_contra, now: float) -> None:
+        """A request runs no more."""
+        ...
+
+
+class Apart(Generic[K]):
+    """Nobody shares anything."""
+
+    saved = 0
+
+    def saves(self, key: K) -> int:
+        return 0
+
+    def begin(self, key: K, now: float) -> None:
+        return
+
+    def end(self, key: K, now: float) -> None:
+        return
+
+
 class SharedMemory(Generic[K, A]):
     """`total` bytes for keys and values of live requests and for the adapters of `cache` (Chameleon §4.1).
 
@@ -70,18 +108,19 @@ class SharedMemory(Generic[K, A]):
         """Bytes of the adapters that stay, whether they are loaded yet or not."""
         self.users: Counter[A] = Counter()
         """Running requests by adapter."""
+        self.sharing: Sharing[K] = Apart()
         self._charges = 0
         self._kept: A | None = None
 
     @property
     def used(self) -> int:
         """Bytes of live requests, and of adapters that are loading or resident."""
-        return self._charges + self.cache.bytes
+        return self._charges - self.sharing.saved + self.cache.bytes
 
     @property
     def free(self) -> int:
         """Bytes that are not used."""
-        return self.total - self._charges - self.cache.bytes
+        return self.total - self.used
 
     @property
     def shared(self) -> int:
@@ -105,7 +144,8 @@ class SharedMemory(Generic[K, A]):
     def lacking(self, job: Job[K, A]) -> int:
         """Bytes that `job` needs beyond those that can be had; it fits unless this is positive."""
         absent = job.adapter_bytes if self.absent(job) else 0
-        return job.charge + absent - self.free - self.evictable(job)
+        lacking = job.charge + absent - self.free - self.evictable(job)
+        return lacking - self.sharing.saves(job.key) if lacking > 0 else lacking
 
     def trim(self, now: float) -> list[A]:
         """Evict what the cache would not keep any longer; returns it."""
@@ -120,10 +160,12 @@ class SharedMemory(Generic[K, A]):
         Returns what was evicted for it; None, and `job` does not run, if that would be adapters that are wanted, and
         `spare_wanted` says that they stay.
         """
-        evicted = self._make_room(job.charge, now, spare_wanted=True)
+        needed = job.charge - (self.sharing.saves(job.key) if job.charge > self.free else 0)
+        evicted = self._make_room(needed, now, spare_wanted=True)
         if evicted is None and spare_wanted:
             return None
         self._charges += job.charge
+        self.sharing.begin(job.key, now)
         if job.adapter is not None:
             self.users[job.adapter] += 1
             self.cache.acquire(job.adapter, now)
@@ -132,6 +174,7 @@ class SharedMemory(Generic[K, A]):
     def give_back(self, job: Job[K, A], now: float) -> None:
         """`job` runs no more."""
         self._charges -= job.charge
+        self.sharing.end(job.key, now)
         if job.adapter is not None:
             self.users[job.adapter] -= 1
             if not self.users[job.adapter]:

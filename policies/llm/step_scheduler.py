@@ -83,9 +83,12 @@ class StepScheduler(Generic[K, A]):
         """Queue a request. Raises ValueError if its key is known already, or it never fits into memory."""
         if prompt.key in self._running or any(entry.prompt.key == prompt.key for entry in self._waiting):
             raise ValueError(f"a request {prompt.key!r} waits or runs already")
-        needed = self._pages.needed(len(prompt.tokens) + prompt.most) + self.memory.adapter_pages(prompt.adapter_bytes)
-        if needed > self._pages.count:
-            raise ValueError(f"request {prompt.key!r} may need {needed} pages, of {self._pages.count}")
+        memory, pages = self.memory, self._pages.needed(len(prompt.tokens) + prompt.most)
+        if pages * memory.page_bytes + prompt.adapter_bytes > memory.total:
+            raise ValueError(
+                f"request {prompt.key!r} may need {pages} pages of {memory.page_bytes} bytes, and "
+                f"{prompt.adapter_bytes} bytes for its adapter, but there are {memory.total}"
+            )
         self._queue(Entry(prompt, list(prompt.tokens), prompt.output))
         if prompt.root.adapter is not None:
             self.memory.adapters.asked(prompt.root.adapter)
@@ -93,12 +96,12 @@ class StepScheduler(Generic[K, A]):
     def loaded(self, adapter: A, now: float) -> None:
         """A load that was asked for is over."""
         self._loading.remove(adapter)
-        self.memory.loaded(adapter, now)
+        self.memory.adapters.loaded(adapter, now)
 
     def load_failed(self, adapter: A) -> list[K]:
         """A load failed: the requests that wait for it do so no longer, and are returned."""
         self._loading.remove(adapter)
-        self.memory.failed(adapter)
+        self.memory.adapters.failed(adapter)
         in_vain = [entry for entry in self._waiting if entry.prompt.root.adapter == adapter]
         for entry in in_vain:
             self._dequeue(entry)
@@ -151,7 +154,7 @@ class StepScheduler(Generic[K, A]):
             self._pages.advance(key, tokens, now)
             if not self._pages.left(key):
                 entry.tokens.append(drawn[key])
-                self._pages.append(key, [drawn[key]])
+                self._pages.append(key, [drawn[key]], now)
                 if entry.first_at is None:
                     entry.first_at = now
 
@@ -381,17 +384,18 @@ class _Making(Generic[K, A]):
         """Whether there will be pages for it and for all that run, if they end as predicted."""
         pages, memory = self._pages, self._memory
         rows = []
-        fixed = pages.count - pages.free - memory.evictable
+        bytes = memory.total - memory.free - memory.idle
+        adapter = entry.prompt.root.adapter
+        if adapter is not None and adapter in memory.adapters.evictable():
+            bytes += entry.prompt.adapter_bytes
+        fixed = -(-bytes // memory.page_bytes)
         for other in self._running.values():
             own = len(pages.table(other.prompt.key)) - other.shared
             fixed -= own
             rows.append((max(own, pages.needed(len(other.tokens)) - other.shared), other.left))
         shared = sum(pages.in_use(prefix) for prefix in pages.cached(entry.prompt.root, entry.tokens))
         rows.append((pages.needed(len(entry.tokens)) - shared, entry.left))
-        adapter = entry.prompt.root.adapter
-        if adapter is not None and adapter in memory.adapters.evictable():
-            fixed += memory.adapter_pages(entry.prompt.adapter_bytes)
-        return peak_pages(fixed, rows, pages.page_tokens) <= pages.count
+        return peak_pages(fixed, rows, pages.page_tokens) <= memory.total // memory.page_bytes
 
 
 def _age(entry: Entry[K, A]) -> float:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from pliant.formats.pass_times import PassTimes
 from pliant.policies.cluster.autoscaling import HIGH, LOW
 from pliant.policies.encoder.admission import DeadlineError
-from pliant.policies.encoder.batching import Batch, Waiting
+from pliant.policies.encoder.batching import Batch, Batcher, PackedTimes, Waiting, shares
+from pliant.policies.encoder.dispatch import Dispatcher
+from pliant.policies.encoder.service_curve import ServiceTimes
 from pliant.simulation.arrivals import Arrivals
-from pliant.simulation.encoder.fleet import Fleet
+from pliant.simulation.encoder.fleet import Fleet, ResidentFleet
 from pliant.simulation.encoder.outcome import Outcome
-from pliant.simulation.encoder.simulator import Controller, Second, Service
+from pliant.simulation.encoder.simulator import Controller, Noise, Second, Service
 
 
 class Batching(Protocol):
@@ -34,6 +38,13 @@ class _Computing(NamedTuple):
     replica: int
     texts: list[Waiting]
     works: list[int]
+
+
+class _Coming(NamedTuple):
+    at: float
+    replica: int
+    text: Waiting
+    work: int
 
 
 class _Queue:
@@ -71,8 +82,13 @@ class BatchedSimulation:
         self._service = service
         self._batcher = cache(batcher)
         self._controllers = controllers
+        self._noise = Noise(service)
         self._computing = [_Computing(math.inf, -1, [], [])]
         """The batches that are being computed, as a heap."""
+        self._unknown: list[tuple[float, int, int]] = []
+        """When the dispatcher will know of what is answered, replica and work, as a heap."""
+        self._coming: deque[_Coming] = deque()
+        """On their way to a replica, in order."""
         self._queues: dict[int, _Queue] = {}
         self._answered: list[tuple[float, float]] = []
         """Arrival and latency of what was answered since the last count."""
@@ -87,7 +103,7 @@ class BatchedSimulation:
             if number == warmup:
                 outcome = Outcome()
             self._second(number, arrivals, outcome)
-        self._finish(math.inf)
+        self._advance(math.inf)
         self._count(outcome)
         return outcome
 
@@ -103,12 +119,12 @@ class BatchedSimulation:
         while (change := fleet.next_change) < end:
             until = int(np.searchsorted(arrivals.seconds, change, "right"))
             shed += self._arrive(times[begin:until], tokens[begin:until])
-            self._finish(change)
+            self._advance(change)
             outcome.gpu_s += fleet.running * max(0.0, change - since)
             since, begin = max(since, change), until
             fleet.settle(change)
         shed += self._arrive(times[begin:], tokens[begin:])
-        self._finish(end)
+        self._advance(end)
         outcome.gpu_s += fleet.running * (end - since)
         outcome.shed += shed
         outcome.missed[-1] += shed
@@ -125,55 +141,68 @@ class BatchedSimulation:
 
     def _arrive(self, times: Sequence[float], tokens: Sequence[int]) -> int:
         """Dispatch requests in order of arrival; return how many were refused."""
-        dispatch, queues, computing = self._fleet.dispatcher.dispatch, self._queues, self._computing
+        dispatch, way_s = self._fleet.dispatcher.dispatch, self._service.way_s
         slo_s = self._service.slo_s - self._service.overhead_s
         budget_s = self._service.slo_s if self._service.admission else None
         shed = 0
         for time, length in zip(times, tokens, strict=True):
-            if computing[0].finish <= time:
-                self._finish(time)
+            self._advance(time)
             try:
                 replica, _, work = dispatch(length, budget_s)
             except DeadlineError:
                 shed += 1
                 continue
-            queue = queues.get(replica)
-            if queue is None:
-                queue = queues[replica] = _Queue()
-            queue.texts.append(Waiting(length, time, time + slo_s))
-            queue.works.append(work)
-            if not queue.busy:
-                self._begin(time, replica, queue)
+            coming = _Coming(time + way_s, replica, Waiting(length, time, time + slo_s), work)
+            if way_s:
+                self._coming.append(coming)
+            else:
+                self._come(coming)
         return shed
+
+    def _come(self, coming: _Coming) -> None:
+        queue = self._queues.setdefault(coming.replica, _Queue())
+        queue.texts.append(coming.text)
+        queue.works.append(coming.work)
+        if not queue.busy:
+            self._begin(coming.at, coming.replica, queue)
 
     def _begin(self, now: float, replica: int, queue: _Queue) -> None:
         batch = self._batcher_of(replica).next_batch(now, queue.texts)
-        self._busy_s += batch.seconds
+        seconds = batch.seconds * self._noise.factors(1)[0]
+        self._busy_s += seconds
         queue.busy = True
-        self._fleet.free_at[replica] = now + batch.seconds
-        heapq.heappush(self._computing, _Computing(now + batch.seconds, replica, *queue.take(batch.texts)))
+        self._fleet.free_at[replica] = now + seconds
+        heapq.heappush(self._computing, _Computing(now + seconds, replica, *queue.take(batch.texts)))
 
     def _batcher_of(self, replica: int) -> Batching:
         return self._batcher(len(self._fleet.tables[replica]) - 1)
 
-    def _finish(self, now: float) -> None:
-        """Answer all that is computed by `now`, and let the replicas go on."""
-        computing, complete = self._computing, self._fleet.dispatcher.complete
-        while computing[0].finish <= now and computing[0].replica >= 0:
+    def _advance(self, now: float) -> None:
+        """Until `now`, let what is on its way come, answer what is computed, and have the dispatcher know of it."""
+        computing, coming, unknown = self._computing, self._coming, self._unknown
+        complete, way_s = self._fleet.dispatcher.complete, self._service.way_s
+        while True:
+            if coming and coming[0].at <= now and coming[0].at < computing[0].finish:
+                self._come(coming.popleft())
+                continue
+            if computing[0].finish > now or computing[0].replica < 0:
+                break
             finish, replica, texts, works = heapq.heappop(computing)
             for text, work in zip(texts, works, strict=True):
-                complete(replica, work)
+                heapq.heappush(unknown, (finish + way_s, replica, work))
                 self._answered.append((text.arrived, finish - text.arrived))
             queue = self._queues[replica]
             queue.busy = False
             if queue.texts:
                 self._begin(finish, replica, queue)
+        while unknown and unknown[0][0] <= now:
+            complete(*heapq.heappop(unknown)[1:])
 
     def _count(self, outcome: Outcome) -> tuple[int, int, int]:
         """Count what was answered; return how many, and of them those near the SLO and above half of it."""
         found = np.array(self._answered).reshape(-1, 2)
         found = found[found[:, 0] >= self._counted_from]
-        seconds, slo_s = found[:, 1] + self._service.overhead_s, self._service.slo_s
+        seconds, slo_s = found[:, 1] + self._noise.overheads(len(found)), self._service.slo_s
         outcome.latencies.add(seconds)
         in_time = seconds <= slo_s
         outcome.within_slo += int(in_time.sum())
@@ -187,9 +216,37 @@ class BatchedSimulation:
         """When a replica will have answered all that it was sent, if it is sent nothing more."""
         free = self._fleet.free_at[replica]
         queue = self._queues.get(replica)
-        waiting = queue.texts if queue else []
+        waiting = list(queue.texts) if queue else []
+        waiting += [coming.text for coming in self._coming if coming.replica == replica]
         while waiting:
             batch = self._batcher_of(replica).next_batch(free, waiting)
-            free += batch.seconds
+            there = max(waiting[place].arrived for place in batch.texts) + self._service.way_s
+            free = max(free, there) + batch.seconds
             waiting = [text for place, text in enumerate(waiting) if place not in batch.texts]
         return free
+
+
+class _Measured:
+    """The batches of `batching`, with the seconds that `passes` has for them."""
+
+    def __init__(self, batching: Batching, passes: PassTimes) -> None:
+        self._batching = batching
+        self._passes = passes
+
+    def next_batch(self, now: float, waiting: Sequence[Waiting]) -> Batch:
+        texts = self._batching.next_batch(now, waiting).texts
+        return Batch(texts, self._passes.packed_s([waiting[place].length for place in texts]))
+
+
+def packed_simulation(
+    passes: PassTimes, homes: Iterable[int], longest: int, service: Service, controllers: Sequence[Controller] = ()
+) -> BatchedSimulation:
+    """Replicas with a packed runtime for up to `longest` tokens, as the live system has them, at these homes.
+
+    What they compute next is chosen by the same estimate of `passes` as there, and takes what `passes` says.
+    """
+    times = PackedTimes.fitted(passes)
+    alone_s = dict(zip(passes.lengths, passes.seconds[0], strict=True))
+    curve = ServiceTimes(alone_s, shares(times, alone_s)).curve(0.0)
+    fleet = ResidentFleet(Dispatcher(service.slo_s), homes, curve, longest)
+    return BatchedSimulation(fleet, service, lambda held: _Measured(Batcher(times, held), passes), controllers)

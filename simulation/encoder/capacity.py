@@ -17,10 +17,12 @@ from rich.progress import track
 from rich.table import Table
 
 from pliant.errors import PliantError
+from pliant.formats.pass_times import PassTimes
 from pliant.policies.cluster.autoscaling import TargetTracking
 from pliant.policies.encoder.dispatch import Dispatcher
-from pliant.policies.encoder.planning import Plan, Planner, even_plan
+from pliant.policies.encoder.planning import Plan, Planner, Residency, even_plan
 from pliant.simulation.arrivals import LONGEST, Floats, Recorded, Stream, tweet_lengths
+from pliant.simulation.encoder.batched import BatchedSimulation, packed_simulation
 from pliant.simulation.encoder.control import Planned, Scaled
 from pliant.simulation.encoder.fleet import Fleet, static_fleet
 from pliant.simulation.encoder.outcome import Outcome, plot_allocation
@@ -53,6 +55,9 @@ class Cluster:
     dynamic_s: Sequence[float] = ()
     """Seconds by length from 0, for a dynamic runtime in place of the static ones; the only key of `service_s` is its
     max_length."""
+    passes: PassTimes | None = None
+    """What passes take, for a packed runtime in place of the static ones; `service_s` has the lengths to be at home
+    at."""
     truncate: bool = False
     """Cut texts that are too long; else they are refused, and take no part."""
 
@@ -132,19 +137,24 @@ def plan_capacity(cluster: Cluster, path: Path) -> Forecast:
     """
     trace = read_trace(path, cluster.longest, truncate=cluster.truncate)
     lengths = tuple(cluster.service_s)
-    planner = Planner(cluster.longest, cluster.slo_s, cluster.period_s, cluster.quantile)
+    residency = Residency(dict.fromkeys(lengths, 0.0), 0.0) if cluster.passes else None
+    planner = Planner(cluster.longest, cluster.slo_s, cluster.period_s, cluster.quantile, residency)
     planned = Planned(planner, lengths)
     controllers: list[Controller] = [planned]
     if cluster.least < cluster.most:
         controllers.append(Scaled(TargetTracking(cluster.least, cluster.most), cluster.longest))
-    outcome = Simulation(_fleet(cluster, trace), Service(cluster.slo_s, admission=True), controllers).run(
-        track(trace.stream, "simulate", total=len(trace.stream), transient=True)
-    )
+    service = Service(cluster.slo_s, admission=True)
+    homes = even_plan(lengths, cluster.least)
+    simulation: Simulation | BatchedSimulation
+    if cluster.passes:
+        simulation = packed_simulation(cluster.passes, homes, cluster.longest, service, controllers)
+    else:
+        simulation = Simulation(_fleet(cluster, homes, trace), service, controllers)
+    outcome = simulation.run(track(trace.stream, "simulate", total=len(trace.stream), transient=True))
     return Forecast(cluster, trace, outcome, planned.plans)
 
 
-def _fleet(cluster: Cluster, trace: Trace) -> Fleet:
-    held = even_plan(tuple(cluster.service_s), cluster.least)
+def _fleet(cluster: Cluster, held: Sequence[int], trace: Trace) -> Fleet:
     if not cluster.dynamic_s:
         return static_fleet(cluster.slo_s, held, cluster.service_s)
     stream = trace.stream

@@ -8,8 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from pliant.policies.encoder.dispatch import Dispatcher
-from pliant.policies.encoder.residency import ResidentTimes
+from pliant.policies.encoder.dispatch import Dispatcher, Times
 from pliant.policies.encoder.service_curve import ServiceCurve
 
 LOAD_S = 1.0
@@ -151,13 +150,13 @@ class Fleet:
 class ResidentFleet(Fleet):
     """Replicas with room for all runtimes; what `Fleet` says of the length that one holds is said here of its home.
 
-    A new home takes effect at once. `service_s` has the seconds of each max_length.
+    A new home takes effect at once. `times` says what a text of up to `longest` tokens takes.
     """
 
-    def __init__(self, dispatcher: Dispatcher[int], homes: Iterable[int], service_s: Mapping[int, float]) -> None:
-        curves = tuple((length, ServiceCurve.constant(seconds)) for length, seconds in sorted(service_s.items()))
-        self._residents = ResidentTimes(curves)
-        self._seconds = self._residents.tables(self._residents.longest)[0].tolist()
+    def __init__(self, dispatcher: Dispatcher[int], homes: Iterable[int], times: Times, longest: int) -> None:
+        self._times = times
+        self._longest = longest
+        self._seconds = times.tables(longest).expected.tolist()
         self._homed = dispatcher
         super().__init__(dispatcher, homes, lambda _: self._seconds)
 
@@ -172,7 +171,7 @@ class ResidentFleet(Fleet):
 
     def _serve(self, replica: int, max_length: int) -> None:
         self.tables[replica] = self._seconds
-        self._homed.assign(replica, self._residents.longest, self._residents, home=max_length)
+        self._homed.assign(replica, self._longest, self._times, home=max_length)
 
 
 def static_fleet(slo_s: float, held: Iterable[int], service_s: Mapping[int, float]) -> Fleet:

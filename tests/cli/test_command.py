@@ -10,6 +10,7 @@ from support.doubles import profile
 from typer.testing import CliRunner
 
 from pliant.cli import command
+from pliant.formats.pass_times import PassTimes
 from pliant.formats.profile import Profile
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,17 @@ def test_simulate_tells_what_a_trace_would_cost(measured: Path, trace: Path, tmp
     assert "4.00 on average, 4 to 4" in output
     assert "start" in output
     assert (tmp_path / "simulate-topics.png").exists()
+
+
+def test_simulate_computes_in_passes_where_that_is_fastest(measured: Path, trace: Path, tmp_path: Path) -> None:
+    found = Profile.model_validate_json(measured.read_text())
+    seconds = tuple(0.1 * each for each in found.dynamic_s)
+    passes = PassTimes(counts=(1, 8), lengths=(8, 512), seconds=((0.321, 0.321), (0.322, 0.322)))
+    measured.write_text(found.model_copy(update={"packed_s": seconds, "passes": passes}).model_dump_json())
+    code, output = simulate("--trace", trace, "--gpus", 4, "--profile", measured, "--out", tmp_path)
+    assert code == 0, output
+    p50_ms = float(output.split("latency P50, P98")[1].split("ms")[0].strip(" │"))
+    assert p50_ms > 321, "what a pass takes"
 
 
 @pytest.mark.parametrize(

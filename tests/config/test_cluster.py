@@ -25,6 +25,13 @@ def write(folder: Path, **changes: Any) -> Path:
     return path
 
 
+def test_the_default_cluster_and_one_replica_more_of_each_service_fit_on_one_core() -> None:
+    serving = read(ROOT / "cluster.yaml").serving
+    sizes = [(service, service.replica_range()) for service in serving.services.values()]
+    reserved = sum((size.max + 1) * service.resources()["num_cpus"] for service, size in sizes if size)
+    assert reserved + 2 * serving.gateway.cpus <= 0.9  # the planner has the rest
+
+
 @pytest.mark.parametrize("name", ["cluster.yaml", "cluster.gpu.yaml"])
 def test_the_files_we_ship_are_valid(name: str) -> None:
     assert read(ROOT / name).serving.services

@@ -29,6 +29,7 @@ from pliant.bench.chaos.nodes import Nodes, processes, replicas_on
 from pliant.config.cluster import Reader
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.app import assemble
+from pliant.deployments.drain import await_empty
 from pliant.deployments.encoder.computing import Runtime
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.kinds import CONFIGS, KINDS
@@ -142,8 +143,13 @@ class Scenario:
         return sorted(found, key=lambda replica: replica[1])
 
     def _echo(self, text: str) -> Any:
-        """What the service that says what it hears answers."""
-        answer = httpx.post(f"{self._address}/models/echo", json={"inputs": text}, timeout=HANGS_AFTER_S)
+        """What the service that says what it hears answers; asked again where nothing of it is left (503)."""
+
+        def ask() -> httpx.Response | None:
+            answer = httpx.post(f"{self._address}/models/echo", json={"inputs": text}, timeout=HANGS_AFTER_S)
+            return answer if answer.status_code != 503 else None
+
+        answer = wait_until(ask, self._held)
         return answer.json() if answer.status_code == 200 else answer.text
 
     def _service(self) -> dict[str, Any]:
@@ -226,6 +232,7 @@ def main() -> None:
         nodes.add()
         drained = nodes.drain(0)
         scenario.phase("node drained", lambda service: all_serve(service) and not replicas_on(drained))
+        assert not await_empty(drained, within_s=0)
         Path(sys.argv[1]).write_text(json.dumps(scenario.phases, indent=1))
     finally:
         nodes.end()

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from pliant.cli.profile_plot import plot
+from pliant.formats.pass_times import PassTimes
 from pliant.formats.profile import Profile, kept
 
 
@@ -80,6 +81,7 @@ def test_the_fastest_kind_is_chosen_and_said_why(packed: float | None, static: f
         dynamic_s=lengths,
         static_s=tuple(static * length for length in lengths),
         packed_s=() if packed is None else tuple(packed * length for length in lengths),
+        passes=None if packed is None else PassTimes(counts=(1,), lengths=(512,), seconds=((512 * packed,),)),
     )
     assert made.fastest() == fastest
     assert made.reason().startswith(f"{fastest}: a text of any length takes ")
@@ -111,6 +113,7 @@ def test_savings_are_defined_for_any_longest_length(longest: int) -> None:
         {"static_at": ()},
         {"unknown": 1},
         {"packed_s": (1.0,)},
+        {"packed_s": (1.0,) * 8},
     ],
 )
 def test_refuses_what_contradicts_itself(changes: dict[str, Any]) -> None:

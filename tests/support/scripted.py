@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.messages import ReplicaReport
-from pliant.deployments.llm.report import AdapterReport, PredictorReport
+from pliant.deployments.llm.report import AdapterReport, MemoryReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
 from pliant.deployments.serving.errors import ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
@@ -156,6 +156,7 @@ def report(**held: float) -> ReplicaReport:
         bypassed=0,
         classes=[],
         predictor=PredictorReport(accuracy=0.0, error=0.0),
+        memory=MemoryReport(page_bytes=64, pages=8, live=0, idle=0, hit=0, missed=0, evicted=0),
         adapters=AdapterReport(
             resident=[],
             bytes=0,

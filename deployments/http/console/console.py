@@ -22,7 +22,7 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 
 from pliant.deployments.http.console.charts import draw, number
 from pliant.deployments.http.places import CONSOLE, CONSOLE_STREAM
-from pliant.deployments.serving.history import GOOD, MISSED, STEP_S, Event, History, Past
+from pliant.deployments.serving.history import GOOD, MISSED, STEP_S, Event, History, Past, troubles
 from pliant.deployments.serving.panels import Chart
 from pliant.deployments.serving.tenants import current
 
@@ -122,13 +122,7 @@ def _digest(text: str) -> str:
 
 def _trouble(stats: Mapping[str, Any]) -> str:
     """One sentence on what is wrong, if something is."""
-    wrong = [] if stats["planner_reached"] else ["the planner cannot be reached"]
-    for name, view in stats["services"].items():
-        if not view["ready"]:
-            wrong.append(f"{name} is not ready: {view['state']}")
-        ejected = [replica for replica, report in view["replicas"].items() if report.get("ejected")]
-        wrong += [f"{name}: replica {replica} fails" for replica in ejected]
-        wrong += [str(problem) for problem in view.get("problems", [])]
+    wrong = troubles(stats)
     if not wrong:
         return '<p class="good">All services are ready.</p>'
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

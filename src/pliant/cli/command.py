@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import ClusterConfig, check_models
 from pliant.config.encoder import EncoderConfig
 from pliant.config.vision import VisionConfig
+from pliant.dashboards import files
 from pliant.deployments.kinds import read
 from pliant.errors import ConfigError, PliantError
 from pliant.formats.profile import Profile
@@ -115,7 +117,7 @@ def simulate(
     if lengths.longest > found.longest:
         raise ConfigError([f"the profile ends at {found.longest} tokens; {name} serves up to {lengths.longest}"])
     least, most = _range(gpus)
-    held = lengths.current if kind == "static" else (lengths.longest,)
+    held = (lengths.longest,) if kind == "dynamic" else lengths.current
     forecast = plan_capacity(
         Cluster(
             service_s={length: found.service_s(length, kind) for length in held},
@@ -125,8 +127,9 @@ def simulate(
             period_s=config_of.period_s,
             quantile=config_of.demand_quantile,
             dynamic_s=[found.service_s(max(1, length), kind) for length in range(lengths.longest + 1)]
-            if kind != "static"
+            if kind == "dynamic"
             else (),
+            passes=found.passes if kind == "packed" else None,
             truncate=config_of.truncate,
         ),
         trace,
@@ -155,6 +158,61 @@ def zoo_models(train: Annotated[bool, typer.Option(help="Train what is missing."
     )
 
 
+@app.command()
+def kubernetes(
+    path: ClusterFile = Path("cluster.yaml"),
+    *,
+    image: Annotated[str, typer.Option(help="Made from our Dockerfile, where the cluster can get it.")],
+    name: Annotated[str, typer.Option(help="Of the service, and the address within Kubernetes.")] = "pliant",
+    worker_cpus: Annotated[int, typer.Option(min=1, help="Of each worker.")] = 8,
+    worker_gpus: Annotated[int, typer.Option(min=0, help="Of each worker.")] = 0,
+    worker_memory_gb: Annotated[int, typer.Option(min=1, help="Of each worker.")] = 32,
+    out: Annotated[Path, typer.Option(help="Receives the manifests.")] = Path("kubernetes"),
+) -> None:
+    """Write manifests for Kubernetes with KubeRay: what cluster.yaml serves, on as few workers as hold it."""
+    from pliant import kubernetes
+
+    shape = kubernetes.Shape(worker_cpus, worker_gpus, worker_memory_gb)
+    given = kubernetes.Deployment(kubernetes.check_name(name), image, shape)
+    for file, content in kubernetes.manifests(path.read_text(), _checked(path, models=False), given).items():
+        (out / file).parent.mkdir(parents=True, exist_ok=True)
+        (out / file).write_text(content)
+    console.print(f"Written to {out}.")
+
+
+@app.command()
+def top(
+    service: Annotated[str | None, typer.Argument(help="One of them, more closely.")] = None,
+    *,
+    url: Annotated[str, typer.Option(help="Where the cluster answers.")] = "http://127.0.0.1:8000",
+) -> None:
+    """Watch a running cluster in the terminal: services, their answers, replicas and events."""
+    from pliant.cli.top import watch
+
+    with contextlib.suppress(KeyboardInterrupt):
+        watch(url.rstrip("/"), service)
+
+
+@app.command()
+def drain(
+    within_s: Annotated[float, typer.Option(min=1, help="When the machine goes away, in seconds.")] = 90,
+) -> None:
+    """Give away what this machine serves, because it is about to go: replicas start elsewhere, and those here end their
+    work."""
+    from pliant.deployments.drain import drain as drain_node
+
+    if left := drain_node(within_s):
+        raise PliantError(f"{left} replicas are still here after {within_s:g} s")
+    console.print("No replica is left on this machine.")
+
+
+@app.command()
+def dashboards(folder: Annotated[Path, typer.Argument(help="Receives the files.")] = Path("dashboards")) -> None:
+    """Write dashboards for Grafana, rules for Prometheus, and how both find the cluster."""
+    files.write(folder)
+    console.print(f"Written to {folder}.")
+
+
 app.command()(vision_cli.train_prompts)
 app.command()(vision_cli.register_task)
 
@@ -168,10 +226,12 @@ def main() -> None:
         sys.exit(1)
 
 
-def _checked(path: Path) -> ClusterConfig:
+def _checked(path: Path, models: bool = True) -> ClusterConfig:
+    """What is in the file; whether its `models` are there is asked, too, as long as they are to be used here."""
     try:
         cluster = read(path)
-        check_models(cluster.serving)
+        if models:
+            check_models(cluster.serving)
     except ConfigError as error:
         for problem in error.problems:
             console.print(problem, style="red", markup=False)

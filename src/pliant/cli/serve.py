@@ -30,6 +30,7 @@ from pliant.cli.serve_events import Row, Snapshot, Story, rows
 from pliant.cli.terminal import console
 from pliant.config.cluster import ClusterConfig, ServingConfig
 from pliant.config.http import HttpOptions
+from pliant.dashboards.files import boards
 from pliant.errors import ConfigError, PliantError
 
 _EVERY_S = 0.5
@@ -45,6 +46,7 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
     console.print(f"Starting {path} at {cluster.address}; the log of Ray and the replicas is {log}")
     started = time.monotonic()
     _train_ahead(cluster.serving)
+    write_boards()
     process = _Process(path, cluster.http, None if verbose else log)
     kinds = {name: service.kind for name, service in cluster.serving.services.items()}
     story, watch = Story(_examples(cluster)), _Watch(cluster, process, started)
@@ -77,6 +79,15 @@ def _train_ahead(serving: ServingConfig) -> None:
                 return  # whoever needs it says why
 
     threading.Thread(target=train, daemon=True).start()
+
+
+def write_boards() -> None:
+    """Write our dashboards where the operator has Ray write its own."""
+    if given := os.environ.get("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR"):
+        folder = Path(given)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in boards():
+            (folder / name).write_text(content)
 
 
 def _tell_stopping(process: _Process) -> None:

@@ -33,8 +33,9 @@ class AdaptersConfig(CatalogConfig):
 
     registries: ClassVar[str] = "registries"
 
-    cache: Literal["compound", "fair_share", "lru", "lfu", "none"] = "compound"
-    """Which adapters that nobody uses leave the memory first; "none": all, and at once."""
+    cache: Literal["joint", "compound", "fair_share", "lru", "lfu", "none"] = "joint"
+    """By which adapters and prefixes that nobody uses are compared when memory is needed: "joint", by the seconds that
+    a byte of them saves; "none": adapters leave at once."""
     prefetch: Literal["queued", "predicted", "none"] = "queued"
     """Load adapters of requests that wait, and, "predicted", of requests that are likely to come."""
     pinned: tuple[str, ...] = ()
@@ -67,6 +68,9 @@ class LlmConfig(ModelServiceConfig):
     """
     adapters: AdaptersConfig | None = None
     """LoRA adapters that share the model; each is a model of its own to clients."""
+    share_prefixes: bool = False
+    """Whether what was computed of one tenant's prompts serves another's that begin alike; a client can find out by the
+    time to the first token whether somebody else has sent such a prompt."""
     scheduler: Literal["multi_queue", "fifo", "sjf"] = "multi_queue"
     """Which waiting request is next: of queues by size, the first, or the one with the shortest predicted answer."""
     queue: Annotated[int, Field(ge=0)] = 128
@@ -85,7 +89,7 @@ class LlmConfig(ModelServiceConfig):
     """How the model writes its reasoning: between <think> and </think>, or not apart; by default what its chat template
     shows."""
     debug: bool = False
-    """Check after every step that slots, lengths and requests agree; replaces the replica if they do not. Slow."""
+    """Check after every step that slots, pages and requests agree; replaces the replica if they do not. Slow."""
 
     def least_slot(self, model_takes: int) -> int:
         """Tokens that a slot has at least, for a model that takes `model_takes`."""

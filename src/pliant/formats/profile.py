@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, model_validator
 
 from pliant.cache import cache_folder, made_once
+from pliant.formats.pass_times import PassTimes
 
 RuntimeKind = Literal["packed", "dynamic", "static"]
 """Of runtimes: one that takes several texts of any length at a time; one that takes each at its own length; or one for
@@ -33,8 +34,9 @@ class Profile(BaseModel):
     `dynamic_s[i]` is the seconds that a dynamic runtime takes for a text of `lengths[i]` tokens, `static_s[i]` those of
     a static runtime compiled for that many. Static times were measured at the lengths in `static_at`, and estimated
     between them from the dynamic ones. `packed_s` are those of a packed runtime with one text; none if the model has
-    none here. `steps` are the last lengths before latency jumps: the staircase's edges, empty
-    where there is none. `device` is the processor's name; `threads` are those of the CPU for one forward pass.
+    none here; `passes` those of several texts together. `steps` are the last lengths before latency jumps: the
+    staircase's edges, empty where there is none. `device` is the processor's name; `threads` are those of the CPU for
+    one forward pass.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -49,6 +51,7 @@ class Profile(BaseModel):
     static_s: tuple[PositiveFloat, ...]
     static_at: tuple[PositiveInt, ...]
     packed_s: tuple[PositiveFloat, ...] = ()
+    passes: PassTimes | None = None
     steps: tuple[PositiveInt, ...]
 
     @model_validator(mode="after")
@@ -59,6 +62,8 @@ class Profile(BaseModel):
             raise ValueError("each length needs a dynamic and a static time")
         if self.packed_s and len(self.packed_s) != len(self.lengths):
             raise ValueError("each length needs a packed time, or none does")
+        if bool(self.packed_s) != (self.passes is not None):
+            raise ValueError("packed times need those of passes, and the other way round")
         if not self.static_at or not set(self.static_at + self.steps) <= set(self.lengths):
             raise ValueError("static_at must not be empty; it and steps must be among the lengths")
         return self

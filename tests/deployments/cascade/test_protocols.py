@@ -59,7 +59,8 @@ class House:
         self.http = TestClient(application(GatewayConfig(), services, self.stats, lambda: self.metrics().encode()))
 
     def stats(self) -> dict[str, Any]:
-        return {"services": {"topics-c": {"kind": "cascade", **self.cascade.facts()}}}
+        view = {"kind": "cascade", "replicas": {}, **self.cascade.facts()}
+        return {"planner_reached": True, "services": {"topics-c": view}}
 
     def metrics(self) -> str:
         return exposition(self.stats(), kinds.loaded()).decode()

@@ -23,7 +23,7 @@ from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.metrics import LlmReplicaMetrics
 from pliant.deployments.llm.precedence import Precedence
 from pliant.deployments.llm.replica import LlmReplica
-from pliant.deployments.llm.report import AdapterReport, ClassReport
+from pliant.deployments.llm.report import AdapterReport, ClassReport, MemoryReport
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.serving import metrics
 from pliant.deployments.serving.outcome import Fault, Outcome
@@ -153,15 +153,20 @@ def test_counts_that_replicas_report_become_counters(monkeypatch: pytest.MonkeyP
     engine = Engine(ScriptedExecutor(), byte_tokenizer(), (), 10, 0.05)
     report = ReplicaReport(**{**engine.report(), "version": 0, "held": {"gateway": 7.0}})  # type: ignore[typeddict-unknown-key]
     adapters: AdapterReport = {**report["adapters"], "resident": ["p", "q"], "hits": 3, "evictions": {"memory": 2}}
+    memory: MemoryReport = {**report["memory"], "live": 2, "idle": 1, "hit": 30, "missed": 10}
     small: ClassReport = {"cut_off": 0.2, "quota": 10, "waiting": 4, "admitted": 5, "waited_s": 0.5}
     fewer: ClassReport = {**small, "waiting": 1, "admitted": 6}
-    made.record({**report, "adapters": adapters, "classes": [small, small], "squashed": 1})
-    made.record({**report, "adapters": {**adapters, "hits": 5}, "classes": [fewer], "squashed": 1})
+    made.record({**report, "memory": memory, "adapters": adapters, "classes": [small, small], "squashed": 1})
+    made.record({**report, "memory": memory, "adapters": {**adapters, "hits": 5}, "classes": [fewer], "squashed": 1})
     evictions = {"memory": 3, "unused": 1}
-    made.record({**report, "adapters": {**adapters, "hits": 1, "evictions": evictions}, "classes": [fewer]})
+    made.record(
+        {**report, "memory": memory, "adapters": {**adapters, "hits": 1, "evictions": evictions}, "classes": [fewer]}
+    )
     values = {name: one.values for name, one in recorded.items() if any(one.values.values())}
     assert values == {
         "pliant_llm_live_tokens": {(): 7},
+        "pliant_llm_prefix_tokens_total": {("hit",): 30, ("miss",): 10},
+        "pliant_llm_pages": {("live",): 2, ("idle",): 1},
         "pliant_adapter_cache_hits_total": {(): 3 + 2 + 1},  # it began again
         "pliant_adapter_cache_evictions_total": {("memory",): 3, ("unused",): 1},
         "pliant_adapters_resident": {(): 2},

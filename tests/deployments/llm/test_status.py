@@ -14,13 +14,14 @@ from pliant.deployments.serving.status import exposition
 def lines(**facts: Any) -> list[str]:
     given: Any = report(here=30, there=40)
     given |= {"served": 9, "squashed": 2}
+    given["memory"] |= {"live": 5, "idle": 2, "hit": 640, "missed": 70, "evicted": 3}
     given["classes"] = [
         ClassReport(cut_off=0.5, quota=100, waiting=3, admitted=8, waited_s=1.5),
         ClassReport(cut_off=1.0, quota=200, waiting=1, admitted=1, waited_s=9.0),
     ]
     given["adapters"] |= {"resident": ["sql", "law"], "bytes": 4096, "hits": 5, "evictions": {"memory": 6}}
-    chat = {"kind": "llm", "replicas": {"r": given}, **facts}
-    return exposition({"services": {"chat": chat}}, loaded()).decode().splitlines()
+    chat = {"kind": "llm", "ready": True, "replicas": {"r": given}, **facts}
+    return exposition({"planner_reached": True, "services": {"chat": chat}}, loaded()).decode().splitlines()
 
 
 def test_replicas_queues_and_adapters_are_told() -> None:
@@ -29,6 +30,11 @@ def test_replicas_queues_and_adapters_are_told() -> None:
         'pliant_llm_live_tokens{replica="r",service="chat"} 70.0',
         'pliant_llm_answers_total{replica="r",service="chat"} 9.0',
         'pliant_requests_squashed_total{replica="r",service="chat"} 2.0',
+        'pliant_llm_prefix_tokens_total{replica="r",result="hit",service="chat"} 640.0',
+        'pliant_llm_prefix_tokens_total{replica="r",result="miss",service="chat"} 70.0',
+        'pliant_llm_pages{replica="r",service="chat",state="live"} 5.0',
+        'pliant_llm_pages{replica="r",service="chat",state="idle"} 2.0',
+        'pliant_llm_prefix_pages_evicted_total{replica="r",service="chat"} 3.0',
         'pliant_queue_requests_waiting{class="0",replica="r",service="chat"} 3.0',
         'pliant_queue_wait_seconds_total{class="1",replica="r",service="chat"} 9.0',
         'pliant_adapters_resident{replica="r",service="chat"} 2.0',

@@ -296,7 +296,8 @@ def test_metrics_show_gammas_and_fates() -> None:
         "in_time": 7,
         "evicted": 5,
     }
-    stats = {"services": {"digits": {"kind": "vision", "replicas": {"r": told}, "tasks": ["parity"]}}}
+    digits = {"kind": "vision", "ready": True, "replicas": {"r": told}, "tasks": ["parity"]}
+    stats = {"planner_reached": True, "services": {"digits": digits}}
     text = exposition(stats, {"vision": KIND}).decode()
     for line in (
         'pliant_vision_gamma{replica="r",service="digits"} -4.0',

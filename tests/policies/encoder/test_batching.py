@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.formats.pass_times import PassTimes
-from pliant.policies.encoder.batching import Batcher, BatchTimes, PackedTimes, PaddedTimes, Waiting, cut
+from pliant.policies.encoder.batching import Batcher, BatchTimes, PackedTimes, PaddedTimes, Waiting, cut, shares
 
 LENGTHS = (64, 128, 512)
 PADDED = PaddedTimes((1, 2, 4, 8), LENGTHS, tuple(tuple(1 + n * m / 100 for m in LENGTHS) for n in (1, 2, 4, 8)))
@@ -72,9 +72,8 @@ def test_a_queue_is_emptied_and_nobody_waits_longer_than_one_by_one(times: Batch
 
 
 def test_the_last_chance_of_a_text_is_found_behind_two_that_are_due_before_it() -> None:
-    budgets = {1: (21.0, 15.0), 129: (17.0, 10.0), 65: (1.0,)}
-    waiting = [Waiting(length, 0.0, budget) for length, given in budgets.items() for budget in given]
-    assert Batcher(PADDED, 512).next_batch(0.0, waiting).texts == (3,)
+    waiting = [Waiting(129, 0.0, 9.0), Waiting(65, 0.0, 13.0), Waiting(1, 0.0, 12.0)]
+    assert Batcher(PADDED, 512).next_batch(0.0, waiting).texts == (0,)
 
 
 @given(TIMES, QUEUES, st.data())
@@ -198,7 +197,7 @@ def test_a_measured_table_gives_back_what_passes_take(
     for length in (8, 64, 512):
         spans = times.seconds([length] * 32)
         best = min(span / count for count, span in enumerate(spans, start=1))
-        assert times.share_s(length) == pytest.approx(best)
+        assert spans[0] * shares(times, (length,))[length] == pytest.approx(best)
 
 
 def test_what_a_busy_machine_added_to_some_passes_makes_no_batch_look_bad() -> None:
@@ -219,7 +218,7 @@ def test_times_can_be_made_of_any_table(table: list[list[float]]) -> None:
     times = PackedTimes.fitted(PassTimes(counts=counts, lengths=columns, seconds=rows), most=32)
     batch = Batcher(times, 512).next_batch(0.0, forever([9, 100, 512, 30]))
     assert batch.seconds > 0
-    assert 0 < times.share_s(512) < math.inf
+    assert 0 < shares(times, (512,))[512] <= 1
 
 
 @given(QUEUES, st.data(), TIMES)
@@ -229,5 +228,21 @@ def test_a_batch_with_a_given_text_makes_the_most_of_it(
     first = data.draw(st.integers(0, len(lengths) - 1))
     batch = Batcher(times, 512).batch_with(first, forever(lengths))
     assert first in batch.texts
-    alone_s = times.seconds((times.step(lengths[first]),))[0]
-    assert len(batch.texts) / batch.seconds >= (1 - 1e-9) / alone_s
+    steps = [times.step(length) for length in lengths]
+    work_s = {step: times.seconds((step,))[0] * share for step, share in shares(times, steps).items()}
+    order = sorted(range(len(lengths)), key=lambda place: lengths[place])
+    at = order.index(first)
+    for start in range(max(0, at - times.most + 1), at + 1):
+        for end in range(at + 1, min(start + times.most, len(order)) + 1):
+            together = [steps[place] for place in order[start:end]]
+            rate = sum(work_s[step] for step in together) / times.seconds(together)[-1]
+            found = sum(work_s[steps[place]] for place in batch.texts) / batch.seconds
+            assert found >= (1 - 1e-9) * rate
+
+
+def test_what_is_due_soon_goes_with_others_though_it_comes_later_for_that() -> None:
+    """Four would be answered before they are due, but eight take less time together than in two batches."""
+    due_s, deadline = 5.0, 50.0
+    assert PADDED.seconds([64] * 4)[-1] < due_s < PADDED.seconds([64] * 8)[-1] < deadline
+    waiting = [Waiting(64, due_s - (deadline - due_s) / 3, deadline)] * 8
+    assert len(Batcher(PADDED, 512).next_batch(0.0, waiting).texts) == 8

@@ -10,19 +10,17 @@ from typing import NamedTuple, get_args
 
 import pytest
 
-from pliant.policies.llm.idle_memory import IdleMemory, Keep, Root
-from pliant.policies.llm.pages import Pages, Prefix
-from pliant.policies.llm.passes import Work
+from pliant.policies.llm.idle_memory import IdleMemory, Root
+from pliant.policies.llm.pages import Prefix
 from pliant.policies.llm.worth import PATIENCE_S
+from pliant.simulation.llm.one_pass import Keep
+from pliant.simulation.llm.one_pass import memory_of as made
 
 KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 
 class Seconds:
     """A page is a byte; pages of prefixes take 1 s each, adapters half a second a page and 1 s more."""
-
-    def pass_s(self, work: Work) -> float:
-        return float(work.tokens)
 
     def load_s(self, bytes: int) -> float:
         return 1.0 + bytes / 2
@@ -39,7 +37,7 @@ class Asked(NamedTuple):
 
 
 def memory_of(count: int, keep: Keep = "joint") -> IdleMemory[int, str]:
-    return IdleMemory(Pages(count, 4), 1, Seconds(), keep)
+    return made(count, 1, 4, Seconds(), keep)
 
 
 def tokens(prompt: Iterable[int]) -> list[int]:
@@ -60,7 +58,7 @@ class Client:
             return True
         if self.memory.begin_load(adapter, self.sizes[adapter], self.now) is None:
             return False
-        self.memory.loaded(adapter, self.now)
+        self.memory.adapters.loaded(adapter, self.now)
         self.seconds += Seconds().load_s(self.sizes[adapter])
         return True
 
@@ -115,15 +113,15 @@ def test_whatever_happens_the_books_agree_and_nothing_in_use_goes(keep: Keep) ->
             client.end(key, running.pop(key))
         elif what < 0.95:
             memory.adapters.want(name := rng.choice("abcdef"))
-            before = memory.pages.free
+            before = memory.free
             gone = memory.make_room(rng.randrange(1, 10), client.now, spare_wanted=True)
             assert name not in (gone or ()), "it is wanted"
-            assert gone is not None or memory.pages.free == before, "nothing goes if it does not suffice"
+            assert gone is not None or memory.free == before, "nothing goes if it does not suffice"
             memory.adapters.unwant(name)
         else:
             absent = [name for name in sizes if memory.adapters.state(name) == "absent"]
             if absent and memory.begin_load(absent[0], sizes[absent[0]], client.now) is not None:
-                memory.failed(absent[0])
+                memory.adapters.failed(absent[0])
         memory.check()
         assert all(memory.adapters.state(adapter) == "resident" for adapter in running.values())
     assert refused < 1000
@@ -146,10 +144,10 @@ def test_nothing_is_evicted_in_vain_and_what_goes_is_worth_least(seed: int) -> N
     }
     leaves = {leaf.page for leaf in memory.pages.leaves()}
     needed = rng.randrange(1, 12)
-    free = memory.pages.free
+    free = memory.free
     gone = memory.make_room(free + needed, now)
     assert gone is not None
-    spare = memory.pages.free - free - needed
+    spare = memory.free - free - needed
     left = {prefix.page for prefix in memory.pages._prefixes.values()}
     heads = [page for page, prefix in prefixes.items() if page not in left and may_stay(prefix, left)]
     assert spare >= 0
@@ -170,8 +168,8 @@ def test_a_prefix_goes_first_when_its_adapter_is_out() -> None:
     for _ in range(5):
         client.answer(Asked("a", (1, 1)))
     memory = client.memory
-    memory._evict("a", "memory")
-    memory.make_room(memory.pages.free + 1, client.now)
+    memory.adapters.evict("a", "memory")
+    memory.make_room(memory.free + 1, client.now)
     kept = [memory.pages.cached(Root(name), tokens((1, 1))) for name in "ab"]
     assert [len(prefixes) for prefixes in kept] == [1, 2]
 

@@ -22,7 +22,6 @@ class House:
         self.pages: Pages[int, str] = Pages(count, page_tokens)
         self.memory: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
         self.requests: dict[int, tuple[str, list[int]]] = {}
-        self.taken: list[int] = []
         self.now = 0.0
         self.shared = 0
         self._keys = 0
@@ -36,10 +35,11 @@ class House:
         return self._keys
 
     def compute(self, key: int, most: int) -> bool:
-        """Of what is known, as much as memory and `most` allow; whether anything is computed."""
+        """Of what the request says, known yet or not, as much as memory and `most` allow; whether anything is."""
         self.now += 1.0
-        tokens = min(most, self.pages.left(key))
-        while tokens > 0 and self.pages.lacking(key, tokens) > self.pages.free:
+        tokens = min(most, len(self.requests[key][1]) - self.pages.computed(key))
+        free = self.pages.free - self.pages.count + self.pages.limit
+        while tokens > 0 and self.pages.lacking(key, tokens) > free:
             tokens -= 1
         if tokens < 1:
             return False
@@ -58,9 +58,14 @@ class House:
         self.pages.advance(key, tokens, self.now)
         return True
 
-    def append(self, key: int, token: int) -> None:
+    def append(self, key: int, token: int, known: bool = True) -> None:
         self.requests[key][1].append(token)
-        self.pages.append(key, [token])
+        if known:
+            self.know(key)
+
+    def know(self, key: int) -> None:
+        self.now += 1.0
+        self.pages.append(key, self.requests[key][1][self.pages.known(key) :], self.now)
 
     def catch_up(self, key: int) -> None:
         self.now += 1.0
@@ -69,6 +74,7 @@ class House:
 
     def fork(self, key: int) -> int:
         self._keys += 1
+        self.know(key)
         root, tokens = self.requests[key]
         self.requests[self._keys] = (root, tokens.copy())
         self.pages.fork(key, self._keys, self.now)
@@ -86,20 +92,24 @@ class House:
         if leaves:
             self.pages.evict(leaves[choose(len(leaves))])
 
-    def take(self, count: int) -> None:
-        self.taken += self.pages.take(min(count, self.pages.free))
-
-    def give_back(self, count: int) -> None:
-        self.pages.give_back([self.taken.pop() for _ in range(min(count, len(self.taken)))])
+    def resize(self, limit: int) -> None:
+        taken = self.pages.count - self.pages.free
+        moves = self.pages.resize(max(limit, taken))
+        sources, targets = {source for source, _ in moves}, {target for _, target in moves}
+        assert len(sources) == len(targets) == len(moves)
+        assert not sources & targets
+        for source, target in moves:
+            for slot in range(self.pages.page_tokens):
+                if (source, slot) in self.memory:
+                    self.memory[target, slot] = self.memory.pop((source, slot))
 
     def check(self) -> None:
         """Everybody reads its own tokens, and nothing else."""
-        self.pages.check(self.taken)
+        self.pages.check()
         size = self.pages.page_tokens
         for key, (root, tokens) in self.requests.items():
             table = self.pages.table(key)
             assert 0 not in table
-            assert not set(table).intersection(self.taken)
             for at in range(self.pages.computed(key)):
                 assert self.memory[table[at // size], at % size] == (root, tuple(tokens[: at + 1]))
 
@@ -114,7 +124,7 @@ def step(house: House, rng: random.Random) -> None:
     elif what < 0.55:
         house.compute(rng.choice(keys), rng.randrange(1, 9))
     elif what < 0.70:
-        house.append(rng.choice(keys), rng.randrange(2))
+        house.append(rng.choice(keys), rng.randrange(2), rng.random() < 0.7)
     elif what < 0.75:
         house.catch_up(rng.choice(keys))
     elif what < 0.80 and len(keys) < 12:
@@ -124,9 +134,9 @@ def step(house: House, rng: random.Random) -> None:
     elif what < 0.96:
         house.evict(rng.randrange)
     elif what < 0.98:
-        house.take(rng.randrange(1, 4))
+        house.know(rng.choice(keys))
     else:
-        house.give_back(rng.randrange(1, 4))
+        house.resize(rng.randint(house.pages.count // 2, house.pages.count))
 
 
 @pytest.mark.parametrize(("count", "page_tokens"), [(40, 1), (24, 2), (60, 4), (7, 4), (30, 8)])
@@ -138,7 +148,6 @@ def test_any_number_of_random_steps_keeps_the_books_and_the_contents(count: int,
     assert house.shared > 100
     for key in list(house.requests):
         house.end(key)
-    house.give_back(len(house.taken))
     while house.pages.idle:
         house.evict(rng.randrange)
     house.check()
@@ -165,12 +174,16 @@ class Steps(RuleBasedStateMachine):
         self.house.compute(self.one(number), tokens)
 
     @precondition(lambda self: self.house.requests)
-    @rule(number=st.integers(0, 50), token=st.integers(0, 1))
-    def append(self, number: int, token: int) -> None:
-        self.house.append(self.one(number), token)
+    @rule(number=st.integers(0, 50), token=st.integers(0, 1), known=st.booleans())
+    def append(self, number: int, token: int, known: bool) -> None:
+        self.house.append(self.one(number), token, known)
+
+    @rule(limit=st.integers(1, 20))
+    def resize(self, limit: int) -> None:
+        self.house.resize(min(limit, self.house.pages.count))
 
     @precondition(lambda self: self.house.requests)
-    @rule(number=st.integers(0, 50), what=st.sampled_from(("catch_up", "fork", "end")))
+    @rule(number=st.integers(0, 50), what=st.sampled_from(("catch_up", "fork", "end", "know")))
     def other(self, number: int, what: str) -> None:
         getattr(self.house, what)(self.one(number))
 
@@ -235,6 +248,7 @@ def test_what_two_computed_at_once_is_kept_once() -> None:
     house.compute(second, 12)
     assert house.pages.table(first) == house.pages.table(second)
     assert house.pages.free == 17
+    assert house.pages.saved == 3
 
 
 def test_a_fork_shares_all_until_somebody_writes() -> None:
@@ -256,15 +270,13 @@ def test_misuse_is_refused() -> None:
     pages.begin("a", "base", range(30), 0.0)
     refusals: list[tuple[Callable[[], object], str]] = [
         (lambda: Pages(0, 16), "pages must be 1 or more"),
-        (lambda: Pages(1, 12), "of 1, 2, 4, ... tokens; got 1 of 12"),
+        (lambda: Pages(1, 0), "of 1 token or more; got 1 of 0"),
         (lambda: pages.begin("a", "base", [1], 0.0), "'a' has begun already"),
         (lambda: pages.begin("b", "base", [], 0.0), "'b' has no tokens"),
         (lambda: pages.fork("a", "a", 0.0), "'a' has begun already"),
-        (lambda: pages.grow("a", 31), "'a' has 30 tokens to compute, not 31"),
-        (lambda: pages.grow("a", 0), "'a' has 30 tokens to compute, not 0"),
-        (lambda: pages.grow("a", 17), "'a' lacks 5 pages, and 4 are free"),
+        (lambda: pages.grow("a", 17), "'a' lacks 5 pages, and 4 of 4 are free"),
         (lambda: pages.advance("a", 1, 0.0), "'a' has no pages for 1 tokens"),
-        (lambda: pages.take(5), "5 pages are wanted, and 4 are free"),
+        (lambda: pages.resize(5), "0 of 4 pages hold something, and 5 shall do"),
     ]
     for refused, message in refusals:
         with pytest.raises(ValueError, match=message):

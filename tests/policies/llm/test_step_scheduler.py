@@ -9,11 +9,11 @@ from itertools import accumulate, count
 
 import pytest
 
-from pliant.policies.llm.idle_memory import IdleMemory, Keep, Root
-from pliant.policies.llm.pages import Pages
+from pliant.policies.llm.idle_memory import Root
 from pliant.policies.llm.passes import Work
 from pliant.policies.llm.step_requests import Prompt, Step
 from pliant.policies.llm.step_scheduler import Order, StepScheduler
+from pliant.simulation.llm.one_pass import Keep, memory_of
 
 
 class Machine:
@@ -35,8 +35,8 @@ class Engine:
     def __init__(
         self, pages: int, page_tokens: int = 4, keep: Keep = "joint", order: Order = "shortest", rows: int = 16
     ):
-        memory: IdleMemory[int, str] = IdleMemory(Pages(pages, page_tokens), 1, Machine(), keep)
-        self.scheduler = StepScheduler(memory, Machine(), rows, order)
+        memory = memory_of(pages, 1, page_tokens, Machine(), keep)
+        self.scheduler: StepScheduler[int, str] = StepScheduler(memory, Machine(), rows, order)
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
         self.prompts: dict[int, Prompt[int, str]] = {}
@@ -157,13 +157,13 @@ def test_whatever_comes_everybody_is_answered_as_if_alone(seed: int, order: Orde
                     del known[alive[0]]
     engine.run()
     memory = engine.scheduler.memory
-    assert memory.pages.free + memory.evictable + pinned(engine) == memory.pages.count
+    assert memory.free + memory.idle + pinned(engine) == memory.total
 
 
 def pinned(engine: Engine) -> int:
-    """Pages of the adapter that was kept for the last that waited."""
-    kept = engine.scheduler._kept
-    return len(engine.scheduler.memory.held(kept)) if kept is not None else 0
+    """Bytes of the adapter that was kept for the last that waited."""
+    kept, uses = engine.scheduler._kept, engine.scheduler.memory.adapters.uses(engine.now)
+    return int(uses[kept].bytes) if kept is not None else 0
 
 
 def test_short_prompts_join_the_pass_of_a_long_one() -> None:
@@ -299,7 +299,7 @@ def test_a_load_that_fails_lets_its_requests_go() -> None:
 
 def test_what_never_fits_is_refused() -> None:
     engine = Engine(10)
-    with pytest.raises(ValueError, match="may need 13 pages, of 10"):
+    with pytest.raises(ValueError, match="may need 10 pages of 1 bytes, and 3 bytes for its adapter, but there are 10"):
         engine.add(list(range(20)), 20, adapter="a", bytes=3)
     known = engine.add([1], 1)
     with pytest.raises(ValueError, match="waits or runs already"):

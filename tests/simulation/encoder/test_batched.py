@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pliant.policies.encoder.batching import Batch, Batcher, PaddedTimes, Waiting
 from pliant.policies.encoder.dispatch import Dispatcher
+from pliant.policies.encoder.residency import ResidentTimes
 from pliant.simulation.arrivals import Recorded, Stream
 from pliant.simulation.encoder.batched import BatchedSimulation
 from pliant.simulation.encoder.fleet import Fleet, ResidentFleet, static_fleet
@@ -51,12 +52,13 @@ class Churn:
     seed=st.integers(0, 1000),
     admission=st.booleans(),
     warmup=st.integers(0, 2),
+    hop_s=st.sampled_from([0.0, 0.02]),
 )
 def test_batches_of_one_are_the_plain_simulation(
-    replicas: int, rate: float, seed: int, admission: bool, warmup: int
+    replicas: int, rate: float, seed: int, admission: bool, warmup: int, hop_s: float
 ) -> None:
     stream = Stream(np.full(8, rate), np.arange(1, 513), np.ones(8), bursty=True, seed=seed)
-    service = Service(0.2, admission=admission)
+    service = Service(0.2, admission=admission, hops_s=(hop_s,) if hop_s else ())
     plain, batched = Churn(), Churn()
     expected = Simulation(static_fleet(0.2, [512] * replicas, SECONDS), service, [plain]).run(stream, warmup)
     fleet = static_fleet(0.2, [512] * replicas, SECONDS)
@@ -69,8 +71,8 @@ def test_batches_of_one_are_the_plain_simulation(
     assert (found.arrived, found.missed) == (expected.arrived, expected.missed)
     assert (found.counts, found.running) == (expected.counts, expected.running)
     assert [seen[3] for seen in batched.seen] == [seen[3] for seen in plain.seen]
-    if not warmup:
-        assert batched.seen == plain.seen
+    if not (warmup or hop_s):
+        assert batched.seen == plain.seen, "as soon as it is computed; the way back takes no time"
 
 
 def test_a_case_by_hand() -> None:
@@ -83,6 +85,16 @@ def test_a_case_by_hand() -> None:
     assert outcome.busy_s == pytest.approx(0.11)
 
 
+def test_what_is_measured_is_drawn_for_each_pass_and_each_request() -> None:
+    stream = Recorded(np.arange(4000) / 2, np.full(4000, 500))
+    service = Service(10.0, overhead_s=5.0, variation=(0.5, 1.5), hops_s=(0.1, 0.3))
+    outcome = BatchedSimulation(static_fleet(10.0, [512], SECONDS), service, partial(Batcher, BY_LENGTH)).run(stream)
+    assert outcome.latencies.mean == pytest.approx(0.08 + 0.2, rel=0.03)
+    assert outcome.latencies.quantile(0.01) == pytest.approx(0.04 + 0.1, rel=0.01)
+    assert outcome.latencies.quantile(0.99) == pytest.approx(0.12 + 0.3, rel=0.01)
+    assert outcome.busy_s == pytest.approx(4000 * 0.08, rel=0.03)
+
+
 def test_a_queue_that_outlasts_the_stream_is_answered() -> None:
     stream = Recorded(np.zeros(100), np.full(100, 500))
     fleet = static_fleet(1.0, [512], SECONDS)
@@ -93,7 +105,7 @@ def test_a_queue_that_outlasts_the_stream_is_answered() -> None:
 
 def test_residents_have_homes_that_change_at_once() -> None:
     dispatcher: Dispatcher[int] = Dispatcher(1.0)
-    fleet = ResidentFleet(dispatcher, [64, 512], SECONDS)
+    fleet = ResidentFleet(dispatcher, [64, 512], ResidentTimes.constant(SECONDS), 512)
     assert fleet.service_s(64) == SECONDS[64]
     assert [dispatcher.dispatch(length)[0] for length in (500, 60)] == [1, 0]
     fleet.replace(1.0, [{0: 512}, {1: 64}])

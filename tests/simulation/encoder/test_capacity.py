@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from pliant.formats.pass_times import PassTimes
 from pliant.simulation.encoder.capacity import Cluster, Forecast, TraceError, plan_capacity, read_trace
 
 CLUSTER = Cluster({64: 0.01, 512: 0.05}, slo_s=0.2, least=3, most=3)
+PASSES = PassTimes(counts=(1, 8), lengths=(64, 512), seconds=((0.01, 0.05), (0.02, 0.3)))
+PACKED = replace(CLUSTER, passes=PASSES)
+"""Eight short texts take no longer together than two do one after the other."""
 
 
 def forecast(folder: Path, trace: str, cluster: Cluster = CLUSTER) -> Forecast:
@@ -55,6 +60,14 @@ def test_autoscaling_adds_gpus(tmp_path: Path) -> None:
     found = forecast(tmp_path, "second,requests\n" + rows, scaled)
     assert max(found.outcome.running) > 3
     assert found.outcome.attainment > forecast(tmp_path, "second,requests\n" + rows).outcome.attainment
+
+
+def test_a_packed_runtime_answers_what_waits_in_one_pass(tmp_path: Path) -> None:
+    rows = "".join(f"{second + index / 400},{9 + index % 8}\n" for second in range(10) for index in range(400))
+    one_by_one, packed = (forecast(tmp_path, "seconds,tokens\n" + rows, each) for each in (CLUSTER, PACKED))
+    assert one_by_one.outcome.attainment < 0.9, "three replicas answer 300 a second at most"
+    assert packed.outcome.attainment == 1.0
+    assert packed.plans[0][1].counts.keys() == {64, 512}
 
 
 def test_texts_that_are_too_long_are_cut_or_left_out(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""Give away what a node serves before it goes: Ray is warned, Serve starts replicas elsewhere, these end their work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ray
+from ray._private.state import actors
+
+from pliant.errors import PliantError
+
+_EVERY_S = 0.5
+_REPLICA = "SERVE_REPLICA::"
+
+
+def announce(address: str, node: str, within_s: float) -> None:
+    """Tell the Ray at `address` that the node of this id goes away in `within_s`. Raises PliantError if Ray refuses."""
+    command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--address", address, "--node-id", node]
+    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "pliant drain"]
+    left = ["--deadline-remaining-seconds", str(max(1, int(within_s)))]
+    done = subprocess.run([*command, *why, *left], capture_output=True, text=True)
+    if done.returncode:
+        raise PliantError(f"Ray does not drain {node}: {done.stderr.strip().splitlines()[-1:]}")
+
+
+def drain(within_s: float) -> int:
+    """Drain the node on which this runs; how many replicas are left on it after `within_s` at the latest.
+
+    Raises PliantError if no Ray runs here.
+    """
+    try:
+        ray.init(address="auto", log_to_driver=False)
+    except ConnectionError:
+        raise PliantError("no Ray runs on this machine") from None
+    here = ray.get_runtime_context()
+    node = here.get_node_id()
+    try:
+        announce(here.gcs_address, node, within_s)
+        return await_empty(node, within_s)
+    finally:
+        ray.shutdown()
+
+
+def await_empty(node: str, within_s: float) -> int:
+    """Wait for the replicas on the node of this id to end; how many are left. Needs a connection with Ray."""
+    end = time.monotonic() + within_s
+    while (left := _replicas(node)) and time.monotonic() < end:
+        time.sleep(_EVERY_S)
+    return left
+
+
+def _replicas(node: str) -> int:
+    return sum(
+        actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == node and actor["Name"].startswith(_REPLICA)
+        for actor in actors().values()
+    )

@@ -1,0 +1,153 @@
+"""`pliant top`: the console in a terminal."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import httpx
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from pliant.cli.terminal import console
+from pliant.deployments.kinds import loaded
+from pliant.deployments.serving.history import GOOD, MISSED, STEP_S, History, Past, troubles
+from pliant.deployments.serving.panels import Bars, Chart, Panel
+from pliant.errors import PliantError
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 24
+"""Characters of a line over time: so many steps of the history."""
+_MINUTE = round(60 / STEP_S)
+_EVENTS = 8
+_REPLICAS = 30
+"""Rows of a table, at most."""
+
+
+def watch(url: str, service: str | None, rounds: int | None = None) -> None:
+    """Show the cluster at `url`, or one of its services more closely, until interrupted or for so many `rounds`.
+
+    Raises PliantError if it does not answer at first, or has no such service.
+    """
+    key = os.environ.get("PLIANT_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    history = History(loaded())
+    with httpx.Client(base_url=url, headers=headers, timeout=5) as http:
+        stats = _ask(http, url)
+        if service is not None and service not in stats["services"]:
+            raise PliantError(f"no service {service}; there are: {', '.join(stats['services'])}")
+        with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+            while True:
+                history.record(time.time(), stats)
+                live.update(screen(stats, history, service), refresh=True)
+                if rounds is not None and (rounds := rounds - 1) == 0:
+                    return
+                time.sleep(STEP_S)
+                try:
+                    stats = _ask(http, url)
+                except PliantError as error:
+                    live.update(Text(f"{error}; trying again", style="red"), refresh=True)
+
+
+def _ask(http: httpx.Client, url: str) -> Mapping[str, Any]:
+    try:
+        response = http.get("/stats")
+        if response.status_code in (401, 403):
+            raise PliantError(f"{url} wants the key of a tenant that may observe, in PLIANT_API_KEY")
+        found: Mapping[str, Any] = response.raise_for_status().json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise PliantError(f"{url}/stats cannot be read: {error}") from None
+    return found
+
+
+def screen(stats: Mapping[str, Any], history: History, service: str | None) -> RenderableType:
+    """All that is shown now."""
+    views = stats["services"]
+    wrong = troubles(stats)
+    trouble = Text("; ".join(wrong), style="red") if wrong else Text("All services are ready.", style="green")
+    if service is None:
+        shown: RenderableType = _services(views, history)
+    else:
+        past = history.of(service)
+        shown = Group(
+            _chart(Chart("Requests per second", past.lines("requests/"))),
+            *map(_panel, history.kinds[views[service]["kind"]].panels(views[service], past)),
+        )
+    events = islice(reversed(history.events), _EVENTS)
+    told = [
+        Text(
+            f"{time.strftime('%H:%M:%S', time.localtime(each.at))} {each.service or 'cluster'} {each.what}",
+            style="red" if each.bad else "",
+        )
+        for each in events
+    ]
+    title = f"pliant, as gateway {stats['gateway']} sees it"
+    return Group(
+        Rule(title), trouble, Text(""), shown, Rule("events"), *(told or [Text("none since this was started")])
+    )
+
+
+def _services(views: Mapping[str, Any], history: History) -> Table:
+    table = Table("service", "kind", "state", "replicas", "answers/s", "in time", "refused or failed/s", "", box=None)
+    for name, view in views.items():
+        past = history.of(name)
+        good, missed = (_sum(past, outcomes) for outcomes in (GOOD, MISSED))
+        share = past.attained(_MINUTE)
+        table.add_row(
+            name,
+            view["kind"],
+            Text(view["state"], style="green" if view["ready"] else "yellow", overflow="ellipsis", no_wrap=True),
+            str(len(view["replicas"])),
+            f"{good[-1]:.4g}",
+            "" if share is None else f"{share:.1%}",
+            Text(f"{missed[-1]:.4g}", style="red" if missed[-1] else ""),
+            Text(line(good), style="green"),
+        )
+    return table
+
+
+def _sum(past: Past, outcomes: Sequence[str]) -> list[float]:
+    return [sum(each) for each in zip(*(past.line(f"requests/{outcome}") for outcome in outcomes), strict=True)]
+
+
+def line(values: Sequence[float]) -> str:
+    """The latest values as blocks, the highest of them full."""
+    shown = values[-_WIDTH:]
+    most = max(shown, default=0.0) or 1.0
+    return "".join(_BLOCKS[round(max(0.0, value) / most * (len(_BLOCKS) - 1))] for value in shown)
+
+
+def _panel(panel: Panel) -> RenderableType:
+    if isinstance(panel, Chart):
+        return _chart(panel)
+    if isinstance(panel, Bars):
+        return _rows(panel.title, _bars(panel))
+    table = Table(*map(str, panel.columns), title=panel.title, title_justify="left", box=None)
+    for row in islice(panel.rows, _REPLICAS):
+        table.add_row(*(each if isinstance(each, str) else f"{each:.4g}" for each in row))
+    return table
+
+
+def _chart(chart: Chart) -> RenderableType:
+    return _rows(
+        chart.title, ((name, f"{values[-1]:.4g} {chart.unit}", line(values)) for name, values in chart.lines.items())
+    )
+
+
+def _bars(panel: Bars) -> Iterator[tuple[str, str, str]]:
+    most = panel.most or max(panel.bars.values(), default=0.0) or 1.0
+    for name, value in panel.bars.items():
+        yield name, f"{value:.4g} {panel.unit}", "█" * round(min(1.0, value / most) * _WIDTH)
+
+
+def _rows(title: str, rows: Iterator[tuple[str, str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, show_header=False)
+    for name, value, drawn in rows:
+        table.add_row(name, value, Text(drawn, style="green"))
+    return table

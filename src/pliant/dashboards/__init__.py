@@ -1,0 +1,1 @@
+"""Dashboards for Grafana and rules for Prometheus, as data; `pliant dashboards` writes them as files."""

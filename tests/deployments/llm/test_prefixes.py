@@ -1,0 +1,216 @@
+"""What was computed of prompts and answers serves those that begin alike, and nobody reads what is not theirs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.scripted_executor import (
+    EOS,
+    SLOT_BYTES,
+    ScriptedAdapters,
+    ScriptedExecutor,
+    adapter,
+    byte_tokenizer,
+    expected,
+)
+
+from pliant.deployments.llm.adapter_loader import AdapterLoader
+from pliant.deployments.llm.engine import Engine
+from pliant.deployments.llm.request import Generation, Piece
+from pliant.deployments.serving.tenants import Tenant
+from pliant.formats.adapter_info import AdapterRef
+from pliant.policies.llm.pages import PagesError
+from pliant.sampling import Sampling
+
+TOKENIZER = byte_tokenizer()
+MAX_LENGTH = 64
+PAGE = 4
+
+
+class Served:
+    """An engine that checks itself, and the tokens of all answers."""
+
+    def __init__(self, slots: int = 4, pipelined: bool = False, arena_bytes: int | None = None, **options: Any) -> None:
+        self.executor = ScriptedExecutor(slots, MAX_LENGTH, pipelined, arena_bytes=arena_bytes, page=PAGE)
+        self.now = 0.0
+        self.engine = Engine(
+            *(self.executor, TOKENIZER, (EOS,), 100, options.pop("stall_s", 10.0), lambda: self.now),
+            debug=True,
+            loader=AdapterLoader(ScriptedAdapters()),
+            **options,
+        )
+        self.asked: dict[str, Generation] = {}
+        self.tokens: dict[str, list[int]] = {}
+
+    def add(self, *generations: Generation) -> None:
+        for wanted in generations:
+            self.engine.add(wanted)
+            self.asked[wanted.id], self.tokens[wanted.id] = wanted, []
+
+    def cancel(self, id: str) -> None:
+        self.engine.cancel(id)
+        self.asked.pop(id, None)
+
+    def step(self) -> None:
+        self.now += 0.001
+        for id, item in self.engine.step():
+            assert isinstance(item, Piece), item
+            self.tokens[id] += item.tokens
+
+    def run(self) -> None:
+        """Until all have ended, each as if it had been alone."""
+        while self.engine.busy:
+            self.step()
+        if self.engine.failure:
+            raise self.engine.failure
+        for id, wanted in self.asked.items():
+            assert self.tokens[id] == expected(wanted, MAX_LENGTH)
+
+    def answer(self, *generations: Generation) -> int:
+        """Answer them; returns the tokens of their prompts that were computed."""
+        before = self.computed
+        self.add(*generations)
+        self.run()
+        return self.computed - before
+
+    @property
+    def computed(self) -> int:
+        return sum(len(prefill.ids) for step in self.executor.steps for prefill in step.prefills)
+
+
+def generation(id: str, prompt: Sequence[int], max_tokens: int = 3, seed: int = 0, **options: Any) -> Generation:
+    return Generation(id, tuple(prompt), max_tokens, Sampling(seed=seed), ignore_eos=True, **options)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_second_turn_computes_what_is_new(pipelined: bool) -> None:
+    served = Served(pipelined=pipelined)
+    assert served.answer(generation("first", range(20), max_tokens=15)) == 20
+    said = (*range(20), *served.tokens["first"])
+    assert served.answer(generation("second", (*said, 98, 99))) == 37 - 32
+    memory = served.engine.report()["memory"]
+    assert (memory["hit"], memory["missed"]) == (32, 25)
+    assert (memory["live"], memory["idle"]) == (0, 9)
+
+
+def test_choices_of_one_prompt_compute_it_once() -> None:
+    served = Served()
+    choices = [generation(str(seed), range(30), seed=seed) for seed in range(4)]
+    assert served.answer(*choices) == 30 + 3 * 2
+    assert len({tuple(tokens) for tokens in served.tokens.values()}) > 1
+
+
+def test_those_that_come_later_share_with_one_that_still_runs() -> None:
+    served = Served()
+    served.add(generation("system", range(30), max_tokens=20))
+    for _ in range(3):
+        served.step()
+    served.add(generation("one", (*range(28), 90, 91)), generation("other", (*range(16), 92)))
+    served.run()
+    assert served.computed == 30 + 2 + 1
+
+
+@pytest.mark.parametrize(("share", "computed"), [(False, 20), (True, 4)])
+def test_tenants_are_apart_unless_it_says_otherwise(share: bool, computed: int) -> None:
+    served = Served(share_prefixes=share)
+    served.answer(generation("a", range(20), tenant=Tenant("a")))
+    assert served.answer(generation("again", range(20), tenant=Tenant("a"))) == 4
+    assert served.answer(generation("b", range(20), tenant=Tenant("b"))) == computed
+
+
+def test_an_adapter_s_prefixes_are_its_own() -> None:
+    served = Served(arena_bytes=8 * SLOT_BYTES)
+    one, other = adapter("one"), adapter("other")
+    for ref in (None, one, other):
+        name = ref.name if ref else "base"
+        assert served.answer(generation(name, range(20), adapter=ref)) == 20
+        assert served.answer(generation(f"{name} again", range(20), adapter=ref)) == 4
+    served.engine.close()
+
+
+def test_what_is_kept_makes_room_for_whoever_runs() -> None:
+    served = Served(slots=2)
+    for number in range(12):
+        prompt = range(number, number + 40)
+        assert served.answer(generation(str(number), prompt)) == 40
+    memory = served.engine.report()["memory"]
+    assert memory["evicted"] > 0
+    assert 0 < memory["idle"] <= memory["pages"]
+    served.add(*(generation(f"long {number}", (number,) * 50, max_tokens=14) for number in range(2)))
+    served.run()
+
+
+def test_adapters_and_prefixes_compete_for_the_same_memory() -> None:
+    """An adapter that is used all the time stays, whatever prompts come; one that is not makes room for prefixes."""
+    served = Served(slots=2, arena_bytes=4 * SLOT_BYTES)
+    often, seldom = adapter("often", size=64), adapter("seldom", size=64)
+    served.answer(generation("seldom", range(4), adapter=seldom))
+    for number in range(40):
+        served.now += 1.0
+        served.answer(generation(f"often {number}", range(8), adapter=often))
+        served.answer(generation(f"base {number}", range(number, number + 30)))
+    report = served.engine.report()
+    assert report["adapters"]["resident"] == ["often"]
+    assert report["adapters"]["evictions"] == {"memory": 1}
+    assert report["memory"]["idle"] > 0
+    served.engine.close()
+
+
+def test_a_rehearsal_leaves_no_prefix_behind() -> None:
+    served = Served()
+    served.engine.rehearse()
+    memory = served.engine.report()["memory"]
+    assert (memory["idle"], memory["live"], memory["hit"], memory["missed"]) == (0, 0, 0, 0)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    slots=st.integers(1, 6),
+    pipelined=st.booleans(),
+    stall_s=st.sampled_from((0.001, 0.01, 10.0)),
+    share=st.booleans(),
+)
+def test_conversations_in_little_memory_are_answered_as_if_alone(
+    seed: int, slots: int, pipelined: bool, stall_s: float, share: bool
+) -> None:
+    """Turns of conversations, choices and cancellations, of tenants and adapters, where prefixes come and go."""
+    dice = random.Random(seed)
+    arena = (slots + dice.randint(1, 3)) * SLOT_BYTES
+    served = Served(slots, pipelined, arena, stall_s=stall_s, share_prefixes=share)
+    refs: list[AdapterRef | None] = [None, adapter("p", 16), adapter("q", 40)]
+    for number in range(25):
+        opening = [dice.choice((7, 8))] * dice.choice((4, 9, 16))
+        ended = [one for one in served.asked.values() if len(served.tokens[one.id]) == one.max_tokens]
+        if ended and dice.random() < 0.5:
+            last = dice.choice(ended)
+            opening = [*last.prompt, *served.tokens[last.id]]
+        prompt = [*opening, *(dice.randrange(9) for _ in range(dice.randint(0, 6)))][: MAX_LENGTH - 20]
+        options = {"adapter": dice.choice(refs), "tenant": Tenant(dice.choice("ab"))}
+        for choice in range(dice.choice((1, 1, 1, 3))):
+            served.add(generation(f"{number}-{choice}", prompt, dice.randint(1, 18), seed=choice, **options))
+        for _ in range(dice.choice((0, 1, 4, 12))):
+            served.step()
+        if dice.random() < 0.1:
+            open_ = [id for id, one in served.asked.items() if len(served.tokens[id]) < one.max_tokens]
+            served.cancel(dice.choice(open_)) if open_ else None
+    served.run()
+    served.engine.close()
+    report = served.engine.report()
+    assert (report["live"], report["memory"]["live"]) == (0, 0)
+
+
+def test_the_engine_s_check_sees_a_page_that_two_write_to() -> None:
+    served = Served()
+    served.add(generation("a", range(10)), generation("b", range(50, 60)))
+    served.step()
+    pages = served.engine._memory.pages
+    one, other = pages._requests.values()
+    other.table[-1] = one.table[-1]
+    with pytest.raises(PagesError):
+        served.engine._memory.check()
