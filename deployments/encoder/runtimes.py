@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
@@ -133,7 +134,7 @@ class ModelRuntimes:
 
 
 def _kernel(importance: bool) -> ModuleType:
-    """Imports torch, which the application's builder can do without."""
+    """Imports torch, which the C code does without."""
     from pliant.kernels.encoder import compiled_classifier, importance_classifier
 
     return importance_classifier if importance else compiled_classifier
@@ -147,11 +148,9 @@ def _timed() -> ModuleType:
 
 def device(config: EncoderConfig) -> str:
     """What a replica of the service computes on here: the processor, and the version of torch."""
-    import torch
+    from pliant.kernels.runtime_cache import device_name
 
-    from pliant.kernels.encoder.latency_profile import device_name
-
-    return f"{device_name(config.device)}, torch {torch.__version__}"
+    return f"{device_name(config.device)}, torch {version('torch')}"
 
 
 def profile(config: EncoderConfig, progress: sources.Progress | None = None) -> Profile:
