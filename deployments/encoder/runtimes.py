@@ -21,8 +21,8 @@ logger = logging.getLogger("pliant")
 class ModelRuntimes:
     """Runtimes of one service's model, each made once per machine; until then the uncompiled model.
 
-    Until the device is profiled, where that decides, they are taken to be packed, if the model can be. A model that
-    cannot tell which words are important, and should, answers without.
+    Until the device is profiled, where that decides, they are packed, if the model can be, at first without times. A
+    model that cannot tell which words are important, and should, answers without.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -73,12 +73,12 @@ class ModelRuntimes:
             _kernel(self._importance).prepare(max_length=max_length, urgency=urgency, **self._what)
 
     def load(self, max_length: int) -> Runtime:
-        """The compiled runtime if it is there, or else the uncompiled model. Raises ModelError."""
-        if self._kind == "packed" and not self.missing():
+        """The packed runtime, the compiled one if it is there, or else the uncompiled model. Raises ModelError."""
+        if self._kind == "packed":
             try:
-                packed: Runtime = _timed().load(max_length=self._longest, **self._model)
+                packed: Runtime = _timed().load(max_length=self._longest, measuring=False, **self._model)
                 return packed
-            except CannotCompileError as reason:  # what was there when the table was measured has gone
+            except CannotCompileError as reason:  # the compiler has gone, or cannot compile it
                 logger.warning(str(reason))
         if self._kind != "static":
             max_length = self._longest

@@ -249,7 +249,8 @@ def _pooled(states: np.ndarray, starts: np.ndarray, how: str) -> np.ndarray:
     firsts, lengths = starts[:-1], np.diff(starts)
     found: np.ndarray
     if how in ("cls", "lasttoken"):
-        return states[firsts if how == "cls" else starts[1:] - 1]
+        found = states[firsts if how == "cls" else starts[1:] - 1]
+        return found
     if how == "max":
         found = np.maximum.reduceat(states, firsts)
         return found

@@ -16,7 +16,7 @@ import numpy as np
 from pliant.errors import CannotCompileError
 from pliant.formats.profile import EVEN_BINS, PAYS, Profile, kept
 from pliant.kernels.encoder import packed_runtime, timed_runtime
-from pliant.kernels.encoder.timed_runtime import TimedRuntime
+from pliant.kernels.encoder.packed_runtime import PackedRuntime
 from pliant.kernels.runtime_cache import RuntimeSpec, can_compile, device_name
 from pliant.models.sources import Progress
 
@@ -110,7 +110,7 @@ def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
     )
 
 
-def _packed(spec: RuntimeSpec) -> TimedRuntime | None:
+def _packed(spec: RuntimeSpec) -> PackedRuntime | None:
     if not packed_runtime.suits(spec.folder, device=spec.device, dtype=spec.dtype):
         return None
     try:
@@ -163,7 +163,7 @@ def _deciding(lengths: Sequence[int], steps: Sequence[int]) -> list[int]:
 
 
 def _rounds(
-    calls: "Sequence[tuple[Runtime | TimedRuntime, int]]",
+    calls: "Sequence[tuple[Runtime | PackedRuntime, int]]",
     budget_s: float,
     report: Callable[[float], object] = lambda _done: None,
 ) -> np.ndarray:

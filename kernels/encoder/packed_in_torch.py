@@ -19,10 +19,13 @@ def load(folder: Path, max_length: int, device: str, dtype: str, threads: int) -
     """See `packed_runtime.load`."""
     torch.set_num_threads(threads)
     model = load_model(folder, device, getattr(torch, dtype))
-    ours = isinstance(model, EncoderModel)
-    encode: Encode = functools.partial(_together if ours else _each_alone, model, device)
+    encode: Encode
+    if isinstance(model, EncoderModel):
+        encode, backend = functools.partial(_together, model, device), "torch"
+    else:
+        encode, backend = functools.partial(_each_alone, model, device), "transformers"
     accepted = Accepted(max_length, model.vocabulary, model.token_types)
-    return PackedRuntime(encode, "torch" if ours else "transformers", accepted, labels_tokens=model.labels_tokens)
+    return PackedRuntime(encode, backend, accepted, labels_tokens=model.labels_tokens)
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pliant.formats.pass_times import PassTimes
 from pliant.kernels import c_compiler
 from pliant.kernels.encoder import weights
 from pliant.kernels.encoder.cpu_encoder import CpuEncoder
@@ -41,6 +42,8 @@ class PackedRuntime:
         self._encode = encode
         self._accepted = accepted
         self._labels_tokens = labels_tokens
+        self.times: PassTimes | None = None
+        """What passes were measured to take; None until they are."""
 
     def __call__(self, ids: np.ndarray | Sequence[int], types: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
         """The logits (see `Output`) of the text with these token ids. Raises ValueError as `run_all` does."""
