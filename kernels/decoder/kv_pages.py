@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -131,7 +132,9 @@ def _size(count: float) -> str:
 
 
 def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return huge_pages.zeros([count], dtype) if device.type == "cpu" else torch.zeros(count, dtype=dtype, device=device)
+    if device.type != "cpu":
+        return torch.zeros(count, dtype=dtype, device=device)
+    return torch.from_numpy(huge_pages.zeros([count * dtype.itemsize], np.uint8)).view(dtype)
 
 
 class KVPages:
