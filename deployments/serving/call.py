@@ -13,18 +13,18 @@ Plain asyncio, without Ray.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
+from pliant.deployments.serving.asked import Asked, Attempt
 from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.outcome import Outcome, Recorder, RequestError, Retry
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
-from pliant.deployments.serving.table import Choice, NoReplicaError, NoTimeError, ReplicaTable
+from pliant.deployments.serving.table import NoReplicaError, NoTimeError, ReplicaTable
 
 _RETRY_S = 0.05
 _MOST_FAILED = 3
@@ -49,19 +49,6 @@ _STALLS = 3
 Want = TypeVar("Want")
 Query = TypeVar("Query")
 Item = TypeVar("Item")
-
-
-class Attempt(NamedTuple, Generic[Query]):
-    """A replica that was chosen for an errand, where it counts until it is over."""
-
-    choice: Choice
-    query: Query
-    patience_s: float
-    """After so long without a reply another one had better be asked."""
-
-    @property
-    def replica(self) -> str:
-        return self.choice.replica
 
 
 Streams = Callable[[Parcel[Query]], AsyncGenerator[Item | Refusal | Alive, None]]
@@ -92,7 +79,7 @@ class Caller(Generic[Want, Query, Item]):
         assert self._courier
         self._hedges = min(_HEDGES_SAVED, self._hedges + _HEDGED_SHARE)
         course = _Course(errand, self._table, self._recorder)
-        asked = _Asked(self._table, self._courier)
+        asked = Asked(self._table, self._courier)
         try:
             while True:
                 if not asked.replies:
@@ -113,7 +100,7 @@ class Caller(Generic[Want, Query, Item]):
         finally:
             asked.leave()
 
-    def _hurry(self, course: _Course[Want, Query, Item], asked: _Asked[Want, Query, Item]) -> None:
+    def _hurry(self, course: _Course[Want, Query, Item], asked: Asked[Want, Query, Item]) -> None:
         """Those that were asked let it wait: doubt them, and ask one more if they stall and that may help.
 
         Raises RequestError when it is time to give up.
@@ -355,65 +342,6 @@ class _Course(Generic[Want, Query, Item]):
         if choice.predicted_s is None:
             return Attempt(choice, query, _UNPREDICTED_PATIENCE * self.errand.timeout_s)
         return Attempt(choice, query, max(_LEAST_PATIENCE_S, _PATIENCE * choice.predicted_s))
-
-
-class _Asked(Generic[Want, Query, Item]):
-    """The replicas that one errand was sent to and that have not replied yet."""
-
-    def __init__(self, table: ReplicaTable[Want, Any], courier: Courier[Query, Item]) -> None:
-        self.replies: dict[asyncio.Future[Item | Refusal], Attempt[Query]] = {}
-        self.stalls_at = math.inf
-        """By the clock."""
-        self.stalls = 0
-        """Since the last one was asked."""
-        self._patience_s = math.inf
-        self._table = table
-        self._courier = courier
-
-    def ask(self, attempt: Attempt[Query]) -> None:
-        """Send its query."""
-        self.replies[self._courier.send(attempt.replica, attempt.query)] = attempt
-        self._patience_s = attempt.patience_s
-        self.stalls_at = time.monotonic() + self._patience_s
-        self.stalls = 0
-
-    @property
-    def replicas(self) -> list[str]:
-        """That were asked and have not replied."""
-        return [attempt.replica for attempt in self.replies.values()]
-
-    async def done(self, until: float) -> list[tuple[Attempt[Query], Item | Refusal | Exception]]:
-        """What has been replied, answers first, after some was; nothing if none was `until` then, by the clock."""
-        within_s = until - time.monotonic()
-        done, _ = await asyncio.wait(self.replies, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-        found = [(self._over(reply), _found(reply)) for reply in done]
-        return sorted(found, key=lambda pair: isinstance(pair[1], (Refusal, Exception)))
-
-    def stall(self) -> None:
-        """They stall, and have one patience more."""
-        self.stalls_at = time.monotonic() + self._patience_s
-        self.stalls += 1
-
-    def leave(self) -> None:
-        """Nobody waits for any of them any more."""
-        for reply in list(self.replies):
-            self._over(reply)
-            reply.cancel()
-
-    def _over(self, reply: asyncio.Future[Item | Refusal]) -> Attempt[Query]:
-        attempt = self.replies.pop(reply)
-        self._table.done(attempt.choice)
-        return attempt
-
-
-def _found(reply: asyncio.Future[Any]) -> Any:
-    """What `reply` came to; an exception of the transport as a value."""
-    error = reply.exception()
-    if error is None:
-        return reply.result()
-    if isinstance(error, Exception):
-        return error
-    raise error
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
