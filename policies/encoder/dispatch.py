@@ -20,7 +20,7 @@ Beyond the paper:
 - Several dispatchers may send to the same replicas. What others have there is known from reports that are a second or
   two old. It counts in full in predictions, but little in congestion: dispatchers that choose by it all run to the
   same replica, and then away from it, in ever greater numbers. Instead each has a share of the replicas for its own
-  (see `shares`), and on another's a text more counts as queued than it has sent there.
+  (see `shares`), and on another's two texts more count as queued than it has sent there.
 
 - Where a replica computes texts that wait together, a text adds less to the work there than it takes alone.
 
@@ -46,6 +46,9 @@ R = TypeVar("R", bound=Hashable)
 
 _OTHERS_WEIGHT = 16
 """What others have counts for so many times less in congestion. As many dispatchers at least keep the balance."""
+_AWAY_TEXTS = 2
+"""Of the shortest, that a replica of another dispatcher counts as having beside what it was sent: with fewer, dispatchers
+at three quarters of full load do worse than if each kept to its own."""
 _EQUALLY_FAST = math.log(1.1)
 _MOST_RINGS = 4096
 """The last one holds all that have more work."""
@@ -202,7 +205,7 @@ class _Pool:
 
     def counted(self, replica: _Replica) -> int:
         """Microseconds that count in the congestion of `replica` beside what it was sent."""
-        return replica.others // _OTHERS_WEIGHT // self.tick * self.tick + replica.away * self.tick
+        return replica.others // _OTHERS_WEIGHT // self.tick * self.tick + replica.away * _AWAY_TEXTS * self.tick
 
     def attach(self, replica: _Replica) -> None:
         work = replica.work
