@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from pliant.deployments.encoder.errand import TextWant
 from pliant.deployments.encoder.messages import Report, home
 from pliant.deployments.serving.table import Choice, NoReplicaError, NoTimeError
 from pliant.policies.encoder.admission import DeadlineError
-from pliant.policies.encoder.dispatch import Algorithm1, AllAvoidedError, Dispatcher, NoRuntimeError, shares
+from pliant.policies.encoder.dispatch import Algorithm1, AllAvoidedError, Dispatcher, NoRuntimeError
 from pliant.policies.encoder.service_curve import ServiceCurve
+from pliant.policies.encoder.shares import shares
 
 _IMPORTANCE = 3.0
 """What a text may take of whose tokens is told, over what is predicted for it and those before it without that.
@@ -40,8 +41,14 @@ class EncoderChooser:
         self._dispatcher: Dispatcher[str] = Dispatcher(slo_s, rule)
         self._tenants: dict[str, frozenset[str]] = {}
         """By replica: those with work waiting there, as it reports."""
+        self._margins: dict[str, Mapping[str, float]] = {}
+        """By replica: those that it reports."""
         self._sent: Counter[str] = Counter()
         """By tenant: texts that this gateway has sent, and that are not answered."""
+        self._reads = ""
+        """The interface of this gateway's model; "" until it is open."""
+        self._interfaces: dict[str, str] = {}
+        """By replica: that of its model."""
         self._homes: dict[str, int] = {}
         """By replica: the length at which it was last at home."""
         self._me = ""
@@ -51,9 +58,20 @@ class EncoderChooser:
         """Whether some replica may be sent texts of `length` tokens now."""
         return self._dispatcher.longest >= length
 
+    def read_as(self, interface: str) -> None:
+        """From now on choose replicas only whose model reads texts in this way (see `models.revision`)."""
+        self._reads = interface
+        for replica in self._interfaces:
+            if not self._suits(replica):
+                self._dispatcher.suspend(replica)
+
+    def _suits(self, replica: str) -> bool:
+        return not self._reads or self._interfaces[replica] in ("", self._reads)
+
     def update(self, replica: str, report: Report, others: float) -> None:
         """One that switches holds nothing, and is not chosen."""
-        if report["curve"]:
+        self._interfaces[replica] = report.get("reads", "")
+        if report["curve"] and self._suits(replica):
             at, curve = home(report), ServiceCurve(report["curve"], tuple(report.get("shares", ())))
             self._dispatcher.assign(replica, report["max_length"], curve, at)
             if self._homes.get(replica) != at:
@@ -63,6 +81,7 @@ class EncoderChooser:
             self._dispatcher.suspend(replica)
         self._dispatcher.report(replica, others)
         self._tenants[replica] = frozenset(report.get("tenants", ()))
+        self._margins[replica] = report.get("margins", {})
 
     def suspend(self, replica: str) -> None:
         self._dispatcher.suspend(replica)
@@ -70,6 +89,8 @@ class EncoderChooser:
     def remove(self, replica: str) -> None:
         self._dispatcher.remove(replica)
         self._tenants.pop(replica, None)
+        self._margins.pop(replica, None)
+        self._interfaces.pop(replica, None)
         if self._homes.pop(replica, None):
             self._divide()
 
@@ -90,8 +111,9 @@ class EncoderChooser:
         return Choice(replica, seconds * _IMPORTANCE if want.importance else seconds, _Sent(work, want.tenant))
 
     def _dispatched(self, want: TextWant, avoid: Collection[str]) -> tuple[str, float, int]:
+        margin = min((each.get(want.tenant, 0.0) for each in self._margins.values()), default=0.0)
         try:
-            return self._dispatcher.dispatch(want.length, want.budget_s, want.slack_share, avoid)
+            return self._dispatcher.dispatch(want.length, want.budget_s, want.slack_share / (1 + margin), avoid)
         except DeadlineError as error:
             if want.budget_s is None or math.isinf(error.retry_after_s) or not self._contended(want.tenant):
                 raise

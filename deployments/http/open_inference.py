@@ -54,6 +54,15 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
     async def server() -> dict[str, Any]:
         return {"name": "pliant", "version": __version__, "extensions": ["binary_tensor_data"]}
 
+    @api.post("/repository/index")
+    async def index() -> list[dict[str, str]]:
+        """All services, as Triton and KServe list models."""
+        listed = []
+        for service in services:
+            state, reason = ("READY", "") if service.ready else ("UNAVAILABLE", service.state)
+            listed.append({"name": service.name, "version": VERSION, "state": state, "reason": reason})
+        return listed
+
     @api.get("/models/{model}/versions/{version}")
     @api.get("/models/{model}")
     async def metadata(model: str, version: str = VERSION) -> dict[str, Any]:

@@ -64,6 +64,19 @@ def test_a_report_of_an_older_version_has_no_home() -> None:
     assert Gateway(short=old, long=report(512)).chosen(64) == "short"
 
 
+def test_replicas_that_are_later_than_predicted_get_less_to_do() -> None:
+    margins = {"anonymous": 1.0, "other": 0.0}
+    sent = Gateway(only={**report(64), "margins": margins})
+    for _ in range(5):
+        sent.choose(64, budget_s=0.1)
+    with pytest.raises(NoTimeError):
+        sent.choose(64, budget_s=0.1)
+    sent.choose(64, budget_s=0.12)
+    old: Any = report(64)
+    del old["margins"]
+    assert Gateway(short=old).chosen(64, budget_s=0.1) == "short"
+
+
 def test_the_papers_rule_can_be_had() -> None:
     chooser = KIND.chooser(EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 1, **ARLO}))
     table: ReplicaTable[TextWant, Report] = ReplicaTable(chooser)
@@ -218,3 +231,33 @@ def test_gateways_that_share_replicas_prefer_different_ones() -> None:
     assert not first & second
     gateways["one"].chooser.share("one", frozenset({"one"}))
     assert {gateways["one"].choose(10).replica for _ in range(2)} == second, "alone, it has all, and these are idle"
+
+
+def test_a_gateway_chooses_replicas_only_whose_model_reads_texts_as_its_own_does() -> None:
+    gateway = Gateway(old={**report(64), "reads": "a"}, plain=report(64), new={**report(64), "reads": "b"})
+    assert {gateway.choose(8).replica for _ in range(9)} == {"old", "plain", "new"}
+    gateway.chooser.read_as("b")
+    assert {gateway.choose(8).replica for _ in range(9)} == {"plain", "new"}
+    gateway.table.observe("old", {**report(64, version=2), "reads": "a"})
+    assert {gateway.choose(8).replica for _ in range(9)} == {"plain", "new"}
+    for left in ("plain", "new"):
+        gateway.table.lose(left)
+    assert not gateway.chooser.serves(8)
+    with pytest.raises(NoReplicaError):
+        gateway.choose(8)
+    gateway.table.observe("old", {**report(64, version=3), "reads": "b"})
+    assert gateway.chosen(8) == "old"
+
+
+def test_the_numbers_of_the_paper_s_rule_are_those_of_the_service() -> None:
+    """With a threshold of a hundredth of the SLO of a second two texts of 5 ms congest a replica."""
+
+    def short(dispatch: object) -> int:
+        options = {"kind": "encoder", "model": "m", "replicas": 1, **ARLO, "dispatch": dispatch}
+        table: ReplicaTable[TextWant, Report] = ReplicaTable(KIND.chooser(EncoderConfig.model_validate(options)))
+        table.sync({"short": report(64, service_s=0.005), "long": report(512, service_s=0.01)})
+        return [table.choose(TextWant(8, None, 1.0)).replica for _ in range(50)].index("long")
+
+    assert short({"threshold": 0.01, "decay": 1}) == 2
+    assert short({"threshold": 0.1, "decay": 1}) == 20
+    assert short({"threshold": 0.1, "decay": 0.9}) == 20
