@@ -116,11 +116,12 @@ class Models(System):
     """INFaaS: one of three models at a time. When it changes, the device waits until the next one is loaded."""
 
     choice: Choice
+    load_s: Sequence[float] = LOAD_S
 
     def simulation(self, profile: Profile) -> Simulation:
         models = profile.models()
         tokens = models.tokens()
-        return Simulation(tokens, _Switching(tokens, self.choice), models.accuracy, load_s=LOAD_S)
+        return Simulation(tokens, _Switching(tokens, self.choice), models.accuracy, load_s=self.load_s)
 
 
 OURS = Adaptive("ours")
