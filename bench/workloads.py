@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from pliant.models import sources
-from pliant.simulation.arrivals import LONGEST, Floats, Integers, Stream, tweet_lengths
+from pliant.simulation.arrivals import Floats, Stream, tweet_lengths
 from pliant.zoo import corpus
 
 _STRETCH = 4
@@ -81,17 +80,6 @@ def twitter(
     stretches = [np.take(trace, np.arange(start, start + seconds), mode="wrap") for start in starts]
     rates = max(stretches, key=lambda rates: float(rates.std() / rates.mean()))
     return Stream(rates * (mean_rate / rates.mean()), tweet_lengths(), _tilts(seconds, rng), bursty, seed, alike)
-
-
-def tweeteval_lengths(data: Path) -> Integers:
-    """Tokens of the tweets in `data`, as the zoo's tokenizer counts them, stretched to 512, in rising order."""
-    tokenizer = Tokenizer.from_file(str(sources.fetch("zoo/topics-large") / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    tokens = np.sort([len(encoding) for encoding in tokenizer.encode_batch(_tweets(data))])
-    longest = np.quantile(tokens, 0.999)
-    lengths: Integers = np.ceil(np.minimum(tokens / longest, 1) * LONGEST).astype(np.int64)
-    return lengths
 
 
 def _tweets(data: Path) -> list[str]:

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,10 @@ from pliant.bench.cascade.levels import Prepared
 from pliant.bench.cascade.study import LOSSES, Studied
 from pliant.bench.cluster import cluster
 from pliant.bench.load import Block, LoadError, closed_loop, session
-from pliant.bench.loaded import Loaded
 from pliant.bench.report import Figure, median, ratio
 from pliant.cache import cache_folder
-from pliant.config.encoder import EncoderConfig
 from pliant.deployments.app import assemble
-from pliant.deployments.encoder.engine import Runtimes
-from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.kinds import parse
-from pliant.kernels.encoder import compiled_classifier, importance_classifier
-from pliant.models import sources
 from pliant.policies.cascade.calibration import Floats
 
 LOADS = (0.2, 0.5, 0.8)
@@ -59,14 +52,6 @@ class Scale:
     texts: int
     """Of the test split, that each system answers in each repetition."""
     repetitions: int
-
-
-class DynamicReplica(EncoderReplica):
-    """Computes each text at its own length."""
-
-    def runtimes(self, config: EncoderConfig) -> Runtimes:
-        kernel = importance_classifier if config.importance else compiled_classifier
-        return Loaded(config, partial(kernel.load, sources.fetch(config.model), dynamic=True))
 
 
 @dataclass(frozen=True)

@@ -59,14 +59,13 @@ class System:
 
 @dataclass(frozen=True)
 class Adaptive(System):
-    """The exact plan, with all gammas or only some; with a price of time unless `myopic`."""
+    """The exact plan, with a price of time, of all gammas or only some."""
 
     gammas: tuple[int, ...] | None = None
-    myopic: bool = False
 
     def simulation(self, profile: Profile) -> Simulation:
         tokens = profile.tokens(self.gammas)
-        policy: ExactPolicy[Query] = ExactPolicy(tokens, None if self.myopic else TimePrice(tokens))
+        policy: ExactPolicy[Query] = ExactPolicy(tokens, TimePrice(tokens))
         return Simulation(tokens, policy, profile.accuracy)
 
 
@@ -117,15 +116,15 @@ class Models(System):
     """INFaaS: one of three models at a time. When it changes, the device waits until the next one is loaded."""
 
     choice: Choice
+    load_s: Sequence[float] = LOAD_S
 
     def simulation(self, profile: Profile) -> Simulation:
         models = profile.models()
         tokens = models.tokens()
-        return Simulation(tokens, _Switching(tokens, self.choice), models.accuracy, load_s=LOAD_S)
+        return Simulation(tokens, _Switching(tokens, self.choice), models.accuracy, load_s=self.load_s)
 
 
 OURS = Adaptive("ours")
-OURS_MYOPIC = Adaptive("ours without a price of time", myopic=True)
 OURS_AT_0 = Adaptive("our plan at gamma 0", gammas=(0,))
 ALGORITHM_2 = Published("Algorithm 2")
 ALGORITHM_2_BATCHES = Published("Algorithm 2 on our batches", factor=2.0)

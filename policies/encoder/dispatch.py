@@ -20,7 +20,7 @@ Beyond the paper:
 - Several dispatchers may send to the same replicas. What others have there is known from reports that are a second or
   two old. It counts in full in predictions, but little in congestion: dispatchers that choose by it all run to the
   same replica, and then away from it, in ever greater numbers. Instead each has a share of the replicas for its own
-  (see `shares`), and on another's a text more counts as queued than it has sent there.
+  (see `shares`), and on another's two texts more count as queued than it has sent there.
 - Where a replica computes texts that wait together, a text adds less to the work there than it takes alone.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pliant.bench.router.dispatch_cost import cost_in_method_calls
@@ -18,6 +19,13 @@ def test_late_reports_do_not_make_gateways_run_after_each_other(gateways: int) -
     found = latencies(gateways, replicas=16, load=0.75, seconds=15.0, seed=0)
     assert min(found) == pytest.approx(service_s(128))
     assert max(found) < 0.15
+
+
+def test_gateways_that_share_replicas_do_no_worse_than_if_each_kept_to_its_own() -> None:
+    shared, apart = (
+        np.quantile(latencies(gateways, 16 * gateways, load=0.75, seconds=20.0, seed=0), 0.98) for gateways in (2, 1)
+    )
+    assert shared < apart
 
 
 def test_a_dispatch_costs_something() -> None:

@@ -54,8 +54,8 @@ def history(steps: int = 2) -> History:
     return found
 
 
-def console(clock: list[float]) -> Console:
-    return Console(stats, history(), clock=lambda: clock[0])
+def console(clock: list[float], past: History | None = None) -> Console:
+    return Console(stats, past or history(), clock=lambda: clock[0])
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,13 @@ def test_what_is_wrong_is_one_sentence(change: Mapping[str, Any], said: str) -> 
 @pytest.mark.virtual_time
 async def test_only_what_has_changed_is_sent() -> None:
     clock = [1.0]
-    shown = console(clock)
+    past = history()
+    shown = console(clock, past)
     changes = shown.changes()
     assert json.loads((await anext(changes)).removeprefix("data: ")).keys() == shown.sections().keys()
     assert (await anext(changes)).startswith(":")
     clock[0] = 3.0
-    shown._history.record(10.0, stats(40))
+    past.record(10.0, stats(40))
     assert "now" in json.loads((await anext(changes)).removeprefix("data: "))
 
 

@@ -32,6 +32,7 @@ from pliant.deployments.vision.tasks import Tasks, key
 from pliant.formats.vision_task import TaskRef
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_adaptation import ExactPolicy
+from pliant.policies.vision.token_profile import TokenProfile
 from pliant.simulation.vision.outcome import Fate, Outcome, Query
 from pliant.simulation.vision.simulator import Simulation
 
@@ -78,8 +79,7 @@ async def on_the_engine(asked: Sequence[Query]) -> tuple[Counter[tuple[int, int]
     for ref in refs.values():
         await tasks.acquire(ref)
     names = {key(ref): name for name, ref in refs.items()}
-    tokens = PAPER.tokens()
-    tokens._accuracy = lambda task, gamma: PAPER.accuracy(names[str(task)], gamma)
+    tokens = TokenProfile(PAPER.gammas, PAPER.latency, lambda task, gamma: PAPER.accuracy(names[str(task)], gamma))
     policy: ExactPolicy[Waiting] = ExactPolicy(tokens, TimePrice(tokens))
     engine = Engine(device, tasks, tokens, policy, len(asked))
     loop = asyncio.get_running_loop()
@@ -138,9 +138,8 @@ def test_models_follow_the_rate_and_changing_them_takes_time() -> None:
     assert set(gammas) >= {0, 2}
     tokens = PAPER.models().tokens()
     asked = queries(rise)
-    free = replace(at_once).simulation(PAPER)
-    free._load_s = ()
-    assert free.run(asked).expected > outcome(at_once, rise).expected
+    free = replace(at_once, load_s=())
+    assert free.simulation(PAPER).run(asked).expected > outcome(at_once, rise).expected
     assert tokens.gammas == (0, 1, 2)
 
 
