@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pliant.policies.encoder.dispatch import Dispatcher, shares
+from pliant.policies.encoder.dispatch import Dispatcher
 from pliant.policies.encoder.service_curve import ServiceCurve
+from pliant.policies.encoder.shares import shares
 
 _SLO_S = 0.15
 _HELD = {128: 6, 256: 4, 384: 2, 512: 4}

@@ -11,8 +11,9 @@ from pliant.deployments.encoder.errand import TextWant
 from pliant.deployments.encoder.messages import Report, home
 from pliant.deployments.serving.table import Choice, NoReplicaError, NoTimeError
 from pliant.policies.encoder.admission import DeadlineError
-from pliant.policies.encoder.dispatch import Algorithm1, AllAvoidedError, Dispatcher, NoRuntimeError, shares
+from pliant.policies.encoder.dispatch import Algorithm1, AllAvoidedError, Dispatcher, NoRuntimeError
 from pliant.policies.encoder.service_curve import ServiceCurve
+from pliant.policies.encoder.shares import shares
 
 _IMPORTANCE = 3.0
 """What a text may take of whose tokens is told, over what is predicted for it and those before it without that.
@@ -44,6 +45,10 @@ class EncoderChooser:
         """By replica: those that it reports."""
         self._sent: Counter[str] = Counter()
         """By tenant: texts that this gateway has sent, and that are not answered."""
+        self._reads = ""
+        """The interface of this gateway's model; "" until it is open."""
+        self._interfaces: dict[str, str] = {}
+        """By replica: that of its model."""
         self._homes: dict[str, int] = {}
         """By replica: the length at which it was last at home."""
         self._me = ""
@@ -53,9 +58,20 @@ class EncoderChooser:
         """Whether some replica may be sent texts of `length` tokens now."""
         return self._dispatcher.longest >= length
 
+    def read_as(self, interface: str) -> None:
+        """From now on choose replicas only whose model reads texts in this way (see `models.revision`)."""
+        self._reads = interface
+        for replica in self._interfaces:
+            if not self._suits(replica):
+                self._dispatcher.suspend(replica)
+
+    def _suits(self, replica: str) -> bool:
+        return not self._reads or self._interfaces[replica] in ("", self._reads)
+
     def update(self, replica: str, report: Report, others: float) -> None:
         """One that switches holds nothing, and is not chosen."""
-        if report["curve"]:
+        self._interfaces[replica] = report.get("reads", "")
+        if report["curve"] and self._suits(replica):
             at, curve = home(report), ServiceCurve(report["curve"], tuple(report.get("shares", ())))
             self._dispatcher.assign(replica, report["max_length"], curve, at)
             if self._homes.get(replica) != at:
@@ -74,6 +90,7 @@ class EncoderChooser:
         self._dispatcher.remove(replica)
         self._tenants.pop(replica, None)
         self._margins.pop(replica, None)
+        self._interfaces.pop(replica, None)
         if self._homes.pop(replica, None):
             self._divide()
 

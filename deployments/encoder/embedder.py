@@ -38,6 +38,16 @@ class Embedder(Reader):
     def dimensions(self) -> int:
         return self.info.dimensions
 
+    @property
+    def root(self) -> str:
+        """Where its weights are from."""
+        return self._config.model
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a text."""
+        return self._longest
+
     async def embed(self, texts: Sequence[Input], parameters: EmbedParameters) -> list[Embedding]:
         """Of all `texts`, or raise the RequestError of the first that fails."""
         prompt = self._prompt(parameters.prompt_name)
@@ -80,7 +90,7 @@ class Embedder(Reader):
         cut = len(vector) < len(reading.logits)
         if parameters.normalize or (cut and self.info.normalized and parameters.normalize is None):
             vector = _unit(vector)
-        return Embedding(vector, reading.tokens, reading.warning)
+        return Embedding(vector, reading.tokens, reading.warning, reading.revision)
 
     def _prompt(self, name: str | None) -> str:
         if name is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from pliant.deployments.serving.panels import Panel, Readings
 from pliant.deployments.serving.services import Answers
 from pliant.models import sources
 from pliant.models.encoder_head import Task
+from pliant.models.revision import interface
 from pliant.policies.encoder.dispatch import Algorithm1
 
 ENDPOINTS: dict[Task, type[Reader]] = {"classify": Classifier, "embed": Embedder, "tokens": Tagger}
@@ -43,7 +45,8 @@ class EncoderKind(Kind[EncoderConfig]):
         return 2 * MOST_WAITING
 
     def chooser(self, config: EncoderConfig) -> EncoderChooser:
-        return EncoderChooser(config.slo_ms / 1e3, Algorithm1() if config.dispatch == "arlo" else None)
+        rule = config.dispatch
+        return EncoderChooser(config.slo_ms / 1e3, Algorithm1(rule.threshold, rule.decay, rule.peek) if rule else None)
 
     async def open(self, opening: Opening[EncoderConfig]) -> Reader:
         folder = await opening.fetch(sources.fetch)
@@ -51,6 +54,7 @@ class EncoderKind(Kind[EncoderConfig]):
         chooser = opening.table.chooser
         assert isinstance(chooser, EncoderChooser)
         info = sources.describe(folder)
+        chooser.read_as(await asyncio.to_thread(interface, folder, info))
         return ENDPOINTS[info.task](
             opening.name, opening.config, folder, info, chooser, opening.table, opening.caller(recorder), recorder
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NotRequired
 
 import numpy as np
 
@@ -22,6 +22,8 @@ class Assignment(NamedTuple):
 
     replica: str
     max_length: int
+    epoch: int = 0
+    """Of the planner, on the way to the replica. 0: it is of a version that has none."""
 
 
 @message
@@ -71,6 +73,8 @@ class Answer:
     """Seconds that importance took beyond the logits."""
     compute_s: float = 0.0
     """Seconds that the logits took."""
+    revision: str = ""
+    """Of the model that computed them (see `models.revision`)."""
 
 
 class Report(parcels.Report):
@@ -87,6 +91,10 @@ class Report(parcels.Report):
     """Points of the `ServiceCurve` of what it holds; none while it switches."""
     shares: tuple[float, ...]
     """Of the same, if it computes texts together."""
+    reads: NotRequired[str]
+    """The `models.revision.interface` of its model: only gateways of the same one send it texts."""
+    revision: NotRequired[str]
+    """Of its model."""
     backend: str
     device: str
     resident: bool

@@ -69,6 +69,8 @@ class Reading:
     """A replica failed us, so that the SLO no longer counts: late is better than lost."""
     tokens: int = 0
     """How many were read."""
+    revision: str = ""
+    """See `Answer.revision`."""
 
 
 class Reader:
@@ -103,6 +105,11 @@ class Reader:
     @property
     def ready(self) -> bool:
         return self._table.ready and self._chooser.serves(self._longest)
+
+    @property
+    def revisions(self) -> list[str]:
+        """Of the models that replicas have loaded: several while a new one takes over."""
+        return sorted({report.get("revision", "") for report in self._table.reports().values()} - {""})
 
     @property
     def most_characters(self) -> int:
@@ -170,6 +177,7 @@ class Reader:
             tokens.warning,
             interrupted,
             length,
+            answer.revision,
         )
 
     async def ask(self, text: Input, priority: Priority, truncate: bool | None = None) -> Reading:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
@@ -16,10 +17,11 @@ from pliant.deployments.encoder.metrics import ReplicaMetrics
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.encoder.upgrades import CompiledLater, Upgrades
 from pliant.deployments.serving.parcels import Parcel, Refusal
-from pliant.deployments.serving.replica import Desk
+from pliant.deployments.serving.replica import Desk, Obedience
 from pliant.deployments.startup import Startup
 from pliant.formats.profile import Profile
 from pliant.models import sources
+from pliant.models.revision import interface, revision
 from pliant.policies.encoder.planning import even_plan
 
 logger = logging.getLogger("pliant")
@@ -38,12 +40,15 @@ class EncoderReplica:
         assert context.rank is not None
         self._service = service
         self._metrics = ReplicaMetrics(service)
+        self._obedience = Obedience()
         async with Startup(service) as startup:
             folder = await asyncio.to_thread(sources.fetch, config.model, progress=startup)
+            self._revision = await asyncio.to_thread(revision, folder)
+            self._reads = interface(folder, sources.describe(folder))
             async with startup.loading(folder):
                 self._runtimes = await asyncio.to_thread(self.runtimes, config)
                 self._engine = Engine(self._runtimes)
-                self._desk = Desk(self._service, self._engine.infer, self._engine.seconds)
+                self._desk = Desk(self._service, self._infer, self._engine.seconds)
                 rank, lengths = context.rank.rank, self._runtimes.lengths
                 await self._start(even_plan(lengths, rank + 1)[rank] if rank < config.replicas.min else lengths[-1])
         self._upgrades = None
@@ -68,6 +73,10 @@ class EncoderReplica:
         """Where runtimes come from; may take long."""
         return ModelRuntimes(config)
 
+    async def _infer(self, query: Query) -> Answer | Refusal:
+        said = await self._engine.infer(query)
+        return said if isinstance(said, Refusal) else replace(said, revision=self._revision)
+
     async def answer(self, parcel: Parcel[Query]) -> Answer | Refusal:
         """See `Desk.one`."""
         return await self._desk.one(parcel)
@@ -78,7 +87,9 @@ class EncoderReplica:
             yield part
 
     async def hold(self, assignment: Assignment) -> Report:
-        """Switch to another max_length. Raises LoadError; the replica then holds what it held before."""
+        """Switch to another max_length. Raises LoadError, and OutdatedPlannerError: the replica then holds what it held
+        before."""
+        self._obedience.check(assignment.epoch)
         await self._engine.hold(assignment.max_length)
         if self._upgrades:
             self._upgrades.look()
@@ -108,4 +119,5 @@ class EncoderReplica:
         return dict(report)
 
     def _report(self) -> Report:
-        return {**self._engine.report(), "held": self._desk.held.amounts()}
+        held = self._desk.held.amounts()
+        return {**self._engine.report(), "reads": self._reads, "revision": self._revision, "held": held}

@@ -20,7 +20,12 @@ from pliant.deployments.http.places import hold
 from pliant.deployments.http.text_models import embeds, find
 from pliant.deployments.http.texts import Embedding, Input, TextEmbedder, TokenIds, many_numbers, warning_of
 from pliant.deployments.http.validation import bounded
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.services import Services
+
+MOST_TEXTS = 2048
+MOST_TOKENS = 300_000
+"""Of all texts of a request, as OpenAI has both."""
 
 
 class PriorityBody(Body):
@@ -60,8 +65,8 @@ class EmbeddingRequest(PriorityBody):
         )
 
 
-def router(services: Services, max_body: int, most: int) -> APIRouter:
-    """The route over `services`. `max_body` is in bytes, `most` texts are in a request."""
+def router(services: Services, max_body: int, at_once: int) -> APIRouter:
+    """The route over `services`. `max_body` is in bytes; texts are sent `at_once`, and then as many again."""
     api = APIRouter(prefix="/v1", tags=["OpenAI"])
 
     @api.post("/embeddings", openapi_extra=json_body(EmbeddingRequest), responses=answers("application/json"))
@@ -70,7 +75,11 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
         call = await off_loop(len(body), lambda: parsed(EmbeddingRequest, body))
         embedder: TextEmbedder = await find(services, call.model, embeds, "makes vectors of texts")
         hold(request.scope, embedder.name)
-        found = await embedder.embed(bounded(call.texts, most, "text"), call.parameters)
+        texts = bounded(call.texts, MOST_TEXTS, "text")
+        found: list[Embedding] = []
+        for start in range(0, len(texts), at_once):
+            found += await embedder.embed(texts[start : start + at_once], call.parameters)
+            _check_tokens(sum(each.tokens for each in found))
 
         def write() -> Response:
             return JSONResponse(_answer(embedder.name, found, call.encoding_format == "base64"))
@@ -78,6 +87,13 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
         return await asyncio.to_thread(write) if many_numbers(found) else write()
 
     return api
+
+
+def _check_tokens(tokens: int) -> None:
+    """Raise RequestError unless the texts of a request may have so many."""
+    if tokens > MOST_TOKENS:
+        reason = f"input: more than {MOST_TOKENS:,} tokens in one request; send fewer texts at once"
+        raise RequestError(Outcome.REJECTED, reason, fault=Fault.TOO_LARGE, param="input")
 
 
 def _answer(model: str, found: Sequence[Embedding], packed: bool) -> dict[str, Any]:
@@ -88,6 +104,8 @@ def _answer(model: str, found: Sequence[Embedding], packed: bool) -> dict[str, A
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     more = {"warning": warning} if (warning := warning_of(found)) else {}
+    if revisions := {each.revision for each in found} - {""}:
+        more["system_fingerprint"] = ",".join(sorted(revisions))
     return {"object": "list", "data": data, "model": model, "usage": usage, **more}
 
 

@@ -89,6 +89,8 @@ def text_metadata(endpoint: Any) -> dict[str, Any]:
     else:
         outputs = _ENTITIES if task == "tokens" else _outputs(endpoint)
         parameters["labels"] = ",".join(endpoint.labels)
+    if revisions := getattr(endpoint, "revisions", None):
+        parameters["revision"] = ",".join(revisions)
     if levels:
         parameters["levels"] = ",".join(levels)
     scores_pairs = task == "classify" and len(endpoint.labels) == 1

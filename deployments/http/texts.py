@@ -88,6 +88,8 @@ class Embedding:
     tokens: int
     """Of the text, its prompt included."""
     warning: str | None
+    revision: str = ""
+    """Of the model; "" if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,14 @@ class TextEmbedder(Scorer, Protocol):
 
     @property
     def dimensions(self) -> int: ...
+
+    @property
+    def root(self) -> str:
+        """Where its weights are from."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a text."""
 
     async def embed(self, texts: Sequence[Input], parameters: EmbedParameters) -> list[Embedding]: ...
 

@@ -43,7 +43,7 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
 
     @api.get("/models/{model:path}")
     async def card(model: str) -> Json:
-        return (await models.find(model)).card()
+        return await models.card(model)
 
     @api.post("/completions", openapi_extra=json_body(CompletionRequest), responses=media)
     async def complete(request: Request) -> Response:

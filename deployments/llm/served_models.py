@@ -1,4 +1,4 @@
-"""What clients may name as a model of text: language models, and adapters of them."""
+"""What clients may name as a model of text: language models, adapters of them, and, in lists, what makes vectors."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
+from pliant.deployments.http.text_models import embeds
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.messages import Registered
 from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
-from pliant.deployments.serving.services import Services
+from pliant.deployments.serving.services import Service, Services
 
 _NAMED = 20
 """Adapters that an error lists."""
@@ -35,16 +36,11 @@ class ServedModel(NamedTuple):
         return f"{self.base.fingerprint}-{revision}" if revision else self.base.fingerprint
 
     def card(self) -> dict[str, Any]:
-        """As /v1/models shows it. `root` is where the weights are from."""
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self.registered.created if self.registered else self.base.created,
-            "owned_by": "pliant",
-            "root": public(self.registered.adapter.folder if self.registered else self.base.root),
-            "parent": self.base.name if self.registered else None,
-            "max_model_len": self.base.max_length,
-        }
+        """As /v1/models shows it."""
+        if not self.registered:
+            return _card(self.name, self.base.created, self.base.root, None, self.base.max_length)
+        folder = self.registered.adapter.folder
+        return _card(self.name, self.registered.created, folder, self.base.name, self.base.max_length)
 
 
 class ServedModels:
@@ -67,11 +63,19 @@ class ServedModels:
     def listing(self) -> bytes:
         """All cards, as /v1/models answers; made anew only after a change, as thousands take a while."""
         version = self._adapters.version if self._adapters else None
-        state = version, [model.max_length for model in self._models.values()]
+        embedders = [_embedder_card(service) for service in self._embedders]
+        state = version, [model.max_length for model in self._models.values()], embedders
         if state != self._listed[0]:
-            cards = [served.card() for served in self]
+            cards = [served.card() for served in self] + embedders
             self._listed = state, json.dumps({"object": "list", "data": cards}).encode()
         return self._listed[1]
+
+    async def card(self, name: str) -> dict[str, Any]:
+        """That of what is called so. Raises RequestError if nothing is, or it cannot be said."""
+        for service in self._embedders:
+            if service.name == name:
+                return _embedder_card(service)
+        return (await self.find(name)).card()
 
     async def find(self, name: str | None) -> ServedModel:
         """What is called so; the only language model if no name is given. Raises RequestError if nothing is, or it
@@ -95,8 +99,33 @@ class ServedModels:
     def _models(self) -> dict[str, LanguageModel]:
         return self._services.endpoints("prompts")
 
+    @property
+    def _embedders(self) -> list[Service]:
+        return [service for service in self._services if service.answers == "texts" and _embeds(service)]
+
     def _names(self) -> str:
         names = [served.name for served in islice(self, len(self._models) + _NAMED + 1)]
         if len(names) > len(self._models) + _NAMED:
             names[-1] = "and more, which /v1/models lists"
         return ", ".join(names) or "none"
+
+
+def _embeds(service: Service) -> bool:
+    return service.endpoint is not None and embeds(service.endpoint)
+
+
+def _embedder_card(service: Service) -> dict[str, Any]:
+    return _card(service.name, service.created, service.endpoint.root, None, service.endpoint.max_length)
+
+
+def _card(name: str, created: int, root: str, parent: str | None, max_length: int) -> dict[str, Any]:
+    """`root` is where the weights are from."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "pliant",
+        "root": public(root),
+        "parent": parent,
+        "max_model_len": max_length,
+    }

@@ -56,6 +56,8 @@ class Service:
         self.answers = answers
         self.endpoint: Any = None
         """What answers, once there is something."""
+        self.created = 0
+        """When there was, in seconds since 1970."""
         self._opened = asyncio.Event()
         self._begun = False
         self._replicas = replicas
@@ -65,6 +67,7 @@ class Service:
     def open(self, endpoint: Endpoint) -> None:
         """Have `endpoint` answer, from when it is ready."""
         self.endpoint = endpoint
+        self.created = int(time.time())
         self._opened.set()
 
     async def opened(self) -> None:

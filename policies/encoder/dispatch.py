@@ -21,18 +21,13 @@ Beyond the paper:
   two old. It counts in full in predictions, but little in congestion: dispatchers that choose by it all run to the
   same replica, and then away from it, in ever greater numbers. Instead each has a share of the replicas for its own
   (see `shares`), and on another's a text more counts as queued than it has sent there.
-
 - Where a replica computes texts that wait together, a text adds less to the work there than it takes alone.
-
-Replicas of a group that are about equally fast form a *pool*, which is a bucket queue: one ring of replicas for each
-amount of congestion, in steps of the shortest text. A dispatch or completion moves one replica to another ring, in
-O(1); where all texts take the same time the order is exact. Within a ring the one that waited longest leads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
@@ -40,15 +35,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from pliant.policies.encoder.admission import DeadlineError, retry_after
+from pliant.policies.encoder.rings import Group, Pool, Replica, first_allowed, reattach
 from pliant.policies.encoder.service_curve import Tables
 
 R = TypeVar("R", bound=Hashable)
 
-_OTHERS_WEIGHT = 16
-"""What others have counts for so many times less in congestion. As many dispatchers at least keep the balance."""
 _EQUALLY_FAST = math.log(1.1)
-_MOST_RINGS = 4096
-"""The last one holds all that have more work."""
 _MOST_OTHERS_S = 1000.0
 """So that times are small integers."""
 _MICROSECONDS = 1e6
@@ -100,135 +92,6 @@ class AllAvoidedError(LookupError):
     """Every routable replica that holds a runtime long enough is to be avoided."""
 
 
-class _Replica:
-    """A replica and its neighbours in a ring; a nameless one anchors a ring."""
-
-    __slots__ = (
-        "added",
-        "away",
-        "congestion",
-        "extra",
-        "idle",
-        "name",
-        "next",
-        "others",
-        "pool",
-        "prev",
-        "table",
-        "tables",
-    )
-
-    def __init__(self, name: Any = None) -> None:
-        self.name = name
-        self.congestion = 0
-        """Microseconds of work that were sent here and not completed, and what little else counts."""
-        self.extra = 0
-        """By how much the work that is queued, in microseconds, exceeds `congestion`: most of `others`."""
-        self.others = 0
-        """Microseconds of work that other dispatchers have here."""
-        self.away = False
-        """It is the own of another dispatcher."""
-        self.tables: tuple[list[int], ...] = ([], [], [])
-        self.table: list[int] = []
-        """Microseconds by length that a text is expected to take."""
-        self.idle: list[int] = []
-        """Those by which it is admitted when nothing is queued."""
-        self.added: list[int] = []
-        """Those that it adds to the work that is queued: fewer where texts are computed together."""
-        self.pool: Any = None
-        """None while it is not routable."""
-        self.prev = self.next = self
-
-    @property
-    def work(self) -> int:
-        """Microseconds of work that are queued here."""
-        return self.congestion + self.extra
-
-
-class _Group:
-    """The replicas of one home and max_length; `front` anchors the ring of the least congested of them."""
-
-    __slots__ = ("front", "limit", "place", "pools", "several")
-
-    def __init__(self, place: tuple[int, int], limit: int) -> None:
-        self.place = place
-        self.limit = limit
-        """Microseconds of work from which on its head does not get a text of its own at once."""
-        self.pools: list[_Pool] = []
-        self.several = False
-        self.front = _Replica()
-
-    def elect(self) -> None:
-        """Find the front, after some pool or its front has changed."""
-        self.several = len(self.pools) > 1
-        pool = min(self.pools, key=_congestion)
-        self.front = pool.rings[pool.lowest]
-
-    def __iter__(self) -> Iterator[_Replica]:
-        """Pool by pool, the least congested first."""
-        for pool in sorted(self.pools, key=_congestion):
-            yield from pool
-
-
-class _Pool:
-    """About equally fast replicas of one group, in rings by congestion; `lowest` is the first ring not empty."""
-
-    __slots__ = ("group", "lowest", "rings", "size", "speed", "tick")
-
-    def __init__(self, group: _Group, speed: int, tick: int) -> None:
-        self.group = group
-        self.speed = speed
-        """A step on the scale of service times."""
-        self.tick = tick
-        """Microseconds from ring to ring."""
-        self.rings = [_Replica()]
-        self.lowest = 0
-        self.size = 0
-
-    def __iter__(self) -> Iterator[_Replica]:
-        """The least congested first, up to a tick."""
-        for anchor in self.rings[self.lowest :]:
-            replica = anchor.next
-            while replica is not anchor:
-                yield replica
-                replica = replica.next
-
-    def place(self, congestion: int) -> int:
-        """The ring for `congestion`, which is there then."""
-        place = min(congestion // self.tick, _MOST_RINGS - 1)
-        while place >= len(self.rings):
-            self.rings.append(_Replica())
-        return place
-
-    def counted(self, replica: _Replica) -> int:
-        """Microseconds that count in the congestion of `replica` beside what it was sent."""
-        return replica.others // _OTHERS_WEIGHT // self.tick * self.tick + replica.away * self.tick
-
-    def attach(self, replica: _Replica) -> None:
-        work = replica.work
-        replica.extra = replica.others - self.counted(replica)
-        replica.congestion = work - replica.extra
-        place = self.place(replica.congestion)
-        anchor = self.rings[place]
-        replica.pool = self
-        replica.prev, replica.next = anchor.prev, anchor
-        anchor.prev.next = anchor.prev = replica
-        self.lowest = min(self.lowest, place) if self.size else place
-        self.size += 1
-
-    def detach(self, replica: _Replica) -> None:
-        replica.prev.next, replica.next.prev = replica.next, replica.prev
-        replica.pool = None
-        self.size -= 1
-        while self.size and self.rings[self.lowest].next is self.rings[self.lowest]:
-            self.lowest += 1
-
-
-def _congestion(pool: _Pool) -> tuple[int, int]:
-    """What the pools of a group are compared by: the congestion of the front, then the faster first."""
-    return pool.lowest * pool.tick, pool.speed
-
-
 class Dispatcher(Generic[R]):
     """Chooses a replica for each request and sums up what each still has to do.
 
@@ -243,10 +106,10 @@ class Dispatcher(Generic[R]):
             raise ValueError(f"slo_s must be positive, got {slo_s}")
         self._limits = _limits(slo_s, algorithm_1) if algorithm_1 else None
         """Of Algorithm 1: microseconds from which on a head is congested, by its group's place among candidates."""
-        self._replicas: dict[R, _Replica] = {}
-        self._groups: dict[tuple[int, int], _Group] = {}
+        self._replicas: dict[R, Replica] = {}
+        self._groups: dict[tuple[int, int], Group] = {}
         """By home and max_length."""
-        self._candidates: list[tuple[_Group, ...]] = []
+        self._candidates: list[tuple[Group, ...]] = []
         """By length: the groups that may serve it, in the order in which they are tried."""
         self._own: frozenset[R] | None = None
 
@@ -267,7 +130,7 @@ class Dispatcher(Generic[R]):
         tables = _microseconds(times, max_length)
         record = self._replicas.get(replica)
         if record is None:
-            record = self._replicas[replica] = _Replica(replica)
+            record = self._replicas[replica] = Replica(replica)
             record.away = self._is_away(replica)
         elif record.pool and record.tables is tables and record.pool.group.place == place:
             return
@@ -277,12 +140,12 @@ class Dispatcher(Generic[R]):
         group = self._groups.get(place)
         if group is None:
             at_once = self._limits[0] if self._limits else record.table[0] + 1 if place[0] == max_length else 1
-            group = self._groups[place] = _Group(place, at_once)
+            group = self._groups[place] = Group(place, at_once)
             self._list_candidates()
         speed = round(math.log(record.table[-1]) / _EQUALLY_FAST)
         pool = next((pool for pool in group.pools if pool.speed == speed), None)
         if pool is None:
-            pool = _Pool(group, speed, record.added[0])
+            pool = Pool(group, speed, record.added[0])
             group.pools.append(pool)
         pool.attach(record)
         group.elect()
@@ -318,7 +181,7 @@ class Dispatcher(Generic[R]):
             return
         record.extra += others - record.others
         record.others = others
-        _reattach(record)
+        reattach(record)
 
     def prefer(self, own: Collection[R] | None) -> None:
         """Prefer the replicas of `own` to others that have as much (see `shares`); None: all are equal."""
@@ -326,7 +189,7 @@ class Dispatcher(Generic[R]):
         for name, record in self._replicas.items():
             if record.away != self._is_away(name):
                 record.away = not record.away
-                _reattach(record)
+                reattach(record)
 
     def dispatch(
         self, length: int, budget_s: float | None = None, slack_share: float = 1.0, avoid: Collection[R] = ()
@@ -347,7 +210,7 @@ class Dispatcher(Generic[R]):
             raise NoRuntimeError(length, self.longest) from None
         # The usual case first, and replicas are relinked in place, here and in `complete`: calls are what costs.
         group = groups[0]
-        replica = _first_allowed(group, avoid) if avoid else group.front.next
+        replica = first_allowed(group, avoid) if avoid else group.front.next
         if replica is None or replica.congestion >= group.limit:
             replica = self._search(groups, length, avoid)
         predicted_s = (replica.congestion + replica.table[length] + replica.extra) * _SECONDS
@@ -444,22 +307,7 @@ class Dispatcher(Generic[R]):
         assert all(routable[record.name] is record for record in listed), "a ring holds a replica that has left"
         assert all(record.work >= record.others >= 0 for record in self._replicas.values()), "work is negative"
         for group in self._groups.values():
-            pool = min(group.pools, key=_congestion)
-            assert group.front is pool.rings[pool.lowest], "the least congested does not lead"
-            for pool in group.pools:
-                assert pool.group is group, "a pool is in a group that is not its own"
-                assert sum(1 for _ in pool) == pool.size > 0, "a pool's size is wrong"
-                taken = [place for place, anchor in enumerate(pool.rings) if anchor.next is not anchor]
-                assert pool.lowest == taken[0], "the lowest ring is empty, or is not the lowest"
-                for anchor in pool.rings:
-                    assert anchor.next.prev is anchor.prev.next is anchor, "a ring is broken"
-                for record in pool:
-                    assert record.pool is pool, "a replica is in a pool that is not its own"
-                    assert record.extra == record.others - pool.counted(record), "what else counts is out of date"
-                    anchor = record.next
-                    while anchor.name is not None:
-                        anchor = anchor.next
-                    assert anchor is pool.rings[pool.place(record.congestion)], "a replica is in the wrong ring"
+            group.check_integrity()
         for length, candidates in enumerate(self._candidates):
             fitting = [group for (_, max_length), group in self._groups.items() if max_length >= length]
             assert set(candidates) <= set(fitting), "a length has a candidate that it does not fit into"
@@ -478,19 +326,19 @@ class Dispatcher(Generic[R]):
             groups = tuple(self._groups[place] for place in places)
             self._candidates += [groups] * (edge + 1 - len(self._candidates))
 
-    def _search(self, groups: tuple[_Group, ...], length: int, avoid: Collection[R]) -> _Replica:
+    def _search(self, groups: tuple[Group, ...], length: int, avoid: Collection[R]) -> Replica:
         """The replica that is chosen when the head at home is busy, or all there are to be avoided."""
         found = None
         if self._limits:
             for group, limit in zip(groups, self._limits, strict=False):
-                head = _first_allowed(group, avoid) if avoid else group.front.next
+                head = first_allowed(group, avoid) if avoid else group.front.next
                 if head and head.congestion < limit:
                     return head
                 found = found or head
         else:
             least, handicap = math.inf, 0
             for group in groups:
-                head = _first_allowed(group, avoid) if avoid else group.front.next
+                head = first_allowed(group, avoid) if avoid else group.front.next
                 if not head:
                     continue
                 table = head.table
@@ -512,27 +360,14 @@ def _limits(slo_s: float, rule: Algorithm1) -> list[int]:
     return [math.ceil(capacity * rule.threshold * rule.decay**rank - _ROUNDING) for rank in range(rule.peek)]
 
 
-def _first_allowed(group: _Group, avoid: Collection[Any]) -> _Replica | None:
-    return next((replica for replica in group if replica.name not in avoid), None)
-
-
-def _reattach(replica: _Replica) -> None:
-    """Put `replica`, if it is routable, where it belongs by what else counts now."""
-    pool = replica.pool
-    if pool is not None:
-        pool.detach(replica)
-        pool.attach(replica)
-        pool.group.elect()
-
-
-def _retry_after(replica: _Replica, length: int, budget_s: float, slack_share: float) -> float:
+def _retry_after(replica: Replica, length: int, budget_s: float, slack_share: float) -> float:
     service_s, idle_s = replica.table[length] * _SECONDS, replica.idle[length] * _SECONDS
     return retry_after(replica.work * _SECONDS, service_s, idle_s, budget_s, slack_share)
 
 
 def _first_in_time(
-    groups: tuple[_Group, ...], length: int, budget_s: float, slack_share: float, avoid: Collection[Any]
-) -> _Replica:
+    groups: tuple[Group, ...], length: int, budget_s: float, slack_share: float, avoid: Collection[Any]
+) -> Replica:
     """The first replica, group by group, that can meet the deadline; raises DeadlineError when there is none."""
     soonest_s = fastest_s = math.inf
     for group in groups:
@@ -545,17 +380,6 @@ def _first_in_time(
             soonest_s = min(soonest_s, wait_s)
             fastest_s = min(fastest_s, replica.idle[length] * _SECONDS)
     raise DeadlineError(soonest_s, fastest_s)
-
-
-def shares(held: Mapping[R, int], dispatchers: Collection[str]) -> dict[str, list[R]]:
-    """By dispatcher: the replicas that it has for its own; `held` is the home of each.
-
-    All dispatchers that know of the same replicas and of each other find the same shares, equal in each group up to one
-    replica.
-    """
-    replicas = sorted(held, key=lambda replica: (held[replica], str(replica)))
-    named = sorted(dispatchers)
-    return {name: replicas[rank :: len(named)] for rank, name in enumerate(named)}
 
 
 @lru_cache(maxsize=1024)

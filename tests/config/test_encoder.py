@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pliant.config.cluster import check_models
-from pliant.config.encoder import EncoderConfig
+from pliant.config.encoder import Arlo, EncoderConfig
 from pliant.deployments.kinds import parse
 from pliant.errors import ConfigError
 
@@ -34,6 +34,9 @@ def problems(**changes: Any) -> list[str]:
         ({"lengths": []}, "services.topics.lengths: got []"),
         ({"lengths": [64, 32]}, "services.topics.lengths: got [64, 32]; lengths must rise, each once"),
         ({"lengths": "some"}, "services.topics.lengths: got 'some'; must be auto, or a list of lengths"),
+        ({"dispatch": "first"}, "services.topics.dispatch: got 'first'; must be finish, arlo, or its numbers such as"),
+        ({"dispatch": {"decay": 2}}, "services.topics.dispatch.decay: got 2; input should be less than or equal to 1"),
+        ({"dispatch": {"alpha": 1}}, "services.topics.dispatch.alpha: unknown key; allowed: decay, peek, threshold"),
         ({"replicas": 0}, "services.topics.replicas: got 0; must be a number of at least 1, or {min: 1, max: 4}"),
         (
             {"replicas": {"min": 3, "max": 2}},
@@ -60,6 +63,12 @@ def test_lengths_may_be_left_to_the_profile() -> None:
         assert topics.lengths is None
         assert topics.longest(model_takes=512) == 512
     assert EncoderConfig(kind="encoder", model="zoo/topics-small", replicas=1).lengths is None
+
+
+def test_the_paper_s_rule_has_its_numbers_or_others() -> None:
+    assert parsed(dispatch="finish").dispatch is None
+    assert parsed(dispatch="arlo").dispatch == Arlo(threshold=0.85, decay=0.9, peek=6)
+    assert parsed(dispatch={"decay": 0.5}).dispatch == Arlo(threshold=0.85, decay=0.5, peek=6)
 
 
 def test_replicas_are_a_number_or_a_range() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from pliant.config.base import Example, Milliseconds, ModelServiceConfig, ReplicaRange, Seconds, ServiceConfig
+from pliant.config.base import Example, Milliseconds, ModelServiceConfig, ReplicaRange, Seconds, ServiceConfig, Strict
 from pliant.models import sources
 
 EXAMPLE_TEXT = "The yield expression is used when defining a generator function"
@@ -26,6 +26,27 @@ def _auto(lengths: object) -> object:
     return None if lengths == "auto" else lengths
 
 
+def _dispatch(rule: object) -> object:
+    if rule is None or rule == "finish":
+        return None
+    if isinstance(rule, dict | Arlo):
+        return rule
+    if rule != "arlo":
+        raise ValueError("must be finish, arlo, or its numbers such as {threshold: 0.85, decay: 0.9, peek: 6}")
+    return {}
+
+
+class Arlo(Strict):
+    """The numbers of the paper's Algorithm 1, which it calls lambda, alpha and L."""
+
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.85
+    """The share of what a replica can do within the SLO from which on it is congested."""
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """By which the threshold shrinks from length to length."""
+    peek: Annotated[int, Field(ge=1)] = 6
+    """The most lengths that are looked at."""
+
+
 class EncoderConfig(ModelServiceConfig):
     """An encoder, whose replicas are shared out by input length (Arlo); its model's folder says what it is for."""
 
@@ -41,8 +62,8 @@ class EncoderConfig(ModelServiceConfig):
     """
     residency: Literal["all", "one"] = "all"
     """Whether a replica computes texts of all lengths, or those of one length only, as in the paper."""
-    dispatch: Literal["finish", "arlo"] = "finish"
-    """To the replica that is predicted to finish first, or by the paper's Algorithm 1."""
+    dispatch: Annotated[Arlo | None, BeforeValidator(_dispatch)] = None
+    """The numbers of the paper's Algorithm 1; None: to the replica that is predicted to finish first."""
     replicas: ReplicaRange
     slo_ms: Milliseconds = 500
     """Latency objective, measured in the gateway: a request that would miss it is refused at once, with 429."""

@@ -231,3 +231,33 @@ def test_gateways_that_share_replicas_prefer_different_ones() -> None:
     assert not first & second
     gateways["one"].chooser.share("one", frozenset({"one"}))
     assert {gateways["one"].choose(10).replica for _ in range(2)} == second, "alone, it has all, and these are idle"
+
+
+def test_a_gateway_chooses_replicas_only_whose_model_reads_texts_as_its_own_does() -> None:
+    gateway = Gateway(old={**report(64), "reads": "a"}, plain=report(64), new={**report(64), "reads": "b"})
+    assert {gateway.choose(8).replica for _ in range(9)} == {"old", "plain", "new"}
+    gateway.chooser.read_as("b")
+    assert {gateway.choose(8).replica for _ in range(9)} == {"plain", "new"}
+    gateway.table.observe("old", {**report(64, version=2), "reads": "a"})
+    assert {gateway.choose(8).replica for _ in range(9)} == {"plain", "new"}
+    for left in ("plain", "new"):
+        gateway.table.lose(left)
+    assert not gateway.chooser.serves(8)
+    with pytest.raises(NoReplicaError):
+        gateway.choose(8)
+    gateway.table.observe("old", {**report(64, version=3), "reads": "b"})
+    assert gateway.chosen(8) == "old"
+
+
+def test_the_numbers_of_the_paper_s_rule_are_those_of_the_service() -> None:
+    """With a threshold of a hundredth of the SLO of a second two texts of 5 ms congest a replica."""
+
+    def short(dispatch: object) -> int:
+        options = {"kind": "encoder", "model": "m", "replicas": 1, **ARLO, "dispatch": dispatch}
+        table: ReplicaTable[TextWant, Report] = ReplicaTable(KIND.chooser(EncoderConfig.model_validate(options)))
+        table.sync({"short": report(64, service_s=0.005), "long": report(512, service_s=0.01)})
+        return [table.choose(TextWant(8, None, 1.0)).replica for _ in range(50)].index("long")
+
+    assert short({"threshold": 0.01, "decay": 1}) == 2
+    assert short({"threshold": 0.1, "decay": 1}) == 20
+    assert short({"threshold": 0.1, "decay": 0.9}) == 20

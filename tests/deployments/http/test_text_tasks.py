@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from support.tenants import tenants
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
+from pliant.deployments.http.parameters import EmbedParameters
+from pliant.deployments.http.texts import Embedding, Input
+from pliant.deployments.llm.kind import LlmKind
 from pliant.deployments.serving.services import Services
 from pliant.models.encoder_info import read_encoder
 
@@ -73,6 +76,80 @@ def test_openai_client(client: openai.OpenAI) -> None:
     np.testing.assert_allclose(alone.data[0].embedding, found.data[1].embedding, atol=1e-6)
     assert (alone.usage.prompt_tokens, alone.usage.total_tokens, alone.model) == (4, 4, "vectors")
     assert found.usage.prompt_tokens > 4
+
+
+class Counting:
+    """Makes a vector of how many texts came with a text."""
+
+    task = "embed"
+    name = "counting"
+    ready = True
+    root = "/models/counting"
+    max_length = 8
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.sent: list[int] = []
+
+    async def embed(self, texts: Sequence[Input], parameters: EmbedParameters) -> list[Embedding]:
+        self.sent.append(len(texts))
+        revision = "fp_old" if len(self.sent) == 1 else "fp_new"
+        return [Embedding(np.full(1, len(texts), np.float32), self.tokens, None, revision) for _ in texts]
+
+
+async def ask(counting: Counting, texts: int) -> httpx.Response:
+    config = GatewayConfig(max_texts=8)
+    app = application(config, Services.of("texts", {"counting": counting}), dict, bytes)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        return await http.post("/v1/embeddings", json={"model": "counting", "input": ["a"] * texts})
+
+
+async def test_many_texts_are_sent_a_few_at_a_time() -> None:
+    counting = Counting(tokens=3)
+    answer = (await ask(counting, 20)).json()
+    assert counting.sent == [8, 8, 4]
+    assert [each["index"] for each in answer["data"]] == list(range(20))
+    assert [each["embedding"] for each in answer["data"]] == [[8]] * 16 + [[4]] * 4
+    assert answer["system_fingerprint"] == "fp_new,fp_old"
+    assert answer["usage"] == {"prompt_tokens": 60, "total_tokens": 60}
+    whole = Counting(tokens=1)
+    assert len((await ask(whole, 2048)).json()["data"]) == 2048
+    assert set(whole.sent) == {8}
+
+
+async def test_texts_of_too_many_tokens_in_all_are_refused_before_the_rest_is_sent() -> None:
+    counting = Counting(tokens=20_000)
+    answer = await ask(counting, 2048)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, "input")
+    assert "more than 300,000 tokens" in answer.json()["error"]["message"]
+    assert counting.sent == [8, 8]
+
+
+async def test_services_are_listed_by_all_protocols() -> None:
+    services = Services.of("texts", {"counting": Counting(1), "labels": Labelling()})
+    config = GatewayConfig()
+    app = application(config, services, dict, bytes, LlmKind().routers(services, None, config))
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+    async with openai.AsyncOpenAI(api_key="-", base_url="http://test/v1", http_client=http) as client:
+        [card] = [model async for model in client.models.list()]
+        assert (card.id, card.created > 0, card.model_dump()["root"]) == ("counting", True, "counting")
+        assert (await client.models.retrieve("counting")) == card
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("labels")
+        index = (await http.post("/v2/repository/index")).json()
+    assert index == [
+        {"name": "counting", "version": "1", "state": "READY", "reason": ""},
+        {"name": "labels", "version": "1", "state": "UNAVAILABLE", "reason": "loading"},
+    ]
+
+
+class Labelling:
+    """Labels texts, but not now."""
+
+    task = "classify"
+    name = "labels"
+    ready = False
+    state = "loading"
 
 
 def test_openai_client_with_token_ids_dimensions_and_prompts(client: openai.OpenAI, folders: dict[str, Path]) -> None:
@@ -246,7 +323,7 @@ RERANK = {"model": "reranker", "query": "a", "documents": ["b"]}
         ("/v1/embeddings", {**VECTORS, "input": [1, "a"]}, 400, "input: got "),
         ("/v1/embeddings", {**VECTORS, "input": ""}, 200, ""),
         ("/v1/embeddings", {**VECTORS, "input": [[1, 99]]}, 400, "token ids of vectors are 0 to 98"),
-        ("/v1/embeddings", {**VECTORS, "input": ["a"] * 9}, 413, "9 texts in one request; at most 8"),
+        ("/v1/embeddings", {**VECTORS, "input": ["a"] * 2049}, 413, "2049 texts in one request; at most 2048"),
         ("/v1/embeddings", {**VECTORS, "input": "a " * 65}, 422, "takes at most 64"),
         ("/v1/embeddings", {**VECTORS, "dimensions": 33}, 400, "embeddings of vectors have 32"),
         ("/v1/embeddings", {**VECTORS, "dimensions": 0}, 400, "dimensions: got 0"),

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from pliant.policies.encoder.admission import DeadlineError
-from pliant.policies.encoder.dispatch import Algorithm1, AllAvoidedError, Dispatcher, NoRuntimeError, shares
+from pliant.policies.encoder.dispatch import Algorithm1, AllAvoidedError, Dispatcher, NoRuntimeError
 from pliant.policies.encoder.residency import ResidentTimes
 from pliant.policies.encoder.service_curve import ServiceCurve
+from pliant.policies.encoder.shares import shares
 
 
 def assign(dispatcher: Dispatcher[Any], replica: Hashable, max_length: int, service_s: float) -> None:
