@@ -205,7 +205,9 @@ class Engine:
         self.uses[home] += 1
         latency_s = time.monotonic() - waiting.arrived
         self._latencies.append(latency_s)
-        self._margins[query.tenant.name].observe(ahead_s + curve.seconds(query.length), latency_s)
+        if query.budget_s:
+            predicted_s = ahead_s + curve.seconds(query.length) + computation.importance_s
+            self._margins[query.tenant.name].observe(predicted_s, latency_s, query.budget_s)
         computed = query.length if runtime.dynamic else runtime.max_length
         self._computed += computed
         return Answer(

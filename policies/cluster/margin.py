@@ -19,11 +19,15 @@ _MOST = 1.0
 
 
 class Margin:
-    """Learns from requests that were predicted to be done within some seconds, and were within others."""
+    """Learns from requests that were predicted to be done within some seconds, and were within others.
+
+    What a request is late that hardly waited is counted as of one that waits for as long as it may, for at least half
+    of its budget: it says little of those, and a millisecond on top of a short wait is no reason to halve long ones.
+    """
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=_LATELY)
-        """What they took more, as a share of what was predicted."""
+        """What they took more, as a share."""
         self._ordered: list[float] = []
 
     @property
@@ -33,12 +37,12 @@ class Margin:
             return 0.0
         return min(_MOST, max(0.0, self._ordered[int(len(self._ordered) * _IN_TIME)]))
 
-    def observe(self, predicted_s: float, seconds: float) -> None:
-        """A request took `seconds`. Raises ValueError if it was not predicted to take any."""
-        if not predicted_s > 0:
-            raise ValueError(f"a prediction must be above 0 seconds, got {predicted_s}")
+    def observe(self, predicted_s: float, seconds: float, budget_s: float) -> None:
+        """A request took `seconds` of `budget_s`. Raises ValueError if it had none."""
+        if not budget_s > 0:
+            raise ValueError(f"a budget must be above 0 seconds, got {budget_s}")
         if len(self._recent) == _LATELY:
             del self._ordered[bisect_left(self._ordered, self._recent[0])]
-        over = seconds / predicted_s - 1
+        over = (seconds - predicted_s) / max(predicted_s, budget_s / (1 + _MOST))
         self._recent.append(over)
         insort(self._ordered, over)

@@ -83,7 +83,7 @@ async def test_waits_that_were_longer_than_predicted_are_expected_to_be(
 
         value = 1.0
 
-        def observe(self, predicted_s: float, seconds: float) -> None:
+        def observe(self, predicted_s: float, seconds: float, budget_s: float) -> None:
             observed.append(predicted_s)
 
     observed: list[float] = []

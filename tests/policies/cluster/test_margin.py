@@ -19,7 +19,7 @@ errors = st.lists(st.floats(0.01, 10), max_size=1200)
 def test_it_is_the_quantile_of_the_last_ones_within_bounds(seconds: list[float]) -> None:
     margin = Margin()
     for each in seconds:
-        margin.observe(1.0, each)
+        margin.observe(1.0, each, 1.5)
     recent = sorted(each - 1 for each in seconds[-512:])
     expected = recent[int(len(recent) * 0.99)] if recent else 0.0
     assert margin.value == pytest.approx(min(1.0, max(0.0, expected)))
@@ -28,13 +28,19 @@ def test_it_is_the_quantile_of_the_last_ones_within_bounds(seconds: list[float])
 @given(st.floats(1e-3, 100), st.floats(0.5, 2))
 def test_it_is_a_share(scale: float, ratio: float) -> None:
     margin = Margin()
-    margin.observe(scale, scale * ratio)
+    margin.observe(scale, scale * ratio, scale)
     assert margin.value == pytest.approx(max(0.0, ratio - 1))
 
 
-def test_what_takes_no_time_says_nothing() -> None:
+def test_a_millisecond_on_top_of_a_short_wait_is_none_of_a_long_one() -> None:
+    margin = Margin()
+    margin.observe(0.001, 0.003, 0.5)
+    assert margin.value == pytest.approx(0.008)
+
+
+def test_what_had_no_time_says_nothing() -> None:
     with pytest.raises(ValueError, match="above 0 seconds, got 0"):
-        Margin().observe(0.0, 1.0)
+        Margin().observe(1.0, 1.0, 0.0)
 
 
 def overloaded(margin: Margin | None, seed: int) -> tuple[float, float]:
@@ -47,7 +53,7 @@ def overloaded(margin: Margin | None, seed: int) -> tuple[float, float]:
         while waiting and waiting[0][0] <= now:
             done, arrived, predicted_s = waiting.pop(0)
             if margin:
-                margin.observe(predicted_s, done - arrived)
+                margin.observe(predicted_s, done - arrived, SLO_S)
         wait_s = len(waiting) * SERVICE_S
         if wait_s * (1 + (margin.value if margin else 0.0)) + SERVICE_S > SLO_S:
             continue
