@@ -22,12 +22,14 @@ _PACKAGES = ("torch", "ray", "transformers", "onnxruntime", "numpy")
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asked for. `data` is a folder of public data sets; `device` is "cpu" or "cuda"."""
+    """What the command line asked for. `data` is a folder of public data sets; `device` is "cpu" or "cuda"; `cells` are
+    what the bench is to try, if not all."""
 
     quick: bool
     data: Path | None
     device: str
     out: Path
+    cells: list[str] | None = None
 
 
 @dataclass(frozen=True)

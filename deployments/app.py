@@ -15,6 +15,7 @@ from pliant.config.base import ReplicaRange, ServiceConfig
 from pliant.config.cluster import ServingConfig, check_models
 from pliant.deployments import kinds
 from pliant.deployments.autoscaling import PLANNER, STAY
+from pliant.deployments.http.application import application
 from pliant.deployments.http.places import most_at_once
 from pliant.deployments.http.statuses import BUSY
 from pliant.deployments.serving.gateway import Gateway
@@ -90,7 +91,7 @@ def assemble(
         max_ongoing_requests=most_at_once(gateway),
         max_queued_requests=most_at_once(gateway),
         backpressure_config=BackpressureConfig(status_code=BUSY, retry_after_s=1),
-    ).bind(config, known, dict(services), planner)
+    ).bind(config, known, dict(services), planner, application)
 
 
 def replicas_of(name: str, config: ServiceConfig, kind: Kind[Any], target: type) -> Application:

@@ -7,17 +7,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
-import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from ray import serve
 
 from pliant import zoo
@@ -34,7 +33,13 @@ _PARTS = {
     "controller": ("ServeController",),
 }
 """What the title of a process of each has; of the first that there is."""
-_SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
+_FAULTS: dict[str, Callable[[psutil.Process], None]] = {
+    "SIGKILL": lambda process: process.kill(),
+    "SIGSTOP": lambda process: process.suspend(),
+    "out of memory": lambda process: _limit(process, psutil.RLIMIT_AS, process.memory_info().vms),
+    "full disk": lambda process: _limit(process, psutil.RLIMIT_FSIZE, 0),
+}
+"""What befalls a process. Out of memory: it gets no more than it has. Full disk: it can write no byte to any file."""
 _BEFORE_S, _AFTER_S, _CALM_S = 3.0, 10.0, 3.0
 _RECOVERS_WITHIN_S = 60.0
 
@@ -87,16 +92,16 @@ async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[s
     asking = asyncio.create_task(clients.run())
     await asyncio.sleep(_BEFORE_S)
     at = time.monotonic()
-    victim = 0
+    victim: psutil.Process | None = None
     if part == "node":
         await asyncio.to_thread(nodes.remove, 0)
     else:
-        victim = min(next(filter(None, map(processes, _PARTS[part]))))
-        os.kill(victim, _SIGNALS[fault])
+        victim = psutil.Process(min(next(filter(None, map(processes, _PARTS[part])))))
+        _FAULTS[fault](victim)
     await _calm(clients, at)
-    if fault == "SIGSTOP":
-        with contextlib.suppress(ProcessLookupError):  # Serve has replaced it meanwhile
-            os.kill(victim, signal.SIGCONT)
+    if victim:
+        with contextlib.suppress(psutil.NoSuchProcess):  # Serve has replaced it meanwhile
+            _undo(victim)
     asking.cancel()
     await asyncio.wait([asking])
     if part == "node":
@@ -109,6 +114,18 @@ async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[s
         "recover_s": round(max((end.ended - at for end in bad), default=0.0), 2),
         "by": dict(Counter(f"{end.kind}: {end.how if end.how != 'ok' else 'late'} {end.what}" for end in bad)),
     }
+
+
+def _limit(process: psutil.Process, what: int, most: int) -> None:
+    """The hard limit stays, so that this can be undone."""
+    process.rlimit(what, (most, process.rlimit(what)[1]))
+
+
+def _undo(process: psutil.Process) -> None:
+    """Of all faults."""
+    process.resume()
+    for what in (psutil.RLIMIT_AS, psutil.RLIMIT_FSIZE):
+        _limit(process, what, process.rlimit(what)[1])
 
 
 async def _calm(clients: Clients, at: float) -> None:

@@ -114,6 +114,12 @@ SAMPLE = {
 }
 _SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 _FORM = {"type": "json_schema", "json_schema": {"name": "f", "schema": _SCHEMA, "strict": True}}
+_ITEMS = [
+    {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "b"}], "summary": []},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "d"},
+]
 BODIES: Sequence[tuple[str, Mapping[str, str], Any]] = (
     ("/models/{model}", {"model": "small"}, _CLASSIFY),
     ("/models/{model}", {"model": "large"}, {"inputs": "a"}),
@@ -163,6 +169,8 @@ BODIES: Sequence[tuple[str, Mapping[str, str], Any]] = (
     ("/v1/completions", {}, {"model": "chat", "prompt": "a", **GENERATE, **SAMPLE, "guided_choice": ["a", "b"]}),
     ("/v1/completions", {}, {"model": "chat", "prompt": "a", "structured_outputs": {"regex": "a+"}, "max_tokens": 2}),
     ("/v1/chat/completions", {}, {"model": "chat", "messages": _TALK, **GENERATE, "response_format": _FORM}),
+    ("/v1/responses", {}, {"model": "chat", "input": "a", "instructions": "x", "max_output_tokens": 4}),
+    ("/v1/responses", {}, {"model": "chat", "input": _ITEMS, "stream": True, "max_output_tokens": 2}),
     ("/tokenize", {}, {"prompt": "a", "add_special_tokens": False, "return_token_strs": True}),
     ("/tokenize", {}, {"model": "chat", "messages": _TALK}),
     ("/detokenize", {}, {"model": "chat", "tokens": [1, 2]}),

@@ -1,7 +1,8 @@
 """Whether anything is left of what clients did: memory, descriptors, threads and label sets of each process over time.
 
 A cluster of a text classifier, a language model with adapters and a vision transformer with tasks is asked without
-pause by clients that never do the same twice. What it has after a warm-up is extrapolated to an hour.
+pause by clients that never do the same twice. What it has once memory has warmed up is extrapolated to an hour, with
+bounds: where zero lies between them, the run was too short to say that anything grows, or that nothing does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pliant.bench.load import LoadError
 from pliant.bench.ray_session import Running, free_port, running, script
 from pliant.bench.report import Figure, Options, Report
 from pliant.bench.soak.clients import CHATS, IMAGES, TEXTS, Clients
-from pliant.bench.soak.watch import OF_OURS, OURS, WHOLE, Sample, growth, look
+from pliant.bench.soak.watch import OF_OURS, OURS, WHOLE, Growth, Sample, growth, look, warmed_up
 
 _CLUSTER = Path(__file__).resolve().parents[2] / "cluster.yaml"
 _READY_WITHIN_S = 1800.0
@@ -35,8 +36,6 @@ _READY_WITHIN_S = 1800.0
 @dataclass(frozen=True)
 class _Plan:
     minutes: float
-    warm_up: float = 1 / 3
-    """Of that."""
     every_s: float = 5.0
     seed: int = 0
 
@@ -74,42 +73,48 @@ async def _soak(plan: _Plan, clients: Clients, started: Running, address: str) -
 
 
 def _report(plan: _Plan, samples: list[Sample], clients: Clients) -> Report:
-    warm = samples[round(len(samples) * plan.warm_up) :]
-    memory = [sample.pss_mb for sample in warm]
+    warm = samples[warmed_up([sample.private_mb[WHOLE] for sample in samples]) :]
+    memory = [sample.private_mb for sample in warm]
     processes = {name: _percent(warm, memory, name) for name in memory[-1]}
-    worst = max((name for name in processes if name.startswith(OF_OURS)), key=processes.__getitem__)
+    worst = max((name for name in processes if name.startswith(OF_OURS)), key=lambda name: processes[name].an_hour)
     hourly = {
-        what: {name: round(growth(warm, [getattr(sample, what) for sample in warm], name), 2) for name in names}
+        what: {name: growth(warm, [getattr(sample, what) for sample in warm], name) for name in names}
         for what, names in ((each, getattr(warm[-1], each)) for each in Sample._fields[1:])
     }
     config = {
         **asdict(plan),
+        "warm_up_s": round(warm[0].at_s - samples[0].at_s),
         "sent": dict(clients.statuses),
         "first": warm[0]._asdict(),
         "last": warm[-1]._asdict(),
-        "growth_an_hour": hourly,
+        "growth_an_hour": {
+            what: {name: [round(value, 2) for value in each] for name, each in names.items()}
+            for what, names in hourly.items()
+        },
     }
     figures = [
-        _figure("memory_growth_percent_an_hour", processes[WHOLE], "<= 1"),
-        _figure("memory_growth_percent_an_hour_without_ray", processes[OURS], "<= 1", f"the most: {worst}"),
-        _figure("descriptors_growth_an_hour", hourly["descriptors"][WHOLE], "0"),
-        _figure("threads_growth_an_hour", hourly["threads"][WHOLE], "0"),
-        _figure("label_sets_growth", sum(_difference(warm, name) for name in warm[-1].series), "0"),
-        _figure("server_errors", sum(number for status, number in clients.statuses.items() if status[0] == "5"), "0"),
+        Figure("memory_growth_percent_an_hour", *processes[WHOLE], "<= 1"),
+        Figure("memory_growth_percent_an_hour_without_ray", *processes[OURS], "<= 1", f"the most: {worst}"),
+        Figure("descriptors_growth_an_hour", *hourly["descriptors"][WHOLE], "0"),
+        Figure("threads_growth_an_hour", *hourly["threads"][WHOLE], "0"),
+        _count("label_sets_growth", sum(_difference(samples, name) for name in warm[-1].series)),
+        _count("server_errors", sum(number for status, number in clients.statuses.items() if status[0] == "5")),
     ]
     return Report(figures, config, {})
 
 
-def _percent(samples: list[Sample], memory: list[Any], name: str) -> float:
-    return 100 * growth(samples, memory, name) / statistics.mean(float(each.get(name, 0.0)) for each in memory)
+def _percent(samples: list[Sample], memory: list[Any], name: str) -> Growth:
+    mean = statistics.mean(float(each.get(name, 0.0)) for each in memory)
+    return Growth(*(100 * bound / mean for bound in growth(samples, memory, name)))
 
 
 def _difference(samples: list[Sample], name: str) -> float:
-    return samples[-1].series[name] - samples[0].series[name]
+    """Of label sets, over the second half."""
+    return samples[-1].series[name] - samples[len(samples) // 2].series[name]
 
 
-def _figure(name: str, value: float, target: str, beside: str = "") -> Figure:
-    return Figure(name, value, value, value, target, beside)
+def _count(name: str, value: float) -> Figure:
+    return Figure(name, value, value, value, "0")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from pliant.deployments.encoder.errand import TextWant
@@ -41,6 +41,8 @@ class EncoderChooser:
         self._dispatcher: Dispatcher[str] = Dispatcher(slo_s, rule)
         self._tenants: dict[str, frozenset[str]] = {}
         """By replica: those with work waiting there, as it reports."""
+        self._margins: dict[str, Mapping[str, float]] = {}
+        """By replica: those that it reports."""
         self._sent: Counter[str] = Counter()
         """By tenant: texts that this gateway has sent, and that are not answered."""
         self._reads = ""
@@ -79,6 +81,7 @@ class EncoderChooser:
             self._dispatcher.suspend(replica)
         self._dispatcher.report(replica, others)
         self._tenants[replica] = frozenset(report.get("tenants", ()))
+        self._margins[replica] = report.get("margins", {})
 
     def suspend(self, replica: str) -> None:
         self._dispatcher.suspend(replica)
@@ -87,6 +90,7 @@ class EncoderChooser:
         self._dispatcher.remove(replica)
         self._tenants.pop(replica, None)
         self._interfaces.pop(replica, None)
+        self._margins.pop(replica, None)
         if self._homes.pop(replica, None):
             self._divide()
 
@@ -107,8 +111,9 @@ class EncoderChooser:
         return Choice(replica, seconds * _IMPORTANCE if want.importance else seconds, _Sent(work, want.tenant))
 
     def _dispatched(self, want: TextWant, avoid: Collection[str]) -> tuple[str, float, int]:
+        margin = min((each.get(want.tenant, 0.0) for each in self._margins.values()), default=0.0)
         try:
-            return self._dispatcher.dispatch(want.length, want.budget_s, want.slack_share, avoid)
+            return self._dispatcher.dispatch(want.length, want.budget_s, want.slack_share / (1 + margin), avoid)
         except DeadlineError as error:
             if want.budget_s is None or math.isinf(error.retry_after_s) or not self._contended(want.tenant):
                 raise

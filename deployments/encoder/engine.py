@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.parcels import Refusal
 from pliant.errors import PliantError
 from pliant.formats.profile import Profile
+from pliant.policies.cluster.margin import Margin
 from pliant.policies.encoder.admission import retry_after
 from pliant.policies.encoder.service_curve import ServiceCurve, lengths_to_measure
 
@@ -82,6 +83,8 @@ class Engine:
         self._outstanding = 0
         self._queued_s = 0.0
         """Expected of these."""
+        self._margins: defaultdict[str, Margin] = defaultdict(Margin)
+        """By tenant, as others pass one that is over its share, and its waits are foreseen badly."""
         self._computed = 0
         self.failure: Exception | None = None
         """Why it holds no runtime at all; until it does, all requests are refused."""
@@ -176,7 +179,8 @@ class Engine:
         if held is None or query.length > held.runtime.max_length:
             return Refusal("moved", "it does not hold a runtime for this length", report=self.report())
         curve = held.times.curve(time.monotonic())
-        if wait_s := self._must_wait_s(curve, query):
+        ahead_s = self._worker.ahead_s(query, self._queued_s)
+        if wait_s := self._must_wait_s(curve, query, ahead_s):
             return Refusal("busy", "its queue is too long for the deadline", wait_s, Outcome.SHED, report=self.report())
         waiting = Waiting(query, held, curve.work_seconds(query.length), time.monotonic())
         if not self._worker.add(waiting):
@@ -197,7 +201,9 @@ class Engine:
                 self._idle.set()
         runtime = held.runtime
         self.uses[home] += 1
-        self._latencies.append(time.monotonic() - waiting.arrived)
+        latency_s = time.monotonic() - waiting.arrived
+        self._latencies.append(latency_s)
+        self._margins[query.tenant.name].observe(ahead_s + curve.seconds(query.length), latency_s)
         computed = query.length if runtime.dynamic else runtime.max_length
         self._computed += computed
         return Answer(
@@ -231,6 +237,7 @@ class Engine:
             failed=dict(self._failed),
             waiting=self._outstanding,
             tenants=self._worker.waiting_s(),
+            margins={tenant: round(margin.value, 2) for tenant, margin in self._margins.items()},
             served=self.uses.total(),
             passes=self._worker.passes,
             computed_tokens=self._computed,
@@ -247,13 +254,13 @@ class Engine:
         held = self._held
         return held.times.curve(time.monotonic()).work_seconds(query.length) if held else 0.0
 
-    def _must_wait_s(self, curve: ServiceCurve, query: Query) -> float:
-        """Seconds until `query` could be admitted; 0 when it can be now."""
+    def _must_wait_s(self, curve: ServiceCurve, query: Query, ahead_s: float) -> float:
+        """Seconds until `query` could be admitted behind work for `ahead_s`; 0 when it can be now."""
         if query.budget_s is None:
             return 0.0
         expected_s, idle_s = curve.seconds(query.length), curve.idle_seconds(query.length)
-        ahead_s = self._worker.ahead_s(query, self._queued_s)
-        return retry_after(ahead_s, expected_s, idle_s, query.budget_s, query.slack_share)
+        slack_share = query.slack_share / (1 + self._margins[query.tenant.name].value)
+        return retry_after(ahead_s, expected_s, idle_s, query.budget_s, slack_share)
 
     def _full(self) -> Refusal:
         reason = f"its queue is full: {self._limit} texts wait, and this client has more than its share of them"

@@ -22,6 +22,8 @@ class Assignment(NamedTuple):
 
     replica: str
     max_length: int
+    epoch: int = 0
+    """Of the planner, on the way to the replica. 0: it is of a version that has none."""
 
 
 @message
@@ -108,6 +110,8 @@ class Report(parcels.Report):
     waiting: int
     tenants: dict[str, float]
     """Seconds of work that wait, by tenant."""
+    margins: dict[str, float]
+    """By tenant: by which share more than is predicted its texts wait."""
     passes: int
     """Computations: with batches, fewer than it served."""
     computed_tokens: int

@@ -50,6 +50,9 @@ class EncoderPart(Part):
         for task in self._tasks:
             if task.done():
                 raise RuntimeError(f"a scheduler has ended: {task}")
+        for scheduler in self._schedulers.values():
+            if scheduler.outdated:
+                raise scheduler.outdated
 
     async def _conduct(self, name: str, config: EncoderConfig) -> None:
         handle, table = self._planning.handles[name], self._planning.tables[name]
@@ -60,7 +63,7 @@ class EncoderPart(Part):
                     resident = _resident(table)
                     if lengths := await _lengths(name, config, table, handle):
                         scheduler = RuntimeScheduler(
-                            name, config, lengths, table, _Calls(handle), self._planning.changed
+                            name, config, lengths, table, _Calls(handle, self._planning.epoch), self._planning.changed
                         )
                         self._schedulers[name] = scheduler
                 else:
@@ -109,9 +112,10 @@ async def _profile(replica: str, handle: Any) -> Profile | None:
 class _Calls:
     """Calls to the replica that an assignment names."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, epoch: int) -> None:
         self._handle = handle
+        self._epoch = epoch
 
     async def hold(self, assignment: Assignment) -> Report:
-        report: Report = await self._handle.hold.remote(assignment)
+        report: Report = await self._handle.hold.remote(assignment._replace(epoch=self._epoch))
         return report

@@ -17,7 +17,7 @@ from pliant.deployments.encoder.metrics import ReplicaMetrics
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.encoder.upgrades import CompiledLater, Upgrades
 from pliant.deployments.serving.parcels import Parcel, Refusal
-from pliant.deployments.serving.replica import Desk
+from pliant.deployments.serving.replica import Desk, Obedience
 from pliant.deployments.startup import Startup
 from pliant.formats.profile import Profile
 from pliant.models import sources
@@ -40,6 +40,7 @@ class EncoderReplica:
         assert context.rank is not None
         self._service = service
         self._metrics = ReplicaMetrics(service)
+        self._obedience = Obedience()
         async with Startup(service) as startup:
             folder = await asyncio.to_thread(sources.fetch, config.model, progress=startup)
             self._revision = await asyncio.to_thread(revision, folder)
@@ -86,7 +87,9 @@ class EncoderReplica:
             yield part
 
     async def hold(self, assignment: Assignment) -> Report:
-        """Switch to another max_length. Raises LoadError; the replica then holds what it held before."""
+        """Switch to another max_length. Raises LoadError, and OutdatedPlannerError: the replica then holds what it held
+        before."""
+        self._obedience.check(assignment.epoch)
         await self._engine.hold(assignment.max_length)
         if self._upgrades:
             self._upgrades.look()

@@ -7,6 +7,7 @@ not report: a scheduler that starts anew goes on from what they hold.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import time
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.lengths import Lengths
 from pliant.deployments.encoder.messages import Assignment, Report, home
+from pliant.deployments.serving.errors import OutdatedPlannerError
 from pliant.deployments.serving.messages import Guidance, News
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.policies.cluster.autoscaling import TargetTracking
@@ -102,6 +104,8 @@ class RuntimeScheduler:
         self._missing_since: float | None = None
         self._planned_at = 0.0
         self._solve_s = 0.0
+        self.outdated: OutdatedPlannerError | None = None
+        """Why it moves nothing any more, if so: another one does."""
         self._moves = self._failed_moves = 0
         self._last_move_s = 0.0
 
@@ -132,7 +136,7 @@ class RuntimeScheduler:
         """Plan if it is time to, and begin to move replicas towards the plan unless some move; wait for none."""
         now = self._clock()
         reports = self._present(now)
-        if not reports:
+        if not reports or self.outdated:
             return
         self._learn_service_times(reports)
         barred = self._barred(now, reports)
@@ -183,9 +187,9 @@ class RuntimeScheduler:
             for length in report["failed"]:
                 self._failures.setdefault(Assignment(replica, length), _Failures(1, now))
         barred: dict[str, set[int]] = {replica: set() for replica in reports}
-        for (replica, length), known in self._failures.items():
+        for failed, known in self._failures.items():
             if not known.over(now):
-                barred[replica].add(length)
+                barred[failed.replica].add(failed.max_length)
         return barred
 
     def _due(self, now: float, reports: Mapping[str, Report], usable: tuple[int, ...]) -> Reason | None:
@@ -236,7 +240,7 @@ class RuntimeScheduler:
         busy = {replica: report["waiting"] for replica, report in reports.items()}
         for batch in batches(holds, counts, busy, barred)[:1]:
             now = self._clock()
-            for assignment in map(Assignment._make, batch.items()):
+            for assignment in itertools.starmap(Assignment, batch.items()):
                 self._moving[assignment.replica] = _Move(now, asyncio.create_task(self._hold(assignment)))
             self._changed()
 
@@ -245,6 +249,8 @@ class RuntimeScheduler:
         try:
             async with asyncio.timeout(self._slo_s + _LOAD_WITHIN_S):
                 report = await self._replicas.hold(assignment)
+        except OutdatedPlannerError as error:
+            self.outdated = error
         except Exception as failure:
             self._failed(assignment, failure)
         else:

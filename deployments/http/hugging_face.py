@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.hugging_face_texts import BODIES, answer_texts
+from pliant.deployments.http.image_answers import ImageClassifier, VisionPrediction, many_labels
 from pliant.deployments.http.image_tensors import decoded
 from pliant.deployments.http.openapi import json_body
 from pliant.deployments.http.parameters import VisionParameters, explain, validated_json
@@ -24,7 +25,6 @@ from pliant.deployments.http.places import hold
 from pliant.deployments.http.validation import bounded, finder
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
-from pliant.deployments.vision.endpoint import MANY_LABELS, VisionClassifier, VisionPrediction
 
 Inputs = str | Annotated[list[str], Field(fail_fast=True)]
 
@@ -59,7 +59,7 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
     return api
 
 
-async def _classify_images(vision: VisionClassifier, body: bytes, query: Mapping[str, str], most: int) -> Response:
+async def _classify_images(vision: ImageClassifier, body: bytes, query: Mapping[str, str], most: int) -> Response:
     """A list of labels for an image, or a list of these for a list of images."""
     in_url = _in_url(query)
     if not body.lstrip().startswith(b"{"):
@@ -80,8 +80,7 @@ async def _written(predictions: Sequence[VisionPrediction], single: bool) -> Res
         seen = [_seen(prediction) for prediction in predictions]
         return JSONResponse(seen[0] if single else seen)
 
-    many = sum(len(prediction.labels) for prediction in predictions) > MANY_LABELS
-    return await asyncio.to_thread(write) if many else write()
+    return await asyncio.to_thread(write) if many_labels(predictions) else write()
 
 
 def _in_url(query: Mapping[str, str]) -> VisionParameters:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pliant.deployments.http.image_answers import Image
 from pliant.deployments.http.images import ImageReader
 from pliant.deployments.http.tensors import (
     InferRequest,
@@ -27,7 +28,6 @@ from pliant.deployments.http.tensors import (
 )
 from pliant.deployments.http.validation import check_count
 from pliant.deployments.serving.outcome import Outcome, RequestError
-from pliant.deployments.vision.endpoint import Image
 
 _PIXELS: dict[str, np.dtype[Any]] = {"UINT8": np.dtype("u1"), "FP32": np.dtype("<f4")}
 _CHANNELS = (1, 3)

@@ -39,6 +39,8 @@ _MOST_SCANS = 20
 """Of the largest JPEG: each takes time for all pixels, however few bytes it has. Usual files have up to ten."""
 _QUICK_PIXELS = 4_000_000
 """In all scans of an image that takes little time, some hundredths of a second."""
+_STRIP_PIXELS = 250_000
+"""That are laid on white together: whole images would be in memory four times."""
 _SCAN = b"\xff\xda"
 _MILLION = 1_000_000
 
@@ -146,9 +148,12 @@ class ImageReader:
         return self._fitted(_upright(image))
 
     def _fitted(self, image: Image.Image) -> Pixels:
-        image = _flat(image).convert(self._mode)
+        image = _flat(image)
+        if image.mode not in (self._mode, "L"):  # one channel is resized as each of three would be
+            image = image.convert(self._mode)
         size = self._scaled[::-1] if self._squash else _covering(image.size, self._scaled)
-        return self._pixels(_centre(image.resize(size, self._resampling), self.width, self.height))
+        cut = _centre(image.resize(size, self._resampling), self.width, self.height)
+        return self._pixels(cut.convert(self._mode))
 
     def _pixels(self, image: Image.Image) -> Pixels:
         return np.asarray(image, dtype=np.uint8).reshape(self.height, self.width, self.channels)
@@ -178,9 +183,15 @@ def _flat(image: Image.Image) -> Image.Image:
         raise ImageError(f"the image has 32-bit pixels (mode {image.mode}); send 8 or 16 bits", Fault.MEDIA_TYPE)
     if not image.has_transparency_data:
         return image
-    white = Image.new("RGBA", image.size, "white")
-    white.alpha_composite(image.convert("RGBA"))
-    return white
+    flat = Image.new("RGB", image.size)
+    rows = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        box = (0, top, image.width, min(top + rows, image.height))
+        strip = image.crop(box).convert("RGBA")
+        white = Image.new("RGBA", strip.size, "white")
+        white.alpha_composite(strip)
+        flat.paste(white.convert("RGB"), box)
+    return flat
 
 
 def _covering(size: tuple[int, int], scaled: tuple[int, int]) -> tuple[int, int]:

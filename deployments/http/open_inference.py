@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 
 from pliant import __version__
 from pliant.deployments.http.body import off_loop, read_body
+from pliant.deployments.http.image_answers import Image, ImageClassifier, many_labels
 from pliant.deployments.http.image_tensors import images
 from pliant.deployments.http.open_inference_texts import described, infer_texts, text_metadata
 from pliant.deployments.http.openapi import answers, json_body
@@ -30,7 +31,6 @@ from pliant.deployments.http.tensors import (
 )
 from pliant.deployments.http.validation import VERSION, finder, named
 from pliant.deployments.serving.services import Answers, Services, not_ready
-from pliant.deployments.vision.endpoint import MANY_LABELS, Image, VisionClassifier
 
 _IMAGE_OUTPUTS = {"label": "BYTES", "score": "FP32", "gamma": "INT32", "fate": "BYTES"}
 
@@ -94,7 +94,7 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
     return api
 
 
-async def _classify_images(vision: VisionClassifier, body: bytes, header: str | None, most: int) -> Response:
+async def _classify_images(vision: ImageClassifier, body: bytes, header: str | None, most: int) -> Response:
     def parsed() -> tuple[InferRequest, Sequence[Image]]:
         head, tail = split(body, header)
         call = validated_json(InferRequest, head)
@@ -109,12 +109,12 @@ async def _classify_images(vision: VisionClassifier, body: bytes, header: str | 
         "gamma": OutputTensor("INT32", [[item.gamma] for item in predictions]),
         "fate": OutputTensor("BYTES", [[item.fate] for item in predictions]),
     }
-    if sum(len(item.labels) for item in predictions) > MANY_LABELS:
+    if many_labels(predictions):
         return await asyncio.to_thread(respond, vision.name, call.id, tensors, binary, "")
     return respond(vision.name, call.id, tensors, binary, "")
 
 
-def _image_metadata(vision: VisionClassifier) -> dict[str, Any]:
+def _image_metadata(vision: ImageClassifier) -> dict[str, Any]:
     reader, tasks = vision.reader, vision.tasks()
     labels = {f"labels.{entry.task.name}": ",".join(entry.labels) for entry in tasks}
     return {

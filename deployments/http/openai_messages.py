@@ -5,13 +5,38 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from pliant.deployments.http.openai_body import Body, Neutral
 from pliant.deployments.serving.outcome import Outcome, RequestError
 
 Json = dict[str, Any]
 _MOST_TOOLS = 128
+_NOT_CALLED: Json = {"tool_call_id": {"type": "null"}}
+_NO_CALLS: Json = {"tool_calls": {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}}
+_SAID: Json = {"content": {"type": ["string", "array"]}}
+_BY_ROLE: Json = {
+    "anyOf": [
+        {
+            "properties": {"role": {"enum": ["system", "developer", "user"]}, **_SAID, **_NO_CALLS, **_NOT_CALLED},
+            "required": ["content"],
+        },
+        {"properties": {"role": {"const": "assistant"}, **_SAID, **_NOT_CALLED}, "required": ["content"]},
+        {
+            "properties": {
+                "role": {"const": "assistant"},
+                "tool_calls": {"type": "array", "minItems": 1},
+                **_NOT_CALLED,
+            },
+            "required": ["tool_calls"],
+        },
+        {
+            "properties": {"role": {"const": "tool"}, **_SAID, **_NO_CALLS, "tool_call_id": {"type": "string"}},
+            "required": ["content", "tool_call_id"],
+        },
+    ]
+}
+"""What `Message` checks beside its fields, as a JSON schema."""
 
 
 class TextPart(Body):
@@ -33,6 +58,8 @@ class ToolCall(Body):
 
 class Message(Body):
     """One message of a conversation. `developer` is what newer clients call `system`."""
+
+    model_config = ConfigDict(json_schema_extra=_BY_ROLE)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from pliant.deployments.http.body import check_json
@@ -205,6 +205,15 @@ class ChatRequest(GenerationRequest, ToolRequest):
 
 class TokenizeRequest(Body):
     """Body of POST /tokenize, of vLLM: a prompt or a conversation."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
+                {"properties": {"messages": {"type": "array"}}, "required": ["messages"]},
+            ]
+        }
+    )
 
     model: str | None = None
     """Needed only if there are several."""

@@ -21,9 +21,9 @@ def router(models: ServedModels, services: Services, max_body: int) -> APIRouter
     """The routes over `models`, which are among `services`. `max_body` is in bytes."""
     api = APIRouter(tags=["vLLM"])
 
-    @api.get("/health")
-    @api.get("/ping")
-    @api.post("/ping")
+    @api.get("/health", response_class=Response)
+    @api.get("/ping", response_class=Response)
+    @api.post("/ping", response_class=Response)
     async def health() -> Response:
         """Whether all language models can answer now."""
         services.check_ready("prompts")

@@ -2,7 +2,8 @@
 
 Whatever differs by kind is in an *errand*. `Caller.answer` is for errands with one reply; when that takes much longer
 than predicted, another replica is asked too, and the first reply wins. `Caller.stream` is for those answered piece by
-piece; when a replica is silent for too long, another goes on after the pieces that came.
+piece; when a replica is silent for too long, another goes on after the pieces that came. A replica that lets requests
+wait is called to see whether it runs (`probing.py`): one that does not is left within seconds.
 
 Once a replica has failed a request, its deadline no longer counts: late is better than lost.
 
@@ -35,8 +36,10 @@ _LEAST_PATIENCE_S = 0.25
 """However soon an answer is predicted: a busy machine stops processes for as long."""
 _UNPREDICTED_PATIENCE = 0.25
 """The same where nobody can predict, as a share of the time that a request may stand still: it must leave in time."""
+_QUIET_S = 1.0
+"""After which it is looked whether the replica still runs: one that does not is left."""
 _SILENCE_S = 10.0
-"""Without a piece or a sign of life, after which a replica is left that answers piece by piece."""
+"""Without a piece or a sign of life, after which a replica is left that answers piece by piece, though it runs."""
 _HEDGED_SHARE = 0.1
 """Requests that may ask a second replica, as a share of all: when everything is slow, asking twice makes it slower."""
 _HEDGES_SAVED = 10.0
@@ -94,7 +97,7 @@ class Caller(Generic[Want, Query, Item]):
             while True:
                 if not asked.replies:
                     asked.ask(await course.choose())
-                done = await asked.done(min(course.until, asked.stalls_at) - time.monotonic())
+                done = await asked.done(min(course.until, asked.stalls_at, time.monotonic() + _QUIET_S))
                 if not done:
                     self._hurry(course, asked)
                 for attempt, reply in done:
@@ -111,16 +114,23 @@ class Caller(Generic[Want, Query, Item]):
             asked.leave()
 
     def _hurry(self, course: _Course[Want, Query, Item], asked: _Asked[Want, Query, Item]) -> None:
-        """Those that were asked take too long: suspect them, and ask one more if that may help.
+        """Those that were asked let it wait: doubt them, and ask one more if they stall and that may help.
 
         Raises RequestError when it is time to give up.
         """
-        if time.monotonic() >= course.until:
+        now = time.monotonic()
+        if now >= course.until:
             raise course.errand.unanswered()
-        replicas = asked.stall()
+        replicas = asked.replicas
+        for replica in replicas:
+            self._table.doubt(replica)
+        gone = all(map(self._table.suspected, replicas))
+        if now < asked.stalls_at and not gone:
+            return
+        asked.stall()
         course.stalled(replicas)
         hedges = self._hedges >= 1 and len(replicas) == 1
-        leaves = asked.stalls >= _STALLS and not any(map(self._table.usable, replicas))
+        leaves = gone or (asked.stalls >= _STALLS and not any(map(self._table.usable, replicas)))
         if (hedges or leaves) and (attempt := course.another(replicas)):
             self._hedges -= hedges
             asked.ask(attempt)
@@ -172,10 +182,15 @@ class Caller(Generic[Want, Query, Item]):
     ) -> Item | Refusal | Alive | None:
         """The next item of `items`; None once another replica is to go on. Raises RequestError at the end."""
         coming = asyncio.ensure_future(anext(items))
+        stalls_at = time.monotonic() + _SILENCE_S
         try:
-            while not (await asyncio.wait((coming,), timeout=min(_SILENCE_S, course.until - time.monotonic())))[0]:
-                if time.monotonic() >= course.until:
+            while not (await asyncio.wait((coming,), timeout=min(_QUIET_S, course.until - time.monotonic())))[0]:
+                if (now := time.monotonic()) >= course.until:
                     raise course.errand.unanswered()
+                self._table.doubt(replica)
+                if now < stalls_at and not self._table.suspected(replica):
+                    continue
+                stalls_at = now + _SILENCE_S
                 if course.moves_on(replica):
                     return None
             return coming.result()
@@ -362,17 +377,22 @@ class _Asked(Generic[Want, Query, Item]):
         self.stalls_at = time.monotonic() + self._patience_s
         self.stalls = 0
 
-    async def done(self, within_s: float) -> list[tuple[Attempt[Query], Item | Refusal | Exception]]:
-        """What has been replied, answers first, after some was; nothing if none was `within_s` seconds."""
+    @property
+    def replicas(self) -> list[str]:
+        """That were asked and have not replied."""
+        return [attempt.replica for attempt in self.replies.values()]
+
+    async def done(self, until: float) -> list[tuple[Attempt[Query], Item | Refusal | Exception]]:
+        """What has been replied, answers first, after some was; nothing if none was `until` then, by the clock."""
+        within_s = until - time.monotonic()
         done, _ = await asyncio.wait(self.replies, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         found = [(self._over(reply), _found(reply)) for reply in done]
         return sorted(found, key=lambda pair: isinstance(pair[1], (Refusal, Exception)))
 
-    def stall(self) -> list[str]:
-        """The replicas that stall; they have one patience more."""
+    def stall(self) -> None:
+        """They stall, and have one patience more."""
         self.stalls_at = time.monotonic() + self._patience_s
         self.stalls += 1
-        return [attempt.replica for attempt in self.replies.values()]
 
     def leave(self) -> None:
         """Nobody waits for any of them any more."""

@@ -11,5 +11,9 @@ class ReplicaLeftError(Exception):
     """The call was not sent: the replica has left, or cannot be reached."""
 
 
+class OutdatedPlannerError(Exception):
+    """A replica has heard of a newer planner, and obeys no other."""
+
+
 class NotDeployedError(Exception):
     """The service has no replicas at all just now."""

@@ -62,6 +62,8 @@ class Follower:
         self._tables = tables
         self._tallies = tallies
         self._guidance: Mapping[str, Guidance] = {}
+        self._epoch = 0
+        """Of the newest planner that answered."""
         self.reached = True
         """Whether the planner answered when it was last asked."""
 
@@ -83,11 +85,20 @@ class Follower:
                     tally.take()  # old news would look like a burst
                 continue
             self.reached = True
-            self._follow(guidance)
+            if self._outdated(guidance):
+                await asyncio.sleep(_RETRY_S)  # a newer one may be asked then
+            else:
+                self._follow(guidance)
 
     def of(self, service: str) -> Guidance:
         """What the planner last said; empty while it cannot be reached."""
         return self._guidance.get(service, _NOTHING)
+
+    def _outdated(self, guidance: Mapping[str, Guidance]) -> bool:
+        """Whether it is of a planner that another one has taken over from."""
+        epoch = max((each.epoch for each in guidance.values()), default=0)
+        self._epoch, before = max(self._epoch, epoch), self._epoch
+        return 0 < epoch < before
 
     def _follow(self, guidance: Mapping[str, Guidance]) -> None:
         self._guidance = guidance

@@ -19,7 +19,6 @@ from ray.serve.handle import DeploymentHandle
 
 from pliant.config.base import ModelServiceConfig
 from pliant.config.cluster import ServingConfig
-from pliant.deployments.http.application import application
 from pliant.deployments.serving.batches.runner import Runner
 from pliant.deployments.serving.batches.store import BatchStore
 from pliant.deployments.serving.calls import answer
@@ -46,7 +45,8 @@ _AGAIN_S = 10.0
 
 @serve.ingress()
 class Gateway:
-    """Stateless: validates, tokenizes, dispatches. `handles` are the services' deployments, by name."""
+    """Stateless: validates, tokenizes, dispatches. `handles` are the services' deployments, by name, and `application`
+    makes the HTTP application of what is served (see `http.application`)."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -54,7 +54,9 @@ class Gateway:
         kinds: Mapping[str, Kind[Any]],
         handles: Mapping[str, Handle],
         planner: Handle,
+        application: Callable[..., FastAPI],
     ) -> None:
+        self._application = application
         self._config = config
         self._tenants = Tenants(config, TenantMetrics())
         self._known = kinds
@@ -161,7 +163,7 @@ class Gateway:
             for name, kind in self._known.items()
             for router in kind.routers(self._services, self._catalogs.get(name), gateway)
         ]
-        return application(
+        return self._application(
             gateway,
             self._services,
             self._stats,

@@ -83,6 +83,8 @@ class Planning:
     """To be called when gateways should hear something new."""
     open: Callable[[str], Awaitable[Any]]
     """The endpoint of another service, as a gateway has it, by name."""
+    epoch: int
+    """The planner's, for what replicas are to obey it in."""
 
 
 class Part:

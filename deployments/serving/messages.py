@@ -58,6 +58,8 @@ class Guidance:
     """For people and Prometheus."""
     gateways: frozenset[str] = frozenset()
     """Those that send to the service's replicas."""
+    epoch: int = 0
+    """Of the planner that says so: of two, the newer has the greater. 0: it is of a version that has none."""
 
 
 class OfService(Protocol):

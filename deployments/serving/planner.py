@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import time
-import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,13 +37,18 @@ _GATEWAY_GONE_S = 5.0
 
 
 class Planner:
-    """Exchanges news for guidance with gateways, and runs each kind's part."""
+    """Exchanges news for guidance with gateways, and runs each kind's part.
+
+    When a planner was cut off and another one started, both may run for a while: gateways and replicas obey the one
+    with the greater epoch, which is when it started. One whose clock is behind its predecessor's is replaced, until it
+    is not.
+    """
 
     def __init__(self, config: ServingConfig, kinds: Mapping[str, Kind[Any]], handles: Mapping[str, Handle]) -> None:
         self._config = config
         self._kinds = {name: kinds[service.kind] for name, service in config.services.items()}
         self._handles = handles
-        self._life = uuid.uuid4().hex
+        self._epoch = time.time_ns()
         self._changes = 0
         self._change = asyncio.Event()
         self._starting = StartingReplicas()
@@ -53,7 +57,7 @@ class Planner:
             name: table_of(name, self._kinds[name].chooser(config.services[name]), handle)
             for name, handle in handles.items()
         }
-        planning = Planning(config, handles, self._tables, self._changed, self._open)
+        planning = Planning(config, handles, self._tables, self._changed, self._open, self._epoch)
         used = {kind.name: kind for kind in self._kinds.values()}
         parts = {name: kind.part(planning) for name, kind in used.items()}
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part}
@@ -75,7 +79,10 @@ class Planner:
         for name, steps in self._starting.now().items():
             guidance[name] = replace(guidance.get(name, Guidance()), starting=steps)
         gateways = self._gateways.now()
-        found = {name: replace(guidance.get(name, Guidance()), gateways=gateways) for name in self._handles}
+        found = {
+            name: replace(guidance.get(name, Guidance()), gateways=gateways, epoch=self._epoch)
+            for name in self._handles
+        }
         return self._state, found
 
     async def starting(self, service: str, replica: str, step: Step | None) -> bool:
@@ -103,7 +110,7 @@ class Planner:
 
     @property
     def _state(self) -> str:
-        return f"{self._life}-{self._changes}"
+        return f"{self._epoch}-{self._changes}"
 
     def _changed(self) -> None:
         self._changes += 1

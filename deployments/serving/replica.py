@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+from pliant.deployments.serving.errors import OutdatedPlannerError
 from pliant.deployments.serving.parcels import Parcel, Refusal
 
 logger = logging.getLogger("pliant")
@@ -44,6 +45,19 @@ class Held:
     def amounts(self) -> dict[str, float]:
         """By gateway, for `Report.held`."""
         return {gateway: amount for gateway, (_, amount) in self._held.items()}
+
+
+class Obedience:
+    """To the newest planner that a replica has heard of."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+
+    def check(self, epoch: int) -> None:
+        """Raise OutdatedPlannerError if a planner of that epoch is not the newest."""
+        if 0 < epoch < self._epoch:
+            raise OutdatedPlannerError("another planner has taken over")
+        self._epoch = max(self._epoch, epoch)
 
 
 class Desk(Generic[Query, Answer]):

@@ -10,6 +10,7 @@ value, so that router and gateway meet in a module.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast
@@ -24,8 +25,6 @@ from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.serving.table import Chooser, ReplicaTable, feed
 
-_SUSPECT_S = 1.0
-
 Query = TypeVar("Query")
 Answer = TypeVar("Answer")
 
@@ -39,6 +38,7 @@ class ReplicaRouter(RequestRouter):
     def initialize_state(self, service: str) -> None:  # type: ignore[override]
         self._feed = feed(service)
         self._running: dict[str, RunningReplica] = {}
+        self._feed.probe_with(self._probe)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
@@ -52,7 +52,10 @@ class ReplicaRouter(RequestRouter):
     def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_unavailable(replica_id)
         self._feed.suspect(replica_id.unique_id)
-        asyncio.get_running_loop().call_later(_SUSPECT_S, self._feed.trust, replica_id.unique_id)
+
+    async def _probe(self, replica: str) -> None:
+        """Serve's own question, which the process answers beside what it computes."""
+        await self._running[replica].get_queue_len(deadline_s=math.inf)
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False

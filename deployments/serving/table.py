@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from pliant.deployments.serving.parcels import Report
+from pliant.deployments.serving.probing import Probe, Probes
 
 _FAILURES = 3
 """In a row, after which a replica is left alone for a while."""
@@ -109,6 +110,11 @@ class ReplicaTable(Generic[Want, R]):
         """Calls of this process that have not ended."""
         self._usable: set[str] = set()
         """Known to the chooser now."""
+        self._probes: Probes | None = None
+
+    def probe_with(self, probe: Probe) -> None:
+        """Have replicas that are doubted called by `probe`, in the loop that runs then."""
+        self._probes = Probes(probe, self)
 
     def sync(self, reports: Mapping[str, R | None]) -> None:
         """The controller's view: the replicas that are running, and what each last reported."""
@@ -143,6 +149,15 @@ class ReplicaTable(Generic[Want, R]):
         """`replica` may be reached again, if it still lives."""
         self._suspects.discard(replica)
         self._route(replica)
+
+    def doubt(self, replica: str) -> None:
+        """`replica` lets a request wait: it is called, and suspected unless it answers soon."""
+        if self._probes and replica in self._live:
+            self._probes.doubt(replica)
+
+    def suspected(self, replica: str) -> bool:
+        """Whether `replica` is not chosen because it cannot be reached."""
+        return replica in self._suspects
 
     def stop_routing(self, moving: Collection[str]) -> None:
         """The planner moves these replicas, and no others: choose them no more until they are not `moving`."""
@@ -236,6 +251,8 @@ class ReplicaTable(Generic[Want, R]):
             self.chooser.update(replica, report, sum(held.values()) - held.get(self.gateway, 0.0))
 
     def _forget(self, replica: str) -> None:
+        if self._probes:
+            self._probes.drop(replica)
         for group in (self._suspects, self._ejected, self._usable):
             group.discard(replica)
         self._health.pop(replica, None)
@@ -250,11 +267,17 @@ class Feed:
     def __init__(self) -> None:
         self._running: Mapping[str, Any] = {}
         self._table: ReplicaTable[Any, Any] | None = None
+        self._probe: Probe = _reached
 
     def follow(self, table: ReplicaTable[Any, Any]) -> None:
         """Keep `table` true from now on."""
         self._table = table
+        table.probe_with(lambda replica: self._probe(replica))
         table.sync(self._running)
+
+    def probe_with(self, probe: Probe) -> None:
+        """As `ReplicaTable.probe_with`, of whichever table follows."""
+        self._probe = probe
 
     def sync(self, reports: Mapping[str, Any]) -> None:
         """As `ReplicaTable.sync`."""
@@ -268,14 +291,14 @@ class Feed:
             self._table.lose(replica)
 
     def suspect(self, replica: str) -> None:
-        """As `ReplicaTable.suspect`."""
+        """`replica` cannot be reached: choose it no more until it answers a call."""
         if self._table:
             self._table.suspect(replica)
+            self._table.doubt(replica)
 
-    def trust(self, replica: str) -> None:
-        """As `ReplicaTable.trust`."""
-        if self._table:
-            self._table.trust(replica)
+
+async def _reached(_replica: str) -> None:
+    """Nobody says that a replica cannot be."""
 
 
 _feeds: dict[str, Feed] = {}

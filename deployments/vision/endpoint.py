@@ -9,13 +9,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pliant.config.vision import VisionConfig
+from pliant.deployments.http.image_answers import Image, VisionPrediction
 from pliant.deployments.http.images import ImageError, ImageReader, Pixels
 from pliant.deployments.http.parameters import VisionParameters
 from pliant.deployments.serving.call import Caller
@@ -32,30 +31,14 @@ from pliant.deployments.vision.task_follower import TaskFollower
 from pliant.models.vision_info import VisionInfo
 
 _MOST_READING = 1024
-MANY_LABELS = 4_096
-"""In the answers to a request: as many take milliseconds to write, and are written in a thread."""
 _MOST_LABELS = 65_536
 """In the answers to a request: more would hold up others while they are written."""
-
-Image = bytes | NDArray[Any]
-"""An encoded image, or pixels [height, width, channels]."""
 
 
 class VisionRecorder(Recorder, Protocol):
     """Where a service records what happened to an image."""
 
     def answered(self, seconds: float, in_time: bool) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class VisionPrediction:
-    """The scored labels of one image, likeliest first, and how they came about."""
-
-    labels: list[str]
-    scores: list[float]
-    gamma: int
-    """Tokens added to each layer, or merged if negative."""
-    fate: Fate
 
 
 class VisionClassifier:

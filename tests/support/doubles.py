@@ -33,6 +33,7 @@ def report(max_length: int, version: int = 1, service_s: float = 0.01, failed: d
         failed=failed or {},
         waiting=0,
         tenants={},
+        margins={},
         served=0,
         passes=0,
         computed_tokens=0,

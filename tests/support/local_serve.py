@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from ray.exceptions import ActorDiedError
 
 from pliant.config.cluster import ServingConfig
+from pliant.deployments.http.application import application
 from pliant.deployments.serving.gateway import Gateway
 from pliant.deployments.serving.kind import Kind
 from pliant.deployments.serving.parcels import Parcel
@@ -87,7 +88,7 @@ class LocalCluster:
         handles = {service: Handle(replicas) for service, replicas in self.replicas.items()}
         planner = Handle({"planner": Planner(self._config, self._kinds, handles)})  # type: ignore[arg-type]
         gateway = PlainGateway.__new__(PlainGateway)
-        await gateway.__init__(self._config, self._kinds, handles, planner)
+        await gateway.__init__(self._config, self._kinds, handles, planner, application)
         self.report()
         app: FastAPI = gateway.__serve_build_asgi_app__()
         return app

@@ -89,6 +89,7 @@ class ScriptedReplicas:
         self.ended: Counter[str] = Counter()
         """Queries that each replica ended, well or not, those that were cancelled included."""
         self.cancelled: Counter[str] = Counter()
+        self.probed: list[str] = []
 
     @property
     def asked(self) -> list[str]:
@@ -109,6 +110,11 @@ class ScriptedReplicas:
 
     def resume(self, name: str) -> None:
         self._processes[name].runs.set()
+
+    async def probe(self, name: str) -> None:
+        """As `probing.Probe`."""
+        self.probed.append(name)
+        await _unless_dead(self._processes[name], self._processes[name].runs.wait())
 
     async def one(self, parcel: Parcel[Any]) -> Any:
         """As `Transport.one`."""
@@ -290,6 +296,7 @@ class Service(CallPath[Any, Any, Any, Report, Recorder]):
         self.chooser = chooser or CountingChooser()
         self.replicas = ScriptedReplicas(scripts, on_death=lambda replica: self.table.lose(replica))
         super().__init__(self.chooser, self.replicas, Recorder(), self.replicas.streams)
+        self.table.probe_with(self.replicas.probe)
         self.table.sync({name: report() for name in scripts})
 
     def check_nothing_left(self) -> None:
@@ -308,6 +315,7 @@ async def nothing_left(service: Service) -> AsyncGenerator[Service, None]:
     gc.freeze()  # so that it takes little time to collect what is left from here on
     try:
         yield service
+        service.table.sync({})  # nobody asks any more whether those that stopped run
         for _ in range(10):
             await asyncio.sleep(0)
         service.check_nothing_left()

@@ -56,7 +56,7 @@ class House:
         async def level(name: str) -> Any:
             return self.services[name]
 
-        return CascadePart(Planning(self.config, {}, self.tables, lambda: None, level), pauses_s)
+        return CascadePart(Planning(self.config, {}, self.tables, lambda: None, level, 1), pauses_s)
 
     @property
     def calls(self) -> int:

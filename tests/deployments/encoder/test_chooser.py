@@ -64,6 +64,19 @@ def test_a_report_of_an_older_version_has_no_home() -> None:
     assert Gateway(short=old, long=report(512)).chosen(64) == "short"
 
 
+def test_replicas_that_are_later_than_predicted_get_less_to_do() -> None:
+    margins = {"anonymous": 1.0, "other": 0.0}
+    sent = Gateway(only={**report(64), "margins": margins})
+    for _ in range(5):
+        sent.choose(64, budget_s=0.1)
+    with pytest.raises(NoTimeError):
+        sent.choose(64, budget_s=0.1)
+    sent.choose(64, budget_s=0.12)
+    old: Any = report(64)
+    del old["margins"]
+    assert Gateway(short=old).chosen(64, budget_s=0.1) == "short"
+
+
 def test_the_papers_rule_can_be_had() -> None:
     chooser = KIND.chooser(EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 1, **ARLO}))
     table: ReplicaTable[TextWant, Report] = ReplicaTable(chooser)

@@ -14,6 +14,7 @@ from support.doubles import Sleeper, Sleepers
 from support.waiting import until
 
 from pliant.config.encoder import EncoderConfig
+from pliant.deployments.encoder import engine as engine_module
 from pliant.deployments.encoder import runtimes
 from pliant.deployments.encoder.computing import Runtime
 from pliant.deployments.encoder.engine import Engine, LoadError
@@ -72,6 +73,28 @@ async def test_the_queue_is_bounded_by_the_budget(engine: Engine) -> None:
         assert (refusal.cause, refusal.outcome) == ("busy", Outcome.SHED)
         assert refusal.retry_after_s
         assert 0 < refusal.retry_after_s < 1
+
+
+async def test_waits_that_were_longer_than_predicted_are_expected_to_be(
+    sleepers: Sleepers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Doubled:
+        """Learns that waits are twice as long."""
+
+        value = 1.0
+
+        def observe(self, predicted_s: float, seconds: float) -> None:
+            observed.append(predicted_s)
+
+    observed: list[float] = []
+    monkeypatch.setattr(engine_module, "Margin", Doubled)
+    doubled = Engine(sleepers)
+    await doubled.hold(8)
+    service_s = doubled.report()["service_s"]
+    replies = await asyncio.gather(*(doubled.infer(query(budget_s=9.5 * service_s)) for _ in range(20)))
+    assert [type(reply) for reply in replies] == [Answer] * 5 + [Refusal] * 15, "four may wait: a wait of 8.5, halved"
+    assert observed == pytest.approx([service_s * place for place in range(1, 6)])
+    assert doubled.report()["margins"] == {"anonymous": 1.0}
 
 
 async def test_low_utility_does_not_wait(engine: Engine) -> None:

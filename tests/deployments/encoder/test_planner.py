@@ -44,7 +44,7 @@ async def test_a_replica_that_hangs_keeps_nobody_from_planning() -> None:
 
     async def nothing(_name: str) -> None: ...
 
-    planning = Planning(config, {"topics": Handle({"well": profile(0.5)})}, {"topics": table}, lambda: None, nothing)
+    planning = Planning(config, {"topics": Handle({"well": profile(0.5)})}, {"topics": table}, lambda: None, nothing, 1)
     part = EncoderPart(planning)
     await asyncio.sleep(10)
     assert len(part.guidance()["topics"].plan["lengths"]) > 2

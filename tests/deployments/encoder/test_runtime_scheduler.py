@@ -15,6 +15,7 @@ from pliant.deployments.encoder.engine import Engine
 from pliant.deployments.encoder.lengths import Lengths
 from pliant.deployments.encoder.messages import Answer, Assignment, Query, Report
 from pliant.deployments.encoder.runtime_scheduler import RuntimeScheduler
+from pliant.deployments.serving.errors import OutdatedPlannerError
 from pliant.deployments.serving.messages import News
 from pliant.deployments.serving.table import ReplicaTable
 
@@ -343,3 +344,20 @@ async def test_where_replicas_take_all_lengths_only_their_homes_follow_the_texts
     assert plan["predicted_load"] >= plan["least_load"] > 0
     await world.run(40, 3, 15)
     assert {engine.home for engine in world.replicas.engines.values()} > {16}
+
+
+async def test_a_scheduler_moves_nothing_any_more_once_a_newer_planner_does(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(assignment: Assignment) -> Report:
+        world.replicas.holds.append(assignment)
+        raise OutdatedPlannerError("another planner has taken over")
+
+    monkeypatch.setattr(world.replicas, "hold", refused)
+    await world.run(130, 16)
+    assert world.scheduler.outdated
+    asked = len(world.replicas.holds)
+    assert asked
+    await world.run(130, 4)
+    assert len(world.replicas.holds) == asked
+    assert world.scheduler.guidance().plan["failed_moves"] == 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import struct
 import warnings
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from pliant.deployments.http import images
 from pliant.deployments.http.images import FORMATS, ImageError, ImageReader
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.models.vision_info import VisionInfo
@@ -42,6 +46,19 @@ RNG = np.random.default_rng(0)
 
 def reader(max_megapixels: float = 1, **changes: Any) -> ImageReader:
     return ImageReader(replace(INFO, **changes), max_megapixels)
+
+
+def taken_mb(run: Callable[[], object]) -> float:
+    """By how much this process grew meanwhile, at most."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before_mb = status_mb("VmRSS")
+    run()
+    return status_mb("VmHWM") - before_mb
+
+
+def status_mb(key: str) -> float:
+    return int(Path("/proc/self/status").read_text().partition(f"{key}:")[2].split()[0]) / 2**10
 
 
 def picture(width: int = 50, height: int = 40, mode: str = "RGB") -> Image.Image:
@@ -275,3 +292,27 @@ def test_floats_must_be_shares(value: float) -> None:
 def test_pixels_of_bad_sizes_are_refused(shape: tuple[int, int, int]) -> None:
     with pytest.raises(ImageError):
         reader().fit(np.zeros(shape, dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("mode", "form", "copies"), [("RGB", "PNG", 1), ("L", "PNG", 0.25), ("RGBA", "PNG", 2), ("RGBA", "WEBP", 4)]
+)
+def test_large_images_are_in_memory_as_seldom_as_can_be(mode: str, form: str, copies: float) -> None:
+    side, most = 3000, 10.0
+    image = encoded(Image.new(mode, (side, side), "grey" if mode == "L" else (9, 8, 7, 100)[: len(mode)]), form)
+    assert taken_mb(lambda: reader(most).decode(image)) < (copies + 0.4) * side**2 * 4 / 2**20
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+@pytest.mark.parametrize("into", [INFO, GREY])
+def test_images_are_laid_on_white_strip_by_strip_as_they_would_be_whole(
+    mode: str, into: VisionInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see_through = picture().convert("RGBA")
+    see_through.putalpha(Image.fromarray(RNG.integers(0, 256, (40, 50), dtype=np.uint8)))
+    image = encoded(see_through.convert(mode), "PNG", **({"transparency": 3} if mode == "P" else {}))
+    found = []
+    for pixels in (60, 10**9):
+        monkeypatch.setattr(images, "_STRIP_PIXELS", pixels)
+        found.append(ImageReader(into, 1).decode(image))
+    assert (found[0] == found[1]).all()

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic import BaseModel, ValidationError
 from support.tenants import keyed
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
+from pliant.deployments.http.openai_messages import Message
+from pliant.deployments.http.openai_schemas import TokenizeRequest
 from pliant.deployments.http.statuses import OPENAI, STATUSES, speaks_openai
 from pliant.deployments.kinds import loaded
+from pliant.deployments.serving.outcome import RequestError
 from pliant.deployments.serving.services import Services
+
+MISSING = object()
 
 
 def document(keys: Collection[str] = ()) -> Any:
@@ -40,6 +48,44 @@ def test_every_reference_leads_to_a_schema() -> None:
     assert not any("$defs" in part for part in inside(told))
     for schema in told["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
+
+
+CALLS = [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+def test_messages_are_told_as_they_are_checked(role: str) -> None:
+    schema = Draft202012Validator(Message.model_json_schema())
+    given: dict[str, list[Any]] = {
+        "content": ["a", [{"type": "text", "text": "a"}], [], None],
+        "tool_calls": [CALLS, [], None],
+        "tool_call_id": ["c", None],
+    }
+    for several in product(*([MISSING, *values] for values in given.values())):
+        message = {key: value for key, value in zip(given, several, strict=True) if value is not MISSING}
+        assert schema.is_valid({"role": role, **message}) == allowed(Message, {"role": role, **message}), message
+
+
+def test_what_is_tokenized_is_told_as_it_is_checked() -> None:
+    schema = Draft202012Validator(TokenizeRequest.model_json_schema())
+    for prompt, messages in product([MISSING, None, "", "a"], [MISSING, None, [], [{"role": "user", "content": "a"}]]):
+        given = {"prompt": prompt, "messages": messages}
+        body = {key: value for key, value in given.items() if value is not MISSING}
+        assert schema.is_valid(body) == allowed(TokenizeRequest, body), body
+
+
+def allowed(model: type[BaseModel], body: Any) -> bool:
+    try:
+        model.model_validate_json(json.dumps(body))
+    except (ValidationError, RequestError):
+        return False
+    return True
+
+
+def test_probes_that_answer_nothing_say_so() -> None:
+    paths = document()["paths"]
+    for method, path in (("get", "/health"), ("get", "/ping"), ("post", "/ping")):
+        assert "content" not in paths[path][method]["responses"]["200"]
 
 
 @pytest.mark.parametrize("openai", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ both_ways = pytest.mark.parametrize("way", WAYS)
 TEXT = list("abcdef")
 TIMEOUT_S = 30.0
 SILENCE_S = 10.0
+NOTICED_S = 3.5
+"""A replica that stopped, since a request waits for it."""
 
 
 class Reading(Errand[tuple[int, bool], tuple[str, ...], Any]):
@@ -112,7 +115,7 @@ class Failure:
     within_s: float = 0.2
 
 
-STALLS = Failure(Act(stops=True), "stalled", SILENCE_S + 1)
+STALLS = Failure(Act(stops=True), "stalled", NOTICED_S)
 FAILURES = {
     "killed": Failure(Act(dies=True), "lost"),
     "stopped": STALLS,
@@ -125,7 +128,7 @@ FAILURES = {
     "left": Failure(Act(error=ReplicaLeftError("it has left")), "moved"),
     "not deployed": Failure(Act(error=NotDeployedError()), "moved"),
     "killed amidst": Failure(Act(dies=True, pieces=2), "lost"),
-    "stopped amidst": Failure(Act(stops=True, pieces=2), "stalled", SILENCE_S + 1),
+    "stopped amidst": Failure(Act(stops=True, pieces=2), "stalled", NOTICED_S),
     "breaking down amidst": Failure(Act(refusal=Refusal("failed", "out of memory"), pieces=2), "lost"),
     "moved amidst": Failure(Act(refusal=Refusal("moved", "drained"), pieces=2), "moved"),
     "busy amidst": Failure(Act(refusal=Refusal("busy", "preempted"), pieces=2), "busy"),
@@ -156,6 +159,33 @@ async def test_what_a_stopped_replica_has_is_answered_by_others_however_much_it_
             asyncio.get_running_loop().call_later(31.0, service.replicas.kill, "bad")
         assert await asyncio.gather(*requests) == [TEXT] * 60
         assert service.recorder.ends == [Outcome.OK] * 60
+
+
+@both_ways
+async def test_no_request_is_sent_to_a_stopped_replica_until_it_runs_again(way: Way) -> None:
+    async with nothing_left(Service({"bad": [ANSWERS], "good": [ANSWERS]})) as service:
+        service.replicas.stop("bad")
+        requests = [asyncio.create_task(ask(service, way)) for _ in range(10)]
+        await asyncio.sleep(NOTICED_S)
+        assert [request.result() for request in requests] == [TEXT] * 10
+        asked = Counter(service.replicas.asked)["bad"]
+        for _ in range(100):
+            assert await ask(service, way) == TEXT
+        assert Counter(service.replicas.asked)["bad"] == asked
+        service.replicas.resume("bad")
+        await asyncio.sleep(40.0)  # it may have failed often enough to be ejected for a while
+        await asyncio.gather(*(ask(service, way) for _ in range(2)))
+        assert Counter(service.replicas.asked)["bad"] == asked + 1
+
+
+@both_ways
+async def test_a_replica_that_runs_is_left_alone_while_it_computes(way: Way) -> None:
+    service = first([Act(8.0, pieces=None)])
+    service.chooser.predicted_s = 8.0
+    async with nothing_left(service):
+        assert await ask(service, way) == TEXT
+        assert service.replicas.asked == ["bad0"]
+        assert 4 <= len(service.replicas.probed) <= 8, "once a second at most"
 
 
 @both_ways
@@ -576,7 +606,7 @@ async def test_a_silent_replica_is_left_once_another_can_go_on() -> None:
         service.table.sync({"bad0": report()})
         asyncio.get_running_loop().call_later(12.0, service.table.sync, {"bad0": report(), "good0": report()})
         assert await ask(service, "pieces") == TEXT
-        assert 20.0 < time.monotonic() < 20.5
+        assert 12.0 < time.monotonic() < 12.0 + NOTICED_S
         assert service.recorder.retries == ["stalled"]
 
 

@@ -7,8 +7,9 @@ from contextlib import aclosing
 
 import pytest
 
+from pliant.deployments.serving.errors import OutdatedPlannerError
 from pliant.deployments.serving.parcels import Parcel, Refusal
-from pliant.deployments.serving.replica import Desk
+from pliant.deployments.serving.replica import Desk, Obedience
 
 pytestmark = pytest.mark.virtual_time
 
@@ -100,3 +101,13 @@ async def test_a_parcel_that_is_closed_drops_what_is_not_answered() -> None:
         assert served.held.amounts() == {"here": 50.0}
     await asyncio.sleep(0)
     assert served.held.amounts() == {}
+
+
+async def test_a_replica_obeys_the_newest_planner_that_it_has_heard_of() -> None:
+    obedience = Obedience()
+    for epoch in (3, 3, 0, 5):
+        obedience.check(epoch)
+    with pytest.raises(OutdatedPlannerError):
+        obedience.check(4)
+    obedience.check(0)  # of a version that has no epochs
+    obedience.check(5)

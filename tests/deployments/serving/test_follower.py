@@ -129,3 +129,25 @@ async def test_who_else_sends_to_the_replicas_is_passed_on_and_not_forgotten() -
     await planner.answer(Guidance())
     assert chooser.shared == ("me", {"me", "other"})
     task.cancel()
+
+
+@pytest.mark.virtual_time
+async def test_a_planner_that_another_has_taken_over_from_is_not_obeyed(table: Table) -> None:
+    said = {
+        "old": Guidance(plan={"version": 9}, epoch=1),
+        "new": Guidance(plan={"version": 1}, epoch=2),
+        "of a version without epochs": Guidance(plan={"version": 3}),
+    }
+    answers, obeyed = ["old", "new", "old", "new", "of a version without epochs"], []
+
+    async def exchange(_me: str, _seen: str, _news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
+        obeyed.append(follower.of("topics").plan.get("version"))
+        if not answers:
+            await asyncio.Event().wait()
+        return "seen", {"topics": said[answers.pop(0)]}
+
+    follower = Follower("me", exchange, {"topics": table}, {"topics": Tally()})
+    task = asyncio.create_task(follower.run())
+    await asyncio.sleep(8)
+    assert obeyed == [None, 9, 1, 1, 1, 3]
+    task.cancel()

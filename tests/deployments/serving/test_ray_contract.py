@@ -11,6 +11,7 @@ from ray import serve
 from ray._common.utils import import_attr
 from ray.serve._private.common import TimeStampedValue
 from ray.serve._private.handle_options import InitHandleOptions
+from ray.serve._private.replica import ReplicaActor
 from ray.serve._private.router import AsyncioRouter
 from ray.serve.config import AutoscalingContext, BackpressureConfig
 from ray.serve.experimental.capacity_queue_router import CapacityQueueRouter
@@ -56,6 +57,13 @@ def test_what_the_router_reads() -> None:
     assert "unique_id" in ReplicaID.__dataclass_fields__
     for name in ("replica_id", "routing_stats", "replica_metadata"):
         assert isinstance(inspect.getattr_static(RunningReplica, name), property)
+
+
+def test_what_replicas_are_asked_beside_what_they_compute() -> None:
+    assert parameters(RunningReplica.get_queue_len) == ["self", "deadline_s"]
+    assert inspect.iscoroutinefunction(RunningReplica.get_queue_len)
+    assert "deadline_s" not in inspect.getsource(RunningReplica.get_queue_len).split('"""')[2], "it is for tests"
+    assert "concurrency group" in (inspect.getdoc(ReplicaActor.get_num_ongoing_requests) or "")
 
 
 def test_the_handle_runs_its_router_in_our_loop() -> None:

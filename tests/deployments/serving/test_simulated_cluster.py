@@ -52,8 +52,8 @@ class Campaign:
         """By gateway and adapter: after how many changes it knew what is so, and what that is."""
         self.settled = False
         self.ends: list[str] = []
-        self.plans: dict[str, tuple[str, int]] = {}
-        """By gateway: the planner that it heard last, and the version of its plan."""
+        self.plans: dict[str, tuple[int, int]] = {}
+        """By gateway: the epoch of the planner that it obeyed last, and the version of its plan."""
 
     async def run(self) -> None:
         cluster = self.cluster
@@ -228,12 +228,14 @@ class Campaign:
             assert stored.get(name) in may, f"{name} is stored as {stored.get(name)}, and may be {may}"
 
     def check_gateways(self) -> None:
-        """No gateway goes back to what is no longer so, nor to an earlier plan of the same planner."""
+        """No gateway goes back to what is no longer so, nor to an earlier plan."""
         for gateway in self.cluster.gateways:
-            told = gateway.told
-            planner, version = self.plans.get(gateway.process.name, ("", 0))
-            assert told[0] != planner or told[1] >= version, f"{gateway.process.name} heard of {version}, now of {told}"
-            self.plans[gateway.process.name] = told
+            obeyed = gateway.follower.of("topics")
+            if obeyed.epoch:  # it reached a planner
+                plan = obeyed.epoch, obeyed.plan.get("version", 0)
+                before = self.plans.get(gateway.process.name, (0, 0))
+                assert plan >= before, f"{gateway.process.name} obeyed {before}, now {plan}"
+                self.plans[gateway.process.name] = plan
             for name, may in self.may.items():
                 key, changes = (gateway.process.name, name), self.changes[name]
                 known = gateway.adapters.known.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -231,8 +232,14 @@ def test_choices_are_the_choosers() -> None:
         scene.table.choose("x")
 
 
-def test_a_feed_tells_the_table_that_follows_it_what_it_knows() -> None:
+@pytest.mark.virtual_time
+async def test_a_feed_tells_the_table_that_follows_it_what_it_knows() -> None:
     heard = Feed()
+
+    async def answers(_replica: str) -> None:
+        await asyncio.sleep(0.1)
+
+    heard.probe_with(answers)
     heard.sync({"a": report(), "b": report()})
     heard.suspect("a")
     scene = Scene()
@@ -240,7 +247,7 @@ def test_a_feed_tells_the_table_that_follows_it_what_it_knows() -> None:
     assert scene.usable() == {"a", "b"}
     heard.suspect("a")
     assert scene.usable() == {"b"}
-    heard.trust("a")
+    await asyncio.sleep(0.2)
     assert scene.usable() == {"a", "b"}
     heard.lose("a")
     assert scene.usable() == {"b"}

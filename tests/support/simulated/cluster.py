@@ -34,7 +34,7 @@ from pliant.deployments.serving.errors import ReplicaLeftError
 from pliant.deployments.serving.follower import Follower, Tally
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.serving.planner import Planner
-from pliant.deployments.serving.replica import Desk
+from pliant.deployments.serving.replica import Desk, Obedience
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.models.encoder_info import EncoderInfo
 
@@ -50,6 +50,7 @@ class SimulatedReplica:
         self.sleepers = sleepers
         self.engine = process.run(lambda: Engine(sleepers))
         self.desk: Desk[Query, Answer] = Desk("topics", self.engine.infer, self.engine.seconds)
+        self.obedience = Obedience()
 
     async def start(self) -> None:
         """Hold the longest that can be loaded. Raises LoadError."""
@@ -65,6 +66,7 @@ class SimulatedReplica:
         return {**self.engine.report(), "held": self.desk.held.amounts()}
 
     async def hold(self, assignment: Assignment) -> Report:
+        self.obedience.check(assignment.epoch)
         await self.engine.hold(assignment.max_length)
         return self.report()
 
@@ -106,14 +108,10 @@ class SimulatedGateway(CallPath[TextWant, Query, Answer, Report, TalliedRecorder
         assert isinstance(config, EncoderConfig)
         info = EncoderInfo("classify", ("length", "first"), 16, pairs=False, scores="softmax", vocabulary=6)
         self.classifier = Classifier("topics", config, folder, info, chooser, self.table, self.caller, self.recorder)
-        self.told = "", 0
-        """The planner that it heard last, and the version of its plan."""
         call = partial(cluster.call_planner, process)
 
         async def exchange(*what: Any) -> Any:
-            seen, guidance = await call(lambda planner: planner.exchange(*what), twice=True)
-            self.told = seen.partition("-")[0], guidance["topics"].plan.get("version", 0)
-            return seen, guidance
+            return await call(lambda planner: planner.exchange(*what), twice=True)
 
         def ask(method: str, *what: Any) -> Any:
             return call(lambda planner: planner.ask("llm", method, *what), twice=method == "news")

@@ -1,0 +1,72 @@
+"""What the chaos bench does to processes, and which of its cells it tries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pliant.bench.chaos import cells, compare
+from pliant.bench.load import LoadError
+from pliant.bench.report import Options
+
+_VICTIM = """
+import sys
+
+while line := sys.stdin.readline():
+    try:
+        if line == "memory\\n":
+            bytearray(256 * 2**20)
+        else:
+            with open(sys.argv[1], "w") as file:
+                file.write("x")
+    except (MemoryError, OSError) as error:
+        print(type(error).__name__, flush=True)
+    else:
+        print("ok", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "does", "fails"), [("out of memory", "memory", "MemoryError"), ("full disk", "disk", "OSError")]
+)
+def test_a_process_gets_no_more_until_that_is_undone(fault: str, does: str, fails: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _VICTIM, str(tmp_path / "written")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
+
+        def said() -> str:
+            assert victim.stdin
+            assert victim.stdout
+            victim.stdin.write(f"{does}\n")
+            victim.stdin.flush()
+            return victim.stdout.readline().strip()
+
+        process = psutil.Process(victim.pid)
+        assert said() == "ok"
+        cells._FAULTS[fault](process)
+        assert said() == fails
+        cells._undo(process)
+        assert said() == "ok"
+        victim.kill()
+
+
+def test_only_cells_that_there_are_can_be_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def found(plan: list[tuple[str, str]]) -> list[dict[str, object]]:
+        tried.extend(plan)
+        return [
+            {"part": part, "fault": fault, "sent": 1, "lost": 0, "wrong": 0, "late": 0, "recover_s": 0.0}
+            for part, fault in plan
+        ]
+
+    monkeypatch.setattr(compare, "_cells", found)
+    given = Options(False, None, "cpu", tmp_path, ["node:SIGKILL", "replica of chat:out of memory"])
+    figures = {figure.name: figure.value for figure in compare.run(given).figures}
+    assert sorted(tried) == [("node", "SIGKILL"), ("replica of chat", "out of memory")]
+    assert {"lost", "recover_s_killed", "recover_s_others"} <= figures.keys()
+    with pytest.raises(LoadError, match=r"no such cells: node:full disk; there are .*node:SIGKILL"):
+        compare.run(Options(False, None, "cpu", tmp_path, ["node:full disk"]))
