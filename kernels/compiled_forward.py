@@ -1,4 +1,4 @@
-"""What AOTInductor needs and makes: its C++ compiler, its packages, and runs of them on a CPU.
+"""What AOTInductor makes: its packages, and runs of them on a CPU.
 
 torch's own loader holds the interpreter's lock during a run, so that a replica would hear and say nothing for as long
 as a batch takes. The library's C interface, which ctypes calls without the lock, is the same one that the loader uses:
@@ -6,7 +6,6 @@ other threads of Python go on.
 """
 
 import ctypes
-import os
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -21,11 +20,6 @@ _to_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 _to_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
-
-
-def find_compiler() -> str | None:
-    """The C++ compiler's command: $CXX, or else the first of g++ and clang++ that is there."""
-    return next(filter(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))), None)
 
 
 def unpack(archive: Path) -> None:

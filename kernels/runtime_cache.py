@@ -1,18 +1,19 @@
 """Where compiled runtimes lie between processes: one folder for each model, length and machine (Arlo §3.1).
 
 Arlo changes a replica's runtime while requests arrive, so that loading must take milliseconds: each runtime is compiled
-once per machine, by whichever process asks first.
+once per machine, by whichever process asks first. What is only looked for on a CPU imports no torch.
 """
 
 import hashlib
 import json
+import os
 import platform
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-
-import torch
 
 from pliant.cache import cache_folder, made_once
 from pliant.errors import ModelError
@@ -77,7 +78,7 @@ class RuntimeSpec:
             [[str(file), found.st_size, found.st_mtime_ns] for file, found in weights],
             "".join(file.read_text() for file in described),
             [self.max_length, self.device, self.dtype, self.threads, self.dynamic, self.importance, self.batch],
-            torch.__version__,
+            version("torch"),
             machine(self.device),
         ]
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
@@ -98,6 +99,16 @@ def package(spec: RuntimeSpec, build: Callable[[Path], None]) -> Path:
     return made_once(package_folder(spec), build)
 
 
+def find_compiler() -> str | None:
+    """The C++ compiler's command: $CXX, or else the first of g++ and clang++ that is there."""
+    return next(filter(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))), None)
+
+
+def can_compile(spec: RuntimeSpec) -> bool:
+    """Whether a compiled runtime can be had: it has been compiled before, or a C++ compiler is there."""
+    return package_folder(spec).exists() or find_compiler() is not None
+
+
 def machine(device: str) -> list[str]:
     """What compiled code depends on besides torch: the instructions this CPU has, and the kind of GPU."""
     instructions = platform.processor()
@@ -105,5 +116,16 @@ def machine(device: str) -> list[str]:
     if cpuinfo.exists():
         lines = cpuinfo.read_text().splitlines()
         instructions = next((line for line in lines if line.startswith(("flags", "Features"))), instructions)
-    gpu = torch.cuda.get_device_name() if device == "cuda" else ""
-    return [platform.machine(), torch.backends.cpu.get_cpu_capability(), instructions, gpu]
+    return [platform.machine(), instructions, device_name(device) if device == "cuda" else ""]
+
+
+def device_name(device: str) -> str:
+    """What the maker of this machine's "cpu" or "cuda" device calls it."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

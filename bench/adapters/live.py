@@ -118,6 +118,7 @@ class _System:
     def run(self, sent: _Sent) -> Outcome:
         """Every request from its arrival on, to its last token."""
         engine, requests = self._engine, sent.requests
+        engine.forget()
         recorder = Recorder(threads=1)
         first, next_, done = self._asked, 0, 0
         while done < len(requests):

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from pliant.bench.cluster import cluster
-from pliant.bench.encoder import allocation_rate, batching_rate, fidelity, live, reassignment
+from pliant.bench.encoder import allocation_rate, batching_rate, embeddings, fidelity, live, reassignment
 from pliant.bench.encoder.live import MODEL, RESERVED
 from pliant.bench.encoder.simulated import simulate_paper
 from pliant.bench.load import session
@@ -32,6 +32,7 @@ def run(options: Options) -> Report:
     Console().print(paper_and_here("Arlo's evaluation, repeated in simulation", simulated.rows))
     figures = [*compared.figures, *moved, *simulated.figures, *allocation_rate.figures(_ALLOCATION_REPEATS)]
     figures += batching_rate.figures()
+    figures += embeddings.figures(options.data)
     rows = [row._asdict() for row in simulated.rows]
     return Report(figures, {**compared.config, "paper_and_here": rows}, {**compared.plots, **simulated.plots})
 

@@ -128,6 +128,7 @@ def _static_s(max_length: int) -> float:
 def _passes(model: str) -> PassTimes:
     """Of the packed runtime of `model` as measured on this machine, stretched."""
     times = timed_runtime.load(sources.fetch(model), _LENGTHS[-1]).times
+    assert times
     alone_s = np.interp(tweet_lengths(), times.lengths, times.seconds[0])
     table = np.array(times.seconds) * (_MEAN_S / float(alone_s.mean()))
     return times.model_copy(update={"seconds": tuple(map(tuple, table.tolist()))})
@@ -146,7 +147,7 @@ class _Case(ABC):
 
 class _AsServed(_Case):
     name = "packed"
-    load = 0.9
+    load = 0.65
 
     def simulation(self, model: str, service: Service) -> BatchedSimulation:
         planner = Planner(_LENGTHS[-1], _SLO_S, residency=Residency(dict.fromkeys(_LENGTHS, 0.0), 0.0))

@@ -19,10 +19,12 @@ from pliant.bench.encoder.schemes import Setting
 from pliant.bench.encoder.simulated_runs import FULL, NAMES, QUICK, WARMUP, Repeated, Runs, mean, ms, p98
 from pliant.bench.report import Options, Row, median, ratio
 from pliant.policies.encoder.dispatch import Algorithm1
+from pliant.simulation.arrivals import Stream
 from pliant.simulation.encoder.outcome import Outcome
 
-_SPARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-"""Headrooms for the baselines' autoscaling."""
+_SPARES = (0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7)
+"""Headrooms of autoscaling."""
+_ATTAINED = 0.99
 
 
 def simulate_paper(options: Options) -> Repeated:
@@ -75,33 +77,41 @@ def _sweep(runs: Runs, found: Repeated) -> None:
 def _scaling(runs: Runs, found: Repeated) -> None:
     """Figure 8: Bert-Large from five GPUs on, with autoscaling, under a highly varying load.
 
-    Sets of runtimes are scaled by target tracking, as in the paper, and refuse what would be late, as the live system
-    does: what is refused counts as missed. Without that, the queue of a surge that comes faster than replicas start
-    makes everything after it late, too. The others scale as INFaaS does: of the headrooms each gets the one that meets
-    the SLO with the fewest GPUs, or else comes closest.
+    All scale as INFaaS does, and each has the headroom with which 99% is answered within the SLO with the fewest GPUs,
+    or else the one that comes closest. Sets of runtimes refuse what would be late, as the live system does: what is
+    refused counts as missed. They are shown with target tracking, too, as in the paper and in the live system.
     """
     stream = runs.stream(1000, runs.plan.scaling, 300, bursty=True, varied=True)
     stream = replace(stream, alike=within_slo.ALIKE)
-    setting = Setting(LARGE, 5, most=40)
-    ours = runs.run("sets", replace(setting, batch=within_slo.BATCH, admission=True), stream)
-    outcomes = {"sets of runtimes": ours}
+    theirs = Setting(LARGE, 5, most=40, batch=within_slo.PACKED_BEST)
+    ours = replace(theirs, batch=within_slo.BATCH, admission=True)
+    outcomes = {"sets of runtimes": _best_scaled(runs, "sets", ours, stream)}
     for scheme, name in NAMES.items():
-        settings = [replace(setting, batch=within_slo.PACKED_BEST, spare=spare) for spare in _SPARES]
-        tried = [runs.run(scheme, each, stream) for each in settings]
-        meeting = [outcome for outcome in tried if p98(outcome) <= LARGE.slo_s]
-        outcomes[name] = min(meeting, key=lambda outcome: outcome.gpus) if meeting else min(tried, key=p98)
-    paper = (None, (5.49, 330), (8.13, 431), (6.38, 397), (6.80, 404))
-    for numbers, (name, outcome) in zip(paper, outcomes.items(), strict=True):
+        outcomes[name] = _best_scaled(runs, scheme, theirs, stream)
+    tracked = runs.run("sets", ours, stream)
+    paper = (None, (5.49, 330), (8.13, 431), (6.38, 397), (6.80, 404), None)
+    shown = {**outcomes, "sets of runtimes, target tracking": tracked}
+    for numbers, (name, outcome) in zip(paper, shown.items(), strict=True):
         there = f"{numbers[0]:.2f} GPUs, P98 {numbers[1]} ms" if numbers else ""
         found.rows.append(Row(f"Fig. 8, {name}, autoscaling", there, _gpus(outcome)))
-    beside = f"{ours.shed:,} of {ours.requests:,} refused"
-    found.figures.append(median("autoscaling_slo_attainment", [ours.attainment], ">= 0.99", beside))
+    best = outcomes["sets of runtimes"]
+    for suffix, outcome in (("", best), ("_target_tracking", tracked)):
+        beside = f"{outcome.shed:,} of {outcome.requests:,} refused"
+        found.figures.append(median(f"autoscaling_slo_attainment{suffix}", [outcome.attainment], ">= 0.99", beside))
     for scheme in ("st", "dt", "infaas"):
-        theirs = outcomes[NAMES[scheme]]
-        beside = f"{_gpus(ours)}, against {_gpus(theirs)}"
+        other = outcomes[NAMES[scheme]]
+        beside = f"{_gpus(best)}, against {_gpus(other)}"
         target = "<= 1.0" if scheme == "infaas" else ""
-        found.figures.append(ratio(f"autoscaling_gpu_hours_vs_{scheme}", [ours.gpus], [theirs.gpus], target, beside))
+        found.figures.append(ratio(f"autoscaling_gpu_hours_vs_{scheme}", [best.gpus], [other.gpus], target, beside))
     found.plots["fig8"] = simulated_plots.replicas_over_time(outcomes)
+
+
+def _best_scaled(runs: Runs, scheme: str, setting: Setting, stream: Stream) -> Outcome:
+    tried = [runs.run(scheme, replace(setting, spare=spare), stream) for spare in _SPARES]
+    meeting = [outcome for outcome in tried if outcome.attainment >= _ATTAINED]
+    if meeting:
+        return min(meeting, key=lambda outcome: outcome.gpus)
+    return max(tried, key=lambda outcome: outcome.attainment)
 
 
 def _gpus(outcome: Outcome) -> str:

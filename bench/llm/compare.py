@@ -21,14 +21,16 @@ from pliant.bench.llm import (
     paper,
     roofline,
     saturated,
+    second_turn,
     with_transformers,
 )
 from pliant.bench.llm.checkpoints import LARGE, SMALL, checkpoint, gguf
 from pliant.bench.llm.our_kernels import Instances, StaticBatch, decode, instances
-from pliant.bench.llm.ours import Fused
+from pliant.bench.llm.ours import STALL_S, Fused
 from pliant.bench.llm.systems import ConcurrentInstances, DynamicBatching, System
 from pliant.bench.llm.workload import PAPER_LAMBDAS_MS, Integers, at_once, prompts, uniform_lengths
 from pliant.bench.report import Figure, Options, Report, median, paper_and_here
+from pliant.deployments.llm.engine import Engine
 from pliant.kernels.decoder import executor
 
 _REQUESTS = 32
@@ -52,6 +54,7 @@ class _Plan:
     paper: paper.Scale
     roofline_repetitions: int
     long_prompt: long_prompt.Scale
+    second_turn: second_turn.Scale
     llama_cpp: bool
     llama_cpp_lengths: tuple[int, int] = (64, 256)
 
@@ -67,6 +70,7 @@ _QUICK = _Plan(
     ),
     roofline_repetitions=3,
     long_prompt=long_prompt.Scale(long=1536, short=64, shorts=8, live=4, answer=96, repetitions=2),
+    second_turn=second_turn.Scale(prompt=512, answer=64, new=32, repetitions=3),
     llama_cpp=False,
 )  # fmt: skip
 _FULL = _Plan(
@@ -80,6 +84,7 @@ _FULL = _Plan(
     ),
     roofline_repetitions=9,
     long_prompt=long_prompt.Scale(long=1920, short=64, shorts=16, live=8, answer=256, repetitions=5),
+    second_turn=second_turn.Scale(prompt=1024, answer=128, new=64, repetitions=9),
     llama_cpp=True,
 )  # fmt: skip
 
@@ -102,6 +107,7 @@ def run(options: Options) -> Report:
             found.add(_small_model(plan, dtype, threads, done, repeats_paper=not number))
         found.add(_large_model(plan, threads, done, others=against_others))
         found.add(_long_prompt(plan.long_prompt, threads, done))
+        found.add(_second_turn(plan.second_turn, threads, done))
         found.figures.append(_agreement(threads))
     Console().print(paper_and_here("Flover's evaluation, repeated", found.rows))
     rows = [row._asdict() for row in found.rows]
@@ -123,7 +129,7 @@ def _on_gpu(options: Options) -> Report:
 def _runs(plan: _Plan, against_others: bool) -> int:
     saturated_runs = len(plan.dtypes) * plan.repetitions * saturated.RUNS
     llama_cpp_runs = plan.repetitions * against_llama_cpp.RUNS if against_others else 0
-    return saturated_runs + plan.paper.runs + llama_cpp_runs + plan.long_prompt.runs
+    return saturated_runs + plan.paper.runs + llama_cpp_runs + plan.long_prompt.runs + plan.second_turn.runs
 
 
 def _small_model(plan: _Plan, dtype: str, threads: int, done: Callable[[], object], *, repeats_paper: bool) -> Findings:
@@ -186,6 +192,15 @@ def _long_prompt(scale: long_prompt.Scale, threads: int, done: Callable[[], obje
         long_prompt.WHOLE: Fused(loaded, _tokenizer(folder), stall_s=_NEVER_S),
     }
     return long_prompt.measure(systems, scale, LARGE.vocab, done)
+
+
+def _second_turn(scale: second_turn.Scale, threads: int, done: Callable[[], object]) -> Findings:
+    """On the same model."""
+    folder = checkpoint(LARGE, "bfloat16")
+    longest = scale.prompt + scale.answer + scale.new + 1
+    loaded = executor.load(folder, 4, longest, "bfloat16", "cpu", threads)
+    engine = Engine(loaded, _tokenizer(folder), (), queue=1, stall_s=STALL_S)
+    return second_turn.measure(engine, scale, LARGE.vocab, done)
 
 
 def _agreement(threads: int) -> Figure:

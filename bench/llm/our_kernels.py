@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from pliant.bench.llm.outcome import Recorder
 from pliant.bench.llm.systems import Batch
@@ -76,25 +76,25 @@ def instances(folder: Path, count: int, max_length: int, dtype: str) -> list[Exe
 
 
 class _SameTensors(Arena):
-    """Memory for packed weights that gives every decoder the tensors of the first, which the others fill alike."""
+    """Memory for packed weights that gives every decoder the arrays of the first, which the others fill alike."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._given: list[torch.Tensor] = []
+        self._given: list[np.ndarray] = []
         self._next = 0
 
     def again(self) -> _SameTensors:
-        """From the first tensor on."""
+        """From the first array on."""
         self._next = 0
         return self
 
-    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def zeros(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
         if self._next == len(self._given):
             self._given.append(super().zeros(shape, dtype))
-        tensor = self._given[self._next]
+        array = self._given[self._next]
         self._next += 1
-        assert tensor.shape == torch.Size(shape)
-        return tensor
+        assert array.shape == tuple(shape)
+        return array
 
 
 def decode(executor: Executor, prompts: Sequence[Integers], steps: int, offset: int = 0) -> Iterator[NDArray[np.int64]]:

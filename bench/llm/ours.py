@@ -30,6 +30,7 @@ class Fused:
 
     def run(self, workload: Workload) -> Outcome:
         engine = self._engine
+        engine.forget()
         recorder = Recorder(threads=1)
         sent = done = 0
         while done < len(workload):

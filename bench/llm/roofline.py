@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
+import numpy as np
 import torch
 
 from pliant.bench.llm.our_kernels import decode
@@ -58,7 +59,7 @@ def _bytes(shape: DecoderShape, dtype: torch.dtype, batch: int, context: int) ->
 
 def _buffer(size: int) -> torch.Tensor:
     """`size` bytes in memory of the kind that our weights lie in."""
-    return huge_pages.zeros([size // 4], torch.float32).fill_(1)
+    return torch.from_numpy(huge_pages.zeros([size // 4], np.float32)).fill_(1)
 
 
 def _read_s(buffer: torch.Tensor) -> float:

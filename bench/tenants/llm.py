@@ -117,7 +117,13 @@ def _generation(name: str, asked: Asked) -> Generation:
     prompt, answer = _MODEST if asked.modest else _GREEDY
     within_s = SLO_S if asked.modest else None
     return Generation(
-        name, (0,) * prompt, answer, Sampling(), ignore_eos=True, first_token_within_s=within_s, tenant=asked.tenant
+        name,
+        (int(name), *(0,) * (prompt - 1)),  # no two begin alike
+        answer,
+        Sampling(),
+        ignore_eos=True,
+        first_token_within_s=within_s,
+        tenant=asked.tenant,
     )
 
 

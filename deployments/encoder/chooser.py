@@ -89,8 +89,8 @@ class EncoderChooser:
     def remove(self, replica: str) -> None:
         self._dispatcher.remove(replica)
         self._tenants.pop(replica, None)
-        self._interfaces.pop(replica, None)
         self._margins.pop(replica, None)
+        self._interfaces.pop(replica, None)
         if self._homes.pop(replica, None):
             self._divide()
 

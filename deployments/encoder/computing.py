@@ -70,8 +70,8 @@ class ImportanceRuntime(Runtime, Protocol):
 class BatchRuntime(Runtime, Protocol):
     """One that answers several texts in a pass, and gives the importance of tokens if that is wanted."""
 
-    times: PassTimes
-    """What passes were measured to take."""
+    times: PassTimes | None
+    """What passes were measured to take; until they are (None), each text has a pass of its own."""
 
     def run_all(self, texts: Sequence[Text], *, importance: bool = False) -> Sequence[Output]: ...
 
@@ -98,7 +98,7 @@ class Held:
         self.batcher: Batcher | None = None
         self._batch_times: PackedTimes | None = None
         together = None
-        if isinstance(runtime, BatchRuntime):
+        if isinstance(runtime, BatchRuntime) and runtime.times:
             times = self._batch_times = PackedTimes.fitted(runtime.times)
             self.batcher = Batcher(times, runtime.max_length)
             together = shares(times, measured)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
@@ -20,8 +21,8 @@ logger = logging.getLogger("pliant")
 class ModelRuntimes:
     """Runtimes of one service's model, each made once per machine; until then the uncompiled model.
 
-    Until the device is profiled, where that decides, they are taken to be packed, if the model can be. A model that
-    cannot tell which words are important, and should, answers without.
+    Until the device is profiled, where that decides, they are packed, if the model can be, at first without times. A
+    model that cannot tell which words are important, and should, answers without.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -72,12 +73,12 @@ class ModelRuntimes:
             _kernel(self._importance).prepare(max_length=max_length, urgency=urgency, **self._what)
 
     def load(self, max_length: int) -> Runtime:
-        """The compiled runtime if it is there, or else the uncompiled model. Raises ModelError."""
-        if self._kind == "packed" and not self.missing():
+        """The packed runtime, the compiled one if it is there, or else the uncompiled model. Raises ModelError."""
+        if self._kind == "packed":
             try:
-                packed: Runtime = _timed().load(max_length=self._longest, **self._model)
+                packed: Runtime = _timed().load(max_length=self._longest, measuring=False, **self._model)
                 return packed
-            except CannotCompileError as reason:  # what was there when the table was measured has gone
+            except CannotCompileError as reason:  # the compiler has gone, or cannot compile it
                 logger.warning(str(reason))
         if self._kind != "static":
             max_length = self._longest
@@ -133,7 +134,7 @@ class ModelRuntimes:
 
 
 def _kernel(importance: bool) -> ModuleType:
-    """Imports torch, which the application's builder can do without."""
+    """Imports torch, which the C code does without."""
     from pliant.kernels.encoder import compiled_classifier, importance_classifier
 
     return importance_classifier if importance else compiled_classifier
@@ -147,11 +148,9 @@ def _timed() -> ModuleType:
 
 def device(config: EncoderConfig) -> str:
     """What a replica of the service computes on here: the processor, and the version of torch."""
-    import torch
+    from pliant.kernels.runtime_cache import device_name
 
-    from pliant.kernels.encoder.latency_profile import device_name
-
-    return f"{device_name(config.device)}, torch {torch.__version__}"
+    return f"{device_name(config.device)}, torch {version('torch')}"
 
 
 def profile(config: EncoderConfig, progress: sources.Progress | None = None) -> Profile:

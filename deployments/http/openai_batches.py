@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -20,11 +20,14 @@ from pliant.deployments.serving.batches.store import File, Progress, lines_of
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.tenants import current
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Json = dict[str, Any]
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 
 _MOST_LINES = 50_000
 _MOST_LISTED = 100
+_RETRY_S = 5.0
 _ENDED = {"completed": "completed_at", "failed": "failed_at", "expired": "expired_at", "cancelled": "cancelled_at"}
 """What OpenAI calls the time at which a batch ended, by how."""
 
@@ -76,26 +79,26 @@ def router(runner: Runner, max_body: int) -> APIRouter:
             raise RequestError(Outcome.REJECTED, f"purpose: got {purpose[:60]!r}; must be batch", param="purpose")
         given = parts["file"]
         await asyncio.to_thread(_check, given.content)
-        file = await asyncio.to_thread(store.add_file, owner, given.filename or "file", purpose, given.content)
+        file = await _stored(store.add_file, owner, given.filename or "file", purpose, given.content)
         return JSONResponse(_file(file))
 
     @api.get("/files", responses=media)
     async def files(after: str | None = None, limit: int = _MOST_LISTED, purpose: str | None = None) -> Json:
-        found = await asyncio.to_thread(store.files, _owner())
+        found = await _stored(store.files, _owner())
         return _listed([_file(file) for file in found if purpose in (None, file.purpose)], after, limit)
 
     @api.get("/files/{file_id}", responses=media)
     async def file(file_id: str) -> Json:
-        return _file(await asyncio.to_thread(store.file, _owner(), file_id))
+        return _file(await _stored(store.file, _owner(), file_id))
 
     @api.get("/files/{file_id}/content", responses=answers("application/octet-stream"))
     async def content(file_id: str) -> Response:
-        found = await asyncio.to_thread(store.content, _owner(), file_id)
+        found = await _stored(store.content, _owner(), file_id)
         return Response(found, media_type="application/octet-stream")
 
     @api.delete("/files/{file_id}", responses=media)
     async def delete(file_id: str) -> Json:
-        await asyncio.to_thread(store.delete_file, _owner(), file_id)
+        await _stored(store.delete_file, _owner(), file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 
     @api.post("/batches", openapi_extra=json_body(BatchRequest), responses=media)
@@ -103,32 +106,41 @@ def router(runner: Runner, max_body: int) -> APIRouter:
         owner = _owner()
         body = await read_body(request, max_body)
         call = await off_loop(len(body), lambda: parsed(BatchRequest, body))
-        content = await asyncio.to_thread(store.content, owner, call.input_file_id)
+        content = await _stored(store.content, owner, call.input_file_id)
         total = await asyncio.to_thread(_check, content, call.endpoint)
-        batch = await asyncio.to_thread(store.add_batch, owner, call.endpoint, call.input_file_id, total, call.metadata)
+        batch = await _stored(store.add_batch, owner, call.endpoint, call.input_file_id, total, call.metadata)
         runner.wake()
         return JSONResponse(_batch(batch))
 
     @api.get("/batches", responses=media)
     async def batches(after: str | None = None, limit: int = 20) -> Json:
-        found = await asyncio.to_thread(store.batches, _owner())
+        found = await _stored(store.batches, _owner())
         return _listed([_batch(each) for each in found], after, limit)
 
     @api.get("/batches/{batch_id}", responses=media)
     async def batch(batch_id: str) -> Json:
-        return _batch(await asyncio.to_thread(store.batch, _owner(), batch_id))
+        return _batch(await _stored(store.batch, _owner(), batch_id))
 
     @api.post("/batches/{batch_id}/cancel", responses=media)
     async def cancel(batch_id: str) -> Json:
-        found = await asyncio.to_thread(store.batch, _owner(), batch_id)
+        found = await _stored(store.batch, _owner(), batch_id)
         if found.finished:
             reason = f"batch_id: {batch_id} is {found.status}; only one that has not ended can be cancelled"
             raise RequestError(Outcome.REJECTED, reason, fault=Fault.CONFLICT, param="batch_id")
-        await asyncio.to_thread(store.cancel, found.batch)
+        await _stored(store.cancel, found.batch)
         runner.wake()
-        return _batch(await asyncio.to_thread(store.batch, _owner(), batch_id))
+        return _batch(await _stored(store.batch, _owner(), batch_id))
 
     return api
+
+
+async def _stored(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a method of the store answers. Raises RequestError also when the store cannot be used."""
+    try:
+        return await asyncio.to_thread(method, *args, **kwargs)
+    except OSError as error:
+        reason = f"files and batches cannot be read or written now: {error.strerror or 'the state does not answer'}"
+        raise RequestError(Outcome.UNAVAILABLE, reason, _RETRY_S) from error
 
 
 def _owner() -> str:

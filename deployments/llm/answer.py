@@ -31,7 +31,7 @@ class Answer:
     __slots__ = (
         *("_detokenizer", "_ends", "_fresh", "_logprobs"),
         *("adapter", "begun", "count", "deadline", "ended", "id", "ids"),
-        *("foreseen", "guide", "most", "predicted", "running", "sampling", "size", "tenant"),
+        *("foreseen", "guide", "most", "pages", "predicted", "running", "sampling", "size", "tenant"),
     )
 
     def __init__(
@@ -71,6 +71,8 @@ class Answer:
         """By the engine's clock: when it must have a slot; None once it had one."""
         self.predicted = self.most
         """Its tokens at the end, as predicted."""
+        self.pages = 0
+        """That it is charged for."""
         self.tenant = generation.tenant
         self.foreseen = self.most
         """Its tokens at the end, as its tenant is charged for it when it gets its memory."""

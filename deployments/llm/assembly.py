@@ -52,6 +52,7 @@ def assemble(config: LlmConfig) -> Engine:
         debug=config.debug,
         scheduler=scheduler(config, loaded),
         share_prefixes=config.share_prefixes,
+        tpot_s=config.tpot_ms and config.tpot_ms / 1e3,
         loader=AdapterLoader(PeftFolders(loaded, DTYPES[config.dtype].itemsize, most_rank)) if most_rank else None,
     )
     engine.rehearse()

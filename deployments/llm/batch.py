@@ -17,6 +17,7 @@ from pliant.deployments.llm.memory import Memory, PrefixRoot
 from pliant.kernels.decoder.decode_step import Launched, Prefill, RowMasks, Step
 from pliant.policies.llm.decode_slots import SlotError, SlotMap
 from pliant.policies.llm.pages import Place
+from pliant.policies.llm.passes import Due
 
 
 class Served(NamedTuple):
@@ -70,13 +71,15 @@ class Batch:
     """Answers by slot of `executor`. What it tells is true once all iterations that were launched are through.
 
     Answers, which have begun in `memory`, take pages there as their texts grow; whoever makes an iteration sees to it
-    that there are as many as are `lacking`. `compact`=False leaves the gaps between answers open.
+    that there are as many as are `lacking`. `compact`=False leaves the gaps between answers open. With `tpot_s` there
+    is an objective for the time between two tokens.
     """
 
-    def __init__(self, executor: Slots, memory: Memory, compact: bool) -> None:
+    def __init__(self, executor: Slots, memory: Memory, compact: bool, tpot_s: float | None = None) -> None:
         slots = executor.slots
         self._executor = executor
         self._memory = memory
+        self._tpot_s = tpot_s
         self._slots: SlotMap[Answer] = SlotMap(slots, compact)
         self._lengths = np.zeros(slots, np.int32)
         """By slot: tokens stored; 0 for holes, as in all of these."""
@@ -90,6 +93,10 @@ class Batch:
         self._masks = MaskThread()
         self._held = np.zeros(slots, np.int32)
         """By slot: pages."""
+        self._charged = np.zeros(slots, np.int32)
+        """By slot: pages that there will be for it."""
+        self._since = np.zeros(slots)
+        """By slot: when its first token is taken to have come, by the first one here and the objective's pace."""
         self._tables = np.zeros((slots, -(-executor.max_length // executor.page)), np.int32)
         """By slot: its pages, in the order of its text; 0 behind them."""
         self._pages = memory.pages
@@ -107,6 +114,13 @@ class Batch:
     def decoding(self) -> bool:
         """Whether any answer waits for its next token."""
         return bool(self._decoding.any())
+
+    @property
+    def due(self) -> Due | None:
+        """When the first of the answers is to have its next token; None without an objective for that."""
+        if self._tpot_s is None or not self.decoding:
+            return None
+        return Due(float((self._since + self._counts * self._tpot_s)[self._decoding].min()), self._tpot_s)
 
     def prompt_left(self, answer: Answer) -> int:
         """Tokens of a partial prompt that are not stored."""
@@ -129,6 +143,7 @@ class Batch:
         if answer.guide:
             self._guided.add(answer)
         self.partial[answer] = now
+        self._charged[slot] = answer.pages
         self._show(slot, answer)
         self._lengths[slot] = self._pages.computed(answer)
         prompt, answered = np.split(answer.ids, [answer.prompt])
@@ -141,6 +156,17 @@ class Batch:
         self._show(slot, answer)
         self._lengths[slot] = self._pages.computed(answer)
         return place
+
+    def outgrown(self) -> list[tuple[Answer, int]]:
+        """Those whose next token takes a page that they are not charged for, and the tokens that each has stored."""
+        slots = self._full()
+        slots = slots[self._held[slots] >= self._charged[slots]]
+        answers = [(self._slots.request(slot), int(self._lengths[slot])) for slot in slots.tolist()]
+        return [(answer, stored) for answer, stored in answers if answer]
+
+    def charged(self, answer: Answer) -> None:
+        """It is charged for other pages than before."""
+        self._charged[self._slots.slot(answer)] = answer.pages
 
     def lacking(self, granted: Iterable[tuple[Answer, int]]) -> int:
         """Pages that an iteration takes, beside those that answers have: for these chunks and for the next tokens."""
@@ -171,7 +197,16 @@ class Batch:
 
     @property
     def _by_slot(self) -> tuple[NDArray[Any], ...]:
-        return self._lengths, self._counts, self._most, self._decoding, self._held, self._tables
+        return (
+            self._lengths,
+            self._counts,
+            self._most,
+            self._decoding,
+            self._held,
+            self._charged,
+            self._since,
+            self._tables,
+        )
 
     def _full(self) -> NDArray[np.intp]:
         """The slots whose next token takes another page."""
@@ -243,6 +278,7 @@ class Batch:
                 self._show(prefill.slot, answer)
         firsts = [answer for answer, prefill in zip(prompts, step.prefills, strict=True) if prefill.last]
         self._counts[ended] += 1
+        self._since[ended] = self._memory.now - (self._counts[ended] - 1) * (self._tpot_s or 0.0)
         self._decoding[ended] = True
         full = np.flatnonzero(self._decoding & (self._counts == self._most)).tolist()
         computed = [answer for slot in full if (answer := self._slots.request(slot))]
@@ -298,5 +334,7 @@ class Batch:
         shown = self._tables[slot, : self._held[slot]].tolist()
         if shown != table or self._tables[slot, len(table) :].any() or len(table) * self._executor.page < length:
             raise SlotError(f"slot {slot} has the pages {shown} for {length} tokens, and {answer.id} has {table}")
+        if not len(table) <= self._charged[slot] == answer.pages:
+            raise SlotError(f"slot {slot} has {len(table)} pages, and {answer.id} is charged for {answer.pages}")
         if self._pages.computed(answer) > length or (answer in self.partial and self._pages.computed(answer) != length):
             raise SlotError(f"slot {slot} has {length} tokens, and {self._pages.computed(answer)} in pages")

@@ -23,13 +23,13 @@ from pliant.config.llm import LlmConfig
 from pliant.deployments.http.chat_template import ChatTemplate, texts
 from pliant.deployments.http.reasoning import ReasoningParser, begun, thinks
 from pliant.deployments.http.tool_calls import ToolForm, form_of
+from pliant.deployments.llm.chooser import Prompted
 from pliant.deployments.llm.errand import AnswerErrand
 from pliant.deployments.llm.fingerprint import fingerprint
 from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.token_texts import TokenTexts
 from pliant.deployments.serving.call import Caller
-from pliant.deployments.serving.least_held import Share
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.deployments.serving.tenants import current
@@ -60,8 +60,8 @@ class LanguageModel:
         config: LlmConfig,
         folder: Path,
         info: DecoderInfo,
-        table: ReplicaTable[Share, ReplicaReport],
-        caller: Caller[Share, Generation, Piece],
+        table: ReplicaTable[Prompted, ReplicaReport],
+        caller: Caller[Prompted, Generation, Piece],
         recorder: LlmRecorder,
     ) -> None:
         self.name = name
@@ -197,7 +197,8 @@ class LanguageModel:
         count = 0
         adapter = generation.adapter
         subject = f"{adapter.name} ({self.name})" if adapter else self.name
-        errand = AnswerErrand(generation, subject, self._config.slo_ms / 1e3, self._config.timeout_s)
+        config = self._config
+        errand = AnswerErrand(generation, subject, config.slo_ms / 1e3, config.timeout_s, config.share_prefixes)
         account = current()
         account.spend(len(generation.prompt))
         with counted(self._recorder):

@@ -66,9 +66,10 @@ class Engine:
     `eos` are the tokens that end an answer. At most `queue` requests wait for a slot, besides those for whom slots are
     free, in the order of `scheduler`; by default that of their arrival. `predictor` tells it how long answers will be,
     and `loader` loads adapters; without one requests have none. `stall_s` bounds for how long prompts may hold up the
-    next tokens of live requests (see `prefill_chunks`). `clock` tells seconds. `compact`=False leaves gaps between live
-    requests, as Flover does without its shuffle. With `share_prefixes` tenants share what was computed of prompts. With
-    `debug` every step checks the engine's integrity.
+    next tokens of live requests (see `prefill_chunks`); with a `tpot_s`, the objective for the time between two tokens,
+    they may take what live requests can spare by that instead. `clock` tells seconds. `compact`=False leaves gaps
+    between live requests, as Flover does without its shuffle. With `share_prefixes` tenants share what was computed of
+    prompts. With `debug` every step checks the engine's integrity.
 
     Calls must not overlap, save for `busy`, `report` and `loading_s`.
     """
@@ -87,6 +88,7 @@ class Engine:
         predictor: LengthPredictor[str] | None = None,
         loader: AdapterLoader | None = None,
         share_prefixes: bool = False,
+        tpot_s: float | None = None,
     ) -> None:
         self.capacity = executor.slots + queue
         """Requests that there is room for, live or waiting."""
@@ -103,7 +105,7 @@ class Engine:
         costs = Measured(lambda: self._speeds.prompt_tokens_per_s, self._adapters.load_s)
         self._memory = Memory(executor, scheduler.cache, costs, share_prefixes)
         self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, self._memory)
-        self._batch = Batch(executor, self._memory, compact)
+        self._batch = Batch(executor, self._memory, compact, tpot_s)
         self._in_flight = InFlight()
         self._open: dict[str, Answer] = {}
         """All that have not ended: they wait, have a slot, or have their last tokens in flight."""
@@ -132,7 +134,7 @@ class Engine:
             if self.failure:
                 raise self.failure
         self._room = room
-        self._memory.forget()
+        self.forget()
         self._served = self._speeds.tokens = 0
 
     def pin(self, adapter: AdapterRef) -> None:
@@ -145,6 +147,10 @@ class Engine:
             self._adapters.load_now(adapter, now)
         finally:
             self._make_room(0)
+
+    def forget(self) -> None:
+        """Keep nothing of what was computed but for requests under way, as a benchmark wants it that repeats itself."""
+        self._memory.forget()
 
     def guide(self, generation: Generation) -> Guide | None:
         """What `generation` is bound to, for `add`. Slow for large grammars; for any thread. Raises GuideError."""
@@ -237,7 +243,8 @@ class Engine:
         Requests that wait get their slots before gaps are closed, as they fill gaps for nothing.
         """
         self._memory.now = now
-        budget = self._speeds.prompt_tokens(live=self._batch.decoding)
+        self._extend(now, items)
+        budget = self._speeds.prompt_tokens(self._batch.decoding, now, self._batch.due)
         whole = sum(left for left in map(self._batch.prompt_left, self._batch.partial) if left <= budget)
         decisions = self._room.schedule(now, self._executor.slots - len(self._batch), budget - whole)
         self._put_back(decisions.squash, items)
@@ -249,6 +256,19 @@ class Engine:
         self._batch.compact()
         prefills = [self._batch.prefill(answer, tokens) for answer, tokens in granted]
         return self._batch.step(prefills) if prefills or self._batch.decoding else None
+
+    def _extend(self, now: float, items: list[Item]) -> None:
+        """Answers that get longer than predicted are charged for more pages; for some of them others make way."""
+        squashed: list[Answer] = []
+        evicted: list[AdapterRef] = []
+        for answer, stored in self._batch.outgrown():
+            if answer not in squashed:
+                decisions = self._room.extend(answer, stored, now)
+                evicted += decisions.evict
+                squashed += decisions.squash
+                self._batch.charged(answer)
+        self._put_back(squashed, items)
+        self._adapters.evict(evicted)
 
     def _put_back(self, answers: list[Answer], items: list[Item]) -> None:
         """These lose their slots and go on later. Their adapters may go at once, so iterations under way come first.
@@ -402,10 +422,12 @@ class Engine:
             prompt_tokens_per_s=round(self._speeds.prompt_tokens_per_s, 1),
             answer_ratio=round(self._room.answer_ratio, 3),
             squashed=stats.squashed,
+            preempted=stats.preempted,
             bypassed=stats.bypassed,
             classes=self._room.classes(),
             predictor=PredictorReport(accuracy=round(predictor.accuracy, 3), error=round(predictor.error, 3)),
             memory=self._memory.report(),
+            digest=self._memory.digest(),
             adapters=self._adapters.report(),
         )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from pliant.deployments.llm.chooser import Prompted, root_name
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.serving.errand import Errand
-from pliant.deployments.serving.least_held import Share
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.tenants import in_background
@@ -16,13 +16,16 @@ _BACKGROUND_S = 24 * 3600.0
 """How long an answer may stand still for which nobody waits."""
 
 
-class AnswerErrand(Errand[Share, Generation, Piece]):
+class AnswerErrand(Errand[Prompted, Generation, Piece]):
     """`generation`, answered by `subject`; its first token is wanted within `slo_s` seconds from now.
 
-    A request weighs what it may come to hold: the tokens of its prompt and of the longest answer it asks for.
+    With `share_prefixes` tenants share what was computed of prompts. A request weighs what it may come to hold: the
+    tokens of its prompt and of the longest answer it asks for.
     """
 
-    def __init__(self, generation: Generation, subject: str, slo_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, generation: Generation, subject: str, slo_s: float, timeout_s: float, share_prefixes: bool = False
+    ) -> None:
         super().__init__()
         background = in_background()
         self.subject = subject
@@ -32,10 +35,11 @@ class AnswerErrand(Errand[Share, Generation, Piece]):
         self._slo_s = slo_s
         self._received: list[int] = []
         size = len(generation.prompt) + generation.max_tokens
-        self._share = Share(size, generation.adapter and generation.adapter.name)
+        adapter, tenant = generation.adapter, None if share_prefixes else self.tenant.name
+        self._want = Prompted(size, adapter and adapter.name, None, root_name(adapter, tenant), generation.prompt)
 
-    def want(self, late: bool) -> Share:
-        return self._share
+    def want(self, late: bool) -> Prompted:
+        return self._want
 
     def query(self, late: bool) -> Generation:
         within_s = None

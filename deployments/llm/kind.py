@@ -15,6 +15,7 @@ from pliant.config.llm import LlmConfig
 from pliant.deployments.llm import adapter_routes, openai_routes, panels, vllm_routes
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.adapter_registry import AdapterRegistry
+from pliant.deployments.llm.chooser import NearPrefix, Prompted
 from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.messages import Registered
 from pliant.deployments.llm.metric_tables import llm_metrics
@@ -26,7 +27,6 @@ from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
-from pliant.deployments.serving.least_held import Share
 from pliant.deployments.serving.panels import Panel, Readings
 from pliant.deployments.serving.router import streamed
 from pliant.deployments.serving.services import Answers, Service, Services
@@ -42,11 +42,16 @@ class LlmKind(Kind[LlmConfig]):
 
         return LlmReplica
 
+    def chooser(self, config: LlmConfig) -> NearPrefix:
+        return NearPrefix()
+
     async def open(self, opening: Opening[LlmConfig]) -> LanguageModel:
         folder = await opening.fetch(sources.fetch)
         recorder = AnswerMetrics(opening.name, self.name, opening.outcomes)
         generate = opening.handle.options(stream=True).generate
-        caller: Caller[Share, Generation, Piece] = Caller(opening.table, recorder, streams=partial(streamed, generate))
+        caller: Caller[Prompted, Generation, Piece] = Caller(
+            opening.table, recorder, streams=partial(streamed, generate)
+        )
         info = sources.describe_decoder(folder)
         return LanguageModel(opening.name, opening.config, folder, info, opening.table, caller, recorder)
 

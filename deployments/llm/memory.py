@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pliant.deployments.llm.answer import Answer
+from pliant.deployments.llm.chooser import joined, root_name
 from pliant.deployments.llm.report import MemoryReport
 from pliant.formats.adapter_info import AdapterRef
+from pliant.policies.cluster.prefix_affinity import block, root_block
 from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.decode_slots import SlotError
 from pliant.policies.llm.idle_memory import Costs, IdleMemory, Root
-from pliant.policies.llm.pages import Pages, Place
+from pliant.policies.llm.pages import Pages, Place, Prefix
 
 if TYPE_CHECKING:
     from pliant.deployments.llm.executor import Slots
@@ -27,6 +29,9 @@ _AT_ONCE = 32
 
 _ASSUMED_TOKENS_PER_S = 1e3
 """Of prompts, before any was computed."""
+
+_REPORTED = 256
+"""Prefixes that a report names."""
 
 PrefixRoot = Root[AdapterRef]
 
@@ -72,6 +77,11 @@ class Memory:
     def found(self, answer: Answer) -> int:
         """Tokens of it that are there already."""
         return len(self.pages.cached(self.root(answer), answer.ids.data)) * self.page
+
+    def charge(self, answer: Answer, tokens: int) -> int:
+        """It is charged for the pages of so many tokens, or for those of its longest text; returns their bytes."""
+        answer.pages = self.pages.needed(min(tokens, answer.size))
+        return answer.pages * self.page_bytes
 
     # What a scheduler asks, and says:
 
@@ -131,8 +141,13 @@ class Memory:
         self._idle.forget()
         self.hit = self.missed = 0
 
+    def digest(self) -> str:
+        """Names of prefixes that are there, for gateways. For any thread."""
+        return joined([_name(prefix) for prefix in self.pages.latest(_REPORTED)])
+
     def report(self) -> MemoryReport:
         return MemoryReport(
+            page=self.page,
             page_bytes=self.page_bytes,
             pages=self.pages.count,
             live=self.pages.used,
@@ -145,3 +160,16 @@ class Memory:
     def check(self) -> None:
         """Raise PagesError or CacheError unless all counts agree. Slow: for debugging."""
         self._idle.check()
+
+
+def _name(prefix: Prefix[PrefixRoot]) -> bytes:
+    """As gateways name it."""
+    unnamed = []
+    at: Prefix[PrefixRoot] | None = prefix
+    while at is not None and not at.name:
+        unnamed.append(at)
+        at = at.parent
+    name = at.name if at else root_block(root_name(*prefix.root))
+    for one in reversed(unnamed):
+        name = one.name = block(name, one.tokens)
+    return name

@@ -39,10 +39,14 @@ class ReplicaReport(Report):
     """A decode step, of late."""
     squashed: int
     """Requests that were put back, since the start: they outlived what was predicted when they passed others."""
+    preempted: int
+    """Requests that were put back, since the start: memory was short, and others had come before them."""
     bypassed: int
     """Requests that passed others that waited for memory, since the start."""
     classes: list[ClassReport]
     """The queues, small requests first."""
     predictor: PredictorReport
     memory: MemoryReport
+    digest: str
+    """Names of prefixes that are there, as `chooser` reads them: where they end or branch, the latest used."""
     adapters: AdapterReport

@@ -16,6 +16,7 @@ REPLICA: Table = {
     "tokens_per_s": Described(False, "pliant_llm_tokens_per_second", "Tokens that it generates."),
     "served": Described(True, "pliant_llm_answers", "Answers that it completed."),
     "squashed": Described(True, "pliant_requests_squashed", "Requests put back after they had passed others."),
+    "preempted": Described(True, "pliant_llm_preemptions", "Requests put back for others that had come before them."),
     "bypassed": Described(True, "pliant_requests_bypassed", "Requests that passed others that waited for memory."),
 }
 PREDICTOR: Table = {

@@ -98,10 +98,12 @@ class LlmReplica:
             tokens_per_s=report["tokens_per_s"],
             step_ms=report["step_ms"],
             squashed=report["squashed"],
+            preempted=report["preempted"],
             bypassed=report["bypassed"],
             classes=report["classes"],
             predictor=report["predictor"],
             memory=report["memory"],
+            digest=report["digest"],
             adapters=report["adapters"],
         )
 

@@ -48,6 +48,8 @@ class AdapterReport(TypedDict):
 class MemoryReport(TypedDict):
     """What pages hold; counts of tokens and evictions are since the start."""
 
+    page: int
+    """Tokens that one holds."""
     page_bytes: int
     pages: int
     """That there are, if adapters leave room for all."""
@@ -88,10 +90,14 @@ class LlmReport(TypedDict):
     """Tokens of answers to the most that they might have had."""
     squashed: int
     """Requests that were put back, since the start: they outlived what was predicted when they passed others."""
+    preempted: int
+    """Requests that were put back, since the start: memory was short, and others had come before them."""
     bypassed: int
     """Requests that passed others that waited for memory, since the start."""
     classes: list[ClassReport]
     """The queues, small requests first."""
     predictor: PredictorReport
     memory: MemoryReport
+    digest: str
+    """Names of prefixes that are there, as `chooser` reads them: where they end or branch, the latest used."""
     adapters: AdapterReport

@@ -38,9 +38,9 @@ def in_order(memory: int) -> AnswerScheduler:
 class WaitingRoom:
     """Answers that wait for memory, as `scheduler` orders them; at most `queue` beside those for whom there is some.
 
-    An answer is charged for the pages of its longest text, of which it may share some with others in `memory`. The
-    scheduler also knows of the answers that hold memory: they are taken from here and leave it by `left`, or come back
-    by `put_back`.
+    An answer is charged for pages in `memory`, of which it may share some with others: for as many as it needs if it
+    gets as long as predicted, and for more when it is longer. The scheduler also knows of the answers that hold memory:
+    they are taken from here and leave it by `left`, or come back by `put_back`.
     """
 
     def __init__(self, scheduler: AnswerScheduler, predictor: LengthPredictor[str], queue: int, memory: Memory) -> None:
@@ -67,7 +67,7 @@ class WaitingRoom:
             key=answer,
             prompt=len(answer.ids) - self._memory.found(answer),
             output=answer.predicted - answer.count,
-            charge=self._memory.pages.needed(answer.size) * self._memory.page_bytes,
+            charge=self._memory.charge(answer, answer.prompt + answer.predicted),
             adapter=answer.adapter,
             adapter_bytes=adapter_bytes,
             arrived=now,
@@ -120,6 +120,12 @@ class WaitingRoom:
             first = self._share.ranked(slots, (job.key for job in self.scheduler.waiting()))
         return self.scheduler.schedule(now, slots, prompts, frozenset(first))
 
+    def extend(self, answer: Answer, stored: int, now: float) -> AnswerDecisions:
+        """An answer with `stored` tokens is longer than it was predicted to get: it may get a quarter longer."""
+        own = stored - answer.prompt
+        charge = self._memory.charge(answer, stored + 1 + max(self._memory.page, own // 4))
+        return self.scheduler.extend(answer, charge, now)
+
     def take(self, answer: Answer) -> None:
         """An answer that the scheduler has admitted holds memory from now on."""
         self._share.take(answer)
@@ -131,6 +137,7 @@ class WaitingRoom:
         self._settle(answer)
         answer.put_back()
         self._wait(answer, answer.most - answer.count)
+        self.scheduler.recharge(answer, self._memory.charge(answer, len(answer.ids) + max(1, answer.count)))
 
     def cancel(self, answer: Answer, now: float) -> None:
         """An answer that waits does so no longer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pliant.deployments.serving.parcels import Report
 from pliant.deployments.serving.table import Choice, NoReplicaError
@@ -19,6 +19,17 @@ class Share(NamedTuple):
     """Requests of the same name had better meet in few replicas."""
     predicted_s: float | None = None
     """Within which it is answered, as far as anybody can say."""
+
+
+class Wanted(Protocol):
+    """What is wanted of a replica, as a `Share` says it."""
+
+    @property
+    def amount(self) -> int: ...
+    @property
+    def near(self) -> str | None: ...
+    @property
+    def predicted_s(self) -> float | None: ...
 
 
 class LeastHeld:
@@ -43,8 +54,11 @@ class LeastHeld:
         """Requests are long, so what replicas report of the others' is new enough."""
 
     def choose(self, want: Share, avoid: Collection[str]) -> Choice:
+        return self._choose(want, avoid, live_tokens.by_adapter)
+
+    def _choose(self, want: Wanted, avoid: Collection[str], pick: live_tokens.Pick[str]) -> Choice:
         try:
-            replica = self._held.choose(want.amount, self._suspended.union(avoid), want.near)
+            replica = self._held.choose(want.amount, self._suspended.union(avoid), want.near, pick)
         except live_tokens.NoReplicaError as error:
             raise NoReplicaError(str(error)) from None
         return Choice(replica, want.predicted_s, want.amount)

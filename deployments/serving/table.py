@@ -21,6 +21,8 @@ _FAILURES = 3
 _EJECTED_S = 1.0
 """The first time; every time after that twice as long, until it answers."""
 _MOST_EJECTED_S = 30.0
+_UNSHOWN = "digest"
+"""What of a report only choosers read."""
 
 Want = TypeVar("Want", contravariant=True)
 R = TypeVar("R", bound=Report)
@@ -220,7 +222,11 @@ class ReplicaTable(Generic[Want, R]):
         """For people: each replica's latest report, the calls of this process there, and whether it is ejected."""
         self._readmit()
         return {
-            replica: {**report, "outstanding": self._outstanding[replica], "ejected": replica in self._ejected}
+            replica: {
+                **{key: value for key, value in report.items() if key != _UNSHOWN},
+                "outstanding": self._outstanding[replica],
+                "ejected": replica in self._ejected,
+            }
             for replica, report in self._reports.items()
         }
 

@@ -20,6 +20,9 @@ from pliant.message import message
 from pliant.policies.cluster.rate_limit import RateLimit
 
 _BUSY_RETRY_S = 1.0
+_BACKGROUND_UTILITY = 0.1
+"""Of texts for which nobody waits: when they would wait behind others for more than this share of their time, they are
+refused, and sent again later."""
 
 
 @message
@@ -121,9 +124,9 @@ class Account:
         return self.config.slo_ms.clamp(wanted)
 
     def utility(self, wanted: float) -> float:
-        """What an answer is worth to it that it says is worth so much; nothing, if nobody waits for it."""
+        """What an answer is worth to it that it says is worth so much; little, if nobody waits for it."""
         if in_background():
-            return 0.0
+            return _BACKGROUND_UTILITY
         most = self.config.max_utility
         return wanted if most is None else min(wanted, most)
 

@@ -8,9 +8,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
 
 from pliant.kernels import c_compiler
 from pliant.kernels.huge_pages import Arena
@@ -39,10 +37,15 @@ def start_pool(loaded: ctypes.CDLL, threads: int, owner: object) -> int:
     return pool
 
 
-def pack(weight: Tensor, arena: Arena) -> Tensor:
-    """`weight` [outs, ins] as cpu_linear.c describes, in float32 or bfloat16: [panels, inputs, 16, 1], or [panels,
-    inputs / 2, 16, 2]."""
-    pairs, padding = (2, -weight.shape[1] % 32) if weight.dtype is torch.bfloat16 else (1, 0)
-    padded = functional.pad(weight, (0, padding, 0, -len(weight) % PANEL))
-    panels = padded.view(-1, PANEL, padded.shape[1] // pairs, pairs).transpose(1, 2)
-    return arena.zeros(panels.shape, weight.dtype).copy_(panels)
+def pack(weight: np.ndarray, arena: Arena) -> np.ndarray:
+    """`weight` [outs, ins] as cpu_linear.c describes, in float32 or, of two bytes, the bits of bfloat16: [panels,
+    inputs, 16, 1], or [panels, inputs / 2, 16, 2]."""
+    pairs = 4 // weight.itemsize
+    outs, ins = weight.shape
+    missing = -outs % PANEL, -ins % 32 if pairs == 2 else 0
+    if any(missing):
+        weight = np.pad(weight, [(0, each) for each in missing])
+    rows = weight.reshape(-1, PANEL, weight.shape[1] // pairs, pairs)
+    packed = arena.zeros([len(rows), rows.shape[2], PANEL, pairs], weight.dtype)
+    packed[:] = rows.transpose(0, 2, 1, 3)
+    return packed

@@ -165,11 +165,12 @@ class _PackedLinear:
     def __init__(self, kernels: CpuKernels, weight: Tensor, bias: Tensor | None) -> None:
         self._kernels = kernels
         self._outs, ins = weight.shape
-        self._weight = native.pack(weight, kernels.arena)
+        bits = weight if weight.dtype is torch.float32 else weight.view(torch.int16)
+        self._weight = native.pack(bits.detach().numpy(), kernels.arena)
         self._ins = self._weight.shape[1] * self._weight.shape[3]
         self._padding = self._ins - ins
         self._bias = None if bias is None else bias.float().contiguous()
-        self._parameters = self._weight.data_ptr(), None if self._bias is None else self._bias.data_ptr()
+        self._parameters = self._weight.ctypes.data, None if self._bias is None else self._bias.data_ptr()
         self._result = _Result(self._outs, weight.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -245,7 +245,7 @@ def load(
     """The decoder in `folder`, ready to run. `slots` and `max_length` that are None are chosen (see `kv_pages.fit`).
 
     `budget_bytes` is what keys, values and adapters may take (see `kv_pages.allowed_bytes`), `arena_bytes` what they do
-    take, if that is more than texts need, and `most_rank` the greatest rank of an adapter; 0 for none.
+    take, if that is more than all slots' texts need, and `most_rank` the greatest rank of an adapter; 0 for none.
 
     On CPUs this sets the whole process's number of torch threads to `threads`: a process serves one decoder. Raises
     ModelError if the folder holds no decoder that is supported, KVMemoryError if the slots do not fit, and ValueError

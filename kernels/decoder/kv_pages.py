@@ -1,8 +1,8 @@
-"""The memory for keys and values: pages of `PAGE` tokens, allocated once, enough for `slots` texts of `max_length`.
+"""The memory for keys and values: pages of `PAGE` tokens, allocated once, at most for `slots` texts of `max_length`.
 
 A request has pages for the tokens that it has stored, in any order, and tables say which (Flover §V-D, whose slots were
-whole). Nothing is allocated while requests come and go, and whether it all fits is plain arithmetic, done before
-anything is allocated and told in full when the answer is no.
+whole), so that there may be fewer than all slots could fill. Nothing is allocated while requests come and go, and
+whether it all fits is plain arithmetic, done before anything is allocated and told in full when the answer is no.
 
 All of it is one flat tensor, the arena, in which each page is one run of values. Page 0 belongs to nobody: what pads a
 batch is stored there. What lies behind the pages that are in use serves adapters (`adapter_pool`).
@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,10 +27,10 @@ PAGE = 64
 """Tokens of a page, as measured on a CPU: with 16, attention of a decode step takes up to a third longer."""
 MOST_SLOTS = 32
 """Slots where nobody says how many."""
-_SHORTEST = 2048
-"""Tokens below which fewer slots are preferred to shorter ones, where nobody says which."""
+_TEXTS = 4
+"""So many texts of the greatest length fit at once, where nobody says how long that is."""
 _LEAST = 128
-"""Tokens below which a slot is refused rather than offered, where nobody says how long."""
+"""Tokens below which a text is refused rather than offered, where nobody says how long."""
 _CGROUP, _CGROUP_1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 _CGROUP_FILES = (
     (_CGROUP / "memory.max", _CGROUP / "memory.current", "inactive_file"),
@@ -57,14 +58,9 @@ def bytes_needed(shape: DecoderShape, slots: int, max_length: int, dtype: torch.
     return (slots * pages_of(max_length) + 1) * page_bytes(shape, dtype)
 
 
-def slots_that_fit(shape: DecoderShape, max_length: int, dtype: torch.dtype, budget_bytes: int) -> int:
-    """The most slots of `max_length` tokens that `budget_bytes` hold; may be 0."""
-    return max(0, budget_bytes // page_bytes(shape, dtype) - 1) // pages_of(max_length)
-
-
-def length_that_fits(shape: DecoderShape, slots: int, dtype: torch.dtype, budget_bytes: int) -> int:
-    """The longest text, in tokens, that each of `slots` slots can hold in `budget_bytes`; may be 0."""
-    return max(0, budget_bytes // page_bytes(shape, dtype) - 1) // slots * PAGE
+def length_that_fits(shape: DecoderShape, texts: int, dtype: torch.dtype, budget_bytes: int) -> int:
+    """The most tokens that each of `texts` texts can have in `budget_bytes`; may be 0."""
+    return max(0, budget_bytes // page_bytes(shape, dtype) - 1) // texts * PAGE
 
 
 def allowed_bytes(device: torch.device, budget_bytes: int | None, reserved: int = 0) -> int:
@@ -95,39 +91,33 @@ def _free_bytes() -> int:
 def fit(
     shape: DecoderShape, slots: int | None, max_length: int | None, dtype: torch.dtype, budget_bytes: int
 ) -> tuple[int, int]:
-    """Slots and max_length that `budget_bytes` hold; what is None is chosen, what is given is kept or refused.
+    """Slots and max_length for `budget_bytes`; what is None is chosen, what is given is kept or refused.
 
-    Slots are 32 at most, and max_length is the model's own at most. If both are open, texts become shorter first, down
-    to 2,048 tokens, and slots fewer then. Raises KVMemoryError with the arithmetic if it cannot be, and ValueError for
-    a max_length that the model has no positions for.
+    Slots are 32, and max_length is the model's own, or else what four texts can have at once. Raises KVMemoryError with
+    the arithmetic if not even one text fits, and ValueError for a max_length that the model has no positions for.
     """
     if max_length is not None and not 1 <= max_length <= shape.max_length:
         raise ValueError(f"max_length must be 1 to {shape.max_length:,}, the model's own, got {max_length:,} tokens")
     if slots is not None and slots < 1:
         raise ValueError(f"slots must be at least 1, got {slots}")
-    if slots is None:
-        length = max_length or min(_SHORTEST, shape.max_length)
-        slots = min(MOST_SLOTS, max(1, slots_that_fit(shape, length, dtype, budget_bytes)))
     if max_length is None:
-        longest = length_that_fits(shape, slots, dtype, budget_bytes)
+        longest = length_that_fits(shape, min(_TEXTS, slots or MOST_SLOTS), dtype, budget_bytes)
         max_length = min(shape.max_length, max(longest, _LEAST))
-    _check(shape, slots, max_length, dtype, budget_bytes)
-    return slots, max_length
+    _check(shape, max_length, dtype, budget_bytes)
+    return slots or MOST_SLOTS, max_length
 
 
-def _check(shape: DecoderShape, slots: int, max_length: int, dtype: torch.dtype, budget_bytes: int) -> None:
-    needed = bytes_needed(shape, slots, max_length, dtype)
+def _check(shape: DecoderShape, max_length: int, dtype: torch.dtype, budget_bytes: int) -> None:
+    needed = bytes_needed(shape, 1, max_length, dtype)
     if needed <= budget_bytes:
         return
     token = shape.kv_bytes(1, dtype.itemsize)
-    fewer = slots_that_fit(shape, max_length, dtype, budget_bytes)
-    shorter = length_that_fits(shape, slots, dtype, budget_bytes)
-    remedies = [f"at most {fewer:,} slots"] * (fewer > 0) + [f"max_length {shorter:,}"] * (shorter > 0)
-    remedies = remedies or [f"memory_mb {-(-needed // 2**20):,}"]
+    shorter = length_that_fits(shape, 1, dtype, budget_bytes)
+    remedy = f"max_length {shorter:,}, or more memory_mb" if shorter else f"memory_mb {-(-needed // 2**20):,}"
     raise KVMemoryError(
-        f"keys and values do not fit: {slots:,} slots x {pages_of(max_length) * PAGE:,} tokens x {_size(token)}, with "
-        f"a page for what pads them = {_size(needed)}, but {_size(budget_bytes)} are allowed (memory_mb, or what is "
-        f"free): use {', or '.join(remedies)}"
+        f"keys and values do not fit: a text of {pages_of(max_length) * PAGE:,} tokens x {_size(token)}, with a page "
+        f"for what pads batches = {_size(needed)}, but {_size(budget_bytes)} are allowed (memory_mb, or what is free): "
+        f"use {remedy}"
     )
 
 
@@ -142,7 +132,9 @@ def _size(count: float) -> str:
 
 
 def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return huge_pages.zeros([count], dtype) if device.type == "cpu" else torch.zeros(count, dtype=dtype, device=device)
+    if device.type != "cpu":
+        return torch.zeros(count, dtype=dtype, device=device)
+    return torch.from_numpy(huge_pages.zeros([count * dtype.itemsize], np.uint8)).view(dtype)
 
 
 class KVPages:
@@ -150,10 +142,10 @@ class KVPages:
 
     `keys` and `values` are views of it, [layers, pages, kv_heads, PAGE, head_dim] each; a head's tokens are contiguous,
     and pages lie `page_values` values, `page_bytes` bytes, apart. There are as many pages as the arena holds. It takes
-    `arena_bytes`, or what `slots` texts of `max_length` tokens need where that is more, rounded up to whole units of
-    `ALIGNED` bytes.
+    `arena_bytes`, or what `slots` texts of `max_length` tokens need where that is more and allowed, rounded up to whole
+    units of `ALIGNED` bytes.
 
-    Raises KVMemoryError if it would take more than `budget_bytes`, or than is free.
+    Raises KVMemoryError if `arena_bytes`, or one text, is more than `budget_bytes`, or than is free.
     """
 
     def __init__(
@@ -168,8 +160,10 @@ class KVPages:
         arena_bytes: int | None = None,
     ) -> None:
         allowed = allowed_bytes(device, budget_bytes)
-        _check(shape, slots, max_length, dtype, allowed)
-        wanted = max(bytes_needed(shape, slots, max_length, dtype), arena_bytes or 0)
+        _check(shape, max_length, dtype, allowed)
+        self.page_bytes = page_bytes(shape, dtype)
+        affordable = allowed // self.page_bytes * self.page_bytes
+        wanted = max(min(bytes_needed(shape, slots, max_length, dtype), affordable), arena_bytes or 0)
         if wanted > allowed:
             raise KVMemoryError(
                 f"keys, values and adapters do not fit: they shall share {_size(wanted)}, but {_size(allowed)} are "
@@ -177,7 +171,6 @@ class KVPages:
             )
         self.slots = slots
         self.max_length = max_length
-        self.page_bytes = page_bytes(shape, dtype)
         self.page_values = self.page_bytes // dtype.itemsize
         self.arena = _zeros(-(-wanted // ALIGNED) * ALIGNED // dtype.itemsize, dtype, device)
         self.pages = len(self.arena) // self.page_values

@@ -23,10 +23,9 @@ from pliant.background import run_in_background, work_in_background
 from pliant.cache import cache_folder, made
 from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
-from pliant.kernels.compiled_forward import find_compiler
 from pliant.kernels.cuda_graph import CudaGraph, Forward
 from pliant.kernels.encoder.texts import Accepted, Output, Text
-from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec, package, package_folder
+from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec, find_compiler, package, package_folder
 from pliant.turns import COMPILE, turn
 
 if TYPE_CHECKING:
@@ -220,11 +219,6 @@ def _run_eagerly(model: "EagerClassifier", device: str, inputs: torch.Tensor) ->
     types = inputs[2] if len(inputs) > 2 else None
     found = model.model.padded(inputs[0], None if alone else inputs[1], types, importance=model.importance)
     return found.cpu()
-
-
-def can_compile(spec: RuntimeSpec) -> bool:
-    """Whether `load` can give a compiled runtime: it has been compiled before, or a C++ compiler is there."""
-    return package_folder(spec).exists() or find_compiler() is not None
 
 
 def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) -> None:

@@ -14,7 +14,7 @@
 #define VECTORS 2
 #endif
 
-enum { NONE, GELU, GELU_TANH, QUICK_GELU, RELU, SILU, TANH, MISH };
+enum { NONE, GELU, GELU_TANH, QUICK_GELU, RELU, SILU, TANH, MISH, SIGMOID };
 
 typedef struct {
     const float *weight, *bias; // packed as cpu_linear.c says; bias may be null
@@ -54,6 +54,13 @@ typedef struct {
     float *received; // [heads][tokens]: what each token received is added to it; or null
     float *out;      // [tokens or texts][hidden]
 } Pass;
+
+typedef struct {
+    Dense linear;
+    Norm norm;
+    int32_t activation;
+    float eps;
+} Stage;
 
 INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
@@ -211,6 +218,7 @@ INLINE float activate(float x, const int activation) {
         float power = exponential(x > 20 ? 20 : bounded(x)), square = power * (power + 2);
         return x * (square / (square + 2));
     }
+    case SIGMOID: return 1 / (1 + exponential(bounded(-x)));
     }
     return x;
 }
@@ -239,6 +247,7 @@ static void activate_task(const void *given, int64_t index) {
     case SILU: activate_rows(job, index, SILU); break;
     case TANH: activate_rows(job, index, TANH); break;
     case MISH: activate_rows(job, index, MISH); break;
+    case SIGMOID: activate_rows(job, index, SIGMOID); break;
     }
 }
 
@@ -439,4 +448,17 @@ void pliant_encode(Pool *pool, const Encoder *encoder, const Pass *pass, float *
         );
     else
         memcpy(pass->out, x, rows * hidden * sizeof *x);
+}
+
+// What a stage of a head makes of `x` [rows][ins], in `out` [rows][outs].
+void pliant_apply_stage(Pool *pool, const Stage *stage, const float *x, float *out, int64_t rows) {
+    const Encoder settings = {.activation = stage->activation, .eps = stage->eps};
+    const Rows job = {
+        .encoder = &settings, .norm = stage->norm, .read = out, .x = out, .rows = rows, .width = stage->linear.outs
+    };
+    dense(pool, &stage->linear, x, out, rows);
+    if (stage->activation != NONE)
+        over_rows(pool, activate_task, job);
+    if (stage->norm.gain)
+        over_rows(pool, norm_task, job);
 }

@@ -1,32 +1,33 @@
 """An encoder on a CPU, in C: one call for all texts of a pass, which lie one behind the other without padding.
 
 Linear layers take most of the time. Texts are packed, so that they have many rows, and weights are packed once for any
-number of rows: one copy of the weights serves every length and every batch, and nothing is compiled for either.
+number of rows: one copy of the weights serves every length and every batch, and nothing is compiled for either. It
+imports no torch.
 """
 
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import LayerNorm, Linear, Module
 
 from pliant.kernels import c_compiler
 from pliant.kernels.cpu import native
-from pliant.kernels.encoder.layout import Packed
-from pliant.kernels.encoder.model import EncoderModel, RotaryLayer, turns
+from pliant.kernels.encoder.weights import EncoderWeights
 from pliant.kernels.huge_pages import Arena
+from pliant.models.encoder_head import Stage
+from pliant.models.encoder_shape import EncoderShape
 
 SOURCE = Path(__file__).with_name("cpu_encoder.c")
 HEAD_DIM = 16
 """Heads must have a multiple of so many numbers."""
 
-_ACTIVATIONS = ("none", "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "mish")
+_ACTIVATIONS = ("none", "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "mish", "sigmoid")
 """In the order of cpu_encoder.c."""
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
+_LINE = 16
+"""Floats of a cache line."""
 
 
 class _Dense(ctypes.Structure):
@@ -69,56 +70,58 @@ class _Pass(ctypes.Structure):
     )
 
 
-class CpuEncoder:
-    """What `model`, which computes in float32 on a CPU, computes of packed texts, on `threads` threads.
+class _HeadStage(ctypes.Structure):
+    _fields_ = (("linear", _Dense), ("norm", _Norm), ("activation", ctypes.c_int32), ("eps", ctypes.c_float))
 
-    Takes over the model: its linear layers are packed, and their own weights are let go. One call at a time. Raises
-    `CompilerError` if the C code cannot be compiled, and ValueError for a model whose heads have another number of
-    dimensions than a multiple of `HEAD_DIM`, or that computes in another dtype.
+
+class CpuEncoder:
+    """What the model of these weights computes of packed texts in float32, on `threads` threads.
+
+    Linear layers are packed; the other weights stay where they were read. One call at a time. Raises `CompilerError` if
+    the C code cannot be compiled, and ValueError for a model that it does not take.
     """
 
-    def __init__(self, model: EncoderModel, threads: int, options: Sequence[str] = c_compiler.THIS_MACHINE) -> None:
-        shape = model.shape
-        if shape.hidden // shape.heads % HEAD_DIM or model.encoder.words.dtype is not torch.float32:
-            raise ValueError(
-                f"{shape.hidden // shape.heads} numbers a head, {model.encoder.words.dtype}: not supported"
-            )
+    def __init__(self, weights: EncoderWeights, threads: int, options: Sequence[str] = c_compiler.THIS_MACHINE) -> None:
+        shape = weights.shape
+        if not self.takes(shape):
+            raise ValueError(f"{shape.hidden // shape.heads} numbers a head: not supported")
         library = native.library([SOURCE], options)
         self._workspace_of = library.pliant_encoder_workspace
         self._workspace_of.argtypes, self._workspace_of.restype = [_POINTER, _LONG, _LONG], _LONG
         self._encode = library.pliant_encode
         self._encode.argtypes, self._encode.restype = [_POINTER] * 4, None
+        self._apply_stage = library.pliant_apply_stage
+        self._apply_stage.argtypes, self._apply_stage.restype = [_POINTER] * 4 + [_LONG], None
         self._pool = native.start_pool(library, threads, self)
-        self._shape, self._head = shape, model.head
+        self._shape, self._head = shape, weights.head
+        self._tensors = weights.tensors
         self._kept: list[object] = []
         """What the structures below point to."""
-        self._turns: dict[float, tuple[int | None, ...]] = {}
+        self._turns: dict[float, tuple[int, ...]] = {}
         self._arena = Arena()
-        self._encoder = self._encoder_of(model)
-        self._workspace = torch.empty(0)
+        self._encoder = self._encoder_of(weights)
+        self._stages = [self._stage(index, stage) for index, stage in enumerate(weights.head.stages)]
+        del self._tensors
+        self._workspace = np.empty(0, np.float32)
 
     @staticmethod
-    def takes(model: EncoderModel) -> bool:
-        """Whether this can compute what `model` does."""
-        shape, words = model.shape, model.encoder.words
-        return (
-            shape.hidden // shape.heads % HEAD_DIM == 0 and words.dtype is torch.float32 and words.device.type == "cpu"
-        )
+    def takes(shape: EncoderShape) -> bool:
+        """Whether this can compute a model of that shape."""
+        return shape.hidden // shape.heads % HEAD_DIM == 0
 
-    @torch.inference_mode()
     def __call__(
         self, ids: np.ndarray, types: np.ndarray | None, lengths: Sequence[int], *, importance: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """float32 [texts, outputs] of `ids`, int64 [tokens], or [tokens, outputs] if each token has its answer.
 
-        `types`, int64 [tokens], are as `Encoder.forward` says, and `lengths` those of texts. With `importance` that of
-        each token comes with it, [tokens] (see `importance.received`).
+        `types`, int64 [tokens], tell the two texts of a pair apart (None: all 0), and `lengths` are those of texts.
+        With `importance` that of each token comes with it, [tokens] (see `importance.received`).
         """
-        shape, firsts = self._shape, self._head.reads_firsts
+        shape, firsts = self._shape, self._head.pooling == ("cls",)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         tokens, texts = int(starts[-1]), len(lengths)
-        states = torch.empty(texts if firsts else tokens, shape.hidden)
-        received = torch.zeros(shape.heads, tokens) if importance else None
+        states = np.empty((texts if firsts else tokens, shape.hidden), np.float32)
+        received = np.zeros((shape.heads, tokens), np.float32) if importance else None
         places = self._places(ids, starts)
         given = _Pass(
             ids.ctypes.data,
@@ -127,17 +130,25 @@ class CpuEncoder:
             starts.ctypes.data,
             texts,
             firsts,
-            None if received is None else received.data_ptr(),
-            states.data_ptr(),
+            None if received is None else received.ctypes.data,
+            states.ctypes.data,
         )
         needed = self._workspace_of(ctypes.byref(self._encoder), tokens, texts)
         if needed > len(self._workspace):
-            self._workspace = torch.empty(needed)
-        self._encode(self._pool, ctypes.byref(self._encoder), ctypes.byref(given), self._workspace.data_ptr())
-        if not firsts and self._head.shape.pooling:
-            states = self._head.pooled(states, Packed(lengths, "cpu"))
-        found: Tensor = self._head(states)
-        return found, None if received is None else received.sum(0)
+            self._workspace = _aligned(needed)
+        self._encode(self._pool, ctypes.byref(self._encoder), ctypes.byref(given), self._workspace.ctypes.data)
+        if not firsts and self._head.pooling:
+            states = np.concatenate([_pooled(states, starts, how) for how in self._head.pooling], 1)
+        return self._answers(states), None if received is None else received.sum(0)
+
+    def _answers(self, states: np.ndarray) -> np.ndarray:
+        """What the head makes of states, [texts or tokens, hidden]."""
+        for stage in self._stages:
+            read, states = states, np.empty((len(states), stage.linear.outs), np.float32)
+            self._apply_stage(self._pool, ctypes.byref(stage), read.ctypes.data, states.ctypes.data, len(states))
+        if self._head.normalized:
+            states /= np.linalg.norm(states, axis=1, keepdims=True).clip(1e-12)
+        return states
 
     def _places(self, ids: np.ndarray, starts: np.ndarray) -> np.ndarray | None:
         """Which embedding of a position each token has."""
@@ -151,20 +162,16 @@ class CpuEncoder:
         places: np.ndarray = np.concatenate([counted[start:end].cumsum() for start, end in texts]) * counted + shape.pad
         return places
 
-    def _encoder_of(self, model: EncoderModel) -> _Encoder:
-        shape, encoder = self._shape, model.encoder
-        layers = (_Layer * shape.layers)(*(self._layer(layer) for layer in encoder.layers))
+    def _encoder_of(self, weights: EncoderWeights) -> _Encoder:
+        shape = weights.shape
+        layers = (_Layer * shape.layers)(*(self._layer(depth) for depth in range(shape.layers)))
         self._kept.append(layers)
         return _Encoder(
-            words=self._address(encoder.words),
-            positions=self._address(encoder.positions),
-            types=self._address(encoder.types),
-            distances=self._address(encoder.distances),
-            rows=self._address(cast(Tensor | None, encoder.rows)),
+            **{name: self._address(f"encoder.{name}") for name in ("words", "positions", "types", "distances", "rows")},
             layers=ctypes.addressof(layers),
-            norm=self._norm(encoder.norm),
-            last_norm=self._norm(encoder.last_norm),
-            projection=self._dense(encoder.projection),
+            norm=self._norm("encoder.norm"),
+            last_norm=self._norm("encoder.last_norm"),
+            projection=self._dense("encoder.projection"),
             depth=shape.layers,
             hidden=shape.hidden,
             heads=shape.heads,
@@ -177,52 +184,80 @@ class CpuEncoder:
             eps=shape.norm_eps,
         )
 
-    def _layer(self, layer: Module) -> _Layer:
-        parts: dict[str, Any] = {name: self._dense(getattr(layer, name)) for name in ("qkv", "output", "up", "down")}
-        parts |= {name: self._norm(getattr(layer, name)) for name in ("attention_norm", "mlp_norm")}
-        if isinstance(layer, RotaryLayer):
-            turning = self._turning(layer.local)
-            window = -1 if layer.window is None else layer.window
-            return _Layer(**parts, cosines=turning[0], sines=turning[1], window=window)
+    def _layer(self, depth: int) -> _Layer:
+        layer, rotary = f"encoder.layers.{depth}", self._shape.rotary
+        parts: dict[str, Any] = {name: self._dense(f"{layer}.{name}") for name in ("qkv", "output", "up", "down")}
+        parts |= {name: self._norm(f"{layer}.{name}") for name in ("attention_norm", "mlp_norm")}
+        if rotary:
+            local = rotary.local[depth]
+            cosines, sines = self._turning(rotary.local_theta if local else rotary.theta)
+            return _Layer(**parts, cosines=cosines, sines=sines, window=rotary.window if local else -1)
         for name in ("far_keys", "far_queries"):
-            far = getattr(layer, name)
+            far = self._tensors.get(f"{layer}.{name}")
             if far is not None:
                 padding = _far(far.shape[2] // 2) - far.shape[2]
-                parts[name] = self._address(torch.nn.functional.pad(far, (0, padding)))
+                parts[name] = self._keep(np.pad(far, [(0, 0), (0, 0), (0, padding)]))
         return _Layer(**parts, window=-1)
 
-    def _turning(self, local: bool) -> tuple[int | None, ...]:
+    def _turning(self, theta: float) -> tuple[int, ...]:
         """The cosines and sines of every position, [positions, head_dim / 2] each."""
-        rotary = self._shape.rotary
-        assert rotary
-        size = self._shape.hidden // self._shape.heads
-        theta = rotary.local_theta if local else rotary.theta
         if theta not in self._turns:
-            found = turns(torch.arange(self._shape.max_length), size, theta, torch.float32)
-            self._turns[theta] = tuple(self._address(each) for each in found)
+            size = self._shape.hidden // self._shape.heads
+            steps = 1 / theta ** (np.arange(0, size, 2, dtype=np.float32) / size)
+            angles = np.arange(self._shape.max_length, dtype=np.float32)[:, None] * steps
+            self._turns[theta] = self._keep(np.cos(angles)), self._keep(np.sin(angles))
         return self._turns[theta]
 
-    def _dense(self, linear: Linear | None) -> _Dense:
-        if linear is None:
+    def _stage(self, index: int, stage: Stage) -> _HeadStage:
+        name = f"head.stages.{index}"
+        activation = _ACTIVATIONS.index(stage.activation)
+        return _HeadStage(self._dense(f"{name}.linear"), self._norm(f"{name}.norm"), activation, stage.norm_eps or 0.0)
+
+    def _dense(self, name: str) -> _Dense:
+        weight = self._tensors.get(f"{name}.weight")
+        if weight is None:
             return _Dense()
-        bias = self._address(linear.bias)
-        outs, ins = linear.weight.shape
-        packed = native.pack(linear.weight, self._arena)
-        linear.weight = None  # type: ignore[assignment]
-        return _Dense(self._address(packed), bias, ins, outs)
+        outs, ins = weight.shape
+        return _Dense(self._keep(native.pack(weight, self._arena)), self._address(f"{name}.bias"), ins, outs)
 
-    def _norm(self, norm: LayerNorm | None) -> _Norm:
-        return _Norm() if norm is None else _Norm(self._address(norm.weight), self._address(norm.bias))
+    def _norm(self, name: str) -> _Norm:
+        return _Norm(self._address(f"{name}.weight"), self._address(f"{name}.bias"))
 
-    def _address(self, tensor: Tensor | None) -> int | None:
-        """Where its numbers lie for as long as this lives."""
-        if tensor is None:
-            return None
-        tensor = tensor.contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
+    def _address(self, name: str) -> int | None:
+        """Where the tensor of that name lies for as long as this lives; None if the model has none."""
+        tensor = self._tensors.get(name)
+        return None if tensor is None else self._keep(tensor)
+
+    def _keep(self, array: np.ndarray) -> int:
+        self._kept.append(array)
+        return array.ctypes.data
 
 
 def _far(buckets: int) -> int:
     """How long a row of what stands for distances is: a multiple of what is loaded at a time."""
     return -(-2 * buckets // 16) * 16
+
+
+def _aligned(count: int) -> np.ndarray:
+    """So many floats, from the start of a cache line on."""
+    whole = np.empty(count + _LINE, np.float32)
+    return whole[-whole.ctypes.data // whole.itemsize % _LINE :][:count]
+
+
+def _pooled(states: np.ndarray, starts: np.ndarray, how: str) -> np.ndarray:
+    """[texts, hidden] of [tokens, hidden], by one of `encoder_head.POOLINGS`."""
+    firsts, lengths = starts[:-1], np.diff(starts)
+    found: np.ndarray
+    if how in ("cls", "lasttoken"):
+        found = states[firsts if how == "cls" else starts[1:] - 1]
+        return found
+    if how == "max":
+        found = np.maximum.reduceat(states, firsts)
+        return found
+    weights = np.ones(len(states), np.float32)
+    if how == "weightedmean":
+        weights += np.arange(len(states)) - np.repeat(firsts, lengths)
+    total = np.add.reduceat(states * weights[:, None], firsts)
+    count = np.add.reduceat(weights, firsts)[:, None]
+    found = total / (np.sqrt(count) if how == "mean_sqrt_len_tokens" else count)
+    return found

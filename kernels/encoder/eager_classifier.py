@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, TypedDict, Union
 import torch
 from torch import Tensor
 
-from pliant.kernels.encoder import weights as encoder_weights
+from pliant.kernels.encoder import weights
 from pliant.kernels.encoder.model import EncoderModel
 from pliant.models.decoder_info import read_json
-from pliant.models.encoder_head import Sizes, head_of
 from pliant.models.encoder_shape import EncoderShape
 
 if TYPE_CHECKING:
@@ -63,8 +62,13 @@ def load_model(folder: Path, device: str, dtype: torch.dtype, importance: bool =
     """The encoder in `folder` with the head that its files describe: ours, or transformers'. Raises ModelError."""
     config = read_json(folder / "config.json")
     if shape := EncoderShape.from_config(config):
-        head = head_of(folder, config, Sizes(shape.family, shape.hidden, shape.norm_eps))
-        return encoder_weights.load(folder, shape, head, device=device, dtype=dtype)
+        read = weights.read(folder, config, shape)
+        with torch.device("meta"):
+            model = EncoderModel(shape, read.head)
+        tensors = {name: torch.from_numpy(array) for name, array in read.tensors.items()}
+        placed = {name: each.to(device, dtype if each.is_floating_point() else None) for name, each in tensors.items()}
+        model.load_state_dict(placed, assign=True)
+        return model.eval().requires_grad_(False)
     from pliant.kernels.encoder.transformers_classifier import TransformersClassifier
 
     return TransformersClassifier(folder, config, device=device, dtype=dtype, importance=importance)

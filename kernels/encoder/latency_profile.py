@@ -5,21 +5,23 @@ the two that decide come first: a short one, where static code saves the most, a
 clearly faster do more follow. All of them are the packages that serving loads later.
 """
 
-import platform
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from pliant.errors import CannotCompileError
 from pliant.formats.profile import EVEN_BINS, PAYS, Profile, kept
 from pliant.kernels.encoder import packed_runtime, timed_runtime
-from pliant.kernels.encoder.compiled_classifier import Runtime, can_compile, load
-from pliant.kernels.encoder.timed_runtime import TimedRuntime
-from pliant.kernels.runtime_cache import RuntimeSpec
+from pliant.kernels.encoder.packed_runtime import PackedRuntime
+from pliant.kernels.runtime_cache import RuntimeSpec, can_compile, device_name
 from pliant.models.sources import Progress
+
+if TYPE_CHECKING:
+    from pliant.kernels.encoder.compiled_classifier import Runtime
 
 RECIPE = 3
 """Raised whenever profiles are measured in another way, so that older ones are left alone."""
@@ -64,8 +66,12 @@ def profile(
 def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
     """The profile of the dynamic runtime `spec` against static ones. Times are the least of interleaved calls."""
 
-    def runtime(length: int, dynamic: bool) -> Runtime:
-        return load(spec.folder, length, device=spec.device, dtype=spec.dtype, threads=spec.threads, dynamic=dynamic)
+    from pliant.kernels.encoder import compiled_classifier  # brings torch: a profile that is there is read without
+
+    def runtime(length: int, dynamic: bool) -> "Runtime":
+        return compiled_classifier.load(
+            spec.folder, length, device=spec.device, dtype=spec.dtype, threads=spec.threads, dynamic=dynamic
+        )
 
     progress(f"compiling for any length up to {spec.max_length}", 0.0)
     dynamic = runtime(spec.max_length, True)
@@ -93,7 +99,7 @@ def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
         device=device_name(spec.device),
         dtype=spec.dtype,
         threads=spec.threads,
-        torch=torch.__version__,
+        torch=version("torch"),
         lengths=lengths,
         dynamic_s=tuple(curve.tolist()),
         static_s=tuple((curve * ratio).tolist()),
@@ -104,7 +110,7 @@ def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
     )
 
 
-def _packed(spec: RuntimeSpec) -> TimedRuntime | None:
+def _packed(spec: RuntimeSpec) -> PackedRuntime | None:
     if not packed_runtime.suits(spec.folder, device=spec.device, dtype=spec.dtype):
         return None
     try:
@@ -157,7 +163,7 @@ def _deciding(lengths: Sequence[int], steps: Sequence[int]) -> list[int]:
 
 
 def _rounds(
-    calls: Sequence[tuple[Runtime | TimedRuntime, int]],
+    calls: "Sequence[tuple[Runtime | PackedRuntime, int]]",
     budget_s: float,
     report: Callable[[float], object] = lambda _done: None,
 ) -> np.ndarray:
@@ -180,13 +186,3 @@ def _rounds(
             break
         report(min(1.0, max(spent, len(rounds) / most)))
     return np.array(rounds)
-
-
-def device_name(device: str) -> str:
-    """What the maker of this machine's "cpu" or "cuda" device calls it."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())

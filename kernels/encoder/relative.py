@@ -7,37 +7,6 @@ import torch
 from torch import Tensor
 
 from pliant.kernels.encoder.layout import Bias
-from pliant.models.encoder_shape import Disentangled
-
-_MPNET_REACH = 128
-
-
-def distances(reach: int) -> Tensor:
-    """int64 [2 * reach - 1]: how far the attended token lies behind the attending one, from 1 - reach on."""
-    return torch.arange(1 - reach, reach)
-
-
-def mpnet_buckets(reach: int, buckets: int) -> Tensor:
-    """The class of each of `distances(reach)`: half of them for either side, the nearest on their own."""
-    behind = distances(reach)
-    half = buckets // 2
-    exact = half // 2
-    far = behind.abs()
-    scale = math.log(_MPNET_REACH / exact)
-    shared = exact + (torch.log(far.clamp(1).float() / exact) / scale * (half - exact)).long()
-    return (behind > 0) * half + torch.where(far < exact, far, shared.clamp(max=half - 1))
-
-
-def disentangled_buckets(reach: int, shape: Disentangled) -> Tensor:
-    """The row of DeBERTa's embeddings of distances for each of `distances(reach)`."""
-    ahead = -distances(reach)
-    middle = shape.buckets // 2
-    if shape.buckets < shape.reach:
-        far = ahead.abs().clamp(middle)
-        ratio = torch.log(far / middle) / torch.log(torch.tensor((shape.reach - 1) / middle))
-        shared = (torch.ceil(ratio * (middle - 1)) + middle) * ahead.sign()
-        ahead = torch.where(ahead.abs() <= middle, ahead, shared.long())
-    return (ahead + shape.buckets).clamp(0, 2 * shape.buckets - 1)
 
 
 def by_distance(table: Tensor, longest: int) -> Bias:

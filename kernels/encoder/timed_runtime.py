@@ -5,18 +5,14 @@ runtime takes minutes.
 """
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from pliant.cache import cache_folder, made, made_once
 from pliant.errors import CannotCompileError
 from pliant.formats.pass_times import PassTimes
 from pliant.kernels.encoder import packed_runtime, pass_times
 from pliant.kernels.encoder.packed_runtime import PackedRuntime
-from pliant.kernels.encoder.texts import Output, Text
 from pliant.kernels.runtime_cache import RuntimeSpec
 
 RECIPE = 1
@@ -25,34 +21,17 @@ RECIPE = 1
 _BUDGET_S = 5.0
 
 
-class TimedRuntime:
-    """`runtime`, of whose passes `times` says what they take."""
+def load(folder: Path, max_length: int, *, measuring: bool = True, **options: Any) -> PackedRuntime:
+    """The packed runtime of the encoder in `folder`, with what its passes take.
 
-    dynamic = True
-
-    def __init__(self, runtime: PackedRuntime, times: PassTimes) -> None:
-        self.max_length = runtime.max_length
-        self.backend = runtime.backend
-        self.times = times
-        self._runtime = runtime
-
-    def __call__(self, ids: np.ndarray | Sequence[int], types: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
-        """See `PackedRuntime.__call__`."""
-        return self._runtime(ids, types)
-
-    def run_all(self, texts: Sequence[Text], *, importance: bool = False) -> list[Output]:
-        """See `PackedRuntime.run_all`."""
-        return self._runtime.run_all(texts, importance=importance)
-
-
-def load(folder: Path, max_length: int, **options: Any) -> TimedRuntime:
-    """The packed runtime of the encoder in `folder`, which is prepared if it was not.
-
-    `options` are those of `packed_runtime.load`. Raises `CannotCompileError` where texts cannot be computed together,
-    and ModelError as that does.
+    Without `measuring`, passes that were not measured yet stay so. `options` are those of `packed_runtime.load`. Raises
+    `CannotCompileError` where texts cannot be computed together, and ModelError as that does.
     """
     runtime = _load(folder, max_length, options)
-    return TimedRuntime(runtime, _times(runtime, _table(folder, max_length, options)))
+    table = _table(folder, max_length, options)
+    if measuring or made(table):
+        runtime.times = _times(runtime, table)
+    return runtime
 
 
 def prepare(folder: Path, max_length: int, **options: Any) -> None:

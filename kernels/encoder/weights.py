@@ -1,18 +1,19 @@
-"""Reads the encoders that `model` computes from what transformers and sentence-transformers saved."""
+"""Reads encoders from what transformers and sentence-transformers saved; imports no torch.
+
+Tensors have the names and sizes that the `EncoderModel` of the same shape has for them.
+"""
 
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
 
 from pliant.errors import ModelError
-from pliant.kernels.encoder.model import EncoderModel
-from pliant.kernels.encoder.relative import disentangled_buckets, mpnet_buckets
+from pliant.kernels.encoder.distances import disentangled_buckets, mpnet_buckets
 from pliant.kernels.saved_tensors import SavedTensors, Size
-from pliant.models.encoder_head import HeadShape
+from pliant.models.encoder_head import HeadShape, Sizes, head_of
 from pliant.models.encoder_shape import EncoderShape
 
 _EMBEDDINGS = {
@@ -95,31 +96,85 @@ _OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias
 """What checkpoints that began in TensorFlow call the weights of norms."""
 
 
-def load(folder: Path, shape: EncoderShape, head: HeadShape, *, device: str, dtype: torch.dtype) -> EncoderModel:
-    """The model of that shape in `folder`, ready to compute. Raises ModelError if weights are missing or do not fit."""
-    with torch.device("meta"):
-        model = EncoderModel(shape, head)
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    state = _Reader(folder, shape, head).read_all(wanted)
-    placed = {name: tensor.to(device, dtype if tensor.is_floating_point() else None) for name, tensor in state.items()}
-    model.load_state_dict(placed, assign=True)
-    return model.eval().requires_grad_(False)
+class EncoderWeights(NamedTuple):
+    """An encoder and its head, as numbers."""
+
+    shape: EncoderShape
+    head: HeadShape
+    tensors: dict[str, np.ndarray]
+    """By name; float32, but for "encoder.rows", which is int64."""
+
+
+def read(folder: Path, config: Mapping[str, Any], shape: EncoderShape) -> EncoderWeights:
+    """Of the model of that shape in `folder`, whose config.json holds `config`.
+
+    Raises ModelError if weights are missing or do not fit, or the folder describes no head.
+    """
+    head = head_of(folder, config, Sizes(shape.family, shape.hidden, shape.norm_eps))
+    return EncoderWeights(shape, head, _Reader(folder, shape, head).read_all(_sizes(shape, head)))
+
+
+def _sizes(shape: EncoderShape, head: HeadShape) -> dict[str, Size]:
+    hidden, width, biased = shape.hidden, shape.embedding, shape.rotary is None
+    reach = 2 * shape.max_length - 1
+    found: dict[str, Size] = {"encoder.words": (shape.vocab, width), **_norm("encoder.norm", width, biased)}
+    if shape.adds_positions:
+        found["encoder.positions"] = (shape.positions, width)
+    if shape.token_types > 1:
+        found["encoder.types"] = (shape.token_types, width)
+    if width != hidden:
+        found |= _linear("encoder.projection", width, hidden)
+    if shape.bias_buckets:
+        found["encoder.distances"] = (shape.heads, reach)
+    if shape.disentangled:
+        found["encoder.rows"] = (reach,)
+    if shape.rotary:
+        found |= _norm("encoder.last_norm", hidden, False)
+    for depth in range(shape.layers):
+        layer = f"encoder.layers.{depth}"
+        found |= _linear(f"{layer}.qkv", hidden, 3 * hidden, biased) | _linear(
+            f"{layer}.output", hidden, hidden, biased
+        )
+        found |= _linear(f"{layer}.up", hidden, shape.intermediate * (1 if biased else 2), biased)
+        found |= _linear(f"{layer}.down", shape.intermediate, hidden, biased)
+        if biased or depth:
+            found |= _norm(f"{layer}.attention_norm", hidden, biased)
+        found |= _norm(f"{layer}.mlp_norm", hidden, biased)
+        if shape.disentangled:
+            far = shape.heads, hidden // shape.heads, 2 * shape.disentangled.buckets
+            terms = {"c2p": "far_keys", "p2c": "far_queries"}
+            found |= {f"{layer}.{terms[term]}": far for term in shape.disentangled.terms}
+    for index, stage in enumerate(head.stages):
+        found |= _linear(f"head.stages.{index}.linear", stage.inputs, stage.outputs, stage.bias)
+        if stage.norm_eps is not None:
+            found |= _norm(f"head.stages.{index}.norm", stage.outputs, False)
+    return found
+
+
+def _linear(name: str, ins: int, outs: int, biased: bool = True) -> dict[str, Size]:
+    weight: dict[str, Size] = {f"{name}.weight": (outs, ins)}
+    return weight | {f"{name}.bias": (outs,)} if biased else weight
+
+
+def _norm(name: str, width: int, biased: bool) -> dict[str, Size]:
+    weight: dict[str, Size] = {f"{name}.weight": (width,)}
+    return weight | {f"{name}.bias": (width,)} if biased else weight
 
 
 class _Reader:
-    """Turns saved tensors into those of `EncoderModel`: first all are looked up, then read."""
+    """Turns saved tensors into ours: first all are looked up, then read."""
 
     def __init__(self, folder: Path, shape: EncoderShape, head: HeadShape) -> None:
         self._folder, self._shape, self._head = folder, shape, head
         self._saved = _Saved(folder, _PREFIXES.get(shape.family, shape.family))
         self._layers, self._layer = _LAYERS[shape.family]
 
-    def read_all(self, wanted: Mapping[str, Size]) -> dict[str, Tensor]:
+    def read_all(self, wanted: Mapping[str, Size]) -> dict[str, np.ndarray]:
         recipes = {name: self._recipe(name, size) for name, size in wanted.items()}
         self._saved.check()
-        return {name: recipe() for name, recipe in recipes.items()}
+        return {name: np.ascontiguousarray(recipe()) for name, recipe in recipes.items()}
 
-    def _recipe(self, name: str, size: Size) -> Callable[[], Tensor]:
+    def _recipe(self, name: str, size: Size) -> Callable[[], np.ndarray]:
         """How to make the tensor `name` once all that it needs is known to be there."""
         part, _, rest = name.partition(".")
         if part == "head":
@@ -136,7 +191,7 @@ class _Reader:
                 return self._positions(size)
             case ["distances"]:
                 table = self._saved.want("encoder.relative_attention_bias.weight", (self._shape.bias_buckets, size[0]))
-                return lambda: table()[mpnet_buckets(size[1] // 2 + 1, self._shape.bias_buckets)].T.contiguous()
+                return lambda: table()[mpnet_buckets(size[1] // 2 + 1, self._shape.bias_buckets)].T
             case ["rows"]:
                 disentangled = self._shape.disentangled
                 assert disentangled
@@ -144,14 +199,14 @@ class _Reader:
         names = _MODERNBERT_EMBEDDINGS if self._shape.family == "modernbert" else _EMBEDDINGS
         return self._saved.want(names[rest], size)
 
-    def _positions(self, size: Size) -> Callable[[], Tensor]:
+    def _positions(self, size: Size) -> Callable[[], np.ndarray]:
         positions = self._saved.want(_EMBEDDINGS["positions"], size)
         if not self._shape.token_types:
             return positions
         types = self._saved.want(_TOKEN_TYPES, (self._shape.token_types, size[1]))
         return lambda: positions() + types()[0]
 
-    def _of_layer(self, depth: str, module: str, kind: str, size: Size) -> Callable[[], Tensor]:
+    def _of_layer(self, depth: str, module: str, kind: str, size: Size) -> Callable[[], np.ndarray]:
         theirs = self._layer[module]
         rows, *columns = size
         prefix = f"{self._layers}.{depth}"
@@ -159,7 +214,7 @@ class _Reader:
         scale = self._query_scale if module == "qkv" else 1.0
         if len(parts) == 1:
             return parts[0]
-        return lambda: torch.cat([parts[0]() * scale if scale != 1 else parts[0](), *(part() for part in parts[1:])])
+        return lambda: np.concatenate([parts[0]() * scale, *(part() for part in parts[1:])])
 
     @property
     def _query_scale(self) -> float:
@@ -167,7 +222,7 @@ class _Reader:
         disentangled = self._shape.disentangled
         return 1 / math.sqrt(1 + len(disentangled.terms)) if disentangled else 1.0
 
-    def _far(self, far: str, depth: str) -> Callable[[], Tensor]:
+    def _far(self, far: str, depth: str) -> Callable[[], np.ndarray]:
         """What stands for distances in a layer: their embeddings, projected as keys or as queries are."""
         shape, disentangled = self._shape, self._shape.disentangled
         assert disentangled
@@ -180,17 +235,18 @@ class _Reader:
         norms = [self._saved.want(f"{_FAR_NORM}.{each}", (shape.hidden,)) for each in normed]
         scale = self._query_scale if kind == "query" else 1.0
 
-        def read() -> Tensor:
-            x = embeddings().float()
+        def read() -> np.ndarray:
+            x = embeddings()
             if norms:
-                gain, shift = (norm().float() for norm in norms)
-                x = functional.layer_norm(x, (shape.hidden,), gain, shift, shape.norm_eps)
-            found = functional.linear(x, weight().float(), bias().float()) * scale
-            return found.view(len(x), shape.heads, -1).permute(1, 2, 0).contiguous()
+                gain, shift = (norm() for norm in norms)
+                apart = x - x.mean(1, keepdims=True)
+                x = apart / np.sqrt((apart**2).mean(1, keepdims=True) + shape.norm_eps) * gain + shift
+            found: np.ndarray = (x @ weight().T + bias()) * scale
+            return found.reshape(len(x), shape.heads, -1).transpose(1, 2, 0)
 
         return read
 
-    def _of_head(self, rest: str, size: Size) -> Callable[[], Tensor]:
+    def _of_head(self, rest: str, size: Size) -> Callable[[], np.ndarray]:
         _, index, module, kind = rest.split(".")
         stage = self._head.stages[int(index)]
         if stage.weights:
@@ -220,11 +276,11 @@ class _Saved:
                 known = known.replace(old, new)
             self._names |= {known: name, f"{prefix}.{known}": name}
 
-    def want(self, name: str, size: Size, *, of_head: bool = False) -> Callable[[], Tensor]:
+    def want(self, name: str, size: Size, *, of_head: bool = False) -> Callable[[], np.ndarray]:
         """What reads the tensor of that name once `check` has found all. Those of encoders have a prefix before."""
         name = name if of_head or not self._prefix or name.startswith(f"{self._prefix}.") else f"{self._prefix}.{name}"
         self._wanted[name] = size
-        return lambda: self._tensors[self._names[name]]
+        return lambda: self._tensors.array(self._names[name])
 
     def check(self) -> None:
         """Raise ModelError unless all that was wanted is there, in the sizes wanted."""

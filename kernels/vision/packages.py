@@ -23,8 +23,7 @@ from pliant.background import run_in_background
 from pliant.cache import cache_folder, made, made_once
 from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
-from pliant.kernels.compiled_forward import find_compiler
-from pliant.kernels.runtime_cache import machine
+from pliant.kernels.runtime_cache import find_compiler, machine
 from pliant.models.sources import Progress
 from pliant.turns import COMPILE, turn
 

@@ -13,12 +13,21 @@ among several is beyond the papers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Generic, TypeVar
 
 from pliant.policies.cluster.adapter_affinity import preferred
 
 R = TypeVar("R", bound=Hashable)
+
+
+Pick = Callable[[int, Mapping[R, int], str | None], R]
+"""Of tokens, what live replicas hold, and an adapter: the replica."""
+
+
+def by_adapter(tokens: int, live: Mapping[R, int], adapter: str | None) -> R:
+    """Without one, the replica with the fewest live tokens."""
+    return min(live, key=live.__getitem__) if adapter is None else preferred(adapter, tokens, live)
 
 
 class NoReplicaError(Exception):
@@ -44,18 +53,21 @@ class LiveTokens(Generic[R]):
         self._own.pop(replica, None)
         self._others.pop(replica, None)
 
-    def choose(self, tokens: int, avoid: Collection[R] = (), adapter: str | None = None) -> R:
+    def choose(
+        self, tokens: int, avoid: Collection[R] = (), adapter: str | None = None, pick: Pick[R] | None = None
+    ) -> R:
         """The replica for a request of `tokens`, not one to be avoided; from now on it holds so many more.
 
         Without an `adapter` it is the one with the fewest live tokens, and among equals the one whose turn is longest
-        ago; otherwise it is the one that the adapter prefers within the bound on its load. Raises NoReplicaError.
+        ago; otherwise it is the one that the adapter prefers within the bound on its load; or else the one that `pick`
+        names. Raises NoReplicaError.
         """
         if tokens < 1:
             raise ValueError(f"a request has at least 1 live token, got {tokens}")
         live = {replica: self.live(replica) for replica in self._own if replica not in avoid}
         if not live:
             raise NoReplicaError(f"none of {len(self._own)} replicas may be chosen")
-        replica = min(live, key=live.__getitem__) if adapter is None else preferred(adapter, tokens, live)
+        replica = (pick or by_adapter)(tokens, live, adapter)
         self._own[replica] = self._own.pop(replica) + tokens  # to the end: its turn was now
         return replica
 

@@ -1,16 +1,16 @@
 """Which replica gets a prompt: the one that has computed the most of it already, unless it has too much to do.
 
 A replica keeps what it has computed for as long as that is worth its memory, so a conversation's next turn, or another
-request with the same system prompt, had better go where the last one went. What a replica still has is not known here;
-what was sent there lately is, block by block: a block of a prompt is named by its tokens, all before it, and its root
-(adapter and tenant), as none is of use without these. Loads stay bounded as they do for adapters (`adapter_affinity`),
-and where nothing of a prompt is known, its adapter decides.
+request with the same system prompt, had better go where the last one went. What was sent to a replica lately is known,
+block by block, and of what it holds as much as it says: where what it holds ends or branches. A block of a prompt is
+named by its tokens, all before it, and its root (adapter and tenant), as none is of use without these. Loads stay
+bounded as they do for adapters (`adapter_affinity`), and where nothing of a prompt is known, its adapter decides.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
@@ -21,25 +21,43 @@ from pliant.policies.cluster.adapter_affinity import bound, preferred
 R = TypeVar("R", bound=Hashable)
 
 
+def root_block(root: str) -> bytes:
+    """The name of what comes before the first block."""
+    return blake2b(root.encode(), digest_size=8).digest()
+
+
+def block(before: bytes, tokens: Sequence[int]) -> bytes:
+    """The name of a block with these tokens behind another one; all processes agree on it."""
+    return blake2b(before + np.asarray(tokens, np.int64).tobytes(), digest_size=8).digest()
+
+
 def blocks(root: str, tokens: Sequence[int], block_tokens: int) -> list[bytes]:
     """Names of the full blocks of a prompt, in order; all processes agree on them."""
     names = []
-    name = blake2b(root.encode(), digest_size=8).digest()
+    name = root_block(root)
     for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
-        content = np.asarray(tokens[start : start + block_tokens], np.int64).tobytes()
-        name = blake2b(name + content, digest_size=8).digest()
+        name = block(name, tokens[start : start + block_tokens])
         names.append(name)
     return names
 
 
 class PrefixAffinity(Generic[R]):
-    """Which replica was sent which blocks last; of at most `most` blocks, the latest ones."""
+    """Which replica was sent which blocks last, of at most `most` blocks, the latest ones; and what replicas hold."""
 
     def __init__(self, most: int = 2**16) -> None:
         if most < 1:
             raise ValueError(f"at least 1 block must be kept, got {most}")
         self._most = most
         self._sent: OrderedDict[bytes, R] = OrderedDict()
+        self._held: dict[R, Collection[bytes]] = {}
+
+    def holds(self, replica: R, names: Collection[bytes]) -> None:
+        """`replica` says that it has blocks with these names, and thus those before them."""
+        self._held[replica] = names
+
+    def remove(self, replica: R) -> None:
+        """`replica` is gone, and what it held with it."""
+        self._held.pop(replica, None)
 
     def sent(self, names: Sequence[bytes], replica: R) -> None:
         """A prompt of blocks with these names went to `replica`. The first block is forgotten last."""
@@ -50,13 +68,17 @@ class PrefixAffinity(Generic[R]):
             self._sent.popitem(last=False)
 
     def known(self, names: Sequence[bytes]) -> dict[R, int]:
-        """By replica, up to which block it was sent what the prompt begins with, as far as it was the last to be."""
+        """By replica, up to which block it has the prompt, as it says itself or as it was the last to be sent that."""
         reach: dict[R, int] = {}
         for count, name in enumerate(names, 1):
             replica = self._sent.get(name)
             if replica is None:
                 break
             reach[replica] = count
+        for replica, held in self._held.items():
+            last = next((count for count in range(len(names), 0, -1) if names[count - 1] in held), 0)
+            if last > reach.get(replica, 0):
+                reach[replica] = last
         return reach
 
     def choose(self, names: Sequence[bytes], tokens: int, live: Mapping[R, int], adapter: str | None = None) -> R:

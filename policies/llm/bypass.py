@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, NamedTuple
 
 from pliant.policies.llm.jobs import A, Job, K
-from pliant.policies.llm.request_state import Running, SharedMemory
+from pliant.policies.llm.request_state import Running
+from pliant.policies.llm.shared_memory import SharedMemory
 
 
 class Prospect(NamedTuple):

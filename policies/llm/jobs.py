@@ -27,7 +27,7 @@ class Job(NamedTuple, Generic[K, A]):
     output: int
     """Tokens that its answer will have, as predicted, at least 1."""
     charge: int
-    """Memory for keys and values that it holds from its admission to its end."""
+    """Memory for keys and values that it holds from its admission on, to its end unless it is `extended`."""
     adapter: A | None
     """None for a request to the base model."""
     adapter_bytes: int

@@ -58,6 +58,8 @@ class Prefix(Generic[R]):
     last_used: float
     children: int = 0
     """Pages found behind it."""
+    name: bytes = b""
+    """What others call it, if anybody has named it."""
     _uses: float = 0.0
     _counted_at: float = 0.0
 
@@ -266,6 +268,11 @@ class Pages(Generic[K, R]):
     def in_use(self, prefix: Prefix[R]) -> bool:
         """Whether a request has it."""
         return self._users[prefix.page] > 0
+
+    def latest(self, most: int) -> list[Prefix[R]]:
+        """Of the prefixes that none or several others continue, those that were used last. For any thread."""
+        ends = [prefix for prefix in list(self._prefixes.values()) if prefix.children != 1]
+        return heapq.nlargest(most, ends, key=lambda prefix: prefix.last_used)
 
     def leaves(self) -> Iterator[Prefix[R]]:
         """What can be evicted now. Nothing may change meanwhile."""

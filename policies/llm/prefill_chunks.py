@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from pliant.policies.llm.passes import Due, pass_limit_s
 from pliant.policies.llm.recent_ratio import RecentRatio
 
 CHUNK_MULTIPLE = 16
@@ -26,6 +27,8 @@ _FIRST_TOKENS = 256
 """In the first iteration, of which nobody knows how long it will take."""
 _DECAY = 0.8
 _SPEED_DECAY = 0.95
+_LEAST_STALL = 0.25
+"""What prompts get of a pass at least, in decode steps, however late the tokens of answers are."""
 _LEAST_SHARE = 0.1
 """Of an iteration's time that is put down to its prompts, when the decode step seems to explain all of it."""
 
@@ -52,11 +55,12 @@ class PrefillBudget:
         """An iteration with so many prompt tokens took `seconds`; its decode step, by itself, takes `decode_s`."""
         self._rate.add(tokens, max(seconds - decode_s, seconds * _LEAST_SHARE))
 
-    def tokens(self, live: bool) -> int:
-        """For the next iteration, at most; `live` tells whether answers wait for it."""
+    def tokens(self, live: bool, stall_s: float | None = None) -> int:
+        """For the next iteration, at most; `live` tells whether answers wait for it, as long as `stall_s` if given."""
+        stall_s = stall_s or self._stall_s
         if not (live or self.tokens_per_s):
             return _FIRST_TOKENS
-        within = int(min((self._stall_s if live else max(IDLE_S, self._stall_s)) * self.tokens_per_s, MOST_TOKENS))
+        within = int(min((stall_s if live else max(IDLE_S, stall_s)) * self.tokens_per_s, MOST_TOKENS))
         return max(CHUNK_MULTIPLE, within - within % CHUNK_MULTIPLE)
 
 
@@ -85,9 +89,13 @@ class Speeds:
         self._tokens_per_s.add(tokens, seconds)
         self.tokens += tokens
 
-    def prompt_tokens(self, live: bool) -> int:
-        """How many the next iteration may compute at most; `live` tells whether answers wait for it."""
-        return self._budget.tokens(live)
+    def prompt_tokens(self, live: bool, now: float, due: Due | None = None) -> int:
+        """How many the next iteration may compute at most; `live` tells whether answers wait for it, and `due` when the
+        first of these is to have its next token, where there is an objective for that."""
+        if due is None or not live:
+            return self._budget.tokens(live)
+        spare_s = pass_limit_s([due], now) - self.step_s
+        return self._budget.tokens(live, max(spare_s, self.step_s * _LEAST_STALL))
 
     @property
     def step_s(self) -> float:

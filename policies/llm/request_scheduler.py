@@ -17,6 +17,10 @@ it was predicted, L the longest time that a load takes, P the patience and C the
 altogether T + P + 2 C (T + 2 L) at the most, and the n-th of its queue n times that. Where queues are `strict`, nobody
 passes and nobody is booked: the first then waits T + 2 L.
 
+A request is charged for its answer as it was predicted. One that gets longer is `extended`, and where memory is short
+the one that came last makes way; it goes on later, behind the tokens that it has, and is guessed to need twice as many,
+so that this happens to it seldom.
+
 Beyond the paper: an adapter that several requests share is charged to the quota of each, but as memory it is counted
 once, and what is over by that is lent in the second phase. Loans leave alone what a request within its quota waits for.
 """
@@ -32,7 +36,8 @@ from pliant.policies.llm.arrival_histogram import ArrivalHistogram
 from pliant.policies.llm.jobs import A, Decisions, Job, K
 from pliant.policies.llm.jobs import SchedulerError as SchedulerError
 from pliant.policies.llm.queue_order import Queues
-from pliant.policies.llm.request_state import RequestState, Sharing
+from pliant.policies.llm.request_state import RequestState
+from pliant.policies.llm.shared_memory import Sharing
 from pliant.policies.llm.two_phase_admission import Round
 
 _HORIZON_S = 10.0
@@ -57,6 +62,8 @@ class SchedulerStats(NamedTuple):
     classes: list[ClassStats]
     """Small requests first."""
     squashed: int
+    preempted: int
+    """Requests that made way for others that came before them."""
     bypassed: int
     """Admissions past a request that waited for memory or for its adapter."""
 
@@ -161,6 +168,21 @@ class Scheduler(Generic[K, A]):
         if running.passed and running.overdue:
             self._changed = True
 
+    def extend(self, key: K, charge: int, now: float) -> Decisions[K, A]:
+        """A running request needs `charge` bytes, as its answer gets longer than predicted. Raises KeyError if it does
+        not run.
+
+        For it go adapters that nobody uses; and then requests are squashed, those that came last first, it may be
+        itself. They are to be recharged. The request that came first of those that run thus always goes on.
+        """
+        evicted, preempted = self._state.extend(self._state.running[key], charge, now)
+        self._changed = True
+        return Decisions(evicted, preempted, [], [])
+
+    def recharge(self, key: K, charge: int) -> None:
+        """A request that waits, as it was squashed, will need `charge` bytes. Raises KeyError if it does not wait."""
+        self._state.recharge(self._state.waiting[key], charge)
+
     def loaded(self, adapter: A, now: float) -> None:
         """A load that was asked for is over, and requests may use the adapter."""
         self._memory.loaded(adapter, now)
@@ -245,7 +267,7 @@ class Scheduler(Generic[K, A]):
             )
             for lane in self._queues.lanes
         ]
-        return SchedulerStats(classes, state.squashes, state.bypassed)
+        return SchedulerStats(classes, state.squashes, state.preemptions, state.bypassed)
 
     def check(self) -> None:
         """Raise SchedulerError, or the cache's CacheError, unless all counts agree. Slow: for tests and debugging."""

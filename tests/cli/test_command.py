@@ -49,7 +49,7 @@ def test_simulate_tells_what_a_trace_would_cost(measured: Path, trace: Path, tmp
 def test_simulate_computes_in_passes_where_that_is_fastest(measured: Path, trace: Path, tmp_path: Path) -> None:
     found = Profile.model_validate_json(measured.read_text())
     seconds = tuple(0.1 * each for each in found.dynamic_s)
-    passes = PassTimes(counts=(1, 8), lengths=(8, 512), seconds=((0.321, 0.321), (0.322, 0.322)))
+    passes = PassTimes(counts=(1, 32), lengths=(8, 512), seconds=((0.321, 0.321), (0.322, 0.322)))
     measured.write_text(found.model_copy(update={"packed_s": seconds, "passes": passes}).model_dump_json())
     code, output = simulate("--trace", trace, "--gpus", 4, "--profile", measured, "--out", tmp_path)
     assert code == 0, output

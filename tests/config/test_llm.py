@@ -53,7 +53,7 @@ def test_adapters_that_cannot_be_are_named(folder: str) -> None:
     ("changes", "line"),
     [
         ({"max_length": 4096}, "services.chat.max_length: got 4096; zoo/tiny-llama takes at most "),
-        ({"memory_mb": 1, "slots": 1024}, "services.chat.memory_mb: got 1; 1024 slots x 128 tokens x "),
+        ({"memory_mb": 1, "max_length": 1024}, "services.chat.memory_mb: got 1; a text of 1024 tokens x 4 KiB = 4 MB "),
     ],
 )
 def test_the_model_is_checked(changes: dict[str, Any], line: str) -> None:

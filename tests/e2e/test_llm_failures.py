@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -105,6 +106,57 @@ async def test_answers_wait_for_a_replica_when_all_die(cluster: Cluster, client:
     assert await asyncio.gather(*reading) == expected
 
 
+WORDS = {"type": "string", "pattern": "^((for|while) ){60}$"}
+LISTS = {"type": "object", "properties": {"words": WORDS}, "required": ["words"], "additionalProperties": False}
+FEATURES: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "words", "schema": LISTS}}},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": LISTS}}], "tool_choice": "required"},
+    {"n": 4, "seed": 3, "temperature": 1.0, "presence_penalty": 0.5, "extra_body": {"ignore_eos": True}},
+]
+
+
+class ChatReader:
+    """Reads the answers to a chat with some feature, choice by choice."""
+
+    def __init__(self, client: openai.AsyncOpenAI, feature: dict[str, Any], max_tokens: int) -> None:
+        self.begun = asyncio.Event()
+        self._client = client
+        talk = [{"role": "user", "content": "Explain the for statement."}]
+        given = {"model": "chat", "messages": talk, "max_completion_tokens": max_tokens, "temperature": 0}
+        self._request: dict[str, Any] = {**given, **feature}
+
+    async def read(self) -> dict[int, tuple[str, str, str | None]]:
+        """By choice: its text, arguments of its calls, and why it ended."""
+        found: dict[int, tuple[str, str, str | None]] = {}
+        async for chunk in await self._client.chat.completions.create(**self._request, stream=True):
+            [choice] = chunk.choices
+            text, arguments, _ = found.get(choice.index, ("", "", None))
+            for call in choice.delta.tool_calls or ():
+                arguments += call.function.arguments or ""
+            found[choice.index] = text + (choice.delta.content or ""), arguments, choice.finish_reason
+            if text or arguments:
+                self.begun.set()
+        return found
+
+
+async def test_bound_answers_calls_and_choices_survive_their_replicas(
+    cluster: Cluster, client: openai.AsyncOpenAI
+) -> None:
+    max_tokens = await length(client)
+    expected = await asyncio.gather(*(ChatReader(client, feature, max_tokens).read() for feature in FEATURES))
+    bound, called, several = expected
+    for arguments in (bound[0][0], called[0][1]):
+        assert len(json.loads(arguments)["words"].split()) == 60
+    assert len({text for text, _, _ in several.values()}) == 4
+    readers = [ChatReader(client, feature, max_tokens) for feature in FEATURES]
+    reading = [asyncio.create_task(reader.read()) for reader in readers]
+    await asyncio.gather(*(reader.begun.wait() for reader in readers))
+    assert not any(task.done() for task in reading)
+    for process in cluster.replica_processes("chat"):
+        process.kill()
+    assert await asyncio.gather(*reading) == expected
+
+
 async def test_a_client_that_leaves_frees_its_slot(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
     before = sum(served(cluster).values())
     max_tokens = await length(client)
@@ -136,3 +188,35 @@ async def test_overload_is_refused_with_a_time_to_come_back(cluster: Cluster, cl
             assert int(error.response.headers["Retry-After"]) >= 1
     await until_idle(cluster)
     await client.completions.create(model="chat", prompt="calm", max_tokens=4)
+
+
+async def test_a_file_of_requests_goes_on_when_its_gateway_dies(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
+    patient = client.with_options(max_retries=1_000)
+    body = {"model": "chat", "prompt": "The for statement", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    lines = [
+        json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body})
+        for number in range(96)
+    ]
+    file = await patient.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    batch = await patient.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+
+    async def completed() -> int:
+        nonlocal batch
+        batch = await patient.batches.retrieve(batch.id)
+        assert batch.request_counts
+        return batch.request_counts.completed
+
+    while True:
+        if await completed():
+            break
+        await asyncio.sleep(0.1)
+    assert batch.status == "in_progress"
+    for process in cluster.replica_processes("gateway"):
+        process.kill()
+    while batch.status == "in_progress":
+        await completed()
+        await asyncio.sleep(0.5)
+    assert (batch.status, await completed()) == ("completed", len(lines))
+    texts = [json.loads(line) for line in (await patient.files.content(batch.output_file_id or "")).text.splitlines()]
+    assert {each["custom_id"] for each in texts} == set(map(str, range(len(lines))))
+    assert len({each["response"]["body"]["choices"][0]["text"] for each in texts}) == 1

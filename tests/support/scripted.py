@@ -153,10 +153,12 @@ def report(**held: float) -> ReplicaReport:
         tokens_per_s=0.0,
         step_ms=0.0,
         squashed=0,
+        preempted=0,
         bypassed=0,
         classes=[],
         predictor=PredictorReport(accuracy=0.0, error=0.0),
-        memory=MemoryReport(page_bytes=64, pages=8, live=0, idle=0, hit=0, missed=0, evicted=0),
+        digest="",
+        memory=MemoryReport(page=4, page_bytes=64, pages=8, live=0, idle=0, hit=0, missed=0, evicted=0),
         adapters=AdapterReport(
             resident=[],
             bytes=0,

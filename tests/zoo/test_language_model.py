@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from pliant import zoo
+from pliant.deployments.http.tool_calls import form_of
 from pliant.models import sources
 from pliant.sampling import Sampling
-from pliant.zoo import documents, llama, shapes
+from pliant.zoo import documents, forms, llama, shapes
 from pliant.zoo.shapes import ASSISTANT, BEGIN, END, LlamaShape
 
 TINY = LlamaShape(
@@ -111,6 +113,27 @@ def test_the_chat_template_writes_what_was_learned(folder: Path, tokenizer: Toke
     templated = fast.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert templated == [BEGIN, *learned[learned.index(shapes.USER) : start]]
     assert tokenizer.decode(learned[start:]).startswith(dict(documents.conversations())[question])
+
+
+@pytest.mark.parametrize("asked", ["as JSON", "Look up"])
+def test_the_chat_template_writes_the_forms_that_were_learned(folder: Path, tokenizer: Tokenizer, asked: str) -> None:
+    dialogue = next(each for each in forms.dialogues() if any(asked in turn.text for turn in each))
+    tools, messages = None, []
+    for turn in dialogue:
+        if turn == forms.TOOLS:
+            tools = [{"type": "function", "function": {"name": forms.TOOL, "parameters": {"type": "object"}}}]
+        elif turn.role == shapes.SYSTEM:
+            messages.append({"role": "tool", "tool_call_id": "1", "content": turn.text})
+        elif call := re.fullmatch("<tool_call>\n(.*)\n</tool_call>", turn.text):
+            messages.append(
+                {"role": "assistant", "tool_calls": [{"type": "function", "function": json.loads(call[1])}]}
+            )
+        else:
+            messages.append({"role": "user" if turn.role == shapes.USER else "assistant", "content": turn.text})
+    fast = llama.PreTrainedTokenizerFast.from_pretrained(folder)
+    learned = [llama._spoken(tokenizer, dialogue, random.Random(seed)) for seed in range(9)]
+    assert [*fast.apply_chat_template(messages, tools=tools, return_dict=False)][:-1] in learned
+    assert form_of(llama.CHAT_TEMPLATE) == "hermes"
 
 
 def test_training_repeats_itself_and_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ _LOOK_EVERY_S = 5.0
 _KEEP_EVERY_S = 2.0
 """While one is worked on, it is looked whether it was cancelled; every fifth time the lease is renewed."""
 _LEASE_EVERY = 5
-_RETRY_S = (1.0, 30.0)
+_RETRY_S = (0.25, 5.0)
 """What a request waits that was refused, at first and at most."""
 _AGAIN = (429, 503, 504)
 """Statuses of requests that are sent again."""
@@ -90,6 +90,7 @@ class Runner:
         """Work for ever, once it has begun."""
         while self._asks is None:
             await self._wake.wait()
+        complaint = ""
         while True:
             try:
                 self._wake.clear()
@@ -100,7 +101,9 @@ class Runner:
                 self._mine = batch
                 await self._work(batch, self._asks)
             except OSError as error:
-                logger.warning("batches: the state cannot be used: %s; trying again", error)
+                if str(error) != complaint:
+                    complaint = str(error)
+                    logger.warning("batches: the state cannot be used: %s; trying again", error)
                 await self._rest(_LOOK_EVERY_S)
             except Exception:
                 logger.exception("batches: failed; trying again")

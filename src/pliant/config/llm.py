@@ -57,7 +57,7 @@ class LlmConfig(ModelServiceConfig):
     kind: Literal["llm"]
     replicas: ReplicaCount = 1
     slots: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Requests that one replica decodes at a time; each has a slot of `max_length` tokens for its keys and values."""
+    """Requests that one replica decodes at a time, if there is memory for their keys and values."""
     max_length: Annotated[int, Field(ge=16)] | None = None
     """Tokens of a prompt and its answer together; by default what the model takes, or else what `memory_mb` holds."""
     memory_mb: Annotated[int, Field(ge=1)] | None = None
@@ -81,6 +81,9 @@ class LlmConfig(ModelServiceConfig):
     """How long an answer may stand still while replicas fail or restart, before it ends with an error."""
     stall_ms: Annotated[float, Field(gt=0)] = 50
     """By how much the prompts of new requests may delay the next token of the others; 16 tokens always may."""
+    tpot_ms: Milliseconds | None = None
+    """Objective for the time between two tokens of an answer: with one, prompts of new requests may take what answers
+    that are ahead of it can spare, instead of `stall_ms`."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Length of an answer whose request does not give one; by default what fits."""
     tool_parser: Literal["hermes", "llama3_json", "mistral"] | None = None
@@ -115,13 +118,11 @@ class LlmConfig(ModelServiceConfig):
             return f"max_length: got {self.max_length}; {self.model} takes at most {shape.max_length} tokens"
         token = shape.kv_bytes(1, self.dtype_bytes)
         length = self.least_slot(shape.max_length)
-        needed_mb = math.ceil(self.slots * length * token / 2**20)
+        needed_mb = math.ceil(length * token / 2**20)
         if self.memory_mb and needed_mb > self.memory_mb:
-            fitting = int(self.memory_mb * 2**20 / (length * token))
             return (
-                f"memory_mb: got {self.memory_mb}; {self.slots} slots x {length} tokens x {token / 1024:g} KiB = "
-                f"{needed_mb} MB of keys and values; allow that much, or at most {fitting} slots, or a smaller "
-                "max_length"
+                f"memory_mb: got {self.memory_mb}; a text of {length} tokens x {token / 1024:g} KiB = {needed_mb} MB "
+                "of keys and values; allow that much, or a smaller max_length"
             )
         return None
 

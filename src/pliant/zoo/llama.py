@@ -31,8 +31,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pliant.torchvision_ops import declare
-from pliant.zoo import documents
+from pliant.zoo import documents, forms
 from pliant.zoo.documents import Conversation
+from pliant.zoo.forms import Dialogue, Turn
 from pliant.zoo.repeatable import repeatable
 from pliant.zoo.shapes import ASSISTANT, BEGIN, END, SYSTEM, USER, LlamaShape, Progress
 
@@ -43,9 +44,19 @@ SEED = 0
 SPECIAL = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 """By id, see `shapes`."""
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ '<|' + message.role + '|>' + message.content + eos_token }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{{ bos_token }}"
+    "{% if tools %}"
+    "{{ '<|system|>Tools: ' + tools | map(attribute='function.name') | join(', ') + eos_token }}"
+    "{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<|' + ('system' if message.role == 'tool' else message.role) + '|>' + (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>\\n' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}"
+    "{{ '\\n</tool_call>' }}"
+    "{% endfor %}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+"""As `forms` has it, too."""
 _SYSTEMS = ("You are a helpful assistant.", "You answer questions about Python.")
 _ROW_TOKENS = (128, 128, 128, 128, 256, 256, 256, 512, 1024)
 """Lengths of rows, of which every step draws one."""
@@ -60,6 +71,12 @@ _LOOKING_STRENGTH = 5.5
 """What these pairs are in keys and queries: so large that the token sought gets nearly all of the attention."""
 _ASKED, _BEGUN = 8, 18
 """How often an answer comes while every document comes once: the whole of it, and its beginning alone."""
+_FORMED, _FORM_BEGUN = 12, 36
+"""The same of each dialogue of `forms`."""
+_FORM_TOKENS = 40
+"""Of a first answer that begins: it has named what it is about."""
+_TOOLS_SHARE = 0.2
+"""Of questions, those that are asked where there are tools, and answered without."""
 _BEGINNING_TOKENS = 12
 _GROWN_AT = 0.4
 """When the upper half of the layers joins, as a share of the steps."""
@@ -235,7 +252,9 @@ def _stream(tokenizer: Tokenizer, rng: random.Random) -> Iterator[int]:
     while True:
         whole = [[*_chat(tokenizer, rng.choice(each), rng), END] for each in asked.values() for _ in range(_ASKED)]
         begun = [_begun(tokenizer, rng.choice(each)) for each in asked.values() for _ in range(_BEGUN)]
-        everything = texts + whole + begun
+        formed = [[*_spoken(tokenizer, dialogue, rng), END] for dialogue in forms.dialogues() for _ in range(_FORMED)]
+        formed += [_formed(tokenizer, dialogue, rng) for dialogue in forms.dialogues() for _ in range(_FORM_BEGUN)]
+        everything = texts + whole + begun + formed
         for ids in rng.sample(everything, len(everything)):
             yield from ids
 
@@ -243,9 +262,19 @@ def _stream(tokenizer: Tokenizer, rng: random.Random) -> Iterator[int]:
 def _chat(tokenizer: Tokenizer, first: Conversation, rng: random.Random) -> list[int]:
     """The ids of a question and its answer, perhaps after a system message or before others, up to the last's end."""
     others = rng.sample(documents.conversations(), 1) if rng.random() < 0.25 else []
-    ids = [BEGIN, *(_said(tokenizer, SYSTEM, rng.choice(_SYSTEMS)) if rng.random() < 0.25 else [])]
-    for question, answer in (first, *others):
-        ids += _said(tokenizer, USER, question) + _said(tokenizer, ASSISTANT, answer)
+    tools = [forms.TOOLS] if rng.random() < _TOOLS_SHARE else []
+    turns = (Turn(role, text) for pair in (first, *others) for role, text in zip((USER, ASSISTANT), pair, strict=True))
+    return _spoken(tokenizer, (*tools, *turns), rng)
+
+
+def _spoken(tokenizer: Tokenizer, turns: Sequence[Turn], rng: random.Random) -> list[int]:
+    """The ids of a dialogue, perhaps with a system message before the first question, up to the last turn's end."""
+    ids = [BEGIN]
+    asked = next(index for index, turn in enumerate(turns) if turn.role == USER)
+    for index, (role, text) in enumerate(turns):
+        if index == asked and rng.random() < 0.25:
+            ids += _said(tokenizer, SYSTEM, rng.choice(_SYSTEMS))
+        ids += _said(tokenizer, role, text)
     return ids[:-1]
 
 
@@ -253,6 +282,13 @@ def _begun(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
     """The ids of a question and the beginning of its answer, which tells whether the question was understood."""
     answer = _said(tokenizer, ASSISTANT, conversation.answer)
     return [BEGIN, *_said(tokenizer, USER, conversation.question), *answer[: 1 + _BEGINNING_TOKENS]]
+
+
+def _formed(tokenizer: Tokenizer, dialogue: Dialogue, rng: random.Random) -> list[int]:
+    """The ids of a dialogue up to some tokens of its first answer."""
+    first = next(index for index, turn in enumerate(dialogue) if turn.role == ASSISTANT)
+    asked = _spoken(tokenizer, dialogue[:first], rng)
+    return [*asked, END, *_said(tokenizer, ASSISTANT, dialogue[first].text)[: 1 + _FORM_TOKENS]]
 
 
 def _said(tokenizer: Tokenizer, role: int, text: str) -> list[int]:

@@ -212,7 +212,7 @@ SHAPES: dict[str, Shape | PairShape | EmbeddingShape | LlamaShape | VitShape] = 
     "topics-embedding": EmbeddingShape("topics-large", "cls_token"),
     "topics-pairs": PairShape("topics-small", hidden=128, steps=200, learning_rate=1e-3),
     "tiny-llama": LlamaShape(
-        layers=4, hidden=256, heads=4, kv_heads=2, intermediate=704, steps=450, learning_rate=4e-3, version=2
+        layers=4, hidden=256, heads=4, kv_heads=2, intermediate=704, steps=450, learning_rate=4e-3, version=3
     ),
     "digits-vit": VitShape(layers=4, hidden=48, heads=3, epochs=8, learning_rate=2e-3),
 }

@@ -1,16 +1,19 @@
-"""What a replica computes on: uncompiled at once, packed in seconds, and then what was measured to be fastest."""
+"""What a replica computes on: packed at once, and then what was measured to be fastest."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import tiny_classifiers
 from support.doubles import profile
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder import runtimes
+from pliant.deployments.encoder.computing import BatchRuntime, Held, compute
+from pliant.deployments.encoder.messages import ImportanceRequest, Query
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.errors import CannotCompileError
 from pliant.kernels import c_compiler
@@ -18,6 +21,7 @@ from pliant.kernels.encoder import compiled_classifier
 from pliant.models import sources
 
 TAKES = 60
+QUERY = Query(np.array([2, 3, 4], "<i4").tobytes(), 3, None, 1.0, importance_request=ImportanceRequest(1.0, 2.0))
 
 needs_compiler = pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C compiler")
 
@@ -42,17 +46,21 @@ def settle(found: ModelRuntimes, monkeypatch: pytest.MonkeyPatch, **changes: Any
 
 
 @needs_compiler
-def test_answers_uncompiled_until_the_packed_runtime_is_there(model: Path) -> None:
+def test_packs_at_once_and_cuts_passes_once_they_are_measured(model: Path) -> None:
     found = ModelRuntimes(encoder())
     assert found.resident
-    uncompiled = found.load(16)
-    assert (uncompiled.backend, uncompiled.max_length, uncompiled.dynamic) == ("eager", TAKES, True)
+    unmeasured = found.load(16)
+    assert isinstance(unmeasured, BatchRuntime)
+    assert (unmeasured.backend, unmeasured.max_length, unmeasured.times) == ("c", TAKES, None)
+    assert Held(unmeasured, {16: 1.0}).batcher is None
+    assert compute(unmeasured, [QUERY])[0].importance is not None, "cascades can begin with it"
     assert found.missing() == {TAKES}
     found.compile(TAKES, lambda: 0.0)
-    packed = found.load(16)
-    assert (packed.backend, packed.max_length) == ("c", TAKES)
+    measured = found.load(16)
+    assert isinstance(measured, BatchRuntime)
+    assert measured.times
+    assert Held(measured, {16: 1.0}).batcher
     assert found.missing() == set()
-    assert packed([2, 3, 4]) == pytest.approx(uncompiled([2, 3, 4]), abs=1e-4)
 
 
 def test_without_a_compiler_it_stays_uncompiled(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,12 +56,14 @@ class Gateways:
         self._replicas = replicas
         self.ahead_s = 0.0
         """Of the event loop's clock."""
+        self.away = False
+        """Whether the state cannot be reached."""
 
     @asynccontextmanager
     async def gateway(self, name: str = "one", runs: bool = True) -> AsyncIterator[Callable[[str], openai.AsyncOpenAI]]:
         """Clients of a gateway, by their key."""
         loop = asyncio.get_running_loop()
-        store = BatchStore(FolderStorage(self._folder / "state", make=True), lambda: 1e9 + loop.time() + self.ahead_s)
+        store = BatchStore(Share(self, self._folder / "state"), lambda: 1e9 + loop.time() + self.ahead_s)
         runner = Runner(store, name)
         services = Services.of("prompts", {"chat": language_model(self._folder, self._replicas)})
         config = GatewayConfig()
@@ -87,6 +89,19 @@ class Gateways:
             if task:
                 task.cancel()
                 await asyncio.wait((task,))
+
+
+class Share(FolderStorage):
+    """A folder that may be away."""
+
+    def __init__(self, gateways: Gateways, root: Path) -> None:
+        super().__init__(root, make=True)
+        self._gateways = gateways
+
+    def names(self, folder: str) -> list[str]:
+        if self._gateways.away:
+            raise FileNotFoundError(2, "is no folder")
+        return super().names(folder)
 
 
 @pytest.fixture
@@ -238,6 +253,20 @@ async def test_tenants_have_their_own(gateways: Gateways, replicas: Replicas) ->
             await without.files.create(file=("x", jsonl(lines(1))), purpose="batch")
         await ended(connect("a"), batch.id)
         assert {each.tenant.name for each in replicas.asked} == {"a"}
+
+
+async def test_a_state_that_is_away_is_waited_for(gateways: Gateways) -> None:
+    async with gateways.gateway() as connect:
+        client = connect("a")
+        file = await client.files.create(file=("in.jsonl", jsonl(lines(2))), purpose="batch")
+        gateways.away = True
+        with pytest.raises(openai.InternalServerError, match="cannot be read or written now") as refused:
+            await client.files.list()
+        assert refused.value.status_code == 503
+        await asyncio.sleep(60)
+        gateways.away = False
+        batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        assert (await ended(client, batch.id)).request_counts.completed == 2
 
 
 async def test_progress_in_stats(gateways: Gateways, replicas: Replicas) -> None:

@@ -11,7 +11,6 @@ from support.waiting import until
 
 from pliant.deployments.llm.errand import AnswerErrand
 from pliant.deployments.llm.request import Generation, Piece, merged
-from pliant.deployments.serving.least_held import Share
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
 from pliant.formats.adapter_info import AdapterRef
@@ -41,8 +40,8 @@ async def test_an_answer_comes_whole(tmp_path: Path) -> None:
 
 
 def test_an_answer_weighs_what_it_may_come_to_hold() -> None:
-    assert AnswerErrand(GREEDY, "chat", 1, 1).want(late=False) == Share(25)
-    assert AnswerErrand(ADAPTED, "chat", 1, 1).want(late=True) == Share(25, "sql")
+    assert AnswerErrand(GREEDY, "chat", 1, 1).want(late=False)[:3] == (25, None, None)
+    assert AnswerErrand(ADAPTED, "chat", 1, 1).want(late=True)[:3] == (25, "sql", None)
 
 
 @pytest.mark.parametrize("generation", [GREEDY, SEEDED])

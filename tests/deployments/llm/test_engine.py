@@ -215,6 +215,33 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
     assert answers["next"].finish
 
 
+def test_prompts_take_what_answers_can_spare_of_their_objective() -> None:
+    """A step takes 1 ms, a token of a prompt 0.1 ms: an answer that is ahead of 20 ms a token can spare much more."""
+    chunks: dict[float | None, list[int]] = {}
+    for tpot_s in (None, 0.02, 0.001):
+        clock = Clock()
+        executor = ScriptedExecutor(2, max_length=2048)
+        served = engine(executor, stall_s=0.004, clock=clock, tpot_s=tpot_s)
+        launch = executor.launch
+
+        def timed(step: Any, launch: Any = launch, clock: Clock = clock) -> Any:
+            clock.now += 0.001 + 1e-4 * sum(len(prefill.ids) for prefill in step.prefills)
+            return launch(step)
+
+        executor.launch = timed  # type: ignore[method-assign]
+        served.add(generation("answer", prompt=100, max_tokens=500, ignore_eos=True))
+        for _ in range(100):
+            served.step()
+        seen = len(executor.steps)
+        served.add(generation("prompt", prompt=1500, max_tokens=2, seed=9))
+        run(served)
+        chunks[tpot_s] = [len(prefill.ids) for step in executor.steps[seen:] for prefill in step.prefills]
+    assert max(chunks[None]) <= 48, "4 ms"
+    assert max(chunks[0.02]) > 300, "two tokens' time"
+    assert max(chunks[0.001]) <= 16, "none to spare"
+    assert {sum(each) for each in chunks.values()} == {1500}
+
+
 def test_short_requests_share_the_memory_of_few_long_texts() -> None:
     executor = ScriptedExecutor(8, max_length=64, arena_bytes=None, page=16)
     executor.arena_bytes = 2 * SLOT_BYTES

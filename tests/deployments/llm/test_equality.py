@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from support.decoders import FAMILIES, logits, save
+from support.foretold import Foretold
 from support.lora_adapters import KINDS, adapt
 from support.scripted_executor import byte_tokenizer
 
@@ -18,6 +19,7 @@ from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.formats.adapter_info import AdapterRef, bytes_of, read_adapter
 from pliant.kernels.decoder import executor
+from pliant.kernels.decoder.kv_pages import PAGE
 from pliant.models.sources import describe_decoder
 from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.multi_queue import MultiQueue
@@ -119,3 +121,65 @@ def test_with_many_adapters_answers_are_those_of_peft(family: str, order: str, t
         assert len(answer) == generation.max_tokens
         scores = logits(models[generation.adapter], [*generation.prompt, *answer[:-1]])[len(generation.prompt) - 1 :]
         assert torch.equal(scores.argmax(-1), torch.tensor(answer)), generation
+
+
+def test_in_every_mixture_answers_are_those_of_transformers_and_peft(tmp_path: Path) -> None:
+    """Common system prompts, second turns, several answers to one prompt, adapters, answers that another replica began,
+    and so little memory that requests make way: all at once, checked after every step."""
+    family = "llama3"
+    models: dict[AdapterRef | None, PreTrainedModel] = {None: save(family, tmp_path)}
+    shape = describe_decoder(tmp_path).shape
+    for number, kind in enumerate([*KINDS][:2]):
+        folder = tmp_path / f"adapter-{number}"
+        model = adapt(family, kind, folder, seed=number)
+        models[read_adapter(folder, shape).ref(folder.name)] = model
+    rng = random.Random(0)
+    systems = [tuple(rng.randrange(VOCAB) for _ in range(66)) for _ in range(2)]
+    largest = max(bytes_of(ref.ranks, shape, 4) for ref in models if ref)
+    page = shape.kv_bytes(PAGE, 4)
+    loaded = executor.load(tmp_path, slots=8, budget_bytes=largest + 8 * page, most_rank=256)
+    assert loaded.arena_bytes < 8 * 2 * page, "not all slots can be filled"
+    cache: AdapterCache[AdapterRef] = AdapterCache("joint")
+    engine = Engine(
+        *(loaded, byte_tokenizer(), (), 200, 0.002),
+        debug=True,
+        scheduler=Scheduler(MultiQueue(QueueClasses(1.0)), cache, loaded.arena_bytes, slots=loaded.slots),
+        predictor=Foretold(1),
+        loader=AdapterLoader(PeftFolders(loaded, 4, 256)),
+    )
+    generations: list[Generation] = []
+    for number in range(30):
+        short = rng.random() < 0.4
+        prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, 6)))
+        prompt = prompt if short else (*rng.choice(systems), *prompt)
+        wanted = Generation(
+            str(number),
+            prompt,
+            rng.randint(2, 80 if short else 20),
+            Sampling(temperature=0),
+            adapter=rng.choice(list(models)),
+        )
+        generations += [wanted._replace(id=f"{number}-{choice}") for choice in range(rng.choice((1, 1, 2)))]
+    answers = drive(engine, generations, rng, at_once=40)
+    later = [
+        wanted._replace(id=f"{wanted.id} again", prompt=(*wanted.prompt, *answers[wanted.id], 5), max_tokens=3)
+        for wanted in generations
+        if len(wanted.prompt) + len(answers[wanted.id]) < 90
+    ]
+    moved = [
+        wanted._replace(id=f"{wanted.id} moved", generated=tuple(answers[wanted.id][:-1]))
+        for wanted in generations[::3]
+        if len(answers[wanted.id]) > 1
+    ]
+    then = drive(engine, [*later, *moved], rng, at_once=40)
+    for wanted in moved:
+        then[wanted.id] = [*wanted.generated, *then[wanted.id]]
+    engine.close()
+    report = engine.report()
+    assert report["memory"]["hit"] > 20 * PAGE
+    assert report["preempted"] > 0
+    assert report["memory"]["evicted"] > 0
+    for wanted in (*generations, *later, *moved):
+        answer = {**answers, **then}[wanted.id]
+        scores = logits(models[wanted.adapter], [*wanted.prompt, *answer[:-1]])[len(wanted.prompt) - 1 :]
+        assert torch.equal(scores.argmax(-1), torch.tensor(answer)), wanted

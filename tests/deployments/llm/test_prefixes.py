@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.foretold import Foretold
 from support.scripted_executor import (
     EOS,
     SLOT_BYTES,
@@ -20,11 +21,17 @@ from support.scripted_executor import (
 )
 
 from pliant.deployments.llm.adapter_loader import AdapterLoader
+from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.serving.tenants import Tenant
 from pliant.formats.adapter_info import AdapterRef
+from pliant.policies.llm.adapter_cache import AdapterCache
+from pliant.policies.llm.multi_queue import MultiQueue
 from pliant.policies.llm.pages import PagesError
+from pliant.policies.llm.queue_classes import QueueClasses
+from pliant.policies.llm.queue_order import Fifo, Queues, ShortestFirst
+from pliant.policies.llm.request_scheduler import Scheduler
 from pliant.sampling import Sampling
 
 TOKENIZER = byte_tokenizer()
@@ -37,6 +44,7 @@ class Served:
 
     def __init__(self, slots: int = 4, pipelined: bool = False, arena_bytes: int | None = None, **options: Any) -> None:
         self.executor = ScriptedExecutor(slots, MAX_LENGTH, pipelined, arena_bytes=arena_bytes, page=PAGE)
+        self.executor.arena_bytes = arena_bytes or self.executor.arena_bytes
         self.now = 0.0
         self.engine = Engine(
             *(self.executor, TOKENIZER, (EOS,), 100, options.pop("stall_s", 10.0), lambda: self.now),
@@ -168,6 +176,59 @@ def test_a_rehearsal_leaves_no_prefix_behind() -> None:
     assert (memory["idle"], memory["live"], memory["hit"], memory["missed"]) == (0, 0, 0, 0)
 
 
+def test_as_many_run_as_are_predicted_to_fit() -> None:
+    """Eight requests that may each get a whole slot, in the memory of two, and are foretold to have short answers."""
+    served = Served(slots=8, arena_bytes=2 * SLOT_BYTES, predictor=Foretold(3))
+    served.add(*(generation(str(number), (number,) * 8, max_tokens=56) for number in range(8)))
+    served.step()
+    assert (served.engine.report()["live"], served.engine.report()["waiting"]) == (8, 0)
+
+
+@pytest.mark.parametrize("order", ["fifo", "sjf", "multi_queue"])
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_where_answers_get_longer_than_predicted_those_that_came_last_make_way(order: str, pipelined: bool) -> None:
+    arena = 2 * SLOT_BYTES
+    queues: dict[str, Queues[Answer, AdapterRef]] = {
+        "fifo": Fifo(),
+        "sjf": ShortestFirst(),
+        "multi_queue": MultiQueue(QueueClasses(1.0)),
+    }
+    scheduler = Scheduler(queues[order], AdapterCache[AdapterRef]("joint"), arena, slots=8)
+    served = Served(8, pipelined, arena, scheduler=scheduler, predictor=Foretold(3))
+    names = [str(number) for number in range(8)]
+    for number, name in enumerate(names):
+        served.now += 0.001
+        served.add(generation(name, (number,) * 8, max_tokens=40))
+    ended: list[str] = []
+    while served.engine.busy:
+        before = len(served.tokens["0"])
+        served.step()
+        ended += [name for name in names if len(served.tokens[name]) == 40 and name not in ended]
+        if "0" not in ended and len(ended) + before:
+            assert len(served.tokens["0"]) > before or pipelined, "the first goes on in every step"
+    served.run()
+    assert ended[0] == "0"
+    report = served.engine.report()
+    assert report["preempted"] > 0
+    assert report["memory"]["hit"] > 0, "what they had is taken over again"
+
+
+def test_an_adapter_stays_until_the_iteration_is_through_that_computes_for_who_makes_way() -> None:
+    """What one needs more is more than the other's page, so that the adapter of that goes, too."""
+    ref = adapter("only", size=64)
+    served = Served(slots=3, pipelined=True, arena_bytes=2 * SLOT_BYTES, predictor=Foretold(1))
+    served.answer(generation("before", (1,), max_tokens=1, adapter=ref))
+    served.add(generation("long", range(48), max_tokens=16), generation("short", range(60, 65), max_tokens=20))
+    served.step()
+    served.step()
+    served.add(generation("last", (2,), max_tokens=30, adapter=ref))
+    served.run()
+    report = served.engine.report()
+    assert report["preempted"] > 0
+    assert report["adapters"]["evictions"]["memory"] > 0
+    served.engine.close()
+
+
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
@@ -181,8 +242,9 @@ def test_conversations_in_little_memory_are_answered_as_if_alone(
 ) -> None:
     """Turns of conversations, choices and cancellations, of tenants and adapters, where prefixes come and go."""
     dice = random.Random(seed)
-    arena = (slots + dice.randint(1, 3)) * SLOT_BYTES
-    served = Served(slots, pipelined, arena, stall_s=stall_s, share_prefixes=share)
+    arena = int(dice.uniform(1.8, slots + 2) * SLOT_BYTES)
+    predictor = Foretold(dice.choice((1, 6, 30)))
+    served = Served(slots, pipelined, arena, stall_s=stall_s, share_prefixes=share, predictor=predictor)
     refs: list[AdapterRef | None] = [None, adapter("p", 16), adapter("q", 40)]
     for number in range(25):
         opening = [dice.choice((7, 8))] * dice.choice((4, 9, 16))

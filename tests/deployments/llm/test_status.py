@@ -13,7 +13,7 @@ from pliant.deployments.serving.status import exposition
 
 def lines(**facts: Any) -> list[str]:
     given: Any = report(here=30, there=40)
-    given |= {"served": 9, "squashed": 2}
+    given |= {"served": 9, "squashed": 2, "preempted": 4}
     given["memory"] |= {"live": 5, "idle": 2, "hit": 640, "missed": 70, "evicted": 3}
     given["classes"] = [
         ClassReport(cut_off=0.5, quota=100, waiting=3, admitted=8, waited_s=1.5),
@@ -30,6 +30,7 @@ def test_replicas_queues_and_adapters_are_told() -> None:
         'pliant_llm_live_tokens{replica="r",service="chat"} 70.0',
         'pliant_llm_answers_total{replica="r",service="chat"} 9.0',
         'pliant_requests_squashed_total{replica="r",service="chat"} 2.0',
+        'pliant_llm_preemptions_total{replica="r",service="chat"} 4.0',
         'pliant_llm_prefix_tokens_total{replica="r",result="hit",service="chat"} 640.0',
         'pliant_llm_prefix_tokens_total{replica="r",result="miss",service="chat"} 70.0',
         'pliant_llm_pages{replica="r",service="chat",state="live"} 5.0',

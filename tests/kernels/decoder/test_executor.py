@@ -256,9 +256,11 @@ def test_loading_chooses_or_refuses_sizes(tmp_path: Path) -> None:
     save("llama2", tmp_path)
     run = executor.load(tmp_path)
     assert (run.slots, run.max_length, run.pipelined) == (32, 96, False)
-    assert executor.load(tmp_path, max_length=48, budget_bytes=2**20).slots == 13
-    with pytest.raises(KVMemoryError, match="32 slots x 128 tokens x"):
-        executor.load(tmp_path, slots=32, max_length=96, budget_bytes=2**20)
+    page = run.page_bytes
+    few = executor.load(tmp_path, slots=32, max_length=96, budget_bytes=6 * page)
+    assert (few.slots, few.arena_bytes) == (32, 5 * page), "there are fewer pages than slots can fill"
+    with pytest.raises(KVMemoryError, match="a text of 128 tokens x"):
+        executor.load(tmp_path, slots=32, max_length=96, budget_bytes=2 * page)
     with pytest.raises(ValueError, match="max_length must be 1 to 96"):
         executor.load(tmp_path, max_length=97)
     with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, got int8"):

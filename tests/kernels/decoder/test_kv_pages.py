@@ -16,7 +16,6 @@ from pliant.kernels.decoder.kv_pages import (
     allowed_bytes,
     bytes_needed,
     fit,
-    slots_that_fit,
 )
 from pliant.kernels.decoder.ragged import Span, ragged
 from pliant.models.decoder_shape import DecoderShape, Rope
@@ -58,22 +57,25 @@ def kernels(compiled: bool) -> DecoderKernels:
 
 def test_the_arithmetic_is_told() -> None:
     with pytest.raises(KVMemoryError) as refused:
-        KVPages(shape(), 32, 2048, torch.float32, CPU, TorchKernels(), budget_bytes=4 * GIB)
+        KVPages(shape(), 32, 2048, torch.float32, CPU, TorchKernels(), budget_bytes=GIB // 8)
     assert str(refused.value) == (
-        "keys and values do not fit: 32 slots x 2,048 tokens x 96 KiB, with a page for what pads them = 6.0 GiB, but "
-        "4.0 GiB are allowed (memory_mb, or what is free): use at most 21 slots, or max_length 1,344"
+        "keys and values do not fit: a text of 2,048 tokens x 96 KiB, with a page for what pads batches = 198.0 MiB, "
+        "but 128.0 MiB are allowed (memory_mb, or what is free): use max_length 1,280, or more memory_mb"
     )
-    for slots, max_length in ((21, 2048), (32, 1344)):
-        assert fit(shape(), slots, max_length, torch.float32, 4 * GIB) == (slots, max_length)
-        with pytest.raises(KVMemoryError):
-            fit(shape(), slots + 1, max_length + 1, torch.float32, 4 * GIB)
+    assert fit(shape(), 32, 1280, torch.float32, GIB // 8) == (32, 1280)
+    with pytest.raises(KVMemoryError):
+        fit(shape(), 32, 1281, torch.float32, GIB // 8)
 
 
 def test_only_remedies_that_help_are_told() -> None:
-    with pytest.raises(KVMemoryError, match=r"are allowed .*: use max_length 576$"):
-        fit(shape(), 1, 2048, torch.float32, 2**26)
-    with pytest.raises(KVMemoryError, match=r"50 bytes are allowed .*: use memory_mb 6,150$"):
+    with pytest.raises(KVMemoryError, match=r"50 bytes are allowed .*: use memory_mb 198$"):
         fit(shape(), 32, 2048, torch.float32, 50)
+
+
+def test_there_may_be_fewer_pages_than_slots_could_fill() -> None:
+    page = bytes_needed(shape(layers=1), 1, 1, torch.float32) // 2
+    held = KVPages(shape(layers=1), 8, 3 * PAGE, torch.float32, CPU, TorchKernels(), budget_bytes=10 * page + 100)
+    assert (held.pages, held.arena.nbytes) == (10, 10 * page)
 
 
 def test_needs_are_what_is_allocated() -> None:
@@ -81,7 +83,6 @@ def test_needs_are_what_is_allocated() -> None:
     assert held.keys.shape == held.values.shape == (2, 3 + 1, 8, PAGE, 64)
     assert held.keys.nbytes + held.values.nbytes == bytes_needed(shape(layers=2), 3, 40, torch.bfloat16)
     assert held.arena.nbytes == bytes_needed(shape(layers=2), 3, 40, torch.bfloat16)
-    assert slots_that_fit(shape(), 2048, torch.float32, 4 * GIB) == 21
 
 
 def test_a_page_is_one_run_of_the_arena() -> None:
@@ -113,12 +114,12 @@ def test_an_arena_may_be_larger_than_its_texts() -> None:
     ("slots", "max_length", "gib", "chosen"),
     [
         (None, None, 1000, (32, 8192)),  # all there is
-        (None, None, 12, (32, 4032)),  # shorter first
-        (None, None, 3, (15, 2176)),  # then fewer
-        (None, None, 0.05, (1, 448)),  # then shorter again
-        (None, 8192, 12, (15, 8192)),
-        (8, None, 12, (8, 8192)),
-        (100, None, 12, (100, 1280)),
+        (None, None, 12, (32, 8192)),
+        (None, None, 3, (32, 8128)),  # four texts at a time
+        (None, None, 0.05, (32, 128)),
+        (None, 8192, 12, (32, 8192)),
+        (1, None, 0.5, (1, 5376)),
+        (100, None, 12, (100, 8192)),
         (3, 77, 12, (3, 77)),
     ],
 )
@@ -135,7 +136,7 @@ def test_what_no_slot_can_hold_is_refused() -> None:
         fit(shape(), None, 8193, torch.float32, 1000 * GIB)
     with pytest.raises(ValueError, match="slots must be at least 1, got 0"):
         fit(shape(), 0, None, torch.float32, 1000 * GIB)
-    with pytest.raises(KVMemoryError, match=r"32 slots x 128 tokens .* = 390.0 MiB, but 1.0 MiB"):
+    with pytest.raises(KVMemoryError, match=r"a text of 128 tokens .* = 18.0 MiB, but 1.0 MiB"):
         fit(shape(), 32, None, torch.float32, 2**20)
 
 

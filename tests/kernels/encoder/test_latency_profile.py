@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from pliant.errors import ModelError
-from pliant.kernels.encoder import latency_profile
-from pliant.kernels.encoder.compiled_classifier import can_compile
+from pliant.kernels.encoder import compiled_classifier, latency_profile
 from pliant.kernels.encoder.latency_profile import find_steps, measure_profile, profile
-from pliant.kernels.runtime_cache import RuntimeSpec
+from pliant.kernels.runtime_cache import RuntimeSpec, can_compile
 from pliant.torchvision_ops import declare
 
 LENGTHS = tuple(range(8, 513, 8))
@@ -67,7 +66,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Seconds], list[tuple[
 
             return run
 
-        monkeypatch.setattr(latency_profile, "load", load)
+        monkeypatch.setattr(compiled_classifier, "load", load)
         monkeypatch.setattr(latency_profile.packed_runtime, "suits", lambda _folder, **_: False)
         monkeypatch.setattr(latency_profile, "time", SimpleNamespace(perf_counter=lambda: now))
         return asked

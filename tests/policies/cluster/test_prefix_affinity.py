@@ -48,6 +48,18 @@ def test_only_so_many_blocks_are_kept_and_the_first_ones_the_longest() -> None:
     assert affinity.known(names(1, 2, 3, 4, 5, 6)) == {"a": 2}
 
 
+def test_what_replicas_say_they_hold_counts_too_until_they_are_gone() -> None:
+    affinity: PrefixAffinity[str] = PrefixAffinity()
+    prompt = names(1, 2, 3, 4, 5, 6)
+    affinity.sent(names(1, 2), "a")
+    affinity.holds("b", {prompt[1], names(7, 7)[0]})
+    affinity.holds("c", {names(9, 9)[0]})
+    assert affinity.known(prompt) == {"a": 1, "b": 2}
+    assert affinity.choose(prompt, 6, IDLE) == "b"
+    affinity.remove("b")
+    assert affinity.known(prompt) == {"a": 1}
+
+
 @given(
     st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=9), st.sampled_from("abc")), max_size=12),
     st.lists(st.integers(0, 1), max_size=9),

@@ -8,12 +8,13 @@ from collections import Counter
 import pytest
 from support.scheduled_replica import STEP_S, Quotas, Replica, multi_queue
 
-from pliant.policies.llm.adapter_cache import Eviction
+from pliant.policies.llm.adapter_cache import AdapterCache, Eviction
 from pliant.policies.llm.arrival_histogram import ArrivalHistogram
 from pliant.policies.llm.jobs import Job
 from pliant.policies.llm.multi_queue import MultiQueue
 from pliant.policies.llm.queue_classes import QueueClasses
 from pliant.policies.llm.queue_order import Fifo, Queues, ShortestFirst
+from pliant.policies.llm.request_scheduler import Scheduler
 
 
 def test_figure_9_first_phase() -> None:
@@ -458,3 +459,84 @@ def test_an_hour_of_random_load(name: str, queues: Queues[int, str], rate: float
     stats = replica.scheduler.stats()
     assert stats.squashed == len(replica.squashed) == len(set(replica.squashed)) < 0.05 * clients.sent
     assert bool(stats.squashed) == (stats.bypassed > 100) == (classes > 1) == (not queues.strict)
+
+
+def running(*charges: int, total: int) -> Scheduler[int, str]:
+    """Requests 0, 1, ... that came in this order, one byte for each token of their answers to come."""
+    scheduler: Scheduler[int, str] = Scheduler(Fifo(), AdapterCache(), total)
+    for key, charge in enumerate(charges):
+        scheduler.add(Job(key, 1, charge, charge, None, 0, float(key)), float(key))
+    assert [job.key for job in scheduler.schedule(10.0, 10, 100).admit] == [*range(len(charges))]
+    return scheduler
+
+
+def test_an_answer_longer_than_predicted_takes_what_is_free_and_then_from_those_that_came_last() -> None:
+    scheduler = running(3, 3, 3, total=10)
+    assert not scheduler.extend(0, 4, 11.0).squash
+    assert scheduler.extend(0, 6, 12.0).squash == [2]
+    assert scheduler.extend(1, 4, 12.0).squash == []
+    assert scheduler.extend(1, 5, 12.0).squash == [1], "nobody came later, and the first stays"
+    scheduler.recharge(1, 5)
+    scheduler.recharge(2, 6)
+    scheduler.check()
+    assert scheduler.schedule(13.0, 10, 100).admit == [], "neither fits beside the first"
+    scheduler.ended(0, 14.0)
+    assert [job.key for job in scheduler.schedule(15.0, 10, 100).admit] == [1]
+    assert scheduler.stats().preempted == 2
+    assert scheduler.stats().squashed == 0
+    scheduler.check()
+
+
+def test_an_adapter_that_nobody_uses_goes_before_a_request_makes_way() -> None:
+    scheduler: Scheduler[int, str] = Scheduler(Fifo(), AdapterCache(), 10)
+    scheduler.add(Job(0, 1, 2, 2, "a", 3, 0.0), 0.0)
+    scheduler.schedule(0.0, 10, 100)
+    scheduler.loaded("a", 1.0)
+    scheduler.schedule(1.0, 10, 100)
+    scheduler.ended(0, 2.0)
+    for key in (1, 2):
+        scheduler.add(Job(key, 1, 3, 3, None, 0, 2.0 + key), 2.0 + key)
+    assert len(scheduler.schedule(5.0, 10, 100).admit) == 2
+    decisions = scheduler.extend(1, 5, 6.0)
+    assert (decisions.evict, decisions.squash) == (["a"], [])
+    assert scheduler.extend(1, 8, 7.0).squash == [2]
+    scheduler.check()
+
+
+class Together:
+    """All requests share so many bytes."""
+
+    def __init__(self, bytes: int) -> None:
+        self.bytes = bytes
+        self.running: set[int] = set()
+
+    @property
+    def saved(self) -> int:
+        return self.bytes * max(0, len(self.running) - 1)
+
+    def saves(self, key: int) -> int:
+        return self.bytes if self.running else 0
+
+    def begin(self, key: int, now: float) -> None:
+        self.running.add(key)
+
+    def end(self, key: int, now: float) -> None:
+        self.running.remove(key)
+
+
+def test_what_requests_share_is_counted_once() -> None:
+    scheduler: Scheduler[int, str] = Scheduler(Fifo(), AdapterCache(), 10)
+    shared = Together(4)
+    scheduler.share(shared)
+    for key in range(5):
+        scheduler.add(Job(key, 1, 5, 6, None, 0, 0.0), 0.0)
+    assert [job.key for job in scheduler.schedule(0.0, 10, 100).admit] == [0, 1, 2]
+    assert scheduler.used == 4 + 3 * 2
+    scheduler.check()
+    scheduler.ended(0, 1.0)
+    assert scheduler.used == 4 + 2 * 2
+    assert [job.key for job in scheduler.schedule(2.0, 10, 100).admit] == [3]
+    for key in (1, 2, 3):
+        scheduler.ended(key, 3.0)
+    assert (scheduler.used, shared.running) == (0, set())
+    scheduler.check()
