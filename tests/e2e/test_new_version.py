@@ -1,0 +1,77 @@
+"""A new version of a model takes over while clients ask: no request fails, and no answer is of both versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from e2e.application import IMPORT_PATH
+from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
+from e2e.load import Load
+from support.encoder_models import save, save_pooling
+from support.waiting import PROCESS_HANGS_AFTER_S, wait_until
+
+from pliant.models.revision import revision
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two models that read texts differently: by their prompt, and by whether they know of token types."""
+    root = tmp_path_factory.mktemp("models")
+    old = save_pooling(save(root / "old", "bert", "embed"), "mean", True)
+    prompts = {"prompts": {"all": "the cat "}, "default_prompt_name": "all"}
+    new = save_pooling(save(root / "new", "roberta", "embed", type_vocab_size=1), "mean", True, **prompts)
+    return old, new
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    versions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, faults_folder: None
+) -> Iterator[Cluster]:
+    content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    content["applications"][0]["import_path"] = IMPORT_PATH
+    service = {"kind": "encoder", "model": str(versions[0]), "replicas": 2, "cpus": 0.05}
+    service |= {"slo_ms": PATIENT_MS, "timeout_s": PROCESS_HANGS_AFTER_S}
+    content["applications"][0]["args"]["services"] = {"vectors": service}
+    with serving(content, tmp_path_factory.mktemp("versions")) as started:
+        yield started
+
+
+def ask(http: httpx.Client, _number: int = 0) -> str:
+    response = http.post("/v1/embeddings", json={"model": "vectors", "input": "sat on a mat"})
+    if response.status_code != 200:
+        return f"{response.status_code} {response.text}"
+    answer = response.json()
+    vector = [f"{number:.3f}" for number in answer["data"][0]["embedding"][:8]]
+    return " ".join([answer["system_fingerprint"], str(answer["usage"]["prompt_tokens"]), *vector])
+
+
+def test_a_changed_model_takes_over_while_clients_ask(cluster: Cluster, versions: tuple[Path, Path]) -> None:
+    before = set(cluster.stats("vectors"))
+    with httpx.Client(base_url=cluster.address, timeout=PROCESS_HANGS_AFTER_S) as http:
+        first = ask(http)
+        content = yaml.safe_load(cluster.path.read_text())
+        content["applications"][0]["args"]["services"]["vectors"]["model"] = str(versions[1])
+        path = cluster.path.with_name("new.yaml")
+        path.write_text(yaml.safe_dump(content))
+
+        def replaced() -> bool:
+            try:
+                now = cluster.stats("vectors")
+            except httpx.HTTPError:
+                return False
+            return len(now) == 2 and not now.keys() & before
+
+        load = Load(cluster.address, 4, ask)
+        with load.running():
+            load.go_on()
+            cluster.deploy(path)
+            wait_until(replaced, cluster.progress)
+            load.go_on()
+        last = ask(http)
+    assert [first.split()[0], last.split()[0]] == [revision(version) for version in versions]
+    assert set(load.outcomes) == {first, last}, load.outcomes
+    assert cluster.get("/v2/models/vectors")["parameters"]["revision"] == revision(versions[1])
