@@ -171,6 +171,7 @@ BODIES: Sequence[tuple[str, Mapping[str, str], Any]] = (
     ("/v1/chat/completions", {}, {"model": "chat", "messages": _TALK, **GENERATE, "response_format": _FORM}),
     ("/v1/responses", {}, {"model": "chat", "input": "a", "instructions": "x", "max_output_tokens": 4}),
     ("/v1/responses", {}, {"model": "chat", "input": _ITEMS, "stream": True, "max_output_tokens": 2}),
+    ("/v2/repository/index", {}, {"ready": True}),
     ("/tokenize", {}, {"prompt": "a", "add_special_tokens": False, "return_token_strs": True}),
     ("/tokenize", {}, {"model": "chat", "messages": _TALK}),
     ("/detokenize", {}, {"model": "chat", "tokens": [1, 2]}),
