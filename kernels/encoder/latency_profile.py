@@ -3,17 +3,25 @@
 A dynamic runtime is compiled once and measured in fine steps. Each static length costs a compile of 10 s or more, so
 the two that decide come first: a short one, where static code saves the most, and the longest. Only if one of them is
 clearly faster do more follow. All of them are the packages that serving loads later.
+
+`python -m pliant.kernels.encoder.latency_profile SPEC` prints the profile for a `RuntimeSpec` in JSON: a replica whose
+own runtime needs no torch has it measured so.
 """
 
+import json
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pliant.errors import CannotCompileError
+from pliant.background import run_in_background, work_in_background
+from pliant.errors import CannotCompileError, ModelError, PliantError
 from pliant.formats.profile import EVEN_BINS, PAYS, Profile, kept
 from pliant.kernels.encoder import packed_runtime, timed_runtime
 from pliant.kernels.encoder.packed_runtime import PackedRuntime
@@ -55,12 +63,22 @@ def profile(
 ) -> Profile:
     """The profile of the classifier in `folder` for up to `longest` tokens; measured first if it is not in the cache.
 
-    Measuring takes about a minute on a CPU, most of it compiling. Raises ModelError as `compiled_classifier.load` does.
+    Measuring takes about a minute on a CPU, most of it compiling: in this process if it is to report its `progress`, or
+    else in one of its own. Raises ModelError as `compiled_classifier.load` does.
     """
     spec = RuntimeSpec(Path(folder), longest, device, dtype, threads, dynamic=True)
     spec.check()
     name = f"{spec.name()}-{RECIPE}" + ("" if can_compile(spec) else "-uncompiled")
-    return kept(name, lambda: measure_profile(spec, progress or (lambda _text, _done: None)))
+    return kept(name, lambda: measure_profile(spec, progress) if progress else _measured_apart(spec))
+
+
+def _measured_apart(spec: RuntimeSpec) -> Profile:
+    given = json.dumps({**asdict(spec), "folder": str(spec.folder)})
+    done = run_in_background([sys.executable, "-m", __name__, given], os.environ)
+    if done.returncode:
+        reason = done.stderr.strip().rpartition("\n")[2]
+        raise ModelError(f"{spec.folder} could not be profiled: {reason or f'exit status {done.returncode}'}")
+    return Profile.model_validate_json(done.stdout.strip().rpartition("\n")[2])
 
 
 def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
@@ -186,3 +204,17 @@ def _rounds(
             break
         report(min(1.0, max(spent, len(rounds) / most)))
     return np.array(rounds)
+
+
+def _main() -> None:
+    work_in_background(niceness=0)
+    given = json.loads(sys.argv[1])
+    try:
+        found = measure_profile(RuntimeSpec(**{**given, "folder": Path(given["folder"])}), lambda _text, _done: None)
+    except PliantError as error:
+        sys.exit(str(error))
+    print(found.model_dump_json())
+
+
+if __name__ == "__main__":
+    _main()

@@ -129,7 +129,7 @@ def test_uncompiled_profiles_are_kept_apart(folder, monkeypatch, tmp_path) -> No
     monkeypatch.delenv("CXX", raising=False)
     assert not can_compile(RuntimeSpec(folder, 40, dynamic=True))
     made = profile(folder, 40)
-    monkeypatch.setattr(latency_profile, "measure_profile", None)
+    monkeypatch.setattr(latency_profile, "run_in_background", None)
     assert profile(folder, 40) == made
     (kept,) = (path for path in (tmp_path / "profiles").iterdir() if path.is_dir())
     assert kept.name.endswith("-uncompiled")
