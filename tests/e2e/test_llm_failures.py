@@ -188,3 +188,35 @@ async def test_overload_is_refused_with_a_time_to_come_back(cluster: Cluster, cl
             assert int(error.response.headers["Retry-After"]) >= 1
     await until_idle(cluster)
     await client.completions.create(model="chat", prompt="calm", max_tokens=4)
+
+
+async def test_a_file_of_requests_goes_on_when_its_gateway_dies(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
+    patient = client.with_options(max_retries=1_000)
+    body = {"model": "chat", "prompt": "The for statement", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    lines = [
+        json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body})
+        for number in range(96)
+    ]
+    file = await patient.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    batch = await patient.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+
+    async def completed() -> int:
+        nonlocal batch
+        batch = await patient.batches.retrieve(batch.id)
+        assert batch.request_counts
+        return batch.request_counts.completed
+
+    while True:
+        if await completed():
+            break
+        await asyncio.sleep(0.1)
+    assert batch.status == "in_progress"
+    for process in cluster.replica_processes("gateway"):
+        process.kill()
+    while batch.status == "in_progress":
+        await completed()
+        await asyncio.sleep(0.5)
+    assert (batch.status, await completed()) == ("completed", len(lines))
+    texts = [json.loads(line) for line in (await patient.files.content(batch.output_file_id or "")).text.splitlines()]
+    assert {each["custom_id"] for each in texts} == set(map(str, range(len(lines))))
+    assert len({each["response"]["body"]["choices"][0]["text"] for each in texts}) == 1
