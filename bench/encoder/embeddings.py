@@ -42,6 +42,7 @@ def figures(data: Path | None) -> list[Figure]:
     torch.set_num_threads(1)
     theirs = SentenceTransformer(str(folder), device="cpu")
     runtime = timed_runtime.load(folder, _LONGEST)
+    assert runtime.times
     batcher = Batcher(PackedTimes.fitted(runtime.times), _LONGEST)
 
     def ours() -> np.ndarray:
