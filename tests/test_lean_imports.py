@@ -34,7 +34,10 @@ KINDS = tuple(module for _, module in kinds.KINDS)
 PROCESSES: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "command line": (("pliant.cli.command",), HEAVY),
     "builder of the application": ((f"{SERVE}.app", f"{SERVE}.run"), HEAVY),
-    "gateway": ((f"{SERVE}.serving.gateway", f"{SERVE}.serving.router", *KINDS), HEAVY),
+    "gateway": (
+        (f"{SERVE}.serving.gateway", f"{SERVE}.serving.router", f"{SERVE}.http.application", *KINDS),
+        HEAVY,
+    ),
     "planner": ((f"{SERVE}.serving.planner", f"{SERVE}.autoscaling", *KINDS), HEAVY),
     "replica of a classifier in C": (PACKED, HEAVY),
     "replica of a classifier in torch": (ENCODER, HEAVY - {"torch"}),

@@ -60,7 +60,8 @@ def _telling(account: Account, send: Send) -> Send:
     async def told(message: Message) -> None:
         if message["type"] == "http.response.start":
             account.answered(message["status"])
-            MutableHeaders(scope=message).update(account.headers())
+            if limits := account.headers():
+                MutableHeaders(scope=message).update(limits)
         await send(message)
 
     return told

@@ -620,8 +620,9 @@ def test_whatever_comes_each_query_is_answered_once(
             assert (report["waiting"], report["running"]) == (0, 0)
             answers = [reply for reply, _ in told.values() if isinstance(reply, Answer)]
             assert report["in_time"] + report["late"] == len(answers)
-            assert not house.tasks._users
-            assert not house.tasks._loads
+            for ref in (task("a"), task("plain", ()), task("new")):
+                await house.tasks.forget(ref)
+            assert house.tasks.names() == [], "needed by nobody any more"
 
     virtual_loop.run(main())
 
