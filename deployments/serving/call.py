@@ -171,7 +171,10 @@ class Caller(Generic[Want, Query, Item]):
         coming = asyncio.ensure_future(anext(items))
         stalls_at = time.monotonic() + _SILENCE_S
         try:
-            while not (await asyncio.wait((coming,), timeout=min(_QUIET_S, course.until - time.monotonic())))[0]:
+            while True:
+                within_s = min(_QUIET_S, min(course.until, stalls_at) - time.monotonic())
+                if (await asyncio.wait((coming,), timeout=max(0.0, within_s)))[0]:
+                    return coming.result()
                 if (now := time.monotonic()) >= course.until:
                     raise course.errand.unanswered()
                 self._table.doubt(replica)
@@ -180,7 +183,6 @@ class Caller(Generic[Want, Query, Item]):
                 stalls_at = now + _SILENCE_S
                 if course.moves_on(replica):
                     return None
-            return coming.result()
         finally:
             await _end(coming)
 

@@ -107,11 +107,9 @@ def test_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="tokens, prompt and answer together") as long:
         client.completions.create(**{**GREEDY, "max_tokens": 10**6})
     assert long.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError, match="tools") as tools:
-        client.chat.completions.create(
-            model="chat", messages=TALK, tools=[{"type": "function", "function": {"name": "f"}}]
-        )
-    assert tools.value.param == "tools"
+    with pytest.raises(openai.BadRequestError, match="not supported here") as spoken:
+        client.chat.completions.create(model="chat", messages=TALK, modalities=["text", "audio"])
+    assert spoken.value.param == "modalities"
     with pytest.raises(openai.NotFoundError) as unrouted:
         client.post("/nothing", cast_to=object)
     assert unrouted.value.type == "invalid_request_error"
