@@ -118,9 +118,16 @@ def test_clusters_on_one_machine_have_gateways_on_other_ports() -> None:
             assert haproxy._free_ports() != first
 
 
-def test_a_cluster_s_ports_are_taken_before_a_gateway_listens() -> None:
-    first = haproxy._free_ports()
-    assert not haproxy._is_free(first + haproxy._PORTS)
+def test_a_cluster_s_ports_are_its_own_before_anything_listens() -> None:
+    one, other = haproxy.environment(None), haproxy.environment(None)
+    ports = [name for name in one if name.endswith("_PORT")]
+    assert {"MIN_HTTP", "MAX_HTTP", "PROXY_HTTP", "PROXY_GRPC"} <= {"_".join(name.split("_")[-3:-1]) for name in ports}
+    taken = [
+        range(min(numbers), max(numbers) + 1)
+        for numbers in ([int(each[name]) for name in ports] for each in (one, other))
+    ]
+    assert not set(taken[0]) & set(taken[1])
+    assert not haproxy._is_free(taken[0].stop)
 
 
 class Forgetful(BaseHTTPRequestHandler):
@@ -134,6 +141,7 @@ class Forgetful(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        assert self.headers[haproxy.PASSWORD_HEADER] == "sesame"
         if body in self.seen:
             self._answer()
         else:

@@ -162,7 +162,9 @@ def settings(program: str, folder: str, port: int) -> dict[str, str]:
     It wants a `PASSWORD`, too."""
     return {
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(port),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(port + _PORTS),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(port + _PORTS - 1),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(port + _PORTS),  # whom HAProxy asks while there is no gateway
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(port + _PORTS + 1),
         SWITCH: "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": program,
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
@@ -180,13 +182,14 @@ def settings(program: str, folder: str, port: int) -> dict[str, str]:
 
 
 def _free_ports() -> int:
-    """The first of `_PORTS` ports for gateways, and one for `_reserved`. Serve lets processes share a port, so two
-    clusters on one machine would get each other's requests."""
-    blocks = list(range(20_000, 32_000, _PORTS + 1))
+    """The first of `_PORTS` ports for gateways, two for Serve's own proxy and one for `_reserved`. Serve lets processes
+    share a port, so two clusters on one machine would get each other's requests."""
+    last = _PORTS + 2
+    blocks = list(range(20_000, 32_000 - last, last + 1))
     secrets.SystemRandom().shuffle(blocks)
     for first in blocks:
         reserve = socket.socket()
-        if _binds(reserve, first + _PORTS) and all(map(_is_free, range(first, first + _PORTS))):
+        if _binds(reserve, first + last) and all(map(_is_free, range(first, first + last))):
             _reserved.append(reserve)
             return first
         reserve.close()
