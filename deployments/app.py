@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureC
 from ray.serve.exceptions import RayServeException
 
 from pliant.config.base import ReplicaRange, ServiceConfig
-from pliant.config.cluster import ServingConfig, check_models
+from pliant.config.cluster import PLANNER_CPUS, ServingConfig, check_models
 from pliant.deployments import kinds
 from pliant.deployments.autoscaling import PLANNER, STAY
 from pliant.deployments.http.application import application
@@ -25,7 +25,6 @@ from pliant.errors import PliantError
 
 _STATS_PERIOD_S = 1.0
 _MOST_GATEWAYS = 1024
-_PLANNER_CPUS = 0.1
 _PLANNER_ANSWERS_WITHIN_S = 3.0
 """Three times in a row, or another one takes its place: that costs no request, and nothing is loaded without one."""
 _METRICS_PERIOD_S = 1.0
@@ -78,7 +77,7 @@ def assemble(
     planner = _deployment(
         Planner,
         name=PLANNER,
-        ray_actor_options={"num_cpus": _PLANNER_CPUS},
+        ray_actor_options={"num_cpus": PLANNER_CPUS},
         max_ongoing_requests=_MOST_GATEWAYS,
         health_check_timeout_s=_PLANNER_ANSWERS_WITHIN_S,
         **({"autoscaling_config": _between(ReplicaRange(min=1, max=1))} if scales else {}),

@@ -1,4 +1,4 @@
-"""Compiles C sources for the machine they run on, once, and loads them."""
+"""Finds compilers; compiles C sources for the machine they run on, once, and loads them."""
 
 import ctypes
 import hashlib
@@ -24,6 +24,11 @@ class CompilerError(Exception):
 def compiler() -> str | None:
     """The C compiler's command: $CC, or else the first of cc, gcc and clang that is there."""
     return next(filter(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang"))), None)
+
+
+def cxx_compiler() -> str | None:
+    """The C++ compiler's: $CXX, or else the first of g++ and clang++ that is there."""
+    return next(filter(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))), None)
 
 
 def library(sources: Sequence[Path], options: Sequence[str] = THIS_MACHINE) -> ctypes.CDLL:

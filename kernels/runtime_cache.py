@@ -6,9 +6,7 @@ once per machine, by whichever process asks first. What is only looked for on a 
 
 import hashlib
 import json
-import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from pathlib import Path
 
 from pliant.cache import cache_folder, made_once
 from pliant.errors import ModelError
+from pliant.kernels.c_compiler import cxx_compiler
 from pliant.models import hub
 from pliant.models.encoder_info import most_tokens
 
@@ -99,14 +98,9 @@ def package(spec: RuntimeSpec, build: Callable[[Path], None]) -> Path:
     return made_once(package_folder(spec), build)
 
 
-def find_compiler() -> str | None:
-    """The C++ compiler's command: $CXX, or else the first of g++ and clang++ that is there."""
-    return next(filter(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))), None)
-
-
 def can_compile(spec: RuntimeSpec) -> bool:
     """Whether a compiled runtime can be had: it has been compiled before, or a C++ compiler is there."""
-    return package_folder(spec).exists() or find_compiler() is not None
+    return package_folder(spec).exists() or cxx_compiler() is not None
 
 
 def machine(device: str) -> list[str]:

@@ -11,6 +11,7 @@ import asyncio
 import time
 from contextlib import aclosing
 from functools import partial
+from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -31,11 +32,19 @@ from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.deployments.llm.served_models import ServedModel, ServedModels
 from pliant.deployments.serving.outcome import RequestError
 
+Call = TypeVar("Call", CompletionRequest, ChatRequest, ResponsesRequest)
+
 
 def router(models: ServedModels, max_body: int) -> APIRouter:
     """The routes over `models`. `max_body` is in bytes."""
     api = APIRouter(prefix="/v1", tags=["OpenAI"])
     media = answers("application/json", "text/event-stream")
+
+    async def read(request: Request, kind: type[Call]) -> tuple[Call, ServedModel]:
+        """What is asked, and of whom. Raises RequestError."""
+        body = await read_body(request, max_body)
+        call = await off_loop(len(body), lambda: parsed(kind, body))
+        return call, await models.find(call.model)
 
     @api.get("/models")
     async def listing() -> Response:
@@ -47,9 +56,7 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
 
     @api.post("/completions", openapi_extra=json_body(CompletionRequest), responses=media)
     async def complete(request: Request) -> Response:
-        body = await read_body(request, max_body)
-        call = await off_loop(len(body), lambda: parsed(CompletionRequest, body))
-        served = await models.find(call.model)
+        call, served = await read(request, CompletionRequest)
         model = served.base
         hold(request.scope, model.name)
         bound(len(call.prompts) * call.choices)
@@ -63,9 +70,7 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
 
     @api.post("/chat/completions", openapi_extra=json_body(ChatRequest), responses=media)
     async def chat(request: Request) -> Response:
-        body = await read_body(request, max_body)
-        call = await off_loop(len(body), lambda: parsed(ChatRequest, body))
-        served = await models.find(call.model)
+        call, served = await read(request, ChatRequest)
         name, seed = drawn(request)
         generations, shape, prompt_tokens = await _chat(request, served, call, name, seed)
         delivered = last_event(request, len(generations)) if call.stream else None
@@ -73,9 +78,7 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
 
     @api.post("/responses", openapi_extra=json_body(ResponsesRequest), responses=media)
     async def respond(request: Request) -> Response:
-        body = await read_body(request, max_body)
-        call = await off_loop(len(body), lambda: parsed(ResponsesRequest, body))
-        served = await models.find(call.model)
+        call, served = await read(request, ResponsesRequest)
         name, seed = drawn(request)
         try:
             [generation], shape, prompt_tokens = await _chat(request, served, call.chat(), name, seed)

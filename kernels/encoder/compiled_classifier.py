@@ -23,9 +23,10 @@ from pliant.background import run_in_background, work_in_background
 from pliant.cache import cache_folder, made
 from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
+from pliant.kernels.c_compiler import cxx_compiler
 from pliant.kernels.cuda_graph import CudaGraph, Forward
 from pliant.kernels.encoder.texts import Accepted, Output, Text
-from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec, find_compiler, package, package_folder
+from pliant.kernels.runtime_cache import SHORTEST_DYNAMIC, RuntimeSpec, package, package_folder
 from pliant.turns import COMPILE, turn
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def _run_eagerly(model: "EagerClassifier", device: str, inputs: torch.Tensor) ->
 
 def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) -> None:
     """Compile in a process of its own, with a bounded number of threads, when it is its turn."""
-    compiler = find_compiler()
+    compiler = cxx_compiler()
     if compiler is None:
         raise CannotCompileError(
             "No C++ compiler was found (CXX, g++ or clang++), so classifiers run uncompiled: answers are the same, but "

@@ -23,7 +23,8 @@ from pliant.background import run_in_background
 from pliant.cache import cache_folder, made, made_once
 from pliant.errors import CannotCompileError
 from pliant.kernels import compiled_forward
-from pliant.kernels.runtime_cache import find_compiler, machine
+from pliant.kernels.c_compiler import cxx_compiler
+from pliant.kernels.runtime_cache import machine
 from pliant.models.sources import Progress
 from pliant.turns import COMPILE, turn
 
@@ -95,7 +96,7 @@ def open_package(package: Path) -> Forward:
 
 def _compile_apart(spec: VitSpec, into: Path) -> None:
     """Compile in a process of its own, with a bounded number of threads and a limit to its time, in turn."""
-    compiler = find_compiler()
+    compiler = cxx_compiler()
     if compiler is None:
         raise CannotCompileError(
             "No C++ compiler was found (CXX, g++ or clang++), so vision models run uncompiled: answers are the same, "

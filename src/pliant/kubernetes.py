@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 
 from pliant import haproxy, ray_settings
-from pliant.config.cluster import ClusterConfig
+from pliant.config.cluster import PLANNER_CPUS, ClusterConfig
 from pliant.config.http import HttpOptions
 from pliant.dashboards import files, rules
 from pliant.errors import ConfigError
@@ -29,7 +29,6 @@ _GATEWAY_PORTS: Final = 30_000
 _CACHE: Final = "/var/cache/pliant"
 _DRAINS_S: Final = 120
 """Longer than `pliant drain` waits."""
-_PLANNER_CPUS: Final = 0.1
 
 _OBSERVER: Final = "OBSERVER_KEY"
 
@@ -83,7 +82,7 @@ def workers(cluster: ClusterConfig, shape: Shape) -> tuple[int, int]:
     Raises ConfigError if one fits on none.
     """
     gateway = cluster.serving.gateway
-    fewest = [*[(0.0, gateway.cpus)] * gateway.replicas, (0.0, _PLANNER_CPUS)]
+    fewest = [*[(0.0, gateway.cpus)] * gateway.replicas, (0.0, PLANNER_CPUS)]
     most = list(fewest)
     for name, service in cluster.serving.services.items():
         size, reserved = service.replica_range(), service.resources()

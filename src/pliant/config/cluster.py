@@ -23,6 +23,8 @@ from pliant.errors import ConfigError, ModelError
 IMPORT_PATH = "pliant.deployments.app:build"
 AUTOSCALING_POLICY = "pliant.deployments.autoscaling:follow_planner"
 
+PLANNER_CPUS = 0.1
+"""What the planner reserves in Ray."""
 _RESERVED = ("gateway", "planner")
 """Names of deployments that are not services."""
 

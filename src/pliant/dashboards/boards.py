@@ -31,6 +31,10 @@ def _share(part: str, whole: str) -> str:
     return f"({part} or 0 * {whole}) / {whole}"
 
 
+def _by_tenant(metric: str, *more: str, where: str = "") -> str:
+    return f"sum by ({', '.join(('tenant', *more))}) (rate({metric}{where}{_OVER}))"
+
+
 def _of_all(outcomes: str) -> str:
     """Share of requests that ended so, of all services together."""
     ended = f'sum(rate({_REQUESTS}{{{_SERVICE}, outcome=~"{outcomes}"}}{_OVER}))'
@@ -38,6 +42,7 @@ def _of_all(outcomes: str) -> str:
 
 
 _REQUESTS = "ray_pliant_requests_total"
+_TENANT_REQUESTS = "ray_pliant_tenant_requests_total"
 
 CLUSTER = Dashboard(
     "cluster",
@@ -510,8 +515,6 @@ VISION = Dashboard(
     ),
 )
 
-_BY_STATUS = "sum by (tenant, status)"
-
 TENANTS = Dashboard(
     "tenants",
     "pliant: tenants",
@@ -522,14 +525,14 @@ TENANTS = Dashboard(
             (
                 Panel(
                     "Requests",
-                    (Query(f"sum by (tenant) (rate(ray_pliant_tenant_requests_total{_OVER}))", "{{tenant}}"),),
+                    (Query(_by_tenant(_TENANT_REQUESTS), "{{tenant}}"),),
                     "Over HTTP.",
                     "reqps",
                     width=12,
                 ),
                 Panel(
                     "Tokens",
-                    (Query(f"sum by (tenant) (rate(ray_pliant_tenant_tokens_total{_OVER}))", "{{tenant}}"),),
+                    (Query(_by_tenant("ray_pliant_tenant_tokens_total"), "{{tenant}}"),),
                     "Of texts, prompts and answers, a second.",
                     width=12,
                 ),
@@ -537,7 +540,7 @@ TENANTS = Dashboard(
                     "Refused",
                     (
                         Query(
-                            f'{_BY_STATUS} (rate(ray_pliant_tenant_requests_total{{status=~"4..|5.."}}{_OVER}))',
+                            _by_tenant(_TENANT_REQUESTS, "status", where='{status=~"4..|5.."}'),
                             "{{tenant}} {{status}}",
                         ),
                     ),

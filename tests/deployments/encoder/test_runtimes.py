@@ -65,7 +65,7 @@ def test_packs_at_once_and_cuts_passes_once_they_are_measured(model: Path) -> No
 
 def test_without_a_compiler_it_stays_uncompiled(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c_compiler, "compiler", lambda: None)
-    monkeypatch.setattr(compiled_classifier, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiled_classifier, "cxx_compiler", lambda: None)
     found = ModelRuntimes(encoder())
     with pytest.raises(CannotCompileError, match="uncompiled"):
         found.compile(TAKES, lambda: 0.0)

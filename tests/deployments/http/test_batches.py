@@ -121,6 +121,15 @@ async def started(client: openai.AsyncOpenAI, requests: list[dict[str, Any]]) ->
     )
 
 
+async def advanced(client: openai.AsyncOpenAI, count: int) -> Any:
+    """A batch of so many lines, some of which are answered."""
+    batch = await started(client, lines(count))
+    while not batch.request_counts.completed:
+        await asyncio.sleep(1)
+        batch = await client.batches.retrieve(batch.id)
+    return batch
+
+
 async def ended(client: openai.AsyncOpenAI, id: str) -> Any:
     while True:
         batch = await client.batches.retrieve(id)
@@ -162,10 +171,7 @@ async def test_another_gateway_goes_on_behind_what_is_answered(gateways: Gateway
     count = 3 * PART_LINES
     replicas.replicas["a"].pause_s = 0.5
     async with gateways.gateway("one") as connect:
-        batch = await started(connect("a"), lines(count))
-        while not batch.request_counts.completed:
-            await asyncio.sleep(1)
-            batch = await connect("a").batches.retrieve(batch.id)
+        batch = await advanced(connect("a"), count)
     before = len(replicas.asked)
     assert batch.request_counts.completed == PART_LINES
     async with gateways.gateway("two") as connect:
@@ -201,10 +207,7 @@ async def test_cancelled(gateways: Gateways, replicas: Replicas) -> None:
     replicas.replicas["a"].pause_s = 1.0
     async with gateways.gateway() as connect:
         client = connect("a")
-        batch = await started(client, lines(3 * PART_LINES))
-        while not batch.request_counts.completed:
-            await asyncio.sleep(1)
-            batch = await client.batches.retrieve(batch.id)
+        batch = await advanced(client, 3 * PART_LINES)
         assert (await client.batches.cancel(batch.id)).status == "cancelling"
         batch = await ended(client, batch.id)
         assert (batch.status, batch.cancelled_at is None) == ("cancelled", False)
@@ -273,10 +276,7 @@ async def test_progress_in_stats(gateways: Gateways, replicas: Replicas) -> None
     replicas.replicas["a"].pause_s = 2.0
     async with gateways.gateway() as connect:
         client = connect("a")
-        batch = await started(client, lines(2 * PART_LINES))
-        while not batch.request_counts.completed:
-            await asyncio.sleep(1)
-            batch = await client.batches.retrieve(batch.id)
+        batch = await advanced(client, 2 * PART_LINES)
         await asyncio.sleep(4)
         [facts] = (await client.with_options(base_url="http://test").get("/stats", cast_to=dict))["batches"]  # type: ignore[type-var]
         assert facts == {

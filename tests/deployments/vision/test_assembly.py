@@ -26,7 +26,7 @@ from pliant.kernels.vision.executor import CpuExecutor
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(vit_packages, "find_compiler", lambda: None)
+    monkeypatch.setattr(vit_packages, "cxx_compiler", lambda: None)
     monkeypatch.setattr(vit_profile, "_ROUNDS", (1, 1))
     monkeypatch.setattr(assembly, "_BATCHES", (1, 8))
 

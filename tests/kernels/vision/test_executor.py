@@ -234,7 +234,7 @@ def test_what_cannot_be_compiled_runs_eagerly(
     executor, folder, compiler, reasons, monkeypatch, tmp_path, caplog
 ) -> None:
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
-    monkeypatch.setattr(vit_packages, "find_compiler", lambda: compiler)
+    monkeypatch.setattr(vit_packages, "cxx_compiler", lambda: compiler)
     monkeypatch.setattr(vit_packages.sys, "executable", shutil.which("false"))
     with caplog.at_level(logging.WARNING, "pliant"):
         executor.prepare([-3, 0])
@@ -248,7 +248,7 @@ def test_what_cannot_be_compiled_runs_eagerly(
 def test_a_compile_that_hangs_is_given_up(folder, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
     monkeypatch.setattr(vit_packages, "LIMIT_S", 0.01)
-    monkeypatch.setattr(vit_packages, "find_compiler", lambda: "g++")
+    monkeypatch.setattr(vit_packages, "cxx_compiler", lambda: "g++")
     (reason,) = vit_packages.build([VitSpec(folder, 0, "float32", 1, 8)]).values()
     assert "took more than 0 s to compile" in reason
 
