@@ -94,7 +94,7 @@ def ensure(name: str, progress: Callable[[str, float], object], niceness: int = 
     """The folder of the model `name`, of the `ADAPTERS` or of the `TASKS`, which are trained first if this user has
     never done so.
 
-    One process trains at a time, of all that are wanted the cheapest first; others that ask meanwhile wait. `progress`
+    Of all that are wanted the cheapest are trained first, a few at a time; others that ask meanwhile wait. `progress`
     is called with what is being done and the fraction done; adapters, tasks and embeddings may need their model to be
     trained before. Raises ModelError if training fails.
     """
