@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -67,18 +68,16 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
 
 
 def _train_ahead(serving: ServingConfig) -> None:
-    """Begin to train what the zoo lacks, the cheapest first, while Ray starts; replicas on this machine wait for it."""
+    """Begin to train what the zoo lacks while Ray starts; replicas on this machine wait for it."""
     named = [name for service in serving.services.values() for name in service.fetched()]
     wanted = {name.removeprefix("zoo/") for name in named if name.startswith("zoo/")}
 
-    def train() -> None:
-        for name in sorted(wanted, key=zoo.cost):
-            try:
-                zoo.ensure(name, lambda _text, _done: None)
-            except (PliantError, OSError):
-                return  # whoever needs it says why
+    def train(name: str) -> None:
+        with suppress(PliantError, OSError):  # whoever needs it says why
+            zoo.ensure(name, lambda _text, _done: None)
 
-    threading.Thread(target=train, daemon=True).start()
+    for name in sorted(wanted, key=zoo.cost):
+        threading.Thread(target=train, args=(name,), daemon=True).start()
 
 
 def write_boards() -> None:
