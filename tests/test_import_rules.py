@@ -43,6 +43,7 @@ NOT_FOR: dict[str, set[str]] = {
 MAY_IMPORT_RAY = {
     "deployments.app",
     "deployments.drain",
+    "deployments.nodes",
     "deployments.run",
     "deployments.startup",
     *(f"deployments.serving.{shell}" for shell in ("gateway", "metrics", "planner", "router")),

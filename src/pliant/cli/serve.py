@@ -107,17 +107,22 @@ def _check_port(cluster: ClusterConfig) -> None:
             return
     except OSError as error:
         reason = os.strerror(error.errno or 0)
-    try:
-        if httpx.get(f"{cluster.http.url}/-/healthz", timeout=2, verify=cluster.http.trust()).text == "success":
-            return
-    except httpx.HTTPError:
-        pass
+    if serve_answers(cluster.http):
+        return
     raise ConfigError(
         [
             f"http_options: {cluster.http.host}:{cluster.http.port} cannot be listened on: {reason}; stop what uses "
             "it, or choose another port"
         ]
     )
+
+
+def serve_answers(http: HttpOptions) -> bool:
+    """Whether Serve listens there."""
+    try:
+        return httpx.get(f"{http.url}/-/healthz", timeout=2, verify=http.trust()).text == "success"
+    except httpx.HTTPError:
+        return False
 
 
 def edge(http: HttpOptions) -> dict[str, str]:
