@@ -45,7 +45,7 @@ MAY_IMPORT_RAY = {
     "deployments.drain",
     "deployments.run",
     "deployments.startup",
-    *(f"deployments.serving.{shell}" for shell in ("gateway", "metrics", "planner", "router")),
+    *(f"deployments.serving.{shell}" for shell in ("calls", "gateway", "metrics", "planner", "router")),
     *(f"deployments.{kind}.replica" for kind in ("encoder", "llm", "vision")),
 }
 
