@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,20 @@ from ray import serve
 
 from pliant import zoo
 from pliant.bench.chaos.clients import CHAT, IMAGES, TEXTS, Clients, End
+from pliant.bench.chaos.faults import FAULTS, undo
 from pliant.bench.chaos.nodes import Nodes, processes
 from pliant.deployments.app import assemble
 from pliant.deployments.kinds import parse
 
+_GATEWAY = "ServeReplica:default:gateway"
 _PARTS = {
     "edge": ("haproxy", "ProxyActor"),
-    "gateway": ("ServeReplica:default:gateway",),
+    "gateway": (_GATEWAY,),
     "planner": ("ServeReplica:default:planner",),
     **{f"replica of {name}": (f"ServeReplica:default:{name}",) for name in (TEXTS, CHAT, IMAGES)},
     "controller": ("ServeController",),
 }
 """What the title of a process of each has; of the first that there is."""
-_FAULTS: dict[str, Callable[[psutil.Process], None]] = {
-    "SIGKILL": lambda process: process.kill(),
-    "SIGSTOP": lambda process: process.suspend(),
-    "out of memory": lambda process: _limit(process, psutil.RLIMIT_AS, process.memory_info().vms),
-    "full disk": lambda process: _limit(process, psutil.RLIMIT_FSIZE, 0),
-}
-"""What befalls a process. Out of memory: it gets no more than it has. Full disk: it can write no byte to any file."""
 _BEFORE_S, _AFTER_S, _CALM_S = 3.0, 10.0, 3.0
 _RECOVERS_WITHIN_S = 60.0
 
@@ -94,14 +89,14 @@ async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[s
     at = time.monotonic()
     victim: psutil.Process | None = None
     if part == "node":
-        await asyncio.to_thread(nodes.remove, 0)
+        await asyncio.to_thread(nodes.terminate if fault == "SIGTERM" else nodes.remove, 0)
     else:
         victim = psutil.Process(min(next(filter(None, map(processes, _PARTS[part])))))
-        _FAULTS[fault](victim)
+        await asyncio.to_thread(FAULTS[fault], victim, [psutil.Process(each) for each in processes(_GATEWAY)])
     await _calm(clients, at)
     if victim:
         with contextlib.suppress(psutil.NoSuchProcess):  # Serve has replaced it meanwhile
-            _undo(victim)
+            undo(victim)
     asking.cancel()
     await asyncio.wait([asking])
     if part == "node":
@@ -114,18 +109,6 @@ async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[s
         "recover_s": round(max((end.ended - at for end in bad), default=0.0), 2),
         "by": dict(Counter(f"{end.kind}: {end.how if end.how != 'ok' else 'late'} {end.what}" for end in bad)),
     }
-
-
-def _limit(process: psutil.Process, what: int, most: int) -> None:
-    """The hard limit stays, so that this can be undone."""
-    process.rlimit(what, (most, process.rlimit(what)[1]))
-
-
-def _undo(process: psutil.Process) -> None:
-    """Of all faults."""
-    process.resume()
-    for what in (psutil.RLIMIT_AS, psutil.RLIMIT_FSIZE):
-        _limit(process, what, process.rlimit(what)[1])
 
 
 async def _calm(clients: Clients, at: float) -> None:

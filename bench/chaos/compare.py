@@ -1,5 +1,5 @@
-"""What clients notice when a part of a cluster of three nodes dies, stops, or gets no memory or disk, under a load of
-all kinds. `--cells "planner:full disk" node:SIGKILL` tries only these.
+"""What clients notice when a part of a cluster of three nodes dies, stops, ends, loses its connections, or gets no
+memory or disk, under a load of all kinds. `--cells "planner:full disk" node:SIGKILL` tries only these.
 
 Clients of short texts and of images ask once; a stream that breaks off goes on behind its last event, and a load that
 was answered with 503 is asked for again. What gets no answer then is lost; what takes more than five seconds is late.
@@ -28,10 +28,11 @@ _QUICK = [
 _FULL = [
     *_QUICK,
     *(("gateway", "SIGSTOP"), ("controller", "SIGSTOP"), ("replica of digits", "SIGSTOP")),
-    *(("edge", "SIGKILL"), ("edge", "SIGSTOP"), ("node", "SIGKILL")),
+    *(("edge", "SIGKILL"), ("edge", "SIGSTOP"), ("node", "SIGKILL"), ("node", "SIGTERM")),
     *(("gateway", "out of memory"), ("planner", "out of memory"), ("replica of topics-small", "out of memory")),
     *(("replica of chat", "out of memory"), ("replica of digits", "out of memory")),
     *(("gateway", "full disk"), ("planner", "full disk"), ("replica of chat", "full disk")),
+    *(("planner", "cut"), ("replica of topics-small", "cut"), ("replica of chat", "cut"), ("replica of digits", "cut")),
 ]
 _ENDS_WITHIN_S = 3600
 

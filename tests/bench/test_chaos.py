@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pliant.bench.chaos import cells, compare
+from pliant.bench.chaos import compare, faults
 from pliant.bench.load import LoadError
 from pliant.bench.report import Options
 
@@ -46,11 +47,25 @@ def test_a_process_gets_no_more_until_that_is_undone(fault: str, does: str, fail
 
         process = psutil.Process(victim.pid)
         assert said() == "ok"
-        cells._FAULTS[fault](process)
+        faults.FAULTS[fault](process, [])
         assert said() == fails
-        cells._undo(process)
+        faults.undo(process)
         assert said() == "ok"
         victim.kill()
+
+
+def test_connections_with_peers_are_cut_and_no_others() -> None:
+    code = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print(s.recv(1))"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = [sys.executable, "-c", code, str(listening.getsockname()[1])]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
+            connection, _ = listening.accept()
+            process = psutil.Process(victim.pid)
+            with connection:
+                assert faults.cut(process, []) == 0
+                assert faults.cut(process, [psutil.Process()]) == 1
+                assert connection.recv(1) == b""
+            assert victim.communicate()[0].strip() == "b''"
 
 
 def test_only_cells_that_there_are_can_be_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
