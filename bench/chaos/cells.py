@@ -20,6 +20,7 @@ import psutil
 from ray import serve
 
 from pliant import zoo
+from pliant.bench.chaos import slow_disk
 from pliant.bench.chaos.clients import CHAT, IMAGES, TEXTS, Clients, End
 from pliant.bench.chaos.faults import FAULTS, undo
 from pliant.bench.chaos.nodes import Nodes, processes
@@ -37,30 +38,33 @@ _PARTS = {
 """What the title of a process of each has; of the first that there is."""
 _BEFORE_S, _AFTER_S, _CALM_S = 3.0, 10.0, 3.0
 _RECOVERS_WITHIN_S = 60.0
+_SLOW_S = 0.3
+"""That a step of a slow disk takes."""
 
 
 def main() -> None:
-    """PLAN is a list of pairs of a part, or "node", and a fault."""
+    """PLAN is a list of pairs of a part, "node" or "state", and a fault."""
     plan, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     nodes = Nodes(head_cpus=3, num_cpus=2)
     try:
         for _ in range(2):
             nodes.add()
         address = nodes.connect()
-        serve.run(assemble(parse(_config(out.parent))))
+        slow = any(fault == "slow disk" for _, fault in plan)
+        serve.run(assemble(parse(_config(out.parent, slow))))
         out.write_text(json.dumps(asyncio.run(_run(address, nodes, plan))))
     finally:
         nodes.end()
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder: Path, slow: bool) -> dict[str, Any]:
     (folder / "state").mkdir()
     shutil.copytree(zoo.ensure(zoo.ADAPTERS, lambda _what, _done: None), folder / "adapters")
     each: dict[str, Any] = {"replicas": 2, "cpus": 0.2}
     adapters = {"roots": [str(folder / "adapters")]}
     return {
         "gateway": {"replicas": 2, "cpus": 0.2},
-        "state": str(folder / "state"),
+        "state": f"{'slow://' if slow else ''}{folder / 'state'}",
         "services": {
             TEXTS: {**each, "kind": "encoder", "model": "zoo/topics-small", "lengths": [64]},
             CHAT: {**each, "kind": "llm", "model": "zoo/tiny-llama", "max_length": 512, "adapters": adapters},
@@ -90,6 +94,8 @@ async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[s
     victim: psutil.Process | None = None
     if part == "node":
         await asyncio.to_thread(nodes.terminate if fault == "SIGTERM" else nodes.remove, 0)
+    elif part == "state":
+        slow_disk.begin(_SLOW_S)
     else:
         victim = psutil.Process(min(next(filter(None, map(processes, _PARTS[part])))))
         await asyncio.to_thread(FAULTS[fault], victim, [psutil.Process(each) for each in processes(_GATEWAY)])
@@ -97,6 +103,7 @@ async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[s
     if victim:
         with contextlib.suppress(psutil.NoSuchProcess):  # Serve has replaced it meanwhile
             undo(victim)
+    slow_disk.end()
     asking.cancel()
     await asyncio.wait([asking])
     if part == "node":

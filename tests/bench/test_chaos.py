@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pliant.bench.chaos import compare, faults
+from pliant.bench.chaos import compare, faults, slow_disk
 from pliant.bench.load import LoadError
 from pliant.bench.report import Options
 
@@ -85,3 +86,27 @@ def test_only_cells_that_there_are_can_be_tried(tmp_path: Path, monkeypatch: pyt
     assert {"lost", "recover_s_killed", "recover_s_others"} <= figures.keys()
     with pytest.raises(LoadError, match=r"no such cells: node:full disk; there are .*node:SIGKILL"):
         compare.run(Options(False, None, "cpu", tmp_path, ["node:full disk"]))
+
+
+def test_a_slow_disk_is_a_store_that_planners_take(tmp_path: Path) -> None:
+    """As another process finds it: by its entry point."""
+    slow_disk.plugin(tmp_path)
+    code = (
+        "import sys, time\n"
+        "from pliant.deployments.serving.state.record import Record\n"
+        "from pliant.deployments.serving.state.storage import storage\n"
+        "from pliant.bench.chaos import slow_disk\n"
+        "record = Record(storage('slow://' + sys.argv[1] + '/state'), 'registries/chat')\n"
+        "record.claim()\n"
+        "slow_disk.begin(0.5)\n"
+        "before = time.monotonic()\n"
+        "record.write(b'content')\n"
+        "assert time.monotonic() - before >= 0.5\n"
+        "slow_disk.end()\n"
+        "print(record.look().decode())"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    given = {**os.environ, "PYTHONPATH": path, slow_disk.SWITCH: str(tmp_path / "slow")}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, env=given, capture_output=True, text=True)
+    assert done.stdout.strip() == "content", done.stderr
