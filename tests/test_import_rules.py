@@ -46,7 +46,7 @@ MAY_IMPORT_RAY = {
     "deployments.nodes",
     "deployments.run",
     "deployments.startup",
-    *(f"deployments.serving.{shell}" for shell in ("gateway", "metrics", "planner", "router")),
+    *(f"deployments.serving.{shell}" for shell in ("calls", "gateway", "metrics", "planner", "router")),
     *(f"deployments.{kind}.replica" for kind in ("encoder", "llm", "vision")),
 }
 
