@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 import ray
@@ -19,6 +23,7 @@ Found = TypeVar("Found")
 _START_S = 60
 """For a process on a node to start and look."""
 _ANSWER_S = 5
+_IN_ALL_S = 90
 
 
 @dataclass(frozen=True)
@@ -55,23 +60,48 @@ class _Visitor:
 def visit(look: Callable[[], Found]) -> list[Visit[Found] | Unreached]:
     """Call `look`, a function of a module, on each living node of the Ray that $RAY_ADDRESS names or that runs here.
 
-    Raises PliantError if Ray cannot be reached.
+    Ray's client may wait without end for a head that does not answer, and logs to standard error, so it has a process
+    of its own. Raises PliantError if Ray cannot be reached.
     """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    client = context.Process(target=_visit, args=(look, sender), daemon=True)
+    client.start()
+    sender.close()
+    try:
+        if not receiver.poll(_IN_ALL_S):
+            raise PliantError(f"no answer within {_IN_ALL_S} s")
+        found: list[Visit[Found] | Unreached] | PliantError = receiver.recv()
+    except EOFError:
+        raise PliantError("Ray's client ended without an answer") from None
+    finally:
+        client.kill()
+        client.join()
+    if isinstance(found, PliantError):
+        raise found
+    return found
+
+
+def _visit(look: Callable[[], Any], sender: Connection) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     try:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        sender.send(_visits(look))
     except Exception as error:
-        raise PliantError(str(error).strip().splitlines()[0]) from None
-    try:
-        nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        visitors = [_visitor(node["NodeID"]) for node in nodes]
-        looks = [visitor.look.remote(look) for visitor in visitors]
-        ray.wait(looks, num_returns=len(looks), timeout=_START_S)
-        return [
-            _visited(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})", visitor, found)
-            for node, visitor, found in zip(nodes, visitors, looks, strict=True)
-        ]
+        sender.send(PliantError((str(error).strip() or repr(error)).splitlines()[0]))
     finally:
         ray.shutdown()
+
+
+def _visits(look: Callable[[], Any]) -> list[Visit[Any] | Unreached]:
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    visitors = [_visitor(node["NodeID"]) for node in nodes]
+    looks = [visitor.look.remote(look) for visitor in visitors]
+    ray.wait(looks, num_returns=len(looks), timeout=_START_S)
+    return [
+        _visited(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})", visitor, found)
+        for node, visitor, found in zip(nodes, visitors, looks, strict=True)
+    ]
 
 
 def _visitor(node: str) -> Any:
@@ -86,5 +116,5 @@ def _visited(host: str, visitor: Any, looked: Any) -> Visit[Any] | Unreached:
         clock = ray.get(visitor.clock.remote(), timeout=_ANSWER_S)
         answered = time.time()
     except Exception as error:
-        return Unreached(host, str(error).strip().splitlines()[-1] or type(error).__name__)
+        return Unreached(host, (str(error).strip() or repr(error)).splitlines()[-1])
     return Visit(host, found, guarded, clock - (asked + answered) / 2, (answered - asked) / 2)

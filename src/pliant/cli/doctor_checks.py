@@ -177,7 +177,8 @@ def port(found: Port) -> Finding:
 def nodes(found: Sequence[Node], ray: bool | Unknown) -> Finding:
     if isinstance(ray, Unknown):
         says = f"Ray runs but does not answer, so only this machine was looked at: {ray.reason}"
-        return Finding("warning", says, "export RAY_AUTH_MODE=token and, for another machine's Ray, RAY_ADDRESS")
+        fix = "if it asks for a token, export RAY_AUTH_MODE=token; if not, see whether `ray status` answers"
+        return Finding("warning", says, fix)
     if not ray:
         return Finding("ok", "Ray does not run here yet; only this machine was looked at")
     if lost := [f"{node.host} ({node.machine.reason})" for node in found if isinstance(node.machine, Unknown)]:
