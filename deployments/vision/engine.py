@@ -26,7 +26,7 @@ from pliant.formats.vision_task import TaskError
 from pliant.policies.cluster.fair_share import FairShare
 from pliant.policies.vision.longest_batch import LongestBatch
 from pliant.policies.vision.pace import Pace
-from pliant.policies.vision.slo_batching import SloBatcher
+from pliant.policies.vision.slo_batching import Batching, SloBatcher
 from pliant.policies.vision.token_adaptation import Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
 
@@ -97,7 +97,7 @@ class Engine:
         self._tasks = tasks
         self._policy = policy
         self._limit = limit
-        self._batcher: SloBatcher[Waiting] = SloBatcher(limit, most_rows=profile.most_rows)
+        self._batcher: SloBatcher[Waiting] = SloBatcher(limit, Batching(most_rows=profile.most_rows))
         self._share: FairShare[Waiting] = FairShare()
         """Those in the batcher; in seconds of computing."""
         self._longest = LongestBatch()
