@@ -91,13 +91,19 @@ class Engine:
     """
 
     def __init__(
-        self, device: Device, tasks: Tasks, profile: TokenProfile, policy: Policy[Waiting], limit: int
+        self,
+        device: Device,
+        tasks: Tasks,
+        profile: TokenProfile,
+        policy: Policy[Waiting],
+        limit: int,
+        batching: Batching | None = None,
     ) -> None:
         self._device = device
         self._tasks = tasks
         self._policy = policy
         self._limit = limit
-        self._batcher: SloBatcher[Waiting] = SloBatcher(limit, Batching(most_rows=profile.most_rows))
+        self._batcher: SloBatcher[Waiting] = SloBatcher(limit, batching or Batching(most_rows=profile.most_rows))
         self._share: FairShare[Waiting] = FairShare()
         """Those in the batcher; in seconds of computing."""
         self._longest = LongestBatch()

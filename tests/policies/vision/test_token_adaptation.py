@@ -212,6 +212,15 @@ def test_algorithm_3_takes_the_first_seconds_and_short_queues() -> None:
     assert {step.gamma for step in policy.plan(quick, 2.0)} == {8}
 
 
+def test_what_is_worth_more_than_kappa_gets_the_greatest_gamma() -> None:
+    calls = [(kappa, Algorithm2Policy[Image](profile(), kappa=kappa)) for kappa in (0.1, 0.8)]
+    for _, policy in calls:
+        for arrival in range(1200):
+            policy.arrived(Image(arrival / 600))
+    chosen = {kappa: policy.plan([many(8, 11.0, 0.3)], 2.0)[0].gamma for kappa, policy in calls}
+    assert chosen == {0.1: 8, 0.8: -15}
+
+
 def test_the_plan_is_worth_at_least_what_algorithm_2s_is() -> None:
     known = profile()
     random = np.random.default_rng(1)
