@@ -87,7 +87,8 @@ class Engine:
     """Answers each query once. At most `limit` wait; `policy` decides which batch runs next, and with which gamma.
 
     `tasks` are in the memory of `device`, whose latencies are those of `profile`, on which `policy` relies, too: what
-    batches really take corrects it. Must be created in a running event loop.
+    batches really take corrects it. `batching` says which images wait together. Must be created in a running event
+    loop.
     """
 
     def __init__(
