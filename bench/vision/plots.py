@@ -80,7 +80,7 @@ def _load(axes: Axes, this: Compared) -> None:
 
 
 def _systems(axes: Axes, this: Compared) -> None:
-    _over_time(axes, this, [OURS.name, ALGORITHM_2.name, PETS.name, this.infaas.name])
+    _over_time(axes, this, [OURS.name, ALGORITHM_2.name, PETS.name, this.infaas.name, this.slackfit.name])
 
 
 def _fixed(axes: Axes, this: Compared) -> None:
@@ -131,4 +131,6 @@ def _main(this: Compared) -> list[str]:
         )
         for kind in ("ToMe", "VPT")
     )
-    return list(dict.fromkeys((OURS.name, ALGORITHM_2.name, PETS.name, merging, prompts, this.infaas.name)))
+    return list(
+        dict.fromkeys((OURS.name, ALGORITHM_2.name, PETS.name, merging, prompts, this.infaas.name, this.slackfit.name))
+    )

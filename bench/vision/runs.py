@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pliant.bench.vision import optimum
 from pliant.bench.vision.profiles import Profile
-from pliant.bench.vision.systems import OURS, Fixed, Models, System
+from pliant.bench.vision.systems import OURS, Fixed, Models, SlackFit, System
 from pliant.bench.vision.workload import Trace
 from pliant.simulation.vision.outcome import Outcome, Query
 
@@ -45,6 +45,8 @@ class Compared:
     outcomes: Mapping[str, Outcome]
     infaas: Models
     """With the best of its settings."""
+    slackfit: SlackFit
+    """The same."""
     best_fixed: Fixed
     """Of all gammas, 0 too."""
     bound: float

@@ -1,11 +1,13 @@
-"""The systems that are compared (OTAS §V): ours, Algorithm 2 as published, PetS, ToMe, VPT and INFaaS.
+"""The systems that are compared (OTAS §V): ours, Algorithm 2 as published, PetS, ToMe, VPT, INFaaS, and SlackFit.
 
-All but Algorithm 2 get our batches, with which they earn more than with those of Algorithm 1 as it is written.
+All but Algorithm 2 get our batches, with which they earn more than with those of Algorithm 1 as it is written. SlackFit
+(SuperServe) is tried with them and with its own single queue.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple
@@ -13,12 +15,13 @@ from typing import Generic, NamedTuple
 import numpy as np
 
 from pliant.bench.vision.profiles import LOAD_S, Profile
+from pliant.bench.vision.slack_fit import SlackFitPolicy
 from pliant.policies.vision.plan_scope import runnable
 from pliant.policies.vision.rate_to_gamma import RecentRate
-from pliant.policies.vision.slo_batching import Batch, Q
+from pliant.policies.vision.slo_batching import Batch, Batching, Q
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy, Step
-from pliant.policies.vision.token_profile import TokenProfile
+from pliant.policies.vision.token_profile import TokenProfile, dominated
 from pliant.simulation.vision.outcome import Query
 from pliant.simulation.vision.simulator import Simulation
 
@@ -78,7 +81,7 @@ class Published(System):
     def simulation(self, profile: Profile) -> Simulation:
         tokens = profile.tokens()
         policy: Algorithm2Policy[Query] = Algorithm2Policy(tokens)
-        return Simulation(tokens, policy, profile.accuracy, factor=self.factor)
+        return Simulation(tokens, policy, profile.accuracy, Batching(factor=self.factor))
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,19 @@ class Models(System):
         return Simulation(tokens, _Switching(tokens, self.choice), models.accuracy, load_s=self.load_s)
 
 
+@dataclass(frozen=True)
+class SlackFit(System):
+    """SuperServe's policy, with gammas in the place of its subnets; see bench.vision.slack_fit."""
+
+    buckets: int
+    our_batches: bool
+
+    def simulation(self, profile: Profile) -> Simulation:
+        tokens = profile.tokens(_useful_to_all(profile))
+        policy: SlackFitPolicy[Query] = SlackFitPolicy(tokens, self.buckets)
+        return Simulation(tokens, policy, profile.accuracy, batching=None if self.our_batches else _ONE_QUEUE)
+
+
 OURS = Adaptive("ours")
 OURS_AT_0 = Adaptive("our plan at gamma 0", gammas=(0,))
 ALGORITHM_2 = Published("Algorithm 2")
@@ -142,6 +158,28 @@ def infaas(choices: Sequence[Choice]) -> list[Models]:
     return [
         Models(f"INFaaS ({choice.load:g}, {choice.window_s:g} s, {choice.hold_s:g} s)", choice) for choice in choices
     ]
+
+
+def slackfits() -> list[SlackFit]:
+    """With few and many buckets, in a queue of its own and on our batches."""
+    return [
+        SlackFit(f"SlackFit ({buckets} buckets, {'our batches' if ours else 'one queue'})", buckets, ours)
+        for ours in (False, True)
+        for buckets in (8, 32, 128)
+    ]
+
+
+_ONE_QUEUE = Batching(delta_s=math.inf, most_rows=sys.maxsize, eta_s=math.inf, mu=math.inf, factor=math.inf)
+"""All that waits is close to each other."""
+
+
+def _useful_to_all(profile: Profile) -> tuple[int, ...]:
+    """The gammas that each task has, and no other one is both as fast and as accurate as."""
+    shared = [gamma for gamma in profile.gammas if all(gamma in known for known in profile.accuracies.values())]
+    latency_s = np.array([profile.seconds[profile.gammas.index(gamma)] for gamma in shared])
+    accuracy = np.array([[known[gamma] for gamma in shared] for known in profile.accuracies.values()])
+    useless = dominated(shared, latency_s, accuracy)
+    return tuple(gamma for gamma in shared if gamma not in useless)
 
 
 class _InOrder:

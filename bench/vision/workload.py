@@ -20,6 +20,9 @@ from pliant.simulation.vision.outcome import Query
 SWING = (0.35, 1.2)
 """Of the capacity: 200 and 700 requests per second against 580 (§V)."""
 
+CALIBRATED_PEAK = 1 / 0.65
+"""Of the capacity, at the peak: there gamma 0 answers 0.65 of what comes, as PetS does in the paper."""
+
 
 class Kind(NamedTuple):
     """A line of table II."""
@@ -56,6 +59,10 @@ class Trace:
     def first(self, seconds: int) -> Trace:
         """A trace of its first loads; arrivals differ."""
         return Trace(self.loads[:seconds], self.seed)
+
+    def peaking_at(self, load: float) -> Trace:
+        """The same swings, with this load where SWING's end was."""
+        return Trace(tuple(each * load / SWING[1] for each in self.loads), self.seed)
 
     def queries(self, per_s: float, roles: Sequence[str]) -> list[Query]:
         """In order of arrival, for a capacity of `per_s`, with tasks in table II's roles."""

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import platform
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pliant.cache import cache_folder, made_once
-from pliant.config.vision import VisionConfig
+from pliant.config.vision import Algorithm2Config, BatchingConfig, VisionConfig
 from pliant.deployments.vision.accuracy import assumed_accuracies
 from pliant.deployments.vision.device import Executor, ExecutorDevice
 from pliant.deployments.vision.engine import Engine, Waiting
@@ -27,6 +28,7 @@ from pliant.formats.vision_task import USUAL_PROMPTS, TaskError, bytes_of, read_
 from pliant.models import sources
 from pliant.models.sources import Progress
 from pliant.models.vision_info import VisionInfo, merging_gammas
+from pliant.policies.vision.slo_batching import Batching
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy
 from pliant.policies.vision.token_profile import TokenProfile
@@ -84,7 +86,8 @@ class Assembled:
         size = partial(bytes_of, backbone=loaded.executor.info)
         self.tasks = Tasks(device, measure=device.measure, size=size)
         self.useful, profile, policy = self._planning(loaded)
-        self.engine = Engine(device, self.tasks, profile, policy, config.queue)
+        together = batching(config.batching, profile.most_rows)
+        self.engine = Engine(device, self.tasks, profile, policy, config.queue, together)
         self.compiling = config.compile and config.device == "cpu" and loaded.executor.backend == "eager"
         """Whether compiled code is to take over, see `compile`."""
 
@@ -104,8 +107,15 @@ class Assembled:
         useful = UsefulGammas(self._service, loaded.gammas, loaded.latency, self.tasks, rows)
         profile = TokenProfile(loaded.gammas, loaded.latency, useful.accuracy, rows)
         if self._config.policy == "algorithm_2":
-            return useful, profile, Algorithm2Policy(profile)
+            settings = self._config.algorithm_2 or Algorithm2Config()
+            return useful, profile, Algorithm2Policy(profile, beta=settings.beta, kappa=settings.kappa)
         return useful, profile, ExactPolicy(profile, TimePrice(profile))
+
+
+def batching(given: BatchingConfig, most_rows: int) -> Batching:
+    """What the configuration says, in the policy's units."""
+    factor = math.inf if given.factor is None else given.factor
+    return Batching(given.delta_ms / 1e3, most_rows, given.eta_ms / 1e3, given.mu, factor)
 
 
 async def assemble(service: str, config: VisionConfig) -> Assembled:

@@ -26,7 +26,7 @@ from pliant.formats.vision_task import TaskError
 from pliant.policies.cluster.fair_share import FairShare
 from pliant.policies.vision.longest_batch import LongestBatch
 from pliant.policies.vision.pace import Pace
-from pliant.policies.vision.slo_batching import SloBatcher
+from pliant.policies.vision.slo_batching import Batching, SloBatcher
 from pliant.policies.vision.token_adaptation import Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
 
@@ -87,17 +87,24 @@ class Engine:
     """Answers each query once. At most `limit` wait; `policy` decides which batch runs next, and with which gamma.
 
     `tasks` are in the memory of `device`, whose latencies are those of `profile`, on which `policy` relies, too: what
-    batches really take corrects it. Must be created in a running event loop.
+    batches really take corrects it. `batching` says which images wait together. Must be created in a running event
+    loop.
     """
 
     def __init__(
-        self, device: Device, tasks: Tasks, profile: TokenProfile, policy: Policy[Waiting], limit: int
+        self,
+        device: Device,
+        tasks: Tasks,
+        profile: TokenProfile,
+        policy: Policy[Waiting],
+        limit: int,
+        batching: Batching | None = None,
     ) -> None:
         self._device = device
         self._tasks = tasks
         self._policy = policy
         self._limit = limit
-        self._batcher: SloBatcher[Waiting] = SloBatcher(limit, most_rows=profile.most_rows)
+        self._batcher: SloBatcher[Waiting] = SloBatcher(limit, batching or Batching(most_rows=profile.most_rows))
         self._share: FairShare[Waiting] = FairShare()
         """Those in the batcher; in seconds of computing."""
         self._longest = LongestBatch()

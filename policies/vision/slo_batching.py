@@ -11,7 +11,7 @@ needs no scale, and leaves a plan more to choose between.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 
 class Query(Protocol):
@@ -71,24 +71,30 @@ class Batch(Generic[Q]):
             self.deadline = min(other.deadline for other in self._queries)
 
 
+class Batching(NamedTuple):
+    """How close queries are to the one that opened their batch (Algorithm 1); defaults are the paper's but `factor`."""
+
+    delta_s: float = 0.5
+    """Seconds by which they come later at most."""
+    most_rows: int = 64
+    """Queries in a batch at most: epsilon."""
+    eta_s: float = 0.5
+    """Seconds by which deadlines differ at most."""
+    mu: float = 0.8
+    """By which utilities differ at most."""
+    factor: float = 2.0
+    """By which the larger utility exceeds the smaller at most; infinite, this is Algorithm 1 as written."""
+
+
 class SloBatcher(Generic[Q]):
     """The batch queue, of at most `limit` queries.
 
-    A query joins a batch that began at most `delta_s` seconds before it came, has fewer than `most_rows` queries, and
-    whose deadline and utility differ from its own by at most `eta_s` seconds and `mu`, the utility also by a factor of
-    at most `factor`; infinite, it is Algorithm 1 as written. Takes time proportional to the batches that began within
-    `delta_s`.
+    A query joins a batch that is close to it as `batching` says. Takes time proportional to the batches that began
+    within `delta_s`.
     """
 
-    def __init__(
-        self,
-        limit: int,
-        delta_s: float = 0.5,
-        most_rows: int = 64,
-        eta_s: float = 0.5,
-        mu: float = 0.8,
-        factor: float = 2.0,
-    ) -> None:
+    def __init__(self, limit: int, batching: Batching | None = None) -> None:
+        delta_s, most_rows, eta_s, mu, factor = batching or Batching()
         if limit < 1 or most_rows < 1:
             raise ValueError(f"limit and most_rows must be at least 1, got {limit} and {most_rows}")
         if not (delta_s >= 0 and eta_s >= 0 and mu >= 0):

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, Protocol
 
 import numpy as np
 
-from pliant.policies.vision.one_clock_plan import BETA, INITIAL_S, algorithm_2, algorithm_3
+from pliant.policies.vision.one_clock_plan import BETA, INITIAL_S, KAPPA, algorithm_2, algorithm_3
 from pliant.policies.vision.pareto_plan import best_plan
 from pliant.policies.vision.plan_scope import Queued, horizon, runnable
 from pliant.policies.vision.rate_to_gamma import RateToGamma, RecentRate
@@ -81,16 +81,17 @@ class ExactPolicy(Generic[Q]):
 
 
 class Algorithm2Policy(Generic[Q]):
-    """Algorithm 2; and Algorithm 3 for up to `beta` batches, and in the first INITIAL_S seconds.
+    """Algorithm 2; and Algorithm 3, with `kappa`, for up to `beta` batches, and in the first INITIAL_S seconds.
 
     The rate is that of about the last `window_s` seconds.
     """
 
-    def __init__(self, profile: TokenProfile, window_s: float = 0.5, beta: int = BETA) -> None:
+    def __init__(self, profile: TokenProfile, window_s: float = 0.5, beta: int = BETA, kappa: float = KAPPA) -> None:
         self._profile = profile
         self._gamma = RateToGamma(profile)
         self._rate = RecentRate(window_s)
         self._beta = beta
+        self._kappa = kappa
         self._start: float | None = None
 
     def arrived(self, query: Q) -> None:
@@ -108,7 +109,7 @@ class Algorithm2Policy(Generic[Q]):
         if len(queued) <= self._beta or initial:
             usual = self._profile.gammas.index(self._gamma(self._rate.value(now)))
             means = [sum(query.utility for query in entry.queries) / len(entry.queries) for entry in queued]
-            choices = algorithm_3(now, latency_s, means, due, usual)
+            choices = algorithm_3(now, latency_s, means, due, usual, self._kappa)
         else:
             choices = algorithm_2(now, latency_s, gain, due)
         return _steps(self._profile, queued, choices)

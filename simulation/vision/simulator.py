@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pliant.policies.vision.pace import Pace
-from pliant.policies.vision.slo_batching import SloBatcher
+from pliant.policies.vision.slo_batching import Batching, SloBatcher
 from pliant.policies.vision.token_adaptation import Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
 from pliant.simulation.vision.outcome import Outcome, Query
@@ -25,7 +25,8 @@ class Simulation:
     """One replica that computes one batch at a time; `accuracy(task, gamma)` tells how often it is right.
 
     `evicts`: whether queries leave that cannot be answered in time any more. `load_s`: for how long nothing is computed
-    before a batch with another gamma than the last, by gamma; how models are switched. `factor`: as of SloBatcher.
+    before a batch with another gamma than the last, by gamma; how models are switched. `batching`: as the service's
+    unless given.
     """
 
     def __init__(
@@ -33,9 +34,9 @@ class Simulation:
         profile: TokenProfile,
         policy: Policy[Query],
         accuracy: Callable[[str, int], float | None],
+        batching: Batching | None = None,
         evicts: bool = True,
         load_s: Sequence[float] = (),
-        factor: float = 2.0,
         noise: float = NOISE,
         seed: int = 0,
     ) -> None:
@@ -45,7 +46,7 @@ class Simulation:
         self._accuracy = accuracy
         self._evicts = evicts
         self._load_s = load_s
-        self._factor = factor
+        self._batching = batching or Batching(most_rows=profile.most_rows)
         self._noise = noise
         self._rng = np.random.default_rng(seed)
         self._pace = Pace(profile, now=0.0)
@@ -57,9 +58,7 @@ class Simulation:
     def run(self, queries: Sequence[Query]) -> Outcome:
         """All of them; they arrive in order."""
         outcome = Outcome(queries)
-        batcher: SloBatcher[Query] = SloBatcher(
-            max(1, len(queries)), most_rows=self._profile.most_rows, factor=self._factor
-        )
+        batcher: SloBatcher[Query] = SloBatcher(max(1, len(queries)), self._batching)
         to_come = iter(queries)
         following = next(to_come, None)
         now = 0.0

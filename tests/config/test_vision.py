@@ -51,6 +51,9 @@ def test_gammas() -> None:
             {"tasks": {"folders": "x"}},
             "services.digits.tasks.folders: unknown key; did you mean folder? allowed: folder",
         ),
+        ({"batching": {"factor": 0.5}}, "services.digits.batching.factor: got 0.5"),
+        ({"batching": {"delta_ms": -1}}, "services.digits.batching.delta_ms: got -1"),
+        ({"batching": {"delta_s": 1}}, "services.digits.batching.delta_s: unknown key; did you mean delta_ms?"),
         ({"slots": 3}, "services.digits.slots: unknown key"),
     ],
 )
@@ -91,3 +94,10 @@ def test_the_model_and_the_tasks_must_exist(tmp_path: Any) -> None:
     other = parse({"services": {"digits": {**SERVICE, "model": "zoo/cats"}}})
     with pytest.raises(ConfigError, match=r"services\.digits\.model: .*the zoo has no such model"):
         check_models(other)
+
+
+def test_settings_of_a_policy_that_is_not_used_are_a_mistake() -> None:
+    given = {"policy": "algorithm_2", "algorithm_2": {"beta": 3}, "batching": {"factor": None}}
+    assert parsed(**given).misfit({}) is None
+    said = parsed(**{**given, "policy": "exact"}).misfit({})
+    assert said == "algorithm_2: policy exact does not read it; write policy: algorithm_2, or leave it out"

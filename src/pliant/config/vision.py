@@ -16,6 +16,7 @@ from pliant.config.base import (
     ReplicaCount,
     Seconds,
     ServiceConfig,
+    Strict,
 )
 from pliant.errors import ModelError
 from pliant.models import sources
@@ -35,6 +36,28 @@ class TasksConfig(CatalogConfig):
     """
 
     registries: ClassVar[str] = "task-registries"
+
+
+class BatchingConfig(Strict):
+    """Which images wait in the same batch (Algorithm 1): they are close to the one that opened it."""
+
+    delta_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 500
+    """By how much they come later at most."""
+    eta_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 500
+    """By how much their deadlines differ at most."""
+    mu: Annotated[float, Field(ge=0)] = 0.8
+    """By how much their utilities differ at most."""
+    factor: Annotated[float, Field(ge=1)] | None = 2.0
+    """How many times the smaller utility the larger one is at most; null: any, as in the paper."""
+
+
+class Algorithm2Config(Strict):
+    """When Algorithm 3 takes the place of Algorithm 2, and what it counts as worth much."""
+
+    beta: Annotated[int, Field(ge=0)] = 5
+    """Up to so many waiting batches gamma follows from the rate of requests alone."""
+    kappa: Annotated[float, Field(ge=0)] = 0.8
+    """Then a batch whose mean utility is above gets the greatest gamma."""
 
 
 def _ascending(gammas: tuple[int, ...]) -> tuple[int, ...]:
@@ -79,6 +102,9 @@ class VisionConfig(ModelServiceConfig):
     """
     policy: Literal["exact", "algorithm_2"] = "exact"
     """How each batch gets its gamma: so that no other choice earns more, or by the paper's dynamic program."""
+    algorithm_2: Algorithm2Config | None = None
+    """Settings of that program, the paper's unless given."""
+    batching: BatchingConfig = BatchingConfig()
     slo_ms: Milliseconds | None = None
     """Latency objective of requests that give none, instead of their task's own; later answers are worth nothing."""
     utility: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
@@ -93,6 +119,8 @@ class VisionConfig(ModelServiceConfig):
         return {"tasks": self.tasks}
 
     def misfit(self, services: Mapping[str, ServiceConfig]) -> str | None:
+        if self.algorithm_2 is not None and self.policy != "algorithm_2":
+            return f"algorithm_2: policy {self.policy} does not read it; write policy: algorithm_2, or leave it out"
         labels = sources.check_vision(self.model).labels
         if not self.tasks.folder and not self.tasks.roots:
             if not labels:

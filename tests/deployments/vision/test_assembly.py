@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.vision_folders import task_folder, vision_folder, vision_model
 
-from pliant.config.vision import VisionConfig
+from pliant.config.vision import BatchingConfig, VisionConfig
 from pliant.deployments.vision import assembly
 from pliant.deployments.vision.messages import Answer, Query
 from pliant.deployments.vision.tasks import key
@@ -21,6 +21,7 @@ from pliant.formats.vision_task import own_task, read_profiling, read_task
 from pliant.kernels.vision import packages as vit_packages
 from pliant.kernels.vision import profile as vit_profile
 from pliant.kernels.vision.executor import CpuExecutor
+from pliant.policies.vision.slo_batching import Batching
 
 
 @pytest.fixture(autouse=True)
@@ -161,3 +162,32 @@ def test_gammas_are_the_usual_ones_while_the_tasks_are_away(tmp_path: Path) -> N
     info = vision_folder(tmp_path)
     config = VisionConfig(kind="vision", model=str(tmp_path), tasks=str(tmp_path / "none"))
     assert assembly.auto_gammas(config, info) == (-7, -5, -3, -2, 0, 2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("batching", "rows"),
+    [
+        (BatchingConfig(), 1),
+        (BatchingConfig(factor=None), 1),
+        (BatchingConfig(factor=None, eta_ms=2000), 2),
+        (BatchingConfig(factor=None, eta_ms=2000, mu=0.3), 1),
+    ],
+)
+async def test_images_wait_together_as_the_configuration_says(
+    tmp_path: Path, batching: BatchingConfig, rows: int
+) -> None:
+    info = vision_folder(tmp_path)
+    config = VisionConfig(kind="vision", model=str(tmp_path), gammas=(0,), policy="algorithm_2", batching=batching)
+    assembled = await assembly.assemble("digits", config)
+    task = own_task(str(tmp_path), len(info.labels))
+    image = bytes(info.height * info.width * 3)
+    queries = [Query(image, task, 60.0, 0.1), Query(image, task, 61.0, 0.5)]
+    replies = await asyncio.gather(*map(assembled.engine.classify, queries))
+    assert [isinstance(reply, Answer) and reply.rows for reply in replies] == [rows, rows]
+    await assembled.engine.close()
+
+
+def test_the_paper_s_batching_is_a_configuration() -> None:
+    given = BatchingConfig(delta_ms=100, eta_ms=200, mu=0.3, factor=None)
+    assert assembly.batching(given, 64) == Batching(0.1, 64, 0.2, 0.3, math.inf)
+    assert assembly.batching(BatchingConfig(), 64) == Batching()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pliant.policies.vision.slo_batching import SloBatcher
+from pliant.policies.vision.slo_batching import Batching, SloBatcher
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class Image:
 
 
 def queue(*images: Image, limit: int = 1000, most_rows: int = 64, factor: float = math.inf) -> SloBatcher[Image]:
-    batcher: SloBatcher[Image] = SloBatcher(limit, most_rows=most_rows, factor=factor)
+    batcher: SloBatcher[Image] = SloBatcher(limit, Batching(most_rows=most_rows, factor=factor))
     for image in images:
         assert batcher.add(image) is None
     return batcher
@@ -152,9 +152,9 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         SloBatcher(0)
     with pytest.raises(ValueError, match="at least 0, got nan"):
-        SloBatcher(1, delta_s=float("nan"))
+        SloBatcher(1, Batching(delta_s=float("nan")))
     with pytest.raises(ValueError, match="factor must be at least 1"):
-        SloBatcher(1, factor=0.5)
+        SloBatcher(1, Batching(factor=0.5))
     image = Image(0.0)
     batcher = queue(image)
     with pytest.raises(ValueError, match="waits already"):
@@ -170,7 +170,7 @@ class Life(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.batcher: SloBatcher[Image] = SloBatcher(6, most_rows=3)
+        self.batcher: SloBatcher[Image] = SloBatcher(6, Batching(most_rows=3))
         self.waiting: set[Image] = set()
         self.now = 0.0
 

@@ -13,7 +13,7 @@ from pliant.bench.vision.systems import FixedPolicy
 from pliant.policies.vision import token_adaptation
 from pliant.policies.vision.pareto_plan import best_plan
 from pliant.policies.vision.plan_scope import HORIZON
-from pliant.policies.vision.slo_batching import Batch, SloBatcher
+from pliant.policies.vision.slo_batching import Batch, Batching, SloBatcher
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
@@ -139,7 +139,7 @@ def test_of_a_long_queue_the_first_are_planned_and_nobody_waits_for_ever() -> No
     assert sum(step.gamma is not None for step in steps) <= HORIZON
     assert next(step.gamma for step in steps if step.batch is dear) is not None
     images = [Image(0.0, 0.3 + index / 50) for index in range(100)]
-    batcher: SloBatcher[Image] = SloBatcher(100, most_rows=1)
+    batcher: SloBatcher[Image] = SloBatcher(100, Batching(most_rows=1))
     policy, now = ExactPolicy[Image](known, None), 0.0
     for image in images:
         assert batcher.add(image) is None
@@ -210,6 +210,15 @@ def test_algorithm_3_takes_the_first_seconds_and_short_queues() -> None:
     assert {step.gamma for step in policy.plan(quick, 1.99)} == {-15}
     assert {step.gamma for step in policy.plan(quick[:5], 2.0)} == {-15}
     assert {step.gamma for step in policy.plan(quick, 2.0)} == {8}
+
+
+def test_what_is_worth_more_than_kappa_gets_the_greatest_gamma() -> None:
+    calls = [(kappa, Algorithm2Policy[Image](profile(), kappa=kappa)) for kappa in (0.1, 0.8)]
+    for _, policy in calls:
+        for arrival in range(1200):
+            policy.arrived(Image(arrival / 600))
+    chosen = {kappa: policy.plan([many(8, 11.0, 0.3)], 2.0)[0].gamma for kappa, policy in calls}
+    assert chosen == {0.1: 8, 0.8: -15}
 
 
 def test_the_plan_is_worth_at_least_what_algorithm_2s_is() -> None:

@@ -14,6 +14,7 @@ from support import virtual_loop
 
 from pliant.bench.vision import profiles, workload
 from pliant.bench.vision.profiles import Profile
+from pliant.bench.vision.slack_fit import SlackFitPolicy
 from pliant.bench.vision.systems import (
     ALGORITHM_2,
     OURS,
@@ -23,6 +24,7 @@ from pliant.bench.vision.systems import (
     System,
     fixed,
     infaas,
+    slackfits,
 )
 from pliant.bench.vision.workload import Trace
 from pliant.deployments.vision import messages
@@ -30,6 +32,7 @@ from pliant.deployments.vision.engine import Engine, Waiting
 from pliant.deployments.vision.messages import Answer
 from pliant.deployments.vision.tasks import Tasks, key
 from pliant.formats.vision_task import TaskRef
+from pliant.policies.vision.slo_batching import SloBatcher
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_adaptation import ExactPolicy
 from pliant.policies.vision.token_profile import TokenProfile
@@ -38,7 +41,15 @@ from pliant.simulation.vision.simulator import Simulation
 
 PAPER = profiles.paper()
 OVERLOAD = Trace((1.8, 1.8, 0.4, 1.8), seed=1)
-SYSTEMS = (OURS, ALGORITHM_2, PETS, PETS_NEVER_EVICTING, *fixed(PAPER)[:2], *infaas([Choice(0.65, 0.5, 0.0)]))
+SYSTEMS = (
+    OURS,
+    ALGORITHM_2,
+    PETS,
+    PETS_NEVER_EVICTING,
+    *fixed(PAPER)[:2],
+    *infaas([Choice(0.65, 0.5, 0.0)]),
+    *slackfits(),
+)
 
 
 def queries(trace: Trace, profile: Profile = PAPER) -> list[Query]:
@@ -141,6 +152,33 @@ def test_models_follow_the_rate_and_changing_them_takes_time() -> None:
     free = replace(at_once, load_s=())
     assert free.simulation(PAPER).run(asked).expected > outcome(at_once, rise).expected
     assert tokens.gammas == (0, 1, 2)
+
+
+def test_slackfit_runs_the_earliest_deadlines_first_in_the_time_that_they_leave() -> None:
+    tokens = PAPER.tokens()
+    policy: SlackFitPolicy[Query] = SlackFitPolicy(tokens, buckets=32)
+    asked = [Query(index, 0.0, 1.0 - index / 1000, 0.3, "CIFAR10", 0.5) for index in range(64)]
+    batcher: SloBatcher[Query] = SloBatcher(64)
+    for query in asked:
+        batcher.add(query)
+    urgent = asked[-1].deadline
+    chosen = []
+    for left_s in (0.9, 0.12, 0.06, 0.02):
+        (step,) = policy.plan(batcher.batches, urgent - left_s)
+        assert step.gamma is not None
+        assert list(step.queries) == asked[::-1][: len(step.queries)]
+        assert tokens.latency(step.gamma, len(step.queries)) <= left_s
+        chosen.append((step.gamma, len(step.queries)))
+    assert chosen[0] == (8, 64)
+    assert chosen == sorted(chosen, reverse=True)
+    assert policy.plan(batcher.batches, now=2.0) == []
+
+
+def test_the_calibrated_load_is_what_gamma_0_answers_065_of_at_its_peak() -> None:
+    peak = Trace((1.2,) * 20, seed=0).peaking_at(workload.CALIBRATED_PEAK)
+    known = outcome(PETS, peak)
+    answered = 1 - known.share(Fate.EVICTED) - known.share(Fate.LATE)
+    assert answered == pytest.approx(0.65, abs=0.05)
 
 
 def test_an_answer_is_given_once() -> None:
