@@ -60,8 +60,8 @@ class _Visitor:
 def visit(look: Callable[[], Found]) -> list[Visit[Found] | Unreached]:
     """Call `look`, a function of a module, on each living node of the Ray that $RAY_ADDRESS names or that runs here.
 
-    Ray's client may wait without end for a head that does not answer, and logs to standard error, so it has a process
-    of its own. Raises PliantError if Ray cannot be reached.
+    Ray's client may wait without end for a head that does not answer, and prints what befalls nodes, so it has a
+    process of its own. Raises PliantError if Ray cannot be reached.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -83,7 +83,9 @@ def visit(look: Callable[[], Found]) -> list[Visit[Found] | Unreached]:
 
 
 def _visit(look: Callable[[], Any], sender: Connection) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
     try:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
         sender.send(_visits(look))
