@@ -51,6 +51,7 @@ class CatalogPart(Part, Generic[Entry]):
 
     async def _confirmed(self, change: Coroutine[Any, Any, Entry]) -> Entry | Rejected:
         """What `change` comes to. It is not rejected by what may no longer be so."""
+        looks = self._registry.looks
         try:
             return await change
         except RejectedError as error:
@@ -58,6 +59,8 @@ class CatalogPart(Part, Generic[Entry]):
                 return error.rejected
             try:
                 await self._registry.confirm()
+                if looks != self._registry.looks:
+                    raise StateError("what is stored was read only now")
             except StateError as unsure:
                 return Rejected(Outcome.UNAVAILABLE, f"nothing was changed, because {unsure}")
             return error.rejected

@@ -104,6 +104,8 @@ class Registry(ABC, Generic[Entry, S]):
         """By service: the names of what was there then."""
         self._unread = {*sources}
         """Services whose store could not be claimed, or has been, and not been read since."""
+        self.looks = 0
+        """How often what is stored was read, and the catalog made to agree."""
         self._superseded: SupersededError | None = None
         self._settling: asyncio.Task[None] | None = None
         """Of the last change of which it is uncertain whether it came about."""
@@ -199,6 +201,7 @@ class Registry(ABC, Generic[Entry, S]):
                 gone = self._found.get(service, set()) - seen
                 self.catalog.put(dict.fromkeys(gone & self.catalog.entries.keys()))
                 self._unread.discard(service)
+                self.looks += 1
             self._found[service] = seen
             problems += self._missed(service)
         before = self._problems.get(service, [])
