@@ -15,7 +15,7 @@ from support.tenants import keyed
 
 from pliant.cli import command as cli
 from pliant.config.cascade import CascadeConfig
-from pliant.config.cluster import GatewayConfig
+from pliant.config.cluster import BudgetConfig, GatewayConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.config.tenants import TenantConfig
@@ -35,6 +35,7 @@ PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md")]
 KEYS: dict[str, type[BaseModel]] = {
     "key of `gateway`": GatewayConfig,
     "key of a tenant": TenantConfig,
+    "key of `budget`": BudgetConfig,
     "key of an `encoder` service": EncoderConfig,
     "key of a `cascade` service": CascadeConfig,
     "key of an `llm` service": LlmConfig,

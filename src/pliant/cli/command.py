@@ -194,6 +194,14 @@ def top(
 
 
 @app.command()
+def plan(url: Annotated[str, typer.Option(help="Where the cluster answers.")] = "http://127.0.0.1:8000") -> None:
+    """Say how a running cluster shares its budget out now, why, and what one more replica of a service would earn."""
+    from pliant.cli.plan import show
+
+    show(url.rstrip("/"))
+
+
+@app.command()
 def drain(
     within_s: Annotated[float, typer.Option(min=1, help="When the machine goes away, in seconds.")] = 90,
 ) -> None:

@@ -35,11 +35,9 @@ def watch(url: str, service: str | None, rounds: int | None = None) -> None:
 
     Raises PliantError if it does not answer at first, or has no such service.
     """
-    key = os.environ.get("PLIANT_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     history = History(loaded())
-    with httpx.Client(base_url=url, headers=headers, timeout=5) as http:
-        stats = _ask(http, url)
+    with observer(url) as http:
+        stats = ask(http, url)
         if service is not None and service not in stats["services"]:
             raise PliantError(f"no service {service}; there are: {', '.join(stats['services'])}")
         with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
@@ -50,12 +48,19 @@ def watch(url: str, service: str | None, rounds: int | None = None) -> None:
                     return
                 time.sleep(STEP_S)
                 try:
-                    stats = _ask(http, url)
+                    stats = ask(http, url)
                 except PliantError as error:
                     live.update(Text(f"{error}; trying again", style="red"), refresh=True)
 
 
-def _ask(http: httpx.Client, url: str) -> Mapping[str, Any]:
+def observer(url: str) -> httpx.Client:
+    """Asks the cluster at `url`, with the key of the environment if there is one."""
+    key = os.environ.get("PLIANT_API_KEY")
+    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=5)
+
+
+def ask(http: httpx.Client, url: str) -> Mapping[str, Any]:
+    """Its /stats. Raises PliantError."""
     try:
         response = http.get("/stats")
         if response.status_code in (401, 403):
