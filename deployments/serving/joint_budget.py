@@ -93,10 +93,10 @@ class JointBudget:
             return {}
         facts: dict[str, Any] = {
             "wanted_replicas": max(self._running(service), self._sizes[service].min),
-            "wanted_because": self._because.get(service, "nothing has called for another number yet"),
+            "wanted_because": self._problem or self._because.get(service, "nothing has called for another number yet"),
         }
         if service in self._facts:
-            facts["budget"] = {**self._facts[service], "problem": self._problem}
+            facts["budget"] = self._facts[service]
         return facts
 
     async def run(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.serve.handle import DeploymentHandle
@@ -23,12 +23,14 @@ from ray.serve.handle import DeploymentHandle
 from pliant.config.base import ModelServiceConfig
 from pliant.config.cluster import BudgetConfig, ServingConfig
 from pliant.deployments.serving.follower import Tally
-from pliant.deployments.serving.joint_budget import JointBudget
 from pliant.deployments.serving.kind import Fetch, Kind, Opening, Part, Planning
 from pliant.deployments.serving.messages import Guidance, News, Step
 from pliant.deployments.serving.router import RayTransport, table_of
 from pliant.deployments.serving.starting_replicas import StartingReplicas
 from pliant.policies.cluster.budget import Nodes
+
+if TYPE_CHECKING:
+    from pliant.deployments.serving.joint_budget import JointBudget
 
 logger = logging.getLogger("pliant")
 
@@ -125,6 +127,8 @@ class Planner:
             raise RuntimeError(f"the budget is not shared out any more: {self._sharing}")
 
     def _joint_budget(self, budget: BudgetConfig) -> JointBudget:
+        from pliant.deployments.serving.joint_budget import JointBudget  # with a solver, which only a budget needs
+
         valuers = {name: self._kinds[name].valuer(self._config.services[name]) for name in self._handles}
         judged = {name: valuer for name, valuer in valuers.items() if valuer}
         return JointBudget(self._config, judged, self._tables, self._starting, partial(_nodes, budget))

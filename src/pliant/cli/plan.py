@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.table import Table
 
 from pliant.cli.terminal import console
@@ -16,24 +18,26 @@ def show(url: str) -> None:
     """
     with observer(url) as http:
         services = ask(http, url)["services"]
-    plans = {name: view["plan"] for name, view in services.items() if "budget" in view["plan"]}
+    plans = {name: view["plan"] for name, view in services.items() if "wanted_because" in view["plan"]}
     if not plans:
         raise PliantError(
-            f"{url} has shared no budget out yet: it does if cluster.yaml has `budget: {{}}`, a minute after the "
-            "start, between services with replicas: {min: 1, max: 4} that were asked for something"
+            f"{url} shares no budget out: write `budget: {{}}` into cluster.yaml, beside services with replicas: "
+            "{min: 1, max: 4}"
         )
     table = Table("service", "replicas", "wanted", "demand/s", "in time", "one more would add", "why")
     for name, plan in plans.items():
-        budget = plan["budget"]
         table.add_row(
             name,
             str(len(services[name]["replicas"])),
             str(plan["wanted_replicas"]),
-            f"{budget['demand_per_s']:.2f}",
-            f"{budget['in_time']:.1%}",
-            f"{budget['one_more']:.1%}",
+            *_judged(plan.get("budget")),
             plan["wanted_because"],
         )
     console.print(table)
-    for problem in {plan["budget"]["problem"] for plan in plans.values()} - {""}:
-        console.print(problem, style="red", markup=False)
+
+
+def _judged(budget: Mapping[str, float] | None) -> tuple[str, str, str]:
+    """What is known once the planner has decided on the service."""
+    if budget is None:
+        return "", "", ""
+    return f"{budget['demand_per_s']:.2f}", f"{budget['in_time']:.1%}", f"{budget['one_more']:.1%}"

@@ -187,4 +187,4 @@ async def test_where_the_least_do_not_fit_nothing_changes_and_stats_say_so() -> 
     cluster.now += PERIOD_S
     await cluster.budget.step()
     assert cluster.budget.wanted() == before
-    assert "lower min replicas" in cluster.budget.facts("texts")["budget"]["problem"]
+    assert "lower min replicas" in reasons(cluster, "texts")
