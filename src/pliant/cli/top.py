@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -36,7 +37,7 @@ def watch(url: str, service: str | None, rounds: int | None = None) -> None:
     Raises PliantError if it does not answer at first, or has no such service.
     """
     history = History(loaded())
-    with observer(url) as http:
+    with client(url) as http:
         stats = ask(http, url)
         if service is not None and service not in stats["services"]:
             raise PliantError(f"no service {service}; there are: {', '.join(stats['services'])}")
@@ -53,21 +54,22 @@ def watch(url: str, service: str | None, rounds: int | None = None) -> None:
                     live.update(Text(f"{error}; trying again", style="red"), refresh=True)
 
 
-def observer(url: str) -> httpx.Client:
-    """Asks the cluster at `url`, with the key of the environment if there is one."""
+def client(url: str, trust: ssl.SSLContext | bool = True) -> httpx.Client:
+    """For the cluster at `url`, with the operator's key."""
     key = os.environ.get("PLIANT_API_KEY")
-    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=5)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.Client(base_url=url, headers=headers, timeout=5, verify=trust)
 
 
 def ask(http: httpx.Client, url: str) -> Mapping[str, Any]:
-    """Its /stats. Raises PliantError."""
+    """What /stats of the cluster at `url` says. Raises PliantError, of which httpx's error is the cause."""
     try:
         response = http.get("/stats")
         if response.status_code in (401, 403):
             raise PliantError(f"{url} wants the key of a tenant that may observe, in PLIANT_API_KEY")
         found: Mapping[str, Any] = response.raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
-        raise PliantError(f"{url}/stats cannot be read: {error}") from None
+        raise PliantError(f"{url}/stats cannot be read: {error}") from error
     return found
 
 
