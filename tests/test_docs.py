@@ -18,7 +18,7 @@ from pliant.cli import command as cli
 from pliant.cli.doctor_checks import examine
 from pliant.cli.doctor_facts import Facts, Node, Unknown, Wants, machine
 from pliant.config.cascade import CascadeConfig
-from pliant.config.cluster import GatewayConfig
+from pliant.config.cluster import BudgetConfig, GatewayConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.config.tenants import TenantConfig
@@ -38,6 +38,7 @@ PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md")]
 KEYS: dict[str, type[BaseModel]] = {
     "key of `gateway`": GatewayConfig,
     "key of a tenant": TenantConfig,
+    "key of `budget`": BudgetConfig,
     "key of an `encoder` service": EncoderConfig,
     "key of a `cascade` service": CascadeConfig,
     "key of an `llm` service": LlmConfig,

@@ -19,6 +19,7 @@ from pliant.deployments.encoder.metrics import TextMetrics
 from pliant.deployments.encoder.planner import EncoderPart
 from pliant.deployments.encoder.reading import Reader
 from pliant.deployments.encoder.tagger import Tagger
+from pliant.deployments.encoder.valuer import TextValuer
 from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Kind, Opening, Planning
 from pliant.deployments.serving.panels import Panel, Readings
@@ -61,6 +62,9 @@ class EncoderKind(Kind[EncoderConfig]):
 
     def part(self, planning: Planning) -> EncoderPart:
         return EncoderPart(planning)
+
+    def valuer(self, config: EncoderConfig) -> TextValuer:
+        return TextValuer(config)
 
     def readings(self, report: Mapping[str, Any]) -> Readings:
         return panels.readings(report)

@@ -47,6 +47,9 @@ _TAG_TOKENS = 16
 class LlmRecorder(Recorder, Protocol):
     """Where a language model records what happened to an answer."""
 
+    def arrived(self, prompt_tokens: int) -> None:
+        """A request with so long a prompt came."""
+
     def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
         """It took `seconds` in all, and `first_s` to its first token. `rank` is its adapter's, 0 without one."""
 
@@ -201,6 +204,7 @@ class LanguageModel:
         errand = AnswerErrand(generation, subject, config.slo_ms / 1e3, config.timeout_s, config.share_prefixes)
         account = current()
         account.spend(len(generation.prompt))
+        self._recorder.arrived(len(generation.prompt))
         with counted(self._recorder):
             async with aclosing(self._caller.stream(errand)) as pieces:
                 async for piece in pieces:

@@ -22,6 +22,7 @@ from pliant.deployments.llm.metric_tables import llm_metrics
 from pliant.deployments.llm.metrics import AnswerMetrics
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.served_models import ServedModels
+from pliant.deployments.llm.valuer import AnswerValuer
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.catalog.part import CatalogPart
@@ -47,7 +48,7 @@ class LlmKind(Kind[LlmConfig]):
 
     async def open(self, opening: Opening[LlmConfig]) -> LanguageModel:
         folder = await opening.fetch(sources.fetch)
-        recorder = AnswerMetrics(opening.name, self.name, opening.outcomes)
+        recorder = AnswerMetrics(opening.name, self.name, opening.outcomes, opening.tally)
         generate = opening.handle.options(stream=True).generate
         caller: Caller[Prompted, Generation, Piece] = Caller(
             opening.table, recorder, streams=partial(streamed, generate)
@@ -60,6 +61,9 @@ class LlmKind(Kind[LlmConfig]):
 
     def part(self, planning: Planning) -> CatalogPart[Registered] | None:
         return CatalogPart(AdapterRegistry(planning.config)) if _takes_adapters(planning.config) else None
+
+    def valuer(self, config: LlmConfig) -> AnswerValuer:
+        return AnswerValuer(config)
 
     def routers(
         self, services: Services, follower: CatalogFollower[Any] | None, gateway: GatewayConfig

@@ -37,6 +37,7 @@ class ReplicaReport(Report):
     """Of answers, in a second of computing, of late."""
     step_ms: float
     """A decode step, of late."""
+    prompt_tokens_per_s: float
     squashed: int
     """Requests that were put back, since the start: they outlived what was predicted when they passed others."""
     preempted: int

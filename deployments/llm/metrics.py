@@ -6,16 +6,21 @@ from collections import Counter
 
 from pliant.deployments.llm import metric_tables as llm
 from pliant.deployments.llm.messages import ReplicaReport
+from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.metrics import LATENCY_S, Followed, Requests, counter, histogram
 
 _TOKEN_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0]
 
 
 class AnswerMetrics(Requests):
-    """As a gateway sees it; an `endpoint.LlmRecorder`. `rank` is that of the request's adapter, 0 without one."""
+    """As a gateway sees it; an `endpoint.LlmRecorder`. `rank` is that of the request's adapter, 0 without one.
 
-    def __init__(self, service: str, kind: str, outcomes: Counter[str]) -> None:
+    The planner hears of it, too, by `tally`.
+    """
+
+    def __init__(self, service: str, kind: str, outcomes: Counter[str], tally: Tally) -> None:
         super().__init__(service, kind, outcomes)
+        self._tally = tally
         self._prompt_tokens = counter(service, "pliant_prompt_tokens_total", "Tokens of answered prompts.")
         self._generated_tokens = counter(service, "pliant_generated_tokens_total", "Tokens of answers.")
         self._time_to_first_token = histogram(
@@ -33,9 +38,13 @@ class AnswerMetrics(Requests):
             "rank",
         )
 
+    def arrived(self, prompt_tokens: int) -> None:
+        self._tally.arrived(prompt_tokens)
+
     def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
         by_rank = {"rank": str(rank)}
         self.took(seconds)
+        self._tally.wrote(tokens)
         self._prompt_tokens.inc(prompt_tokens)
         self._generated_tokens.inc(tokens)
         self._time_to_first_token.observe(first_s, tags=by_rank)

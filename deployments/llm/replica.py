@@ -97,6 +97,7 @@ class LlmReplica:
             served=report["served"],
             tokens_per_s=report["tokens_per_s"],
             step_ms=report["step_ms"],
+            prompt_tokens_per_s=report["prompt_tokens_per_s"],
             squashed=report["squashed"],
             preempted=report["preempted"],
             bypassed=report["bypassed"],

@@ -41,6 +41,11 @@ class Tally:
         self._news.near_slo += share_of_slo >= HIGH
         self._news.above_half += share_of_slo >= LOW
 
+    def wrote(self, tokens: int) -> None:
+        """An answer of so many tokens."""
+        self._news.answered += 1
+        self._news.tokens += tokens
+
     def shed(self) -> None:
         self._news.shed += 1
 

@@ -158,7 +158,8 @@ def _happened(now: float, service: str, before: Mapping[str, Any], after: Mappin
         yield Event(now, service, f"new plan ({plan.get('reason', 'start')}): {wanted}")
     before_that, wanted_now = old.get("wanted_replicas"), plan.get("wanted_replicas")
     if None not in (before_that, wanted_now) and before_that != wanted_now:
-        yield Event(now, service, f"{before_that} → {wanted_now} replicas wanted")
+        why = f": {plan['wanted_because']}" if plan.get("wanted_because") else ""
+        yield Event(now, service, f"{before_that} → {wanted_now} replicas wanted{why}")
 
 
 def _natural(name: str) -> tuple[float, str]:

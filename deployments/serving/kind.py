@@ -28,6 +28,7 @@ from pliant.deployments.serving.outcome import Recorder
 from pliant.deployments.serving.panels import Panel, Readings
 from pliant.deployments.serving.services import Answers, Endpoint, Service, Services
 from pliant.deployments.serving.table import Chooser, ReplicaTable
+from pliant.deployments.serving.valuer import Valuer
 
 C = TypeVar("C", bound=ServiceConfig)
 
@@ -146,6 +147,10 @@ class Kind(ABC, Generic[C]):
 
     def part(self, planning: Planning) -> Part | None:
         """Of the planner."""
+        return None
+
+    def valuer(self, config: C) -> Valuer[Any] | None:
+        """What says what replicas of one service earn, where all share a budget; None: their number does not change."""
         return None
 
     def routers(

@@ -15,17 +15,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import ray
 from ray.serve.handle import DeploymentHandle
 
 from pliant.config.base import ModelServiceConfig
-from pliant.config.cluster import ServingConfig
+from pliant.config.cluster import BudgetConfig, ServingConfig
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.kind import Fetch, Kind, Opening, Part, Planning
 from pliant.deployments.serving.messages import Guidance, News, Step
 from pliant.deployments.serving.router import RayTransport, table_of
 from pliant.deployments.serving.starting_replicas import StartingReplicas
+from pliant.policies.cluster.budget import Nodes
+
+if TYPE_CHECKING:
+    from pliant.deployments.serving.joint_budget import JointBudget
 
 logger = logging.getLogger("pliant")
 
@@ -61,6 +66,8 @@ class Planner:
         used = {kind.name: kind for kind in self._kinds.values()}
         parts = {name: kind.part(planning) for name, kind in used.items()}
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part}
+        self._budget = self._joint_budget(config.budget) if config.budget else None
+        self._sharing = asyncio.create_task(self._budget.run()) if self._budget else None
 
     async def exchange(self, gateway: str, seen: str, news: Mapping[str, News]) -> tuple[str, dict[str, Guidance]]:
         """Take the `news` of `gateway` by service; answer as soon as there is something newer than it has `seen`.
@@ -72,10 +79,17 @@ class Planner:
         for service, told in news.items():
             if part := self._parts.get(self._kinds[service].name):
                 part.hear(service, told)
+            if self._budget:
+                self._budget.hear(service, told)
         if seen == self._state:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._change.wait(), _ANSWER_WITHIN_S)
         guidance = {name: each for part in self._parts.values() for name, each in part.guidance().items()}
+        if self._budget:
+            for name in self._handles:
+                known = guidance.get(name, Guidance())
+                alone = {key: fact for key, fact in known.plan.items() if key != "wanted_replicas"}
+                guidance[name] = replace(known, plan={**alone, **self._budget.facts(name)})
         for name, steps in self._starting.now().items():
             guidance[name] = replace(guidance.get(name, Guidance()), starting=steps)
         gateways = self._gateways.now()
@@ -101,12 +115,23 @@ class Planner:
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """How many replicas each service should have, for `deployments/autoscaling.py`."""
+        if self._budget:
+            return dict(self._budget.wanted())
         return {name: number for part in self._parts.values() for name, number in part.wanted().items()}
 
     def check_health(self) -> None:
         """Serve replaces a planner of which a part does not work any more."""
         for part in self._parts.values():
             part.check()
+        if self._sharing and self._sharing.done():
+            raise RuntimeError(f"the budget is not shared out any more: {self._sharing}")
+
+    def _joint_budget(self, budget: BudgetConfig) -> JointBudget:
+        from pliant.deployments.serving.joint_budget import JointBudget  # with a solver, which only a budget needs
+
+        valuers = {name: self._kinds[name].valuer(self._config.services[name]) for name in self._handles}
+        judged = {name: valuer for name, valuer in valuers.items() if valuer}
+        return JointBudget(self._config, judged, self._tables, self._starting, partial(_nodes, budget))
 
     @property
     def _state(self) -> str:
@@ -160,6 +185,15 @@ class _Gateways:
         latest = max(self._heard, key=self._heard.__getitem__)
         self._heard = {name: at for name, at in self._heard.items() if at >= since or name == latest}
         return frozenset(self._heard)
+
+
+async def _nodes(budget: BudgetConfig) -> list[Nodes]:
+    """What there is to share: as configured, or the nodes that Ray has now, alike ones together."""
+    if budget.nodes:
+        return [Nodes(each.count, each.gpus, each.cpus) for each in budget.nodes]
+    there = [node["Resources"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
+    alike = Counter((int(node.get("GPU", 0)), float(node.get("CPU", 0))) for node in there)
+    return [Nodes(count, gpus, cpus) for (gpus, cpus), count in alike.items()]
 
 
 async def _fetched(model: str, fetch: Any) -> Path:

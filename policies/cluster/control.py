@@ -46,6 +46,8 @@ class Service:
     """What a start takes."""
     load: float = 0.0
     """Demand over what the running replicas can do."""
+    price: float = 0.0
+    """What a second of a replica must earn, beside the policy's price of its GPUs."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,11 @@ class Joint:
         alternatives = tuple(
             tuple(
                 self._hold_s
-                * (weight * worth[: claim.most + 1] - self._price * claim.shape.gpus * np.arange(claim.most + 1))
-                for claim, worth in zip(claims, each_worth, strict=True)
+                * (
+                    weight * worth[: claim.most + 1]
+                    - (self._price * claim.shape.gpus + service.price) * np.arange(claim.most + 1)
+                )
+                for claim, service, worth in zip(claims, offer.services, each_worth, strict=True)
             )
             for each_worth in offer.worth
         )

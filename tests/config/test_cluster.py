@@ -54,6 +54,9 @@ def test_the_default_cluster_needs_no_network() -> None:
             {"services": {"a": SERVICE}, "gateway": {"max_text": 3}},
             "gateway.max_text: unknown key; did you mean max_texts?",
         ),
+        ({"services": {"a": SERVICE}, "budget": {"nodes": []}}, "budget.nodes: got []"),
+        ({"services": {"a": SERVICE}, "budget": {"nodes": [{"gpus": 1}]}}, "budget.nodes.0.cpus: missing"),
+        ({"services": {"a": SERVICE}, "budget": {"reserv": 1}}, "budget.reserv: unknown key; did you mean reserve?"),
     ],
 )
 def test_mistakes_outside_a_service(args: dict[str, Any], line: str) -> None:

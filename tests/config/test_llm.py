@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pliant.config.base import ReplicaRange
 from pliant.config.cluster import ServingConfig, check_models
 from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.deployments.kinds import parse
@@ -26,7 +27,12 @@ def test_a_text_means_the_folder_of_adapters() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"replicas": 0}, "services.chat.replicas: got 0; input should be greater than or equal to 1"),
+        ({"replicas": 0}, "services.chat.replicas: got 0; must be a number of at least 1, or {min: 1, max: 4}"),
+        (
+            {"replicas": {"min": 1, "max": 2}},
+            "services.chat.replicas: a service of kind llm scales only within a budget; add the line `budget: {}`",
+        ),
+        ({"weight": 0}, "services.chat.weight: got 0; input should be greater than 0"),
         ({"adapters": 5}, "services.chat.adapters: got 5; input should be a valid dictionary"),
         ({"adapters": {"fodler": "x"}}, "services.chat.adapters.fodler: unknown key; did you mean folder? allowed: ca"),
         (
@@ -41,6 +47,12 @@ def test_each_mistake_is_one_line(changes: dict[str, Any], line: str) -> None:
         serving(**changes)
     [problem] = error.value.problems
     assert problem.startswith(line)
+
+
+def test_within_a_budget_its_replicas_may_change() -> None:
+    config = parse({"budget": {}, "services": {"chat": {**SERVICE, "replicas": {"min": 1, "max": 2}}}})
+    assert config.of(LlmConfig)["chat"].replicas == ReplicaRange(min=1, max=2)
+    assert serving(replicas=3).of(LlmConfig)["chat"].replicas == ReplicaRange(min=3, max=3)
 
 
 @pytest.mark.parametrize("folder", ["zoo/others", "/nowhere"])

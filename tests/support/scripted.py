@@ -82,6 +82,9 @@ class Replica:
 
 
 class AnswerRecorder(Recorder):
+    def arrived(self, prompt_tokens: int) -> None:
+        assert prompt_tokens > 0
+
     def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
         assert 0 < first_s <= seconds
         self.events.append(("answered", prompt_tokens, tokens, rank))
@@ -152,6 +155,7 @@ def report(**held: float) -> ReplicaReport:
         served=0,
         tokens_per_s=0.0,
         step_ms=0.0,
+        prompt_tokens_per_s=0.0,
         squashed=0,
         preempted=0,
         bypassed=0,

@@ -194,6 +194,14 @@ def top(
 
 
 @app.command()
+def plan(url: Annotated[str, typer.Option(help="Where the cluster answers.")] = "http://127.0.0.1:8000") -> None:
+    """Say how a running cluster shares its budget out now, why, and what one more replica of a service would earn."""
+    from pliant.cli.plan import show
+
+    show(url.rstrip("/"))
+
+
+@app.command()
 def doctor(
     path: ClusterFile = Path("cluster.yaml"),
     *,

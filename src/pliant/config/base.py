@@ -167,3 +167,15 @@ class ModelServiceConfig(ServiceConfig):
 
     def fetched(self) -> tuple[str, ...]:
         return (self.model, *(catalog.folder for catalog in self.catalogs().values() if catalog.folder))
+
+
+class ElasticServiceConfig(ModelServiceConfig):
+    """A service whose number of replicas may change."""
+
+    needs_budget: ClassVar[bool]
+    """Whether it changes only where services share a budget, not by the service's own load."""
+
+    replicas: ReplicaRange
+    weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1
+    """What it counts beside other services that all of its requests meet their objectives, where they share a
+    budget."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, Union
 import yaml
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
-from pliant.config.base import ServiceConfig, ServiceName, Strict
+from pliant.config.base import ElasticServiceConfig, ServiceConfig, ServiceName, Strict
 from pliant.config.http import HttpOptions
 from pliant.config.problems import explain
 from pliant.config.tenants import ANONYMOUS, UNNAMED, TenantConfig
@@ -62,6 +62,24 @@ class GatewayConfig(Strict):
         return bool(self.api_keys_env or self.keys_env or self.keys_file)
 
 
+class NodesConfig(Strict):
+    """So many nodes that are alike."""
+
+    count: Annotated[int, Field(ge=1)] = 1
+    gpus: Annotated[int, Field(ge=0)] = 0
+    cpus: Annotated[float, Field(gt=0)]
+
+
+class BudgetConfig(Strict):
+    """What all services share: the planner gives each its replicas between min and max so that together they earn the
+    most."""
+
+    nodes: Annotated[tuple[NodesConfig, ...], Field(min_length=1)] | None = None
+    """What the cluster may grow to; None: the nodes that Ray has at the time."""
+    reserve: Annotated[int, Field(ge=0)] = 0
+    """Whole GPUs that stay free."""
+
+
 @dataclass(frozen=True)
 class ServingConfig:
     """The application's `args`."""
@@ -72,6 +90,8 @@ class ServingConfig:
     """Those that are said anything of."""
     state: str | None = None
     """An absolute folder or an fsspec URL, where state lies that outlives nodes; None: in the user's cache folder."""
+    budget: BudgetConfig | None = None
+    """None: each service that scales does so by its own load."""
 
     def of(self, kind: type[Config]) -> dict[str, Config]:
         """The services whose config is a `kind`, by name."""
@@ -155,6 +175,7 @@ class Reader:
             services=(services, ...),
             tenants=(dict[ServiceName, TenantConfig], {}),
             state=(_State | None, None),
+            budget=(BudgetConfig | None, None),
         )
 
     def parse(self, args: Mapping[str, Any]) -> ServingConfig:
@@ -173,9 +194,10 @@ class Reader:
             *_conflicts(services),
             *_unknown_services(tenants, services),
             *_keyless(tenants, valid.gateway),
+            *_rigid(services, valid.budget),
         ]:
             raise ConfigError(wrong)
-        return ServingConfig(valid.gateway, _with_settings(services), tenants, valid.state)
+        return ServingConfig(valid.gateway, _with_settings(services), tenants, valid.state, valid.budget)
 
     def read(self, path: Path) -> ClusterConfig:
         """Read and validate a whole cluster.yaml. Raises ConfigError with a line for each problem."""
@@ -244,6 +266,16 @@ def _keyless(tenants: Mapping[str, TenantConfig], gateway: GatewayConfig) -> Ite
     if not (gateway.keys_env or gateway.keys_file):
         for name in tenants.keys() - {ANONYMOUS, *((UNNAMED,) if gateway.api_keys_env else ())}:
             yield f"tenants.{name}: there are no keys of it; name a gateway.keys_file, or a gateway.keys_env"
+
+
+def _rigid(services: Mapping[str, ServiceConfig], budget: BudgetConfig | None) -> Iterator[str]:
+    """Which numbers of replicas cannot change, and are to."""
+    for name, service in services.items():
+        if isinstance(service, ElasticServiceConfig) and service.needs_budget and _scales(service) and not budget:
+            yield (
+                f"services.{name}.replicas: a service of kind {service.kind} scales only within a budget; add the line "
+                "`budget: {}` beside services, or give one number"
+            )
 
 
 def _with_settings(services: Mapping[str, ServiceConfig]) -> dict[str, ServiceConfig]:

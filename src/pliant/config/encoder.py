@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from pliant.config.base import Example, Milliseconds, ModelServiceConfig, ReplicaRange, Seconds, ServiceConfig, Strict
+from pliant.config.base import ElasticServiceConfig, Example, Milliseconds, Seconds, ServiceConfig, Strict
 from pliant.models import sources
 
 EXAMPLE_TEXT = "The yield expression is used when defining a generator function"
@@ -47,8 +47,10 @@ class Arlo(Strict):
     """The most lengths that are looked at."""
 
 
-class EncoderConfig(ModelServiceConfig):
+class EncoderConfig(ElasticServiceConfig):
     """An encoder, whose replicas are shared out by input length (Arlo); its model's folder says what it is for."""
+
+    needs_budget = False
 
     kind: Literal["encoder"]
     lengths: Annotated[
@@ -64,7 +66,6 @@ class EncoderConfig(ModelServiceConfig):
     """Whether a replica computes texts of all lengths, or those of one length only, as in the paper."""
     dispatch: Annotated[Arlo | None, BeforeValidator(_dispatch)] = None
     """The numbers of the paper's Algorithm 1; None: to the replica that is predicted to finish first."""
-    replicas: ReplicaRange
     slo_ms: Milliseconds = 500
     """Latency objective, measured in the gateway: a request that would miss it is refused at once, with 429."""
     timeout_s: Seconds = 30

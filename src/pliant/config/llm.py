@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 
 from pliant.config.base import (
     CatalogConfig,
+    ElasticServiceConfig,
     Example,
     Milliseconds,
-    ModelServiceConfig,
-    ReplicaCount,
+    ReplicaRange,
     Seconds,
     ServiceConfig,
 )
@@ -51,11 +51,13 @@ class AdaptersConfig(CatalogConfig):
         return self
 
 
-class LlmConfig(ModelServiceConfig):
+class LlmConfig(ElasticServiceConfig):
     """A language model of the Llama family, all of whose requests share one decode loop (Flover)."""
 
+    needs_budget = True
+
     kind: Literal["llm"]
-    replicas: ReplicaCount = 1
+    replicas: ReplicaRange = ReplicaRange(min=1, max=1)
     slots: Annotated[int, Field(ge=1, le=1024)] = 32
     """Requests that one replica decodes at a time, if there is memory for their keys and values."""
     max_length: Annotated[int, Field(ge=16)] | None = None

@@ -70,9 +70,10 @@ def test_events_say_what_happened(history: History) -> None:
     history.record(0.0, stats({"x": report(0)}))
     history.record(1.0, stats({"x": report(0, ejected=True), "y": report(0)}, reached=False))
     history.record(2.0, stats({"y": report(0)}, ready=False, state="loading"))
+    because = {"wanted_because": "took 1 from b"}
     plan = {"version": 1, "reason": "shift", "replicas": {64: 1, 512: 2}, "wanted_replicas": 3}
     history.record(3.0, stats({"y": report(0)}, plan=plan))
-    history.record(4.0, stats({"y": report(0)}, plan={**plan, "version": 2, "wanted_replicas": 4}))
+    history.record(4.0, stats({"y": report(0)}, plan={**plan, "version": 2, "wanted_replicas": 4, **because}))
     assert list(history.events) == [
         Event(1.0, "a", "replica y runs"),
         Event(1.0, "a", "replica x failed too often, and is left alone for a while", True),
@@ -82,5 +83,5 @@ def test_events_say_what_happened(history: History) -> None:
         Event(2.0, "", "the planner answers again"),
         Event(3.0, "a", "ready"),
         Event(3.0, "a", "new plan (shift): 1 of 64, 2 of 512"),
-        Event(4.0, "a", "3 → 4 replicas wanted"),
+        Event(4.0, "a", "3 → 4 replicas wanted: took 1 from b"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,8 @@ from support.echo.kind import ECHO, EchoKind
 
 from pliant.config.cluster import Reader
 from pliant.deployments.kinds import KINDS, loaded
+from pliant.deployments.serving.joint_budget import JointBudget
+from pliant.deployments.serving.messages import News
 from pliant.deployments.serving.planner import Planner
 
 pytestmark = pytest.mark.virtual_time
@@ -42,3 +45,20 @@ async def test_gateways_hear_of_each_other_until_one_stops_asking() -> None:
         await asyncio.sleep(1.0)
         left = await heard("b")
     assert left == {"b"}
+
+
+async def test_with_a_budget_it_hears_demand_and_says_how_many_replicas_and_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard = []
+    monkeypatch.setattr(JointBudget, "hear", lambda self, service, news: heard.append((service, news.arrived.total())))
+    monkeypatch.setattr(JointBudget, "wanted", lambda self: {"chat": 3})
+    monkeypatch.setattr(JointBudget, "facts", lambda self, service: {"wanted_replicas": 3, "wanted_because": service})
+    chat = {"kind": "llm", "model": "m", "replicas": {"min": 1, "max": 4}}
+    config = Reader([kind for kind, _ in KINDS]).parse({"budget": {}, "services": {"chat": chat}})
+    planner = Planner(config, loaded(KINDS), {"chat": SimpleNamespace(_init=lambda **_: None)})  # type: ignore[dict-item]
+    _, guidance = await planner.exchange("a", "", {"chat": News(arrived=Counter({7: 2}))})
+    assert heard == [("chat", 2)]
+    assert guidance["chat"].plan == {"wanted_replicas": 3, "wanted_because": "chat"}
+    assert await planner.record_autoscaling_stats() == {"chat": 3}
+    planner.check_health()

@@ -1,0 +1,196 @@
+"""One budget for all services: what was measured of each becomes what its replicas earn, and the program shares out.
+
+Plain asyncio, without Ray. Nothing here is needed to answer requests, and nothing is remembered that replicas do not
+show: a planner that starts anew takes over what runs, and changes nothing until it has seen a minute of demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from pliant.config.base import ElasticServiceConfig
+from pliant.config.cluster import PLANNER_CPUS, BudgetConfig, ServingConfig
+from pliant.deployments.serving.messages import News
+from pliant.deployments.serving.starting_replicas import StartingReplicas
+from pliant.deployments.serving.table import ReplicaTable
+from pliant.deployments.serving.valuer import Floats, Valuer
+from pliant.policies.cluster.budget import Nodes, Shape
+from pliant.policies.cluster.control import Decision, Joint, Offer, Service
+from pliant.policies.cluster.forecast import Forecast
+from pliant.policies.cluster.room import counted, free, shape_of
+
+logger = logging.getLogger("pliant")
+
+PERIOD_S = 10.0
+SETTLED_S = 60.0
+_START_S = 30.0
+"""What a start is taken to last, which forecasts look ahead."""
+_HOLD_S = 3600.0
+"""For so long a split is taken to last: the limit on moves an hour is what keeps it calm."""
+_PRICE = 0.03
+"""What a replica must earn, as a share of what each earns of as many as are of use."""
+_MOST_SPREAD = 1.0
+_LASTING = 6
+"""Periods, on average of which demand must be less before replicas go."""
+
+
+class JointBudget:
+    """`step` every `PERIOD_S`. `nodes` says what there is to share; `valuers` are of services that can be judged.
+
+    Times are those of `clock`, in seconds.
+    """
+
+    def __init__(
+        self,
+        config: ServingConfig,
+        valuers: Mapping[str, Valuer[Any]],
+        tables: Mapping[str, ReplicaTable[Any, Any]],
+        starting: StartingReplicas,
+        nodes: Callable[[], Awaitable[Sequence[Nodes]]],
+        clock: Callable[[], float] = lambda: time.monotonic(),
+    ) -> None:
+        assert config.budget
+        self._budget: BudgetConfig = config.budget
+        self._config = config
+        self._sizes = {name: sizes for name, service in config.services.items() if (sizes := service.replica_range())}
+        self._valuers = {name: valuer for name, valuer in valuers.items() if not self._sizes[name].fixed}
+        self._tables = tables
+        self._starting = starting
+        self._nodes = nodes
+        self._clock = clock
+        self._began = self._binned = clock()
+        self._arrived: Counter[str] = Counter()
+        self._forecasts = {name: Forecast(PERIOD_S, 1 + math.ceil(_START_S / PERIOD_S)) for name in self._valuers}
+        self._rates = {name: deque([0.0], maxlen=_LASTING) for name in self._valuers}
+        self._policy = Joint(hold_s=_HOLD_S)
+        self._wanted: dict[str, int] = {}
+        self._because: dict[str, str] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._problem = ""
+
+    def hear(self, service: str, news: News) -> None:
+        """Take in what a gateway saw."""
+        if valuer := self._valuers.get(service):
+            self._arrived[service] += news.arrived.total()
+            valuer.hear(news)
+
+    def wanted(self) -> Mapping[str, int]:
+        """By service: how many replicas there should be, once that was decided."""
+        return self._wanted
+
+    def facts(self, service: str) -> dict[str, Any]:
+        """What /stats says of the service's plan."""
+        if service not in self._valuers:
+            return {}
+        facts: dict[str, Any] = {
+            "wanted_replicas": max(self._running(service), self._sizes[service].min),
+            "wanted_because": self._problem or self._because.get(service, "nothing has called for another number yet"),
+        }
+        if service in self._facts:
+            facts["budget"] = self._facts[service]
+        return facts
+
+    async def run(self) -> None:
+        """Step for ever."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            try:
+                await self.step()
+            except Exception:
+                logger.exception("the budget could not be shared out; trying again")
+
+    async def step(self) -> None:
+        """Look at the demand since the last step, and decide, unless the planner has only begun."""
+        now = self._clock()
+        seconds, self._binned = now - self._binned, now
+        for name, forecast in self._forecasts.items():
+            rate = self._arrived.pop(name, 0) / seconds
+            forecast.observe(rate)
+            self._rates[name].append(rate)
+        nodes = await self._nodes()
+        curves = {name: curve for name in self._valuers if (curve := self._curve(name)) is not None}
+        if not curves or now - self._began < SETTLED_S:
+            return
+        left = free(nodes, self._unchanging(curves))
+        offers = [self._offer(name, curve, left) for name, curve in curves.items()]
+        reserve = self._budget.reserve if any(each.gpus for each in left) else 0
+        try:
+            decision = await asyncio.to_thread(self._policy.decide, now, offers, counted(left), reserve)
+        except ValueError as error:  # the least do not fit, or there are too many ways to place replicas
+            self._problem = f"{error}; nothing changes. Add nodes, or lower min replicas"
+            logger.warning("%s", self._problem)
+            return
+        self._problem = ""
+        self._adopt(decision, curves)
+
+    def _adopt(self, decision: Decision, curves: Mapping[str, Floats]) -> None:
+        for change in decision.changes:
+            logger.info("%s", change)
+            self._because[change.name] = change.reason
+        for name, curve in curves.items():
+            count = self._wanted[name] = decision.replicas[name]
+            more = float(curve[count + 1] - curve[count]) if count < self._sizes[name].max else 0.0
+            self._facts[name] = {
+                "demand_per_s": round(self._rate(name), 3),
+                "in_time": round(float(curve[count]), 4),
+                "one_more": round(more, 4),
+            }
+
+    def _curve(self, name: str) -> Floats | None:
+        """The share of what is asked that is answered in time, by replicas; None if that cannot be said yet."""
+        rate, most = self._rate(name), self._sizes[name].max
+        reports = list(self._tables[name].reports().values())
+        if not reports:
+            return None
+        if rate <= 0:
+            return np.zeros(most + 1)
+        return self._valuers[name].in_time(reports, rate, min(self._forecasts[name].spread, _MOST_SPREAD), most)
+
+    def _rate(self, name: str) -> float:
+        """What is planned for, per second: what is coming, but no less than there was lately, as one quiet moment is
+        no reason to do with less."""
+        return max(self._forecasts[name].rate, fmean(self._rates[name]))
+
+    def _running(self, name: str) -> int:
+        """Replicas that were decided on, or that serve or start."""
+        if name in self._wanted:
+            return self._wanted[name]
+        reports = self._tables[name].reports()
+        starting = [
+            replica
+            for replica, step in self._starting.now().get(name, {}).items()
+            if not step.failed and replica not in reports
+        ]
+        return min(len(reports) + len(starting), self._sizes[name].max)
+
+    def _offer(self, name: str, curve: Floats, nodes: Sequence[Nodes]) -> Offer:
+        sizes, config = self._sizes[name], self._config.services[name]
+        assert isinstance(config, ElasticServiceConfig)
+        worth = config.weight * curve
+        price = _PRICE * (float(worth.max()) or config.weight) / max(1, int(worth.argmax()))
+        shape = shape_of(*self._reserved(name), nodes)
+        service = Service(name, shape, sizes.min, sizes.max, self._running(name), _START_S, price=price)
+        return Offer((service,), ((worth,),))
+
+    def _unchanging(self, curves: Mapping[str, Floats]) -> list[Shape]:
+        """What is not decided on: gateways, the planner, and services that are fixed or not measured yet."""
+        gateway = self._config.gateway
+        taken = [(0.0, gateway.cpus)] * gateway.replicas + [(0.0, PLANNER_CPUS)]
+        for name, sizes in self._sizes.items():
+            if name not in curves:
+                taken += [self._reserved(name)] * max(sizes.min, self._running(name))
+        return [Shape(gpus, cpus) for gpus, cpus in taken if gpus or cpus]
+
+    def _reserved(self, name: str) -> tuple[float, float]:
+        """GPUs and CPUs of a replica."""
+        resources = self._config.services[name].resources()
+        return resources.get("num_gpus", 0.0), resources.get("num_cpus", 0.0)

@@ -1,0 +1,42 @@
+"""`pliant plan` against a small server that answers /stats."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.answering import answering
+
+from pliant.cli.plan import show
+from pliant.cli.terminal import console
+from pliant.errors import PliantError
+
+BUDGET = {"demand_per_s": 12.0, "in_time": 0.91, "one_more": 0.04}
+
+
+def stats(because: str, **budget: Any) -> bytes:
+    plan = {"wanted_replicas": 3, "wanted_because": because, **budget}
+    services = {"chat": {"plan": plan, "replicas": {"a": {}, "b": {}}}, "digits": {"plan": {}, "replicas": {}}}
+    return json.dumps({"services": services}).encode()
+
+
+def test_each_service_that_shares_is_shown_with_the_reason() -> None:
+    with answering(200, stats("what it could earn", budget=BUDGET)) as url, console.capture() as printed:
+        show(url)
+    text = printed.get()
+    for said in ("chat", "2", "3", "12.00", "91.0%", "4.0%", "earn"):
+        assert said in text
+    assert "digits" not in text
+
+
+def test_before_the_first_decision_the_reason_is_there() -> None:
+    with answering(200, stats("the least do not fit")) as url, console.capture() as printed:
+        show(url)
+    assert "least" in printed.get()
+
+
+def test_without_a_budget_it_says_what_to_write() -> None:
+    nothing = json.dumps({"services": {"a": {"plan": {}}}}).encode()
+    with answering(200, nothing) as url, pytest.raises(PliantError, match=r"budget: \{\}"):
+        show(url)

@@ -1,0 +1,190 @@
+"""One budget for texts and chat, in virtual time: places move with the load, calmly, and a restart keeps them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from support.scripted import report as chat_report
+
+from pliant.config.cluster import ServingConfig
+from pliant.deployments.encoder.valuer import TextValuer
+from pliant.deployments.kinds import parse
+from pliant.deployments.llm.valuer import AnswerValuer
+from pliant.deployments.serving.joint_budget import PERIOD_S, SETTLED_S, JointBudget
+from pliant.deployments.serving.least_held import LeastHeld
+from pliant.deployments.serving.messages import News
+from pliant.deployments.serving.starting_replicas import StartingReplicas
+from pliant.deployments.serving.table import ReplicaTable
+from pliant.policies.cluster.budget import Nodes
+
+TEXT_S = 0.05
+PROMPT, ANSWER = 100, 50
+STEP_S, ROW_S, SLOTS = 0.02, 0.002, 8
+CHAT_EACH = SLOTS / (ANSWER * (STEP_S + ROW_S * SLOTS))
+"""Requests per second that a replica carries, about."""
+
+Demand = Callable[[float], Mapping[str, float]]
+
+
+def serving(cpus: float = 6.0, **changes: Any) -> ServingConfig:
+    return parse(
+        {
+            "gateway": {"cpus": 0},
+            "budget": {"nodes": [{"cpus": cpus + 0.5}]},
+            "services": {
+                "texts": {"kind": "encoder", "model": "m", "replicas": {"min": 1, "max": 5}, "slo_ms": 500, **changes},
+                "chat": {"kind": "llm", "model": "m", "replicas": {"min": 1, "max": 5}, "slo_ms": 5000},
+            },
+        }
+    )
+
+
+class Cluster:
+    """Replicas that start and stop at once, and a gateway whose news are of the demand."""
+
+    def __init__(self, config: ServingConfig, seed: int = 0) -> None:
+        self.now = 0.0
+        self.counts = {name: sizes.min for name, each in config.services.items() if (sizes := each.replica_range())}
+        self.history: list[dict[str, int]] = []
+        self._config = config
+        self._rng = np.random.default_rng(seed)
+        self._made = 0
+        self._cpus = config.budget.nodes[0].cpus if config.budget and config.budget.nodes else 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """The planner is another one from now on."""
+        self.tables: dict[str, ReplicaTable[Any, Any]] = {name: ReplicaTable(LeastHeld()) for name in self.counts}
+        self._loads = dict.fromkeys(self.counts, 0.0)
+        self.budget = JointBudget(
+            self._config,
+            {"texts": TextValuer(self._config.services["texts"]), "chat": AnswerValuer(self._config.services["chat"])},  # type: ignore[arg-type]
+            self.tables,
+            StartingReplicas(lambda: self.now),
+            self._nodes,
+            lambda: self.now,
+        )
+
+    async def run(self, seconds: float, demand: Demand) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self._report()
+            rates = demand(self.now)
+            texts, chats = (int(self._rng.poisson(rates[name] * PERIOD_S)) for name in ("texts", "chat"))
+            self._loads = dict(rates)
+            self.budget.hear("texts", News(arrived=Counter({40: texts})))
+            self.budget.hear("chat", News(arrived=Counter({PROMPT: chats}), answered=chats, tokens=ANSWER * chats))
+            self.now += PERIOD_S
+            await self.budget.step()
+            for name, wanted in self.budget.wanted().items():
+                sizes = self._config.services[name].replica_range()
+                assert sizes
+                assert sizes.min <= wanted <= sizes.max
+                self.counts[name] = wanted
+            assert sum(self.counts.values()) <= self._cpus
+            self.history.append(dict(self.counts))
+
+    def moves(self, name: str, since: int = 0) -> int:
+        counts = [each[name] for each in self.history[since:]]
+        return sum(before != after for before, after in pairwise(counts))
+
+    async def _nodes(self) -> list[Nodes]:
+        return [Nodes(1, 0, self._cpus)]
+
+    def _report(self) -> None:
+        each = self._loads["chat"] / self.counts["chat"]
+        live = min(SLOTS, max(1.0, ANSWER * each * STEP_S / max(0.1, 1 - ANSWER * each * ROW_S)))
+        step_s = STEP_S + ROW_S * live
+        chat = {**chat_report(), "slots": SLOTS, "step_ms": 1e3 * step_s, "prompt_tokens_per_s": 5000.0}
+        chat["tokens_per_s"] = live / step_s
+        chat["memory"] = {**chat["memory"], "pages": 1000, "page": 16}  # type: ignore[dict-item]
+        text = {"version": 0, "held": {}, "served": 0, "curve": ((64, TEXT_S, TEXT_S),), "shares": (), "resident": True}
+        for name, said in (("texts", text), ("chat", chat)):
+            self.tables[name].sync({f"{name}-{index}": said for index in range(self.counts[name])})
+
+
+def steady(texts: float, chat: float) -> Demand:
+    return lambda _: {"texts": texts, "chat": chat}
+
+
+def reasons(cluster: Cluster, name: str) -> str:
+    return str(cluster.budget.facts(name)["wanted_because"])
+
+
+async def test_places_move_from_texts_to_chat_with_the_load() -> None:
+    cluster = Cluster(serving())
+    await cluster.run(600, steady(60, 0.3))
+    assert cluster.counts["texts"] >= 4
+    assert cluster.counts["chat"] == 1
+    await cluster.run(120, steady(3, 3.5 * CHAT_EACH))
+    assert cluster.counts["chat"] >= 4
+    assert "took" in reasons(cluster, "chat")
+    assert "from texts" in reasons(cluster, "chat")
+    await cluster.run(300, steady(3, 3.5 * CHAT_EACH))
+    assert cluster.counts == {"texts": 1, "chat": 5}
+    facts = cluster.budget.facts("chat")["budget"]
+    assert facts["demand_per_s"] == pytest.approx(3.5 * CHAT_EACH, rel=0.4)
+    assert facts["in_time"] > 0.7  # forecasts were wrong by much, and so may the next ones be
+
+
+async def test_demand_that_stays_moves_nothing() -> None:
+    cluster = Cluster(serving())
+    await cluster.run(600, steady(30, CHAT_EACH))
+    await cluster.run(3600, steady(30, CHAT_EACH))
+    assert cluster.moves("texts", since=60) + cluster.moves("chat", since=60) <= 2
+
+
+@pytest.mark.parametrize("period_s", [60, 300, 900])
+async def test_square_waves_do_not_flap(period_s: float) -> None:
+    cluster = Cluster(serving())
+    await cluster.run(7200, lambda now: {"texts": 70 if now % period_s < period_s / 2 else 10, "chat": CHAT_EACH})
+    assert cluster.moves("texts") <= 2 * 6 + 12
+    assert cluster.moves("chat") <= 2 * 6 + 12
+
+
+async def test_replicas_go_when_nothing_is_asked_any_more() -> None:
+    cluster = Cluster(serving())
+    await cluster.run(600, steady(60, 0.3))
+    await cluster.run(1200, steady(0, 0))
+    assert cluster.counts == {"texts": 1, "chat": 1}
+
+
+async def test_a_planner_that_starts_anew_keeps_what_runs() -> None:
+    cluster = Cluster(serving())
+    await cluster.run(600, steady(60, 0.3))
+    before = dict(cluster.counts)
+    cluster.restart()
+    await cluster.run(SETTLED_S - PERIOD_S, steady(60, 0.3))
+    assert cluster.budget.wanted() == {}
+    await cluster.run(300, steady(60, 0.3))
+    assert cluster.counts == before
+
+
+async def test_what_is_not_measured_keeps_its_replicas() -> None:
+    cluster = Cluster(serving())
+    cluster.counts["texts"] = 2
+    await cluster.run(300, lambda _: {"texts": 0, "chat": 3 * CHAT_EACH})
+    assert "chat" in cluster.budget.wanted()
+    quiet = Cluster(serving())
+    for _ in range(20):
+        quiet.now += PERIOD_S
+        await quiet.budget.step()
+    assert quiet.budget.wanted() == {}
+    assert quiet.budget.facts("chat")["wanted_replicas"] == 1
+    assert "budget" not in quiet.budget.facts("chat")
+
+
+async def test_where_the_least_do_not_fit_nothing_changes_and_stats_say_so() -> None:
+    cluster = Cluster(serving())
+    await cluster.run(300, steady(60, 0.3))
+    before = dict(cluster.counts)
+    cluster._cpus = 1.0
+    cluster.now += PERIOD_S
+    await cluster.budget.step()
+    assert cluster.budget.wanted() == before
+    assert "lower min replicas" in reasons(cluster, "texts")
