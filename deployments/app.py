@@ -25,7 +25,7 @@ from pliant.errors import PliantError
 
 _STATS_PERIOD_S = 1.0
 _MOST_GATEWAYS = 1024
-_PLANNER_ANSWERS_WITHIN_S = 3.0
+_PLANNER_ANSWERS_WITHIN_S = 1.5
 """Three times in a row, or another one takes its place: that costs no request, and nothing is loaded without one."""
 _METRICS_PERIOD_S = 1.0
 _HEALTH: dict[str, Any] = {

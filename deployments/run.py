@@ -8,6 +8,9 @@ deployments, every second, or every three where all is well.
 
 from __future__ import annotations
 
+import pliant.lean_worker  # noqa: F401  before Serve is imported
+
+# isort: split
 import json
 import logging
 import os

@@ -7,7 +7,6 @@ downloaded, and to be loaded.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -67,7 +66,7 @@ class Startup:
             await asyncio.wait_for(self._gateways.wait(), _GATEWAY_WITHIN_S)
         rank = serve.get_replica_context().rank
         urgency = (float(rank.rank if rank else 0), _size(folder))
-        turns = turn(self._service, lambda: urgency, self, LOADING, len(os.sched_getaffinity(0)))
+        turns = turn(self._service, lambda: urgency, self, LOADING)
         await asyncio.to_thread(turns.__enter__)
         try:
             self("loading", 0.0)

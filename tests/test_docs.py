@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -14,6 +15,8 @@ from pydantic import BaseModel
 from support.tenants import keyed
 
 from pliant.cli import command as cli
+from pliant.cli.doctor_checks import examine
+from pliant.cli.doctor_facts import Facts, Node, Unknown, Wants, machine
 from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import GatewayConfig
 from pliant.config.encoder import EncoderConfig
@@ -109,6 +112,24 @@ def test_commands_and_flags() -> None:
     }
     assert set(re.findall(r"^\| `pliant ([\w-]+)", page, re.M)) == commands.keys()
     assert set(re.findall(r"`(--[\w-]+)", page)) == flags
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_command_lines_are_understood(page: Path) -> None:
+    """In blocks of code: what `pliant` is given there."""
+    commands = typer.main.get_group(cli.app).commands
+    for block in re.findall(r"^ *```\w*\n(.*?)^ *```", page.read_text(), flags=re.M | re.S):
+        for line in re.findall(r"^ *(?:\$ )?(?:\S*/)?pliant ([^►\n]*)$", block, re.M):
+            name, *arguments = shlex.split(line, comments=True)
+            assert name in commands, line
+            commands[name].make_context(name, arguments).close()
+
+
+def test_what_doctor_looks_at() -> None:
+    nobody = Unknown("not looked at")
+    node = Node("here", machine(), guarded=True)
+    names = {name for name, _ in examine(Facts(Wants(0, 0, 0), "", None, [nobody], [node], ray=True))}
+    assert first_cells(DOCS / "operate.md", "check") == names
 
 
 def test_routes() -> None:

@@ -31,6 +31,7 @@ def written(tmp_path: Path) -> Path:
 
 
 def write(tmp_path: Path, at: int, ports: tuple[int, ...]) -> Path:
+    """Without ports: before Serve knows of an application."""
     gateways = [ServerConfig(name=f"g{port}", host="127.0.0.1", port=port) for port in ports]
     backend = BackendConfig(name="http-pliant", path_prefix="/", app_name="pliant", servers=gateways)
     config = HAProxyConfig(
@@ -43,7 +44,7 @@ def write(tmp_path: Path, at: int, ports: tuple[int, ...]) -> Path:
     )
     path = tmp_path / "haproxy.cfg"
     HAProxyApi(
-        cfg=config, backend_configs={"pliant": backend}, config_file_path=str(path)
+        cfg=config, backend_configs={"pliant": backend} if ports else {}, config_file_path=str(path)
     )._generate_config_file_internal()
     return path
 
@@ -64,6 +65,12 @@ def test_haproxy_takes_it(written: Path) -> None:
     page = (written.parent / "503.http").read_text()
     assert f"errorfile 503 {written.parent / '503.http'}" in config
     assert page.endswith('{"error": "no gateway can be reached; come back"}')
+
+
+def test_before_serve_says_what_there_is_all_are_asked_to_come_back(tmp_path: Path) -> None:
+    config = accepted(haproxy.prepare(write(tmp_path, 8000, ()), "sesame"))
+    assert "deny_status 503" in config
+    assert "status 404" not in config
 
 
 def test_no_other_port_is_open(written: Path) -> None:

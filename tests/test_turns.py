@@ -1,16 +1,19 @@
-"""Heavy jobs run one at a time on a machine, the most urgent first, and a process that dies is no obstacle."""
+"""So many heavy jobs run at a time on a machine, the most urgent first, and a process that dies is no obstacle."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pliant import turns
-from pliant.turns import turn
+from pliant.turns import Queue
+
+turn = partial(turns.turn, queue=Queue("background", 1))
 
 
 @pytest.fixture(autouse=True)
@@ -94,8 +97,9 @@ def test_urgency_is_asked_again(cache: Path) -> None:
 @pytest.mark.parametrize("where", ["runs", "waits"])
 def test_whoever_dies_leaves_the_queue(cache: Path, where: str) -> None:
     script = (
-        "import sys; from pliant.turns import turn\n"
-        "with turn('theirs', lambda: (-1.0,), lambda text, done: print('waits', flush=True)):\n"
+        "import sys; from pliant.turns import Queue, turn\n"
+        "heard = lambda text, done: print('waits', flush=True)\n"
+        "with turn('theirs', lambda: (-1.0,), heard, Queue('background', 1)):\n"
         "    print('runs', flush=True); sys.stdin.read()"
     )
     ours = turn("ours", lambda: (0.0,))
@@ -129,10 +133,11 @@ def test_an_interrupted_wait_leaves_the_queue(cache: Path) -> None:
 
 
 def test_several_may_run_at_a_time(cache: Path) -> None:
-    entered = [turn(str(number), lambda: (0.0,), queue="loading", places=2) for number in range(2)]
+    queue = Queue("loading", 2)
+    entered = [turn(str(number), lambda: (0.0,), queue=queue) for number in range(2)]
     for each in entered:
         each.__enter__()
-    third = threading.Thread(target=lambda: turn("third", lambda: (0.0,), queue="loading", places=2).__enter__())
+    third = threading.Thread(target=lambda: turn("third", lambda: (0.0,), queue=queue).__enter__())
     third.start()
     while not list((cache / "turns" / "loading").glob("*.ticket")):
         pass

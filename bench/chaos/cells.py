@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +20,51 @@ import psutil
 from ray import serve
 
 from pliant import zoo
+from pliant.bench.chaos import slow_disk
 from pliant.bench.chaos.clients import CHAT, IMAGES, TEXTS, Clients, End
+from pliant.bench.chaos.faults import FAULTS, undo
 from pliant.bench.chaos.nodes import Nodes, processes
 from pliant.deployments.app import assemble
 from pliant.deployments.kinds import parse
 
+_GATEWAY = "ServeReplica:default:gateway"
 _PARTS = {
     "edge": ("haproxy", "ProxyActor"),
-    "gateway": ("ServeReplica:default:gateway",),
+    "gateway": (_GATEWAY,),
     "planner": ("ServeReplica:default:planner",),
     **{f"replica of {name}": (f"ServeReplica:default:{name}",) for name in (TEXTS, CHAT, IMAGES)},
     "controller": ("ServeController",),
 }
 """What the title of a process of each has; of the first that there is."""
-_FAULTS: dict[str, Callable[[psutil.Process], None]] = {
-    "SIGKILL": lambda process: process.kill(),
-    "SIGSTOP": lambda process: process.suspend(),
-    "out of memory": lambda process: _limit(process, psutil.RLIMIT_AS, process.memory_info().vms),
-    "full disk": lambda process: _limit(process, psutil.RLIMIT_FSIZE, 0),
-}
-"""What befalls a process. Out of memory: it gets no more than it has. Full disk: it can write no byte to any file."""
 _BEFORE_S, _AFTER_S, _CALM_S = 3.0, 10.0, 3.0
 _RECOVERS_WITHIN_S = 60.0
+_SLOW_S = 0.3
+"""That a step of a slow disk takes."""
 
 
 def main() -> None:
-    """PLAN is a list of pairs of a part, or "node", and a fault."""
+    """PLAN is a list of pairs of a part, "node" or "state", and a fault."""
     plan, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     nodes = Nodes(head_cpus=3, num_cpus=2)
     try:
         for _ in range(2):
             nodes.add()
         address = nodes.connect()
-        serve.run(assemble(parse(_config(out.parent))))
+        slow = any(fault == "slow disk" for _, fault in plan)
+        serve.run(assemble(parse(_config(out.parent, slow))))
         out.write_text(json.dumps(asyncio.run(_run(address, nodes, plan))))
     finally:
         nodes.end()
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder: Path, slow: bool) -> dict[str, Any]:
     (folder / "state").mkdir()
     shutil.copytree(zoo.ensure(zoo.ADAPTERS, lambda _what, _done: None), folder / "adapters")
     each: dict[str, Any] = {"replicas": 2, "cpus": 0.2}
     adapters = {"roots": [str(folder / "adapters")]}
     return {
         "gateway": {"replicas": 2, "cpus": 0.2},
-        "state": str(folder / "state"),
+        "state": f"{'slow://' if slow else ''}{folder / 'state'}",
         "services": {
             TEXTS: {**each, "kind": "encoder", "model": "zoo/topics-small", "lengths": [64]},
             CHAT: {**each, "kind": "llm", "model": "zoo/tiny-llama", "max_length": 512, "adapters": adapters},
@@ -94,14 +93,17 @@ async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[s
     at = time.monotonic()
     victim: psutil.Process | None = None
     if part == "node":
-        await asyncio.to_thread(nodes.remove, 0)
+        await asyncio.to_thread(nodes.terminate if fault == "SIGTERM" else nodes.remove, 0)
+    elif part == "state":
+        slow_disk.begin(_SLOW_S)
     else:
         victim = psutil.Process(min(next(filter(None, map(processes, _PARTS[part])))))
-        _FAULTS[fault](victim)
+        await asyncio.to_thread(FAULTS[fault], victim, [psutil.Process(each) for each in processes(_GATEWAY)])
     await _calm(clients, at)
     if victim:
         with contextlib.suppress(psutil.NoSuchProcess):  # Serve has replaced it meanwhile
-            _undo(victim)
+            undo(victim)
+    slow_disk.end()
     asking.cancel()
     await asyncio.wait([asking])
     if part == "node":
@@ -114,18 +116,6 @@ async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[s
         "recover_s": round(max((end.ended - at for end in bad), default=0.0), 2),
         "by": dict(Counter(f"{end.kind}: {end.how if end.how != 'ok' else 'late'} {end.what}" for end in bad)),
     }
-
-
-def _limit(process: psutil.Process, what: int, most: int) -> None:
-    """The hard limit stays, so that this can be undone."""
-    process.rlimit(what, (most, process.rlimit(what)[1]))
-
-
-def _undo(process: psutil.Process) -> None:
-    """Of all faults."""
-    process.resume()
-    for what in (psutil.RLIMIT_AS, psutil.RLIMIT_FSIZE):
-        _limit(process, what, process.rlimit(what)[1])
 
 
 async def _calm(clients: Clients, at: float) -> None:

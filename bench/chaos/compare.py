@@ -1,5 +1,5 @@
-"""What clients notice when a part of a cluster of three nodes dies, stops, or gets no memory or disk, under a load of
-all kinds. `--cells "planner:full disk" node:SIGKILL` tries only these.
+"""What clients notice when a part of a cluster of three nodes dies, stops, ends, loses its connections, or gets no
+memory, no disk or a slow one, under a load of all kinds. `--cells "planner:full disk" node:SIGKILL` tries only these.
 
 Clients of short texts and of images ask once; a stream that breaks off goes on behind its last event, and a load that
 was answered with 503 is asked for again. What gets no answer then is lost; what takes more than five seconds is late.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pliant import haproxy, ray_settings
+from pliant.bench.chaos import slow_disk
 from pliant.bench.load import LoadError
 from pliant.bench.ray_session import running
 from pliant.bench.report import Figure, Options, Report
@@ -28,11 +29,15 @@ _QUICK = [
 _FULL = [
     *_QUICK,
     *(("gateway", "SIGSTOP"), ("controller", "SIGSTOP"), ("replica of digits", "SIGSTOP")),
-    *(("edge", "SIGKILL"), ("edge", "SIGSTOP"), ("node", "SIGKILL")),
+    *(("edge", "SIGKILL"), ("edge", "SIGSTOP"), ("node", "SIGKILL"), ("node", "SIGTERM")),
     *(("gateway", "out of memory"), ("planner", "out of memory"), ("replica of topics-small", "out of memory")),
     *(("replica of chat", "out of memory"), ("replica of digits", "out of memory")),
     *(("gateway", "full disk"), ("planner", "full disk"), ("replica of chat", "full disk")),
+    *(("planner", "cut"), ("replica of topics-small", "cut"), ("replica of chat", "cut"), ("replica of digits", "cut")),
+    ("state", "slow disk"),
 ]
+_SLOW = ("state", "slow disk")
+"""In a cluster of its own, as all others have state in a folder."""
 _ENDS_WITHIN_S = 3600
 
 
@@ -43,7 +48,7 @@ def run(options: Options) -> Report:
         plan = [cell for cell in _FULL if ":".join(cell) in options.cells]
         if unknown := set(options.cells) - {":".join(cell) for cell in plan}:
             raise LoadError(f"no such cells: {', '.join(sorted(unknown))}; there are {', '.join(map(':'.join, _FULL))}")
-    cells = _cells(plan)
+    cells = [cell for slow in (False, True) for cell in _cells([each for each in plan if (each == _SLOW) == slow])]
     figures = [
         _sum("lost", [cell["lost"] for cell in cells], "0"),
         _sum("wrong", [cell["wrong"] for cell in cells], "0"),
@@ -55,10 +60,13 @@ def run(options: Options) -> Report:
 
 
 def _cells(plan: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    if not plan:
+        return []
     settings = {**ray_settings.ENVIRONMENT, **haproxy.environment(None), "RAY_AUTH_MODE": "disabled"}
     with tempfile.TemporaryDirectory(prefix="pliant", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "plan.json").write_text(json.dumps(plan))
+        slow_disk.plugin(folder)
         command = [
             sys.executable,
             "-m",
@@ -66,7 +74,9 @@ def _cells(plan: list[tuple[str, str]]) -> list[dict[str, Any]]:
             str(folder / "plan.json"),
             str(folder / "out.json"),
         ]
-        with running(command, folder, {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **settings}) as started:
+        path = os.pathsep.join(filter(None, [name, os.environ.get("PYTHONPATH")]))
+        given = {**settings, "PYTHONPATH": path, slow_disk.SWITCH: str(folder / "slow")}
+        with running(command, folder, given) as started:
             try:
                 code = started.process.wait(_ENDS_WITHIN_S)
             except subprocess.TimeoutExpired:

@@ -48,6 +48,12 @@ class Nodes:
         """Without a warning."""
         self.cluster.remove_node(self.nodes.pop(index), allow_graceful=False)
 
+    def terminate(self, index: int) -> None:
+        """As `ray start --block` does when it gets SIGTERM: drain it, wait until it is idle, and end its processes."""
+        node = self.nodes.pop(index)
+        node._drain_node_before_shutdown()
+        self.cluster.remove_node(node)
+
     def drain(self, index: int) -> str:
         """As a cloud's notice that a node goes away in a minute would; its id."""
         node = str(self.nodes[index].node_id)

@@ -156,7 +156,7 @@ class CascadePart(Part):
             backends = {level: run_on(self._planning.tables[level].reports().values()) for level in config.levels}
             named = await asyncio.to_thread(identity, config, self._encoders, folders, texts, backends)
             folder = folder_of(name, named)
-            profiled = await self._profiled(name, config, classifiers, texts, None if provisional else folder)
+            profiled = await self._profiled(name, config, classifiers, texts, folder, lasting=not provisional)
         except DataError as error:
             raise _RefusedError("cannot use its labelled texts; see /stats", str(error)) from None
         try:
@@ -173,15 +173,13 @@ class CascadePart(Part):
         config: CascadeConfig,
         classifiers: Mapping[str, Classifier],
         texts: list[labelled_texts.LabelledText],
-        folder: Path | None,
+        folder: Path,
+        lasting: bool,
     ) -> Profiled:
-        """The profile in `folder`; made if it is not there, or if it is not to be kept in any.
+        """The profile in `folder`; made if it is not there, and then kept there if it is `lasting`.
 
         Raises DataError if none can be made of these texts.
         """
-        if folder is None:
-            async with self._profiling:
-                return await self._profile(name, config, classifiers, texts)
         if folder in self._useless:
             raise DataError(self._useless[folder])
         if self._shared:
@@ -195,6 +193,8 @@ class CascadePart(Part):
             except DataError as error:
                 self._useless[folder] = str(error)
                 raise
+        if not lasting:
+            return found
         try:
             await asyncio.to_thread(keep, folder, found)
         except Exception:

@@ -164,5 +164,6 @@ def profile(config: EncoderConfig, progress: sources.Progress | None = None) -> 
         device=config.device,
         dtype=config.dtype,
         threads=config.threads,
+        static=config.residency == "one",
         progress=progress,
     )

@@ -33,11 +33,11 @@ class AdapterFollower(RegistryFollower[Registered]):
         Those that do not hear of it in time, perhaps this one, ask when they are given its name, as `find` does. Raises
         RequestError.
         """
-        return await self._change("load", name, path, service, in_place, current().manager)
+        return await self._load(name, path, service, in_place, current().manager)
 
     async def unload(self, name: str) -> Registered:
         """Unload an adapter everywhere; gateways that do not hear of it in time, perhaps this one, do so a bit later.
 
         Raises RequestError.
         """
-        return await self._change("unload", name, current().manager)
+        return await self._unload(self.known.get(name), name, current().manager)

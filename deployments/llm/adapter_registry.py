@@ -49,21 +49,29 @@ class AdapterRegistry(Registry[Registered, AdapterSource]):
         self._refresh = asyncio.create_task(self._read_again())
 
     async def load(
-        self, name: str, path: str, service: str | None = None, in_place: bool = False, by: Manager = OPERATOR
+        self,
+        name: str,
+        path: str,
+        service: str | None = None,
+        in_place: bool = False,
+        by: Manager = OPERATOR,
+        again: bool = False,
     ) -> Registered:
         """Register the adapter in the folder `path` as `name`, for `service` or else for the one that it fits.
 
         With `in_place` it may take the place of one of that name, if that is `by`'s. When this returns it is
         stored, and the gateways that answer within a second know of it; others ask when they are given the name.
 
-        Raises RejectedError. Then nothing is changed, unless its reason says that it may yet come about.
+        Raises RejectedError. Then nothing is changed, unless its reason says that it may yet come about. `again`: an
+        earlier planner was asked to, which may have.
         """
         await self.started()
         sources = self._open_sources(service, by)
         self._check_name(name)
-        self._check_free(name, in_place, by)
+        if not again:
+            self._check_free(name, in_place, by)
         source, info = await self._fitting(path, sources)
-        entry = await self._change(lambda: self._put(name, source, info, in_place, by))
+        entry = await self._change(lambda: self._put(name, source, info, in_place, by, again))
         logger.info("%s: loaded adapter %s of rank %d", entry.service, name, entry.adapter.rank)
         return entry
 
@@ -164,17 +172,18 @@ class AdapterRegistry(Registry[Registered, AdapterSource]):
         raise self._misfit(error for error in found if isinstance(error, PliantError))
 
     async def _put(
-        self, name: str, source: AdapterSource, info: AdapterInfo, in_place: bool, by: Manager
+        self, name: str, source: AdapterSource, info: AdapterInfo, in_place: bool, by: Manager, again: bool
     ) -> Registered:
+        entry = Registered(source.service, info.ref(name), int(self._clock()), by.tenant)
+        known = self.catalog.entries.get(name)
+        in_place = in_place or (again and known is not None and known._replace(created=entry.created) == entry)
         self._check_free(name, in_place, by)  # meanwhile somebody else may have taken the name
         self._check_movable(name)
         if kept := source.kept(name):  # whether it is served now or not
             self._check_owner(by, name, kept.owner)
-        known = self.catalog.entries.get(name)
         if known and known.service != source.service:
             reason = f"{name!r} is an adapter of {known.service}, and this one is of {source.service}"
             raise _rejected(f"{reason}; unload it first")
-        entry = Registered(source.service, info.ref(name), int(self._clock()), by.tenant)
         await self._write(source.store, lambda: source.keep(entry, known))
         self.catalog.put({name: entry})
         return entry

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from ray.exceptions import RayActorError
+
 from pliant.deployments.serving.errors import ReplicaLostError
 
 
@@ -17,3 +19,5 @@ async def answer(response: Any) -> Any:
         if (task := asyncio.current_task()) and task.cancelling():
             raise
         raise ReplicaLostError from None  # not whoever waits left, but the planner
+    except RayActorError as error:
+        raise ReplicaLostError("it died") from error

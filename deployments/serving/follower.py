@@ -8,17 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+from pliant.deployments.serving.errors import ReplicaLostError
 from pliant.deployments.serving.messages import Guidance, News
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.policies.cluster.autoscaling import HIGH, LOW
 
 logger = logging.getLogger("pliant")
 
+T = TypeVar("T")
+
 Exchange = Callable[[str, str, Mapping[str, News]], Awaitable[tuple[str, Mapping[str, Guidance]]]]
 
-_ANSWER_WITHIN_S = 10.0
+_ANSWER_WITHIN_S = 3.0
+"""Planners answer within one. One that stopped is not asked again for longer than that after it was replaced."""
 _RETRY_S = 1.0
 _NOTHING = Guidance()
 
@@ -64,6 +68,8 @@ class Follower:
         self._guidance: Mapping[str, Guidance] = {}
         self._epoch = 0
         """Of the newest planner that answered."""
+        self._replaced = asyncio.Event()
+        """Set, and made anew, when a newer planner answers."""
         self.reached = True
         """Whether the planner answered when it was last asked."""
 
@@ -94,10 +100,27 @@ class Follower:
         """What the planner last said; empty while it cannot be reached."""
         return self._guidance.get(service, _NOTHING)
 
+    async def while_it_lasts(self, call: Awaitable[T]) -> T:
+        """What `call`, of the planner, comes to. Raises ReplicaLostError as soon as a newer planner answers: the one
+        that was called may have stopped.
+        """
+        calling, replaced = asyncio.ensure_future(call), asyncio.ensure_future(self._replaced.wait())
+        try:
+            await asyncio.wait((calling, replaced), return_when=asyncio.FIRST_COMPLETED)
+            if not calling.done():
+                raise ReplicaLostError("there is a newer planner")
+            return calling.result()
+        finally:
+            calling.cancel()
+            replaced.cancel()
+
     def _outdated(self, guidance: Mapping[str, Guidance]) -> bool:
         """Whether it is of a planner that another one has taken over from."""
         epoch = max((each.epoch for each in guidance.values()), default=0)
         self._epoch, before = max(self._epoch, epoch), self._epoch
+        if 0 < before < epoch:
+            self._replaced.set()
+            self._replaced = asyncio.Event()
         return 0 < epoch < before
 
     def _follow(self, guidance: Mapping[str, Guidance]) -> None:

@@ -27,7 +27,7 @@ from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.follower import Follower, Tally
 from pliant.deployments.serving.history import STEP_S, History
 from pliant.deployments.serving.keys import Tenants
-from pliant.deployments.serving.kind import Kind, Opening
+from pliant.deployments.serving.kind import Ask, Kind, Opening
 from pliant.deployments.serving.messages import Guidance, News
 from pliant.deployments.serving.metrics import Refusals, TenantMetrics
 from pliant.deployments.serving.router import RayTransport, table_of
@@ -75,7 +75,7 @@ class Gateway:
         calls = _Planner(planner)
         self._follower = Follower(self._name, calls.exchange, self._tables, self._tallies)
         used = {kind.name: kind for kind in self._kinds.values()}
-        self._catalogs = {name: kind.follower(partial(calls.ask, name), config) for name, kind in used.items()}
+        self._catalogs = {name: kind.follower(self._asking(calls, name), config) for name, kind in used.items()}
         self._services = Services(list(self._described()))
         self._history = History(used)
         self._batches = Runner(BatchStore(storage(config.state)), self._name)
@@ -88,6 +88,10 @@ class Gateway:
         self._following = [asyncio.create_task(each) for each in runs]
         self._fetching = ThreadPoolExecutor(len(config.services), thread_name_prefix="fetching")
         self._opening = [asyncio.create_task(self._open(service)) for service in self._services]
+
+    def _asking(self, calls: _Planner, kind: str) -> Ask:
+        """Calls the part of `kind` of the planner, for as long as that is the newest."""
+        return lambda method, *what: self._follower.while_it_lasts(calls.ask(kind, method, *what))
 
     def _described(self) -> Iterator[Service]:
         """The services, before any of them can answer."""

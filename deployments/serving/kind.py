@@ -36,7 +36,10 @@ Fetch = Callable[[Callable[..., Path]], Awaitable[Path]]
 
 
 class Ask(Protocol):
-    """Calls a method of a kind's `Part` in the planner. May raise anything: the planner may be gone."""
+    """Calls a method of a kind's `Part` in the planner.
+
+    May raise anything: the planner may be gone. ReplicaLostError: it died, or another one took its place, meanwhile.
+    """
 
     def __call__(self, method: str, *args: Any) -> Awaitable[Any]: ...
 

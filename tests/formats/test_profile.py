@@ -88,6 +88,19 @@ def test_the_fastest_kind_is_chosen_and_said_why(packed: float | None, static: f
     assert ("packed" in made.reason()) == (packed is not None)
 
 
+def test_without_static_times_the_packed_runtime_serves_and_says_why() -> None:
+    times = PassTimes(counts=(1,), lengths=(512,), seconds=((256.0,),))
+    packed_s = tuple(length / 2 for length in range(64, 513, 64))
+    made = profile(static_s=(), static_at=(), packed_s=packed_s, passes=times)
+    assert (made.kinds, made.fastest((512,)), made.static_pays) == (("packed", "dynamic"), "packed", False)
+    assert made.summary() == (
+        "Latency rises with length without a staircase. The packed runtime takes 50.0% less time than a dynamic one, "
+        "so no static ones were compiled."
+    )
+    with pytest.raises(ValueError, match="no static runtime"):
+        made.mean_s("static")
+
+
 def test_static_runtimes_are_judged_by_the_lengths_that_there_are_to_be() -> None:
     lengths = tuple(range(8, 513, 8))
     made = profile(lengths=lengths, dynamic_s=lengths, static_s=tuple(0.9 * length for length in lengths))
@@ -111,6 +124,8 @@ def test_savings_are_defined_for_any_longest_length(longest: int) -> None:
         {"dynamic_s": (1.0,)},
         {"steps": (65,)},
         {"static_at": ()},
+        {"static_s": ()},
+        {"static_s": (), "static_at": ()},
         {"unknown": 1},
         {"packed_s": (1.0,)},
         {"packed_s": (1.0,) * 8},

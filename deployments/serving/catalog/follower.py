@@ -67,16 +67,17 @@ class CatalogFollower(Generic[Entry]):
 
     async def ask(self, wait: bool, within_s: float) -> bool:
         """Whether the planner answered; `wait`: not before there is something new, or some seconds have passed."""
+        seen = self._seen
         try:
             async with asyncio.timeout(within_s):
-                news = await self._news(self._me, self._seen, wait)
+                news = await self._news(self._me, seen, wait)
         except Exception as error:
             if self.reached:
                 logger.warning("the planner cannot be reached; %s stay as they are: %r", self._what, error)
             self.reached = False
             return False
         self.reached = True
-        self._take(news)
+        self._take(news, seen)
         return True
 
     async def _ask_after(self, before: asyncio.Task[bool] | None) -> bool:
@@ -85,10 +86,11 @@ class CatalogFollower(Generic[Entry]):
         self._asking, self._asks_next = self._asks_next, None
         return await self.ask(wait=False, within_s=_CATCH_UP_WITHIN_S)
 
-    def _take(self, news: CatalogNews[Entry]) -> None:
-        """Make `news` known, unless newer ones have been already: two calls may be under way."""
+    def _take(self, news: CatalogNews[Entry], asked: Seen) -> None:
+        """Make `news`, which were `asked` for with what was seen then, known, unless newer ones have been already: two
+        calls may be under way, and one of them at a planner that stopped and has been replaced."""
         life, version = self._seen
-        if news.version <= version if news.life == life else not news.whole:
+        if news.version <= version if news.life == life else not news.whole or asked[0] != life:
             return
         known = {} if news.whole else self.known
         for name, entry in news.changes.items():

@@ -81,7 +81,7 @@ class Store(Generic[K]):
         try:
             found = self._record.claim()
         except StateError as error:
-            self._barred = error
+            self._barred, self._read = error, False
             with suppress(StateError, ValidationError):
                 if content := self._record.look():
                     self._kept = type(self._kept).model_validate_json(content)

@@ -196,6 +196,19 @@ def top(
 
 
 @app.command()
+def doctor(
+    path: ClusterFile = Path("cluster.yaml"),
+    *,
+    url: Annotated[str | None, typer.Option(help="Where a cluster answers, unless where the file says.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Check this machine, the nodes of a running Ray and a running cluster, and say what to do about what is wrong."""
+    from pliant.cli.doctor import diagnose
+
+    raise typer.Exit(diagnose(path, url and url.rstrip("/"), as_json))
+
+
+@app.command()
 def drain(
     within_s: Annotated[float, typer.Option(min=1, help="When the machine goes away, in seconds.")] = 90,
 ) -> None:

@@ -5,27 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from pliant.formats.profile import Profile
+from pliant.formats.profile import Profile, RuntimeKind
 
 
 def plot(profile: Profile, bins: Sequence[int], path: Path) -> None:
     """Write a picture of `profile`, of the staircase's edges and of what texts take on runtimes for `bins`, as PNG."""
     from matplotlib.figure import Figure  # takes most of a second, and only this function needs it
 
-    milliseconds = 1e3 * np.array([profile.dynamic_s, profile.static_s])
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.plot(profile.lengths, milliseconds[0], label="dynamic")
-    (line,) = axes.plot(profile.lengths, milliseconds[1], label="static, estimated")
-    if profile.packed_s:
-        axes.plot(profile.lengths, 1e3 * np.array(profile.packed_s), label="packed")
-    at = np.isin(profile.lengths, profile.static_at)
-    axes.plot(np.array(profile.lengths)[at], milliseconds[1][at], "o", color=line.get_color(), label="static, measured")
+    for kind in profile.kinds:
+        label = "static, estimated" if kind == "static" else kind
+        (line,) = axes.plot(profile.lengths, _milliseconds(profile, profile.lengths, kind), label=label)
+        if kind == "static":
+            at = profile.static_at
+            measured = _milliseconds(profile, at, kind)
+            axes.plot(at, measured, "o", color=line.get_color(), label="static, measured")
     if profile.static_pays:
-        padded = [1e3 * profile.service_s(length, "static") for length in bins]
-        axes.stairs(padded, [0, *bins], baseline=None, color="black", label="static, padded to the chosen bins")
+        axes.stairs(
+            _milliseconds(profile, bins, "static"),
+            [0, *bins],
+            baseline=None,
+            color="black",
+            label="static, padded to the chosen bins",
+        )
     for edge in profile.steps:
         axes.axvline(edge, color="grey", linestyle=":", label="jump" if edge == profile.steps[0] else None)
     axes.set(
@@ -37,3 +40,7 @@ def plot(profile: Profile, bins: Sequence[int], path: Path) -> None:
     )
     axes.legend()
     figure.savefig(path, dpi=150)
+
+
+def _milliseconds(profile: Profile, lengths: Sequence[int], kind: RuntimeKind) -> list[float]:
+    return [1e3 * profile.service_s(length, kind) for length in lengths]

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -67,18 +68,16 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
 
 
 def _train_ahead(serving: ServingConfig) -> None:
-    """Begin to train what the zoo lacks, the cheapest first, while Ray starts; replicas on this machine wait for it."""
+    """Begin to train what the zoo lacks while Ray starts; replicas on this machine wait for it."""
     named = [name for service in serving.services.values() for name in service.fetched()]
     wanted = {name.removeprefix("zoo/") for name in named if name.startswith("zoo/")}
 
-    def train() -> None:
-        for name in sorted(wanted, key=zoo.cost):
-            try:
-                zoo.ensure(name, lambda _text, _done: None)
-            except (PliantError, OSError):
-                return  # whoever needs it says why
+    def train(name: str) -> None:
+        with suppress(PliantError, OSError):  # whoever needs it says why
+            zoo.ensure(name, lambda _text, _done: None)
 
-    threading.Thread(target=train, daemon=True).start()
+    for name in sorted(wanted, key=zoo.cost):
+        threading.Thread(target=train, args=(name,), daemon=True).start()
 
 
 def write_boards() -> None:
@@ -108,17 +107,22 @@ def _check_port(cluster: ClusterConfig) -> None:
             return
     except OSError as error:
         reason = os.strerror(error.errno or 0)
-    try:
-        if httpx.get(f"{cluster.http.url}/-/healthz", timeout=2, verify=cluster.http.trust()).text == "success":
-            return
-    except httpx.HTTPError:
-        pass
+    if serve_answers(cluster.http):
+        return
     raise ConfigError(
         [
             f"http_options: {cluster.http.host}:{cluster.http.port} cannot be listened on: {reason}; stop what uses "
             "it, or choose another port"
         ]
     )
+
+
+def serve_answers(http: HttpOptions) -> bool:
+    """Whether Serve listens there."""
+    try:
+        return httpx.get(f"{http.url}/-/healthz", timeout=2, verify=http.trust()).text == "success"
+    except httpx.HTTPError:
+        return False
 
 
 def edge(http: HttpOptions) -> dict[str, str]:

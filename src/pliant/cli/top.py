@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -35,11 +36,9 @@ def watch(url: str, service: str | None, rounds: int | None = None) -> None:
 
     Raises PliantError if it does not answer at first, or has no such service.
     """
-    key = os.environ.get("PLIANT_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     history = History(loaded())
-    with httpx.Client(base_url=url, headers=headers, timeout=5) as http:
-        stats = _ask(http, url)
+    with client(url) as http:
+        stats = ask(http, url)
         if service is not None and service not in stats["services"]:
             raise PliantError(f"no service {service}; there are: {', '.join(stats['services'])}")
         with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
@@ -50,19 +49,27 @@ def watch(url: str, service: str | None, rounds: int | None = None) -> None:
                     return
                 time.sleep(STEP_S)
                 try:
-                    stats = _ask(http, url)
+                    stats = ask(http, url)
                 except PliantError as error:
                     live.update(Text(f"{error}; trying again", style="red"), refresh=True)
 
 
-def _ask(http: httpx.Client, url: str) -> Mapping[str, Any]:
+def client(url: str, trust: ssl.SSLContext | bool = True) -> httpx.Client:
+    """For the cluster at `url`, with the operator's key."""
+    key = os.environ.get("PLIANT_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.Client(base_url=url, headers=headers, timeout=5, verify=trust)
+
+
+def ask(http: httpx.Client, url: str) -> Mapping[str, Any]:
+    """What /stats of the cluster at `url` says. Raises PliantError, of which httpx's error is the cause."""
     try:
         response = http.get("/stats")
         if response.status_code in (401, 403):
             raise PliantError(f"{url} wants the key of a tenant that may observe, in PLIANT_API_KEY")
         found: Mapping[str, Any] = response.raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
-        raise PliantError(f"{url}/stats cannot be read: {error}") from None
+        raise PliantError(f"{url}/stats cannot be read: {error}") from error
     return found
 
 

@@ -97,6 +97,13 @@ class ServiceConfig(Strict):
         """What each replica reserves in Ray."""
         return {}
 
+    def memory_bytes(self) -> int:
+        """What each replica is known to take of its machine's memory, beyond what every process does.
+
+        Raises ModelError when there is no such model.
+        """
+        return 0
+
     def parts(self) -> tuple[str, ...]:
         """Names of the services that it is made of."""
         return ()

@@ -104,6 +104,11 @@ class LlmConfig(ModelServiceConfig):
             raise ValueError(f"slo_ms must be at most timeout_s ({self.timeout_s:g} s); lower it, or raise timeout_s")
         return self
 
+    def memory_bytes(self) -> int:
+        if self.gpus:
+            return 0
+        return (self.memory_mb or 0) * 2**20 + sources.check_decoder(self.model).parameters() * self.dtype_bytes
+
     def catalogs(self) -> Mapping[str, CatalogConfig]:
         return {"adapters": self.adapters} if self.adapters else {}
 

@@ -33,10 +33,10 @@ class Profile(BaseModel):
 
     `dynamic_s[i]` is the seconds that a dynamic runtime takes for a text of `lengths[i]` tokens, `static_s[i]` those of
     a static runtime compiled for that many. Static times were measured at the lengths in `static_at`, and estimated
-    between them from the dynamic ones. `packed_s` are those of a packed runtime with one text; none if the model has
-    none here; `passes` those of several texts together. `steps` are the last lengths before latency jumps: the
-    staircase's edges, empty where there is none. `device` is the processor's name; `threads` are those of the CPU for
-    one forward pass.
+    between them from the dynamic ones; there are none where a packed runtime leaves them no chance. `packed_s` are
+    those of a packed runtime with one text; none if the model has none here; `passes` those of several texts together.
+    `steps` are the last lengths before latency jumps: the staircase's edges, empty where there is none. `device` is the
+    processor's name; `threads` are those of the CPU for one forward pass.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,8 +48,8 @@ class Profile(BaseModel):
     torch: str
     lengths: tuple[PositiveInt, ...]
     dynamic_s: tuple[PositiveFloat, ...]
-    static_s: tuple[PositiveFloat, ...]
-    static_at: tuple[PositiveInt, ...]
+    static_s: tuple[PositiveFloat, ...] = ()
+    static_at: tuple[PositiveInt, ...] = ()
     packed_s: tuple[PositiveFloat, ...] = ()
     passes: PassTimes | None = None
     steps: tuple[PositiveInt, ...]
@@ -58,14 +58,19 @@ class Profile(BaseModel):
     def _consistent(self) -> Self:
         if not self.lengths or any(left >= right for left, right in pairwise(self.lengths)):
             raise ValueError("lengths must rise, and there must be one")
-        if not len(self.lengths) == len(self.dynamic_s) == len(self.static_s):
-            raise ValueError("each length needs a dynamic and a static time")
-        if self.packed_s and len(self.packed_s) != len(self.lengths):
-            raise ValueError("each length needs a packed time, or none does")
+        if len(self.dynamic_s) != len(self.lengths):
+            raise ValueError("each length needs a dynamic time")
+        for kind, seconds in (("static", self.static_s), ("packed", self.packed_s)):
+            if seconds and len(seconds) != len(self.lengths):
+                raise ValueError(f"each length needs a {kind} time, or none does")
         if bool(self.packed_s) != (self.passes is not None):
             raise ValueError("packed times need those of passes, and the other way round")
-        if not self.static_at or not set(self.static_at + self.steps) <= set(self.lengths):
-            raise ValueError("static_at must not be empty; it and steps must be among the lengths")
+        if not (self.static_s or self.packed_s):
+            raise ValueError("static times may be missing only where there are packed ones")
+        if bool(self.static_at) != bool(self.static_s):
+            raise ValueError("static times need lengths at which they were measured, and the other way round")
+        if not set(self.static_at + self.steps) <= set(self.lengths):
+            raise ValueError("static_at and steps must be among the lengths")
         return self
 
     @property
@@ -76,7 +81,7 @@ class Profile(BaseModel):
     @property
     def kinds(self) -> tuple[RuntimeKind, ...]:
         """Those that were measured; of two that take equally long the former serves."""
-        return ("packed", "dynamic", "static") if self.packed_s else ("dynamic", "static")
+        return tuple(kind for kind, seconds in self._measured.items() if seconds)
 
     def service_s(self, length: int, kind: RuntimeKind) -> float:
         """Seconds for one text of `length` tokens on a runtime of this kind, a static one compiled for exactly that
@@ -113,8 +118,12 @@ class Profile(BaseModel):
         compared = ", ".join(f"{kind} {self.mean_s(kind, bins) * 1e3:.3g} ms" for kind in self.kinds)
         return f"{self.fastest(bins)}: a text of any length takes {compared} on average"
 
+    @property
+    def _measured(self) -> dict[RuntimeKind, tuple[float, ...]]:
+        return {"packed": self.packed_s, "dynamic": self.dynamic_s, "static": self.static_s}
+
     def _seconds(self, kind: RuntimeKind) -> tuple[float, ...]:
-        seconds = {"packed": self.packed_s, "dynamic": self.dynamic_s, "static": self.static_s}[kind]
+        seconds = self._measured[kind]
         if not seconds:
             raise ValueError(f"{self.model} has no {kind} runtime on this device")
         return seconds
@@ -133,12 +142,17 @@ class Profile(BaseModel):
     @property
     def static_pays(self) -> bool:
         """Whether static runtimes are worth compiling on this device."""
-        return self.static_saving >= PAYS
+        return bool(self.static_s) and self.static_saving >= PAYS
 
     def summary(self) -> str:
         """What an operator should know, in a few sentences."""
         edges = ", ".join(map(str, self.steps))
         steps = f"Latency jumps after {edges} tokens" if edges else "Latency rises with length without a staircase"
+        if not self.static_s:
+            saved = _compared(1 - self.mean_s("packed") / self.mean_s("dynamic"))
+            return (
+                f"{steps}. The packed runtime takes {saved} time than a dynamic one, so no static ones were compiled."
+            )
         unpadded, padded = _compared(self.unpadded_saving), _compared(self.static_saving)
         verdict = "static runtimes serve" if self.static_pays else "one dynamic runtime serves all lengths"
         return (

@@ -13,7 +13,7 @@ from typing import Any
 
 from pliant.background import BEHIND_OTHERS
 from pliant.cache import cache_folder, made_once, shared
-from pliant.turns import TRAIN, turn
+from pliant.turns import BACKGROUND, LONG, TRAIN, turn
 from pliant.zoo import shapes
 from pliant.zoo.training_process import train_apart
 
@@ -33,6 +33,8 @@ _COSTS = {
     "tiny-llama": 96,
     ADAPTERS: 178,
 }
+_LONG_S = 90
+"""Of what takes longer than that, one at a time is trained beside what takes less."""
 _MEASURED = ("accuracy", "perplexity", "base_perplexity", "prompted_accuracy")
 
 
@@ -94,9 +96,9 @@ def ensure(name: str, progress: Callable[[str, float], object], niceness: int = 
     """The folder of the model `name`, of the `ADAPTERS` or of the `TASKS`, which are trained first if this user has
     never done so.
 
-    One process trains at a time, of all that are wanted the cheapest first; others that ask meanwhile wait. `progress`
-    is called with what is being done and the fraction done; adapters, tasks and embeddings may need their model to be
-    trained before. Raises ModelError if training fails.
+    Of all that are wanted the cheapest are trained first, and beside them what takes long; others that ask meanwhile
+    wait. `progress` is called with what is being done and the fraction done; adapters, tasks and embeddings may need
+    their model to be trained before. Raises ModelError if training fails.
     """
     if (base := _base(name)) and not folder(name).exists():
         ensure(base, progress, niceness)
@@ -106,7 +108,7 @@ def ensure(name: str, progress: Callable[[str, float], object], niceness: int = 
     told = shared(folder(name), progress)
 
     def make(unfinished: Path) -> None:
-        with turn(job, lambda: (TRAIN, cost(name)), told):
+        with turn(job, lambda: (TRAIN, cost(name)), told, LONG if cost(name) > _LONG_S else BACKGROUND):
             train_apart(name, unfinished, lambda _text, done: told(job, done), niceness)
 
     return made_once(folder(name), make, progress)

@@ -204,6 +204,14 @@ async def test_what_is_measured_before_models_are_compiled_serves_until_they_are
     assert len([path for path in (cache / "cascades").iterdir() if path.is_dir()]) == 1
 
 
+async def test_what_was_kept_serves_at_once_while_models_are_compiled_again(cache: Path) -> None:
+    await entry(House().start(), "serves small → large")
+    house = House()
+    house.replicas_report(compiling=[64])
+    await entry(house.start(), "serves small → large")
+    assert house.calls == 0
+
+
 async def test_when_labelled_texts_are_replaced_it_is_profiled_anew_and_serves_meanwhile(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -191,3 +191,21 @@ async def test_old_news_never_undo_newer_ones() -> None:
     for _, known in told:
         assert await follower.catch_up()
         assert follower.known == known
+
+
+async def test_news_that_a_stopped_planner_gives_late_are_not_taken() -> None:
+    late = asyncio.Event()
+
+    async def ask(method: str, me: str, seen: Seen, wait: bool) -> CatalogNews[Registered]:
+        if wait:
+            await late.wait()
+            return CatalogNews("stopped", 5, {"a": entry("a")}, True, ())
+        return CatalogNews("next", 2, {"b": entry("b")}, True, ())
+
+    follower = AdapterFollower(ask)
+    waiting = asyncio.create_task(follower.ask(wait=True, within_s=60))
+    await asyncio.sleep(0)
+    assert await follower.catch_up()
+    late.set()
+    assert await waiting
+    assert follower.known == {"b": entry("b")}

@@ -419,6 +419,39 @@ async def test_what_cannot_be_read_is_not_denied(house: House, monkeypatch: pyte
     assert not isinstance(await part.unload("sql"), Rejected)
 
 
+async def test_what_is_read_only_in_part_is_not_denied(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner that cannot claim the state has read it; an older one that lives on stores something, and then the
+    state cannot be read whole."""
+    for name in ("sql", "law"):
+        adapter_folder(house.more / name)
+    old = await house.open()
+    await old.load("sql", "sql")
+    create, read = FolderStorage.create, FolderStorage.read
+    monkeypatch.setattr(FolderStorage, "create", _fails)
+    part = CatalogPart(await house.open())
+    monkeypatch.setattr(FolderStorage, "create", create)
+    await old.load("law", "law")
+    reads = 0
+
+    def once(storage: FolderStorage, path: str) -> bytes:
+        nonlocal reads
+        reads += 1
+        return read(storage, path) if reads == 1 else _fails()
+
+    monkeypatch.setattr(FolderStorage, "create", _fails)
+    monkeypatch.setattr(FolderStorage, "read", once)
+    await asyncio.sleep(core._AGAIN_S[0] + 1)
+    assert reads > 1
+    monkeypatch.setattr(FolderStorage, "read", read)
+    rejected = await part.unload("law")
+    assert isinstance(rejected, Rejected)
+    assert rejected.outcome is Outcome.UNAVAILABLE
+
+
+def _fails(*_what: Any) -> Any:
+    raise OSError(5, "I/O error")
+
+
 async def test_a_change_that_may_have_come_about_says_so_and_is_settled(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

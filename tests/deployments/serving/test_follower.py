@@ -11,6 +11,7 @@ import pytest
 from support.scripted_replicas import CountingChooser
 
 from pliant.deployments.serving import follower
+from pliant.deployments.serving.errors import ReplicaLostError
 from pliant.deployments.serving.follower import Follower, Tally
 from pliant.deployments.serving.least_held import LeastHeld, Share
 from pliant.deployments.serving.messages import Guidance, News
@@ -148,6 +149,24 @@ async def test_a_planner_that_another_has_taken_over_from_is_not_obeyed(table: T
 
     follower = Follower("me", exchange, {"topics": table}, {"topics": Tally()})
     task = asyncio.create_task(follower.run())
-    await asyncio.sleep(8)
+    await asyncio.sleep(3)
     assert obeyed == [None, 9, 1, 1, 1, 3]
+    task.cancel()
+
+
+async def test_calls_of_a_planner_end_when_a_newer_one_answers(table: Table) -> None:
+    planner = Planner()
+    follower = Follower("me", planner.exchange, {"topics": table}, {"topics": Tally()})
+    task = asyncio.create_task(follower.run())
+    stopped = asyncio.Event()
+    first = asyncio.create_task(follower.while_it_lasts(stopped.wait()))
+    await planner.answer(Guidance(epoch=1))
+    await planner.answer(Guidance(epoch=1))
+    assert not first.done(), "the first planner that answers replaces none"
+    await planner.answer(Guidance(epoch=2))
+    with pytest.raises(ReplicaLostError):
+        await first
+    second = asyncio.create_task(follower.while_it_lasts(asyncio.sleep(60, "answer")))
+    await planner.answer(Guidance(epoch=1))
+    assert await second == "answer"
     task.cancel()

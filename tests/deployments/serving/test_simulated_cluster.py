@@ -86,7 +86,8 @@ class Campaign:
         """One thing after another breaks."""
         loop, cluster = asyncio.get_running_loop(), self.cluster
         ends = loop.time() + TROUBLE_S
-        kinds = (self.kill_replica, self.stop_replica, self.kill_planner, self.second_planner, self.kill_gateway)
+        planners = self.kill_planner, self.stop_planner, self.second_planner
+        kinds = (self.kill_replica, self.stop_replica, *planners, self.kill_gateway)
         pending = []
         while loop.time() < ends:
             await asyncio.sleep(self.rng.uniform(0.5, 4))
@@ -108,6 +109,21 @@ class Campaign:
 
     async def kill_planner(self) -> None:
         for planner in self.cluster.planners:
+            planner.process.kill()
+
+    async def stop_planner(self) -> None:
+        """Serve starts another one after a while, knows the old one no longer, and kills that later."""
+        old = list(self.cluster.planners)
+        for planner in old:
+            planner.process.runs.clear()
+        await asyncio.sleep(self.rng.uniform(4, 9))
+        self.cluster.start_planner()
+        self.cluster.planners = [each for each in self.cluster.planners if each not in old]
+        if self.rng.random() < 0.5:
+            for planner in old:
+                planner.process.runs.set()
+        await asyncio.sleep(self.rng.uniform(0.5, 6))
+        for planner in old:
             planner.process.kill()
 
     async def second_planner(self) -> None:

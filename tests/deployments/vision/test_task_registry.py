@@ -120,6 +120,18 @@ async def test_a_task_takes_the_place_of_another_only_when_asked_to(house: House
     assert (await house.open()).catalog.entries == {"digits/parity": second}
 
 
+async def test_what_an_earlier_planner_may_have_loaded_is_loaded_again(house: House) -> None:
+    house.task(house.more / "a")
+    house.task(house.more / "b", seed=1)
+    first = await (await house.open()).load("digits", "parity", "a")
+    registry = await house.open()
+    again = await registry.load("digits", "parity", "a", again=True)
+    assert again._replace(created=first.created) == first
+    refusal = registry.load("digits", "parity", "b", again=True)
+    assert await refused(refusal, "digits has 'parity' already") == Fault.CONFLICT
+    assert names(await house.open()) == ["digits/parity"]
+
+
 async def test_refusals(house: House, tmp_path: Path) -> None:
     house.task(house.more / "fine")
     change_tensors(house.task(house.more / "broken") / WEIGHTS, without="head.bias")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pliant.errors import ModelError
+from pliant.formats.pass_times import PassTimes
 from pliant.kernels.encoder import compiled_classifier, latency_profile
 from pliant.kernels.encoder.latency_profile import find_steps, measure_profile, profile
 from pliant.kernels.runtime_cache import RuntimeSpec, can_compile
@@ -18,8 +20,8 @@ from pliant.torchvision_ops import declare
 LENGTHS = tuple(range(8, 513, 8))
 EDGES = tuple(range(64, 512, 64))
 
-Seconds = Callable[[int, bool], float]
-"""Of a text of so many tokens, on a dynamic runtime or not."""
+Seconds = Callable[[int, Any], float]
+"""Of a text of so many tokens, on a dynamic runtime or not, or on a "packed" one."""
 
 
 def smooth(length: float) -> float:
@@ -46,6 +48,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "bert"
     hf.BertForSequenceClassification(config).save_pretrained(folder)
     return folder
+
+
+class Packed:
+    """As `compiled` says that it is, too."""
+
+    def __init__(self, folder: Path, times: PassTimes) -> None:
+        self.times = times
+        self._run = compiled_classifier.load(folder, 512, dynamic="packed")  # type: ignore[arg-type]
+
+    def __call__(self, ids: np.ndarray) -> None:
+        self._run(ids)
 
 
 @pytest.fixture
@@ -102,6 +115,28 @@ def test_where_static_is_faster_each_edge_is_measured(folder, compiled) -> None:
     for length in made.static_at:
         assert made.service_s(length, "static") == pytest.approx(seconds(length, False))
     assert made.static_pays
+
+
+@pytest.mark.parametrize(
+    ("packed", "static", "asked_for"),
+    [
+        (0.85, False, [(512, True)]),
+        (0.85, True, [(512, True), (64, False), (512, False)]),
+        (0.95, False, [(512, True), (64, False), (512, False)]),
+    ],
+)
+def test_nothing_static_is_compiled_where_a_packed_runtime_leaves_it_no_chance(
+    folder, compiled, monkeypatch, packed, static, asked_for
+) -> None:
+    asked = compiled(lambda length, kind: smooth(length) * {"packed": packed, True: 1.0, False: 0.98}[kind])
+    times = PassTimes(counts=(1,), lengths=(512,), seconds=((smooth(512),),))
+    monkeypatch.setattr(latency_profile.packed_runtime, "suits", lambda _folder, **_: True)
+    monkeypatch.setattr(latency_profile.timed_runtime, "load", lambda *_, **__: Packed(folder, times))
+    made = measure_profile(RuntimeSpec(folder, 512, dynamic=True), lambda _text, _done: None, static)
+    assert [each for each in asked if each[1] != "packed"] == asked_for
+    assert made.fastest() == "packed"
+    assert made.static_pays is False
+    assert ("no static ones were compiled" in made.summary()) == (len(asked_for) == 1)
 
 
 @pytest.mark.parametrize("longest", [3, 8, 20, 100, 8192])

@@ -114,7 +114,8 @@ class SimulatedGateway(CallPath[TextWant, Query, Answer, Report, TalliedRecorder
             return await call(lambda planner: planner.exchange(*what), twice=True)
 
         def ask(method: str, *what: Any) -> Any:
-            return call(lambda planner: planner.ask("llm", method, *what), twice=method == "news")
+            asked = call(lambda planner: planner.ask("llm", method, *what), twice=method == "news")
+            return self.follower.while_it_lasts(asked)
 
         self.follower = Follower(process.name, exchange, {"topics": self.table}, {"topics": self.recorder.tally})
         self.adapters = AdapterFollower(ask)

@@ -1,0 +1,120 @@
+"""Looks at every node of a running Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray._private.authentication.authentication_utils import is_token_auth_enabled
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pliant.errors import PliantError
+
+Found = TypeVar("Found")
+
+_START_S = 60
+"""For a process on a node to start and look."""
+_ANSWER_S = 5
+_IN_ALL_S = 90
+
+
+@dataclass(frozen=True)
+class Visit(Generic[Found]):
+    """What was found on a node."""
+
+    host: str
+    found: Found
+    guarded: bool
+    """Whether its Ray asks for a token."""
+    clock_s: float
+    """By how much its clock is ahead of this machine's, give or take `clock_within_s`."""
+    clock_within_s: float
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """A node on which nothing could be looked at."""
+
+    host: str
+    reason: str
+
+
+class _Visitor:
+    """A process on the node."""
+
+    def look(self, look: Callable[[], Any]) -> tuple[Any, bool]:
+        return look(), is_token_auth_enabled()
+
+    def clock(self) -> float:
+        return time.time()
+
+
+def visit(look: Callable[[], Found]) -> list[Visit[Found] | Unreached]:
+    """Call `look`, a function of a module, on each living node of the Ray that $RAY_ADDRESS names or that runs here.
+
+    Ray's client may wait without end for a head that does not answer, and logs to standard error, so it has a process
+    of its own. Raises PliantError if Ray cannot be reached.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    client = context.Process(target=_visit, args=(look, sender), daemon=True)
+    client.start()
+    sender.close()
+    try:
+        if not receiver.poll(_IN_ALL_S):
+            raise PliantError(f"no answer within {_IN_ALL_S} s")
+        found: list[Visit[Found] | Unreached] | PliantError = receiver.recv()
+    except EOFError:
+        raise PliantError("Ray's client ended without an answer") from None
+    finally:
+        client.kill()
+        client.join()
+    if isinstance(found, PliantError):
+        raise found
+    return found
+
+
+def _visit(look: Callable[[], Any], sender: Connection) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        sender.send(_visits(look))
+    except Exception as error:
+        sender.send(PliantError((str(error).strip() or repr(error)).splitlines()[0]))
+    finally:
+        ray.shutdown()
+
+
+def _visits(look: Callable[[], Any]) -> list[Visit[Any] | Unreached]:
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    visitors = [_visitor(node["NodeID"]) for node in nodes]
+    looks = [visitor.look.remote(look) for visitor in visitors]
+    ray.wait(looks, num_returns=len(looks), timeout=_START_S)
+    return [
+        _visited(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})", visitor, found)
+        for node, visitor, found in zip(nodes, visitors, looks, strict=True)
+    ]
+
+
+def _visitor(node: str) -> Any:
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(num_cpus=0)(_Visitor).options(scheduling_strategy=there).remote()
+
+
+def _visited(host: str, visitor: Any, looked: Any) -> Visit[Any] | Unreached:
+    try:
+        found, guarded = ray.get(looked, timeout=0)
+        asked = time.time()
+        clock = ray.get(visitor.clock.remote(), timeout=_ANSWER_S)
+        answered = time.time()
+    except Exception as error:
+        return Unreached(host, (str(error).strip() or repr(error)).splitlines()[-1])
+    return Visit(host, found, guarded, clock - (asked + answered) / 2, (answered - asked) / 2)
