@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fastapi import FastAPI
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -9,9 +10,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pliant.deployments.http.places import PROBES
 from pliant.deployments.http.statuses import below_root
+from pliant.deployments.serving import tracing
 
 _CONTEXT = TraceContextTextMapPropagator()
 _FAILED = 500
+
+
+def trace_requests(app: FastAPI) -> None:
+    """Have all that `app` answers traced, if there are traces."""
+    if tracing.tracer:
+        app.add_middleware(Tracing, tracer=tracing.tracer)
 
 
 class Tracing:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from fastapi import APIRouter
 from support.echo.config import EchoConfig
 from support.echo.kind import ECHO
 from support.local_serve import LocalCluster
@@ -16,12 +17,14 @@ from support.scripted import Replica, Replicas, ids, language_model
 from support.scripted_replicas import ANSWERS, Act
 from support.scripted_vision import INFO, service
 from support.spans import collected
+from support.tenants import keyed
 from support.text_service import TextService, save_tokenizer
 from typer.testing import CliRunner
 
 from pliant import traces
 from pliant.cli import command
 from pliant.config.cluster import Reader
+from pliant.deployments.http.background import Background
 from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters
 from pliant.deployments.kinds import CONFIGS, KINDS, loaded
 from pliant.deployments.llm.request import Generation
@@ -146,3 +149,22 @@ def test_an_exporter_that_is_missing_is_named(
     tracing.start()
     assert tracing.tracer is None
     assert [("pliant[traces]" in text) for text in (told, caplog.text)] == [wanted, wanted]
+
+
+async def test_what_a_batch_asks_is_one_trace_each() -> None:
+    api = APIRouter()
+
+    @api.post("/v1/completions")
+    async def answers() -> None:
+        if each := tracing.trial("chat", "a", None, lambda _: {}):
+            each.over("said")
+
+    with collected() as spans:
+        background = Background([api], keyed(()))
+        tenant = next(iter(keyed(()).accounts))
+        assert (await background.ask(tenant, "line-1", "/v1/completions", {})).status == 200
+        [request], [attempt] = spans.named("POST /v1/completions"), spans.named("attempt")
+    assert request.parent is None
+    assert request.context
+    assert attempt.parent
+    assert attempt.parent.span_id == request.context.span_id
