@@ -13,6 +13,7 @@ from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.table import NoTimeError
+from pliant.deployments.serving.tracing import Attributes
 
 
 class TextWant(NamedTuple):
@@ -81,6 +82,14 @@ class TextErrand(Errand[TextWant, Query, Answer]):
             self.tenant,
             self._types,
         )
+
+    def facts(self, item: Answer) -> Attributes:
+        return {
+            "pliant.tokens": self._length,
+            "pliant.runtime": item.max_length,
+            "pliant.computed_tokens": item.computed,
+            "pliant.compute_ms": (item.compute_s + item.importance_s) * 1e3,
+        }
 
     def waited(self) -> None:
         """It gets its time once more, so that the queue behind a replica that comes back is no longer than usual."""

@@ -19,6 +19,7 @@ from pliant.deployments.http.openapi import document
 from pliant.deployments.http.places import PROBES, Places, Refused
 from pliant.deployments.http.statuses import error_response
 from pliant.deployments.http.tenancy import Tenancy
+from pliant.deployments.http.tracing import trace_requests
 from pliant.deployments.serving.batches.runner import Runner
 from pliant.deployments.serving.history import History
 from pliant.deployments.serving.keys import Tenants
@@ -100,4 +101,5 @@ def application(
     app.add_middleware(Places, config=config, services=[service.name for service in services], refused=refused)
     if tenants:
         app.add_middleware(Tenancy, tenants=tenants)
+    trace_requests(app)
     return app

@@ -10,6 +10,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.types import Message
 
 from pliant.deployments.http.statuses import error_response
+from pliant.deployments.http.tracing import trace_requests
 from pliant.deployments.serving.batches.runner import Reply
 from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
@@ -24,6 +25,7 @@ class Background:
         self._app = FastAPI(openapi_url=None)
         for router in routers:
             self._app.include_router(router)
+        trace_requests(self._app)
 
         @self._app.exception_handler(RequestError)
         async def ended(request: Request, error: Exception) -> Response:

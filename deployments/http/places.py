@@ -83,7 +83,8 @@ class Places:
             await error_response(scope, error)(scope, receive, send)
             return
         try:
-            await self._app({**scope, _PLACE: place}, place.receive, send)
+            scope[_PLACE] = place  # not into a copy: who is outside wants to know the route
+            await self._app(scope, place.receive, send)
         finally:
             place.leave()
 

@@ -11,6 +11,7 @@ from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.tenants import in_background
+from pliant.deployments.serving.tracing import Attributes
 
 _BACKGROUND_S = 24 * 3600.0
 """How long an answer may stand still for which nobody waits."""
@@ -50,6 +51,15 @@ class AnswerErrand(Errand[Prompted, Generation, Piece]):
     def take(self, item: Piece) -> bool:
         self._received += item.tokens
         return item.finish is not None
+
+    def facts(self, item: Piece) -> Attributes:
+        adapter = self._generation.adapter
+        return {
+            "gen_ai.request.model": adapter.name if adapter else self.subject,
+            "gen_ai.request.max_tokens": self._generation.max_tokens,
+            "gen_ai.usage.input_tokens": len(self._generation.prompt),
+            "gen_ai.usage.output_tokens": len(self._received),
+        }
 
     def waited(self) -> None:
         self._deadline = time.monotonic() + self._slo_s

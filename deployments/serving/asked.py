@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.table import Choice, ReplicaTable
+from pliant.deployments.serving.tracing import Trial
 
 Want = TypeVar("Want")
 Query = TypeVar("Query")
@@ -23,6 +24,8 @@ class Attempt(NamedTuple, Generic[Query]):
     query: Query
     patience_s: float
     """After so long without a reply another one had better be asked."""
+    trial: Trial | None = None
+    """Its span, where there are traces."""
 
     @property
     def replica(self) -> str:
@@ -58,7 +61,8 @@ class Asked(Generic[Want, Query, Item]):
         """What has been replied, answers first, after some was; nothing if none was `until` then, by the clock."""
         within_s = until - time.monotonic()
         done, _ = await asyncio.wait(self.replies, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-        found = [(self._over(reply), _found(reply)) for reply in done]
+        replies = [(reply, _found(reply)) for reply in done]
+        found = [(self._over(reply, said), said) for reply, said in replies]
         return sorted(found, key=lambda pair: isinstance(pair[1], (Refusal, Exception)))
 
     def stall(self) -> None:
@@ -69,11 +73,13 @@ class Asked(Generic[Want, Query, Item]):
     def leave(self) -> None:
         """Nobody waits for any of them any more."""
         for reply in list(self.replies):
-            self._over(reply)
+            self._over(reply, None)
             reply.cancel()
 
-    def _over(self, reply: asyncio.Future[Item | Refusal]) -> Attempt[Query]:
+    def _over(self, reply: asyncio.Future[Item | Refusal], found: Item | Refusal | Exception | None) -> Attempt[Query]:
         attempt = self.replies.pop(reply)
+        if attempt.trial:
+            attempt.trial.over(found)
         self._table.done(attempt.choice)
         return attempt
 

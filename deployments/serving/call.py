@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
+from pliant.deployments.serving import tracing
 from pliant.deployments.serving.asked import Asked, Attempt
 from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.errand import Errand
@@ -134,8 +135,12 @@ class Caller(Generic[Want, Query, Item]):
                 async with aclosing(self._pieces(course, attempt)) as pieces:
                     async for item in pieces:
                         last = errand.take(item)
+                        if attempt.trial:
+                            attempt.trial.got()
                         yield item
                         if last:
+                            if attempt.trial:
+                                attempt.trial.over(item)
                             self._table.answered(attempt.replica)
                             return
                         course.got_on()  # only now: a client that reads slowly is no standstill
@@ -146,19 +151,25 @@ class Caller(Generic[Want, Query, Item]):
         """What one replica says to the errand, up to where another one is to go on; raises RequestError if none is."""
         assert self._streams
         parcel = Parcel(attempt.replica, self._table.gateway, (attempt.query,))
+        end: Refusal | Exception | None = None
         try:
             async with aclosing(self._streams(parcel)) as items:
                 while (item := await self._next(items, course, attempt.replica)) is not None:
                     if isinstance(item, Refusal):
+                        end = item
                         await course.heed(attempt.replica, item)
                         return
                     if not isinstance(item, Alive):
                         yield item
-        except (ReplicaLeftError, NotDeployedError):
+        except (ReplicaLeftError, NotDeployedError) as error:
+            end = error
             course.unsent()
         except (ReplicaLostError, StopAsyncIteration) as error:
+            end = error
             course.failed(attempt.replica, "lost", str(error) or "it died")
         finally:
+            if attempt.trial:
+                attempt.trial.over(end)
             self._table.done(attempt.choice)
 
     async def _next(
@@ -233,8 +244,14 @@ class _Course(Generic[Want, Query, Item]):
 
     async def choose(self) -> Attempt[Query]:
         """A replica that has neither failed nor refused it lately; waits for one if that makes sense."""
+        if tracing.tracer is None:
+            return await self._chosen()
+        with tracing.tracer.start_span("choose"):
+            return await self._chosen()
+
+    async def _chosen(self) -> Attempt[Query]:
         attempt, self._next = self._next, None
-        while not (attempt := attempt or self._choose_now()):
+        while not (attempt := attempt or self._choose_now(self._why)):
             if self._failed >= _MOST_FAILED:
                 told = f"{self._failed} replicas of {self.errand.subject} failed over this request"
                 raise RequestError(Outcome.UNAVAILABLE, f"{told}; the last: {self._reason}")
@@ -258,9 +275,9 @@ class _Course(Generic[Want, Query, Item]):
         self._avoid.update(replicas)
         before, self.late = self.late, True
         try:
-            if not (attempt := self._choose_now()):
+            if not (attempt := self._choose_now("stalled")):
                 self._avoid = {*replicas, *self._refusals}
-                attempt = self._choose_now()
+                attempt = self._choose_now("stalled")
         except RequestError:  # it had better not be answered, but it may still be
             attempt = None
         if attempt:
@@ -295,6 +312,8 @@ class _Course(Generic[Want, Query, Item]):
     def leave(self) -> None:
         """Nobody waits for an answer any more."""
         if self._next:
+            if self._next.trial:
+                self._next.trial.over(None)
             self._table.done(self._next.choice)
 
     async def heed(self, replica: str, refusal: Refusal) -> None:
@@ -329,8 +348,8 @@ class _Course(Generic[Want, Query, Item]):
         """Whether enough have refused it; what has begun waits for room, but not for what replicas cannot get."""
         return (self._unable if self._begun else len(self._refusals)) >= _MOST_REFUSED
 
-    def _choose_now(self) -> Attempt[Query] | None:
-        """None also when enough have failed it, or refused it."""
+    def _choose_now(self, why: Retry | None) -> Attempt[Query] | None:
+        """Another one is asked for `why`, if so. None also when enough have failed it, or refused it."""
         if self._failed >= _MOST_FAILED or self._refused:
             return None
         want, query = self.errand.want(self.late), self.errand.query(self.late)
@@ -342,8 +361,11 @@ class _Course(Generic[Want, Query, Item]):
             raise self.errand.no_time(error) from None
         self._avoid.add(choice.replica)
         if choice.predicted_s is None:
-            return Attempt(choice, query, _UNPREDICTED_PATIENCE * self.errand.timeout_s)
-        return Attempt(choice, query, max(_LEAST_PATIENCE_S, _PATIENCE * choice.predicted_s))
+            patience_s = _UNPREDICTED_PATIENCE * self.errand.timeout_s
+        else:
+            patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.predicted_s)
+        trial = tracing.trial(self.errand.subject, choice.replica, why, self.errand.facts)
+        return Attempt(choice, query, patience_s, trial)
 
 
 async def _end(task: asyncio.Future[Any]) -> None:

@@ -10,6 +10,7 @@ from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.table import NoTimeError
 from pliant.deployments.serving.tenants import current
+from pliant.deployments.serving.tracing import Attributes
 
 Want = TypeVar("Want")
 Query = TypeVar("Query")
@@ -44,6 +45,10 @@ class Errand(ABC, Generic[Want, Query, Item]):
     def take(self, item: Item) -> bool:
         """Note that the client is given `item`; whether it is the last."""
         return True
+
+    def facts(self, item: Item) -> Attributes:
+        """What a trace says of the answer that ends with `item`."""
+        return {}
 
     def waited(self) -> None:
         """There was no replica for it until now, which is not its fault."""

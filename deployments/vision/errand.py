@@ -9,6 +9,7 @@ from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.least_held import Share
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
+from pliant.deployments.serving.tracing import Attributes
 from pliant.deployments.vision.messages import Answer, Query, RegisteredTask
 from pliant.deployments.vision.task_follower import TaskFollower
 
@@ -50,6 +51,14 @@ class ImageErrand(Errand[Share, Query, Answer]):
 
     def query(self, late: bool) -> Query:
         return Query(self._pixels, self.task.task, self._left_s(late), self._utility, self.tenant)
+
+    def facts(self, item: Answer) -> Attributes:
+        return {
+            "pliant.task": self.task.task.name,
+            "pliant.gamma": item.gamma,
+            "pliant.fate": item.fate,
+            "pliant.images_together": item.rows,
+        }
 
     def waited(self) -> None:
         self._deadline = time.monotonic() + self._slo_s

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from pliant import zoo
+from pliant import traces, zoo
 from pliant.cli import vision as vision_cli
 from pliant.cli.serve import serve_cluster
 from pliant.cli.terminal import console, progress
@@ -36,6 +36,8 @@ def check(path: ClusterFile = Path("cluster.yaml")) -> None:
     cluster = _checked(path)
     services = ", ".join(f"{name} ({service.kind})" for name, service in cluster.serving.services.items())
     console.print(f"{path}: fine; serves {services}")
+    if problem := traces.problem():
+        console.print(problem, markup=False)
 
 
 @app.command()

@@ -25,6 +25,7 @@ from support.scripted_replicas import (
     report,
     slow,
 )
+from support.spans import collected
 from support.virtual_loop import run
 
 from pliant.deployments.serving.call import Caller
@@ -782,3 +783,35 @@ def test_whatever_happens_each_request_ends_once_and_leaves_nothing(
             assert len(service.recorder.retries) == len(chosen) - len(set(chosen))
 
     run(main())
+
+
+@both_ways
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+async def test_a_trace_says_who_was_asked_and_why_again(failure: Failure, way: Way) -> None:
+    with collected() as spans:
+        async with nothing_left(first([failure.act, ANSWERS])) as service:
+            assert await ask(service, way) == TEXT
+        failed, answered = spans.attempts()
+    refusal = failure.act.refusal
+    expected = refusal.cause if refusal else "left" if failure.why == "stalled" else "lost"
+    assert (failed["pliant.replica"], failed["pliant.outcome"]) == ("bad0", expected)
+    assert "pliant.retry" not in failed
+    assert answered == {
+        "pliant.subject": "the reader",
+        "pliant.replica": "good0",
+        "pliant.retry": failure.why,
+        "pliant.outcome": "answered",
+    }
+
+
+@both_ways
+async def test_a_client_that_leaves_ends_its_spans(way: Way) -> None:
+    with collected() as spans:
+        async with nothing_left(first([slow(20.0)])) as service:
+            request = asyncio.create_task(ask(service, way))
+            await asyncio.sleep(0.1)
+            request.cancel()
+            with suppress(asyncio.CancelledError):
+                await request
+        assert [each["pliant.outcome"] for each in spans.attempts()] == ["left"]
+        assert len(spans.named("choose")) == 1
