@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic
 
@@ -43,17 +44,18 @@ class CatalogPart(Part, Generic[Entry]):
 
     async def load(self, *what: Any) -> Entry | Rejected:
         """See the registry's own."""
-        return await self._confirmed(self._registry.load(*what))
+        return await self._confirmed(partial(self._registry.load, *what))
 
     async def unload(self, *what: Any) -> Entry | Rejected:
         """See the registry's own."""
-        return await self._confirmed(self._registry.unload(*what))
+        return await self._confirmed(partial(self._registry.unload, *what))
 
-    async def _confirmed(self, change: Coroutine[Any, Any, Entry]) -> Entry | Rejected:
+    async def _confirmed(self, change: Callable[[], Awaitable[Entry]]) -> Entry | Rejected:
         """What `change` comes to. It is not rejected by what may no longer be so."""
+        await self.started()
         looks = self._registry.looks
         try:
-            return await change
+            return await change()
         except RejectedError as error:
             if error.rejected.outcome is not Outcome.REJECTED:
                 return error.rejected
