@@ -59,8 +59,9 @@ class Crew:
         self._lines: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._end = weakref.finalize(self, _end, self._lines, self._processes)
-        with tempfile.TemporaryDirectory(prefix="pliant-ranks-") as folder, self.watched():
-            setting = replace(setting, meeting=Path(folder) / "meeting")
+        self._folder = tempfile.TemporaryDirectory(prefix="pliant-ranks-")
+        with self.watched():
+            setting = replace(setting, meeting=Path(self._folder.name) / "meeting")
             for rank in range(1, setting.count):
                 line, theirs = Pipe()
                 command = [sys.executable, "-m", "pliant.kernels.decoder.rank", str(theirs.fileno())]
@@ -75,6 +76,7 @@ class Crew:
         """Wait until all have loaded; loading has no limit, but a process that fails ends it."""
         with self.watched():
             self._hear()
+            self._folder.cleanup()  # not before: others may still look for each other when rank 0 has found them all
 
     def order(self, method: str, *arguments: Any) -> None:
         """Have each rank call this method of its executor."""
