@@ -52,15 +52,19 @@ class AdapterReader(Protocol):
 
 
 class PeftFolders:
-    """Adapters in PEFT folders, of ranks up to `most_rank`, staged by `stager` in a dtype of `dtype_bytes`."""
+    """Adapters in PEFT folders, of ranks up to `most_rank`, staged by `stager` in a dtype of `dtype_bytes`.
 
-    def __init__(self, stager: Stager, dtype_bytes: int, most_rank: int) -> None:
+    Where `processes` compute the model together, bytes are those of each.
+    """
+
+    def __init__(self, stager: Stager, dtype_bytes: int, most_rank: int, processes: int = 1) -> None:
         self._stager = stager
         self._dtype_bytes = dtype_bytes
         self._most_rank = most_rank
+        self._share = stager.shape.of_rank(processes)
 
     def bytes(self, ref: AdapterRef) -> int:
-        return bytes_of(ref.ranks, self._stager.shape, self._dtype_bytes)
+        return bytes_of(ref.ranks, self._share, self._dtype_bytes)
 
     def stage(self, ref: AdapterRef) -> Tensor:
         """Raises AdapterError, also when the folder holds other weights than when it was registered."""

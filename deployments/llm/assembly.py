@@ -13,7 +13,7 @@ from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.waiting_room import AnswerScheduler
 from pliant.errors import ModelError
 from pliant.formats.adapter_info import AdapterError, AdapterRef, read_adapter
-from pliant.kernels.decoder import executor
+from pliant.kernels.decoder import parallel_executor
 from pliant.kernels.decoder.executor import DTYPES, Executor
 from pliant.models import sources
 from pliant.models.decoder_shape import DecoderShape
@@ -28,12 +28,17 @@ logger = logging.getLogger("pliant")
 
 
 def assemble(config: LlmConfig) -> Engine:
-    """The engine, rehearsed, with the pinned adapters in memory. Raises what `executor.load` does, and ModelError."""
+    """The engine, rehearsed, with the pinned adapters in memory.
+
+    Raises what `parallel_executor.load` does, and ModelError.
+    """
     folder = sources.fetch(config.model)
     most_rank = config.adapters.max_rank if config.adapters else 0
     budget = config.memory_mb and config.memory_mb * 2**20
-    loaded = executor.load(
+    loaded = parallel_executor.load(
         folder,
+        config.tensor_parallel,
+        config.timeout_s / 2,
         config.slots,
         config.max_length,
         config.dtype,
@@ -43,6 +48,10 @@ def assemble(config: LlmConfig) -> Engine:
         arena_bytes=budget if config.adapters else None,
         most_rank=most_rank,
     )
+    loader = None
+    if most_rank:
+        folders = PeftFolders(loaded, DTYPES[config.dtype].itemsize, most_rank, config.tensor_parallel)
+        loader = AdapterLoader(folders)
     engine = Engine(
         loaded,
         Tokenizer.from_file(str(folder / "tokenizer.json")),
@@ -53,7 +62,7 @@ def assemble(config: LlmConfig) -> Engine:
         scheduler=scheduler(config, loaded),
         share_prefixes=config.share_prefixes,
         tpot_s=config.tpot_ms and config.tpot_ms / 1e3,
-        loader=AdapterLoader(PeftFolders(loaded, DTYPES[config.dtype].itemsize, most_rank)) if most_rank else None,
+        loader=loader,
     )
     engine.rehearse()
     if config.adapters:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pliant.formats.adapter_info import AdapterError, AdapterInfo
+from pliant.kernels.decoder.weights import part
 from pliant.models.adapter_files import TensorFile, opened_tensors
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import SITES, LoraLayout, module_size
@@ -19,31 +20,32 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 
 @torch.inference_mode()
-def stage(info: AdapterInfo, shape: DecoderShape, dtype: torch.dtype, device: torch.device) -> Tensor:
+def stage(
+    info: AdapterInfo, shape: DecoderShape, dtype: torch.dtype, device: torch.device, rank: int = 0, ranks: int = 1
+) -> Tensor:
     """The weights of `info` as one flat tensor on the CPU, laid out as `LoraLayout` says; pinned for a GPU as `device`.
 
     Scalings are folded into B, in float32. Layers that lack a module, or have it at a smaller rank than the greatest,
-    get zeros for what is missing. May be called on any thread. Raises AdapterError if the file is no longer what it was
-    when `info` was read, changes or becomes a link meanwhile, or holds numbers that are not finite in `dtype`.
+    get zeros for what is missing. Of `ranks` that compute a decoder of `shape` together, this is the share of `rank`:
+    A and B are split as their layers are. May be called on any thread. Raises AdapterError if the file is no longer
+    what it was when `info` was read, changes or becomes a link meanwhile, or holds numbers not finite in `dtype`.
     """
-    blob = torch.zeros(LoraLayout(shape, info.ranks).values, dtype=dtype, pin_memory=device.type == "cuda")
+    own = shape.of_rank(ranks)
+    blob = torch.zeros(LoraLayout(own, info.ranks).values, dtype=dtype, pin_memory=device.type == "cuda")
+    places = dict(_places(blob, info.ranks, own))
     try:
         with opened_tensors(info.weights) as file:
-            _fill(blob, info, shape, file)
+            for module in info.modules:
+                a, b = (place[: module.rank] for place in places[module.layer, module.module])
+                inputs, out = module_size(shape, module.module)
+                a.copy_(part(_read(file, module.a, (module.rank, inputs)), tuple(a.shape), rank, ranks))
+                whole = _read(file, module.b, (out, module.rank)).float().T * module.scaling
+                b.copy_(part(whole, tuple(b.shape), rank, ranks))
     except (OSError, ValueError) as error:
         raise AdapterError(f"adapter {info.folder}: {info.weights.name} {error}; load it again") from None
     if not bool(blob.isfinite().all()):
         raise AdapterError(f"adapter {info.folder}: its weights are not all finite in {dtype}; train it again")
     return blob
-
-
-def _fill(blob: Tensor, info: AdapterInfo, shape: DecoderShape, file: TensorFile) -> None:
-    places = dict(_places(blob, info.ranks, shape))
-    for module in info.modules:
-        a, b = places[module.layer, module.module]
-        inputs, out = module_size(shape, module.module)
-        a[: module.rank] = _read(file, module.a, (module.rank, inputs))
-        b[: module.rank] = _read(file, module.b, (out, module.rank)).float().T * module.scaling
 
 
 def _places(

@@ -56,8 +56,8 @@ class Executor:
 
     def __init__(self, decoder: Decoder, sampler: Sampler, most_rank: int = 0) -> None:
         kv = decoder.kv
-        self.shape = decoder.shape
-        self.vocabulary = decoder.shape.vocab
+        self.shape = decoder.whole
+        self.vocabulary = decoder.whole.vocab
         self.slots = kv.slots
         self.max_length = kv.max_length
         self.page = PAGE
@@ -197,8 +197,16 @@ class Executor:
 
     def _logits(self, step: Step) -> Tensor:
         """Of the rows of the window, and behind them of the `last` prefills, [n, vocab]."""
-        window = slice(step.offset, step.offset + len(step.lengths))
-        tokens, ends = self._last[window], None
+        return self.compute(step, self._window(step))
+
+    def _window(self, step: Step) -> Tensor:
+        """The last tokens of the window's slots."""
+        return self._last[step.offset : step.offset + len(step.lengths)]
+
+    @torch.inference_mode()
+    def compute(self, step: Step, tokens: Tensor) -> Tensor:
+        """The pass of a step whose window's slots have `tokens` as their last; the logits, and nothing is sampled."""
+        ends = None
         if step.prefills:
             tokens = torch.cat([tokens, self._indices(np.concatenate([chunk.ids for chunk in step.prefills]))])
             ends = self._indices(_ends(step))
@@ -273,14 +281,37 @@ def build(
     the first one's memory again: a tenth of a GPU is left for these where `budget_bytes` is None, and whoever sets it
     leaves some.
     """
-    shape, dtype, device = weights.shape, weights.dtype, weights.device
-    packed = shape.vocab * shape.hidden if shape.tied and device.type == "cpu" else 0  # the head, as a copy of its own
-    allowed = allowed_bytes(device, budget_bytes, reserved=(shape.parameters() + packed) * dtype.itemsize)
-    slots, max_length = fit(shape, slots, max_length, dtype, allowed)
-    kernels, kind = _on_cuda() if device.type == "cuda" else _on_cpu(threads)
+    kernels, kind = kernels_for(weights.device, threads)
+    kv = pages_for(weights, kernels, slots, max_length, budget_bytes, arena_bytes)
     with torch.inference_mode():
-        kv = KVPages(shape, slots, max_length, dtype, device, kernels, allowed, arena_bytes)
-        return kind(Decoder(weights, kernels, kv), Sampler(slots, shape.vocab, device, max_length), most_rank)
+        sampler = Sampler(kv.slots, weights.whole.vocab, weights.device, kv.max_length)
+        return kind(Decoder(weights, kernels, kv), sampler, most_rank)
+
+
+@torch.inference_mode()
+def pages_for(
+    weights: DecoderWeights,
+    kernels: DecoderKernels,
+    slots: int | None,
+    max_length: int | None,
+    budget_bytes: int | None,
+    arena_bytes: int | None,
+) -> KVPages:
+    """Pages of the size that `build` describes, before the weights are read. Of budget and arena each rank has a part,
+    as it has of a CPU's memory, which all ranks share."""
+    shape, dtype, device, ranks = weights.shape, weights.dtype, weights.device, weights.ranks
+    in_common = device.type == "cpu"
+    packed = shape.vocab * shape.hidden // ranks if shape.tied and in_common else 0  # the head, as a copy of its own
+    sharing = ranks if in_common else 1
+    reserved = (shape.parameters() + packed) * dtype.itemsize * sharing
+    allowed = allowed_bytes(device, budget_bytes and budget_bytes * sharing // ranks, reserved) // sharing
+    slots, max_length = fit(shape, slots, max_length, dtype, allowed)
+    return KVPages(shape, slots, max_length, dtype, device, kernels, allowed, arena_bytes and arena_bytes // ranks)
+
+
+def kernels_for(device: torch.device, threads: int) -> tuple[DecoderKernels, type[Executor]]:
+    """What computes there, and the executor of a process that computes a whole decoder with it."""
+    return _on_cuda() if device.type == "cuda" else _on_cpu(threads)
 
 
 def _on_cpu(threads: int) -> tuple[DecoderKernels, type[Executor]]:

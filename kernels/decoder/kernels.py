@@ -5,7 +5,7 @@ gets. All kernels take norms, softmax and rotations in float32, whatever the dty
 
 Buffers: a result of any method, or of a `Linear`, may be a buffer that the kernels own. It stays valid until the same
 method, or the same `Linear`, is called again. Nobody but the kernels writes to it, except that `add_norm` updates the
-`hidden` it is given, and `AddLora` what a `Linear` gave.
+`hidden` it is given, and `AddLora` and ranks that add up what a `Linear` gave.
 
 Positions and pages are int32 tensors on the decoder's device. `keys` and `values` are one layer's, views [pages,
 kv_heads, page, head_dim] of the same strides, where `page` is a power of two: pages lie apart, and what a page holds of

@@ -2,8 +2,9 @@
 
 One fused pass per iteration serves every live request, however their lengths differ (Flover §V): linear layers see one
 batch of tokens, and only attention looks at rows one by one. Tokens that use a LoRA adapter get what it adds after each
-linear layer (Chameleon §4.1). The code below is the whole model; what its operations do on a device is the kernels'
-business (see `kernels`).
+linear layer (Chameleon §4.1). Where several ranks compute a model together, each has a part of every layer's heads and
+of its MLP, and what they give is added up, twice a layer (Megatron-LM §3). The code below is the whole model; what its
+operations do on a device is the kernels' business (see `kernels`).
 """
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from pliant.kernels.decoder.kernels import AddLora, DecoderKernels, Linear, Norm
 from pliant.kernels.decoder.kv_pages import KVPages
 from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.ragged import Ragged
+from pliant.kernels.decoder.ranks import Ranks
 from pliant.kernels.decoder.rope import rotation
 from pliant.kernels.decoder.weights import DecoderWeights, LayerWeights
 
@@ -30,18 +32,24 @@ class _Layer:
 class Decoder:
     """A decoder with its keys and values in `kv`, whose kernels it shares. Logits are in the weights' dtype.
 
-    The logits returned may be a buffer that the next call reuses.
+    The logits returned may be a buffer that the next call reuses. Of a model that `ranks` compute together, all run
+    the same passes, and the logits are there on rank 0 alone. `whole` is the model's shape, `shape` what this rank has
+    of it.
     """
 
-    def __init__(self, weights: DecoderWeights, kernels: DecoderKernels, kv: KVPages) -> None:
+    def __init__(
+        self, weights: DecoderWeights, kernels: DecoderKernels, kv: KVPages, ranks: Ranks | None = None
+    ) -> None:
+        self.whole = weights.whole
         self.shape = weights.shape
+        self._ranks = ranks
         self.device = weights.device
         self.kv = kv
         self.kernels = kernels
         self._embedding = weights.embedding()
         self._layers = [_Layer(weights.layer(index), kernels) for index in range(self.shape.layers)]
         self._norm = weights.norm()
-        self._head = kernels.linear(self._embedding if self.shape.tied else weights.head(), None)
+        self._head = kernels.linear(self._embedding[weights.vocabulary] if self.shape.tied else weights.head(), None)
         self._rotation = rotation(self.shape.rope, self.shape.head_dim, kv.max_length, self.device)
 
     def run(self, tokens: Tensor, batch: Ragged, ends: Tensor | None = None, lora: LoraBatch | None = None) -> Tensor:
@@ -72,6 +80,8 @@ class Decoder:
             delta = layer.output(mixed)
             if add_lora is not None:
                 add_lora(delta, mixed, index, "output")
+            if self._ranks is not None:
+                self._ranks.add_up(delta)
             normed = kernels.add_norm(hidden, delta, layer.mlp_norm, eps)
             gate_up = layer.gate_up(normed)
             if add_lora is not None:
@@ -80,9 +90,12 @@ class Decoder:
             delta = layer.down(gated)
             if add_lora is not None:
                 add_lora(delta, gated, index, "down")
+            if self._ranks is not None:
+                self._ranks.add_up(delta)
         assert delta is not None
         if ends is not None:
             if not len(ends):
                 return hidden.new_empty((0, self.shape.vocab))
             hidden, delta = hidden[ends], delta[ends]
-        return self._head(kernels.add_norm(hidden, delta, self._norm, eps))
+        logits = self._head(kernels.add_norm(hidden, delta, self._norm, eps))
+        return logits if self._ranks is None else self._ranks.side_by_side(logits, self.shape.vocab)

@@ -2,6 +2,9 @@
 
 Queries, keys and values become one matrix, gate and up another, so that a layer takes four products instead of seven.
 Only one layer is held at a time: whoever prepares weights for a device drops what was read before the next layer.
+
+Of a model that several ranks compute together each reads its share: of heads, of the MLP's width, of the vocabulary's
+rows of the head (Shoeybi et al., "Megatron-LM", 2019, §3).
 """
 
 from abc import ABC, abstractmethod
@@ -38,6 +41,18 @@ class LayerWeights:
     down_bias: Tensor | None
 
 
+def share_of(width: int, rank: int, ranks: int) -> slice:
+    """Which of `width` rows or columns are `rank`'s: as many for each of the ranks, up to one."""
+    return slice(width * rank // ranks, width * (rank + 1) // ranks)
+
+
+def part(whole: Tensor, size: Size, rank: int, ranks: int) -> Tensor:
+    """The share of `rank`, of this size, in a whole tensor: split where it is smaller."""
+    return whole[
+        tuple(share_of(n, rank, ranks) if n != m else slice(n) for n, m in zip(whole.shape, size, strict=True))
+    ]
+
+
 def tensor_sizes(shape: DecoderShape) -> dict[str, Size]:
     """By transformers' names: the size of every tensor that such a decoder has."""
     hidden, intermediate, kv = shape.hidden, shape.intermediate, shape.kv_heads * shape.head_dim
@@ -68,12 +83,22 @@ def tensor_sizes(shape: DecoderShape) -> dict[str, Size]:
 class DecoderWeights(ABC):
     """Weights by transformers' names; a subclass says where a tensor comes from.
 
-    `dtype` and `device` are what they are handed out in, whatever they are stored in.
+    `dtype` and `device` are what they are handed out in, whatever they are stored in. `whole` is the model's shape, and
+    `shape` that of the share of `rank`, one of `ranks`. Raises ValueError if the model cannot be shared like that.
     """
 
-    def __init__(self, shape: DecoderShape, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape = shape
-        self.sizes = tensor_sizes(shape)
+    def __init__(
+        self, shape: DecoderShape, dtype: torch.dtype, device: torch.device, rank: int = 0, ranks: int = 1
+    ) -> None:
+        self.whole = shape
+        self.shape = shape.of_rank(ranks)
+        self.rank = rank
+        self.ranks = ranks
+        self.vocabulary = share_of(shape.vocab, rank, ranks)
+        """The tokens whose logits this rank computes."""
+        self.sizes = tensor_sizes(self.shape)
+        if not shape.tied:
+            self.sizes["lm_head.weight"] = (self.vocabulary.stop - self.vocabulary.start, shape.hidden)
         self.dtype = dtype
         self.device = device
 
@@ -90,11 +115,11 @@ class DecoderWeights(ABC):
         return self._read("model.norm.weight")
 
     def head(self) -> Tensor:
-        """[vocab, hidden], of a model that is not tied."""
+        """The rows of `vocabulary`, [tokens, hidden], of a model that is not tied."""
         return self._read("lm_head.weight")
 
     def layer(self, index: int) -> LayerWeights:
-        """Layer `index`, fused."""
+        """Layer `index`, fused. Biases of sums over ranks are the first rank's."""
         shape, at = self.shape, f"model.layers.{index}."
         attention, mlp = at + "self_attn.", at + "mlp."
         qkv = [attention + f"{name}_proj" for name in "qkv"]
@@ -106,12 +131,12 @@ class DecoderWeights(ABC):
             qkv_bias=self._fused(qkv, "bias") if shape.qkv_bias else None,
             qk_norms=(self._read(q_norm), self._read(k_norm)) if shape.qk_norm else None,
             output=self._read(attention + "o_proj.weight"),
-            output_bias=self._read(attention + "o_proj.bias") if shape.output_bias else None,
+            output_bias=self._read(attention + "o_proj.bias") if shape.output_bias and not self.rank else None,
             mlp_norm=self._read(at + "post_attention_layernorm.weight"),
             gate_up=self._fused(gate_up, "weight"),
             gate_up_bias=self._fused(gate_up, "bias") if shape.mlp_bias else None,
             down=self._read(mlp + "down_proj.weight"),
-            down_bias=self._read(mlp + "down_proj.bias") if shape.mlp_bias else None,
+            down_bias=self._read(mlp + "down_proj.bias") if shape.mlp_bias and not self.rank else None,
         )
 
     def _read(self, name: str) -> Tensor:
@@ -133,19 +158,21 @@ class SavedWeights(DecoderWeights):
     """The weights in a folder that transformers' `save_pretrained` wrote: config.json, and safetensors in one file or
     several. Files are mapped, not read, so that no second copy of the weights is ever held.
 
-    Raises ModelError if the folder holds no decoder that is supported, lacks a tensor, or has one of another size.
+    Raises ModelError if the folder holds no decoder that is supported, lacks a tensor, or has one of another size, and
+    ValueError if the ranks cannot share it.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(read_shape(folder), dtype, device)
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, rank: int = 0, ranks: int = 1) -> None:
+        super().__init__(read_shape(folder), dtype, device, rank, ranks)
         self._tensors = SavedTensors(folder)
-        if problems := [found for name, size in self.sizes.items() if (found := self._tensors.problem(name, size))]:
+        sizes = tensor_sizes(self.whole)
+        if problems := [found for name, size in sizes.items() if (found := self._tensors.problem(name, size))]:
             more = f" (and {len(problems) - 3} more)" * (len(problems) > 3)
             told = "; ".join(problems[:3]) + more
             raise ModelError(f"{folder}: the weights do not fit the config.json: {told}; save the model again")
 
     def copy(self, name: str, into: Tensor) -> None:
-        into.copy_(self._tensors[name])
+        into.copy_(part(self._tensors[name], tuple(into.shape), self.rank, self.ranks))
 
 
 class RandomWeights(DecoderWeights):

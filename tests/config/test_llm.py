@@ -40,6 +40,7 @@ def test_a_text_means_the_folder_of_adapters() -> None:
             "services.chat.adapters: got {'cache': 'lru'}; needs a folder of adapters, or",
         ),
         ({"slo_ms": 9000, "timeout_s": 5}, "services.chat: got {"),
+        ({"tensor_parallel": 3}, "services.chat.tensor_parallel: got 3; "),
     ],
 )
 def test_each_mistake_is_one_line(changes: dict[str, Any], line: str) -> None:
@@ -55,6 +56,14 @@ def test_within_a_budget_its_replicas_may_change() -> None:
     assert serving(replicas=3).of(LlmConfig)["chat"].replicas == ReplicaRange(min=3, max=3)
 
 
+@pytest.mark.parametrize("gpus", [0.5, 2])
+def test_processes_that_compute_a_model_together_have_a_gpu_each(gpus: float) -> None:
+    with pytest.raises(ConfigError, match=f"gpus must be 1, or 0 for CPUs, with tensor_parallel.*; got {gpus:g}"):
+        serving(tensor_parallel=2, gpus=gpus)
+    [service] = serving(tensor_parallel=4, gpus=1, cpus=2).services.values()
+    assert service.resources() == {"num_cpus": 8, "num_gpus": 4}
+
+
 @pytest.mark.parametrize("folder", ["zoo/others", "/nowhere"])
 def test_adapters_that_cannot_be_are_named(folder: str) -> None:
     with pytest.raises(ConfigError, match=f"services.chat.adapters.folder: {folder}: "):
@@ -64,6 +73,7 @@ def test_adapters_that_cannot_be_are_named(folder: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
+        ({"tensor_parallel": 8}, "services.chat.tensor_parallel: got 8; 8 ranks cannot share "),
         ({"max_length": 4096}, "services.chat.max_length: got 4096; zoo/tiny-llama takes at most "),
         ({"memory_mb": 1, "max_length": 1024}, "services.chat.memory_mb: got 1; a text of 1024 tokens x 4 KiB = 4 MB "),
     ],

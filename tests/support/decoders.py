@@ -48,6 +48,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window-yarn": ("Qwen2", {**_SLIDING, "rope_parameters": _YARN}),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3-8-heads": (
+        "Qwen3",
+        {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "attention_bias": True},
+    ),
     "qwen3-window-biased": ("Qwen3", {**_SLIDING, "head_dim": 8, "attention_bias": True}),
 }
 """By name: transformers' prefix of the classes, and how the config differs from the tiny standard."""

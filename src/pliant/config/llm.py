@@ -68,6 +68,9 @@ class LlmConfig(ElasticServiceConfig):
     By default keys and values have half of the machine's free memory, or nine tenths of the GPU's, and adapters what
     these leave idle.
     """
+    tensor_parallel: Literal[1, 2, 4, 8] = 1
+    """Processes that compute each replica's model together, every one with a share of the weights, and with `cpus` and
+    `gpus` of its own."""
     adapters: AdaptersConfig | None = None
     """LoRA adapters that share the model; each is a model of its own to clients."""
     share_prefixes: bool = False
@@ -111,6 +114,19 @@ class LlmConfig(ElasticServiceConfig):
             return 0
         return (self.memory_mb or 0) * 2**20 + sources.check_decoder(self.model).parameters() * self.dtype_bytes
 
+    @model_validator(mode="after")
+    def _on_whole_gpus(self) -> LlmConfig:
+        if self.tensor_parallel > 1 and self.gpus not in (0, 1):
+            raise ValueError(
+                f"gpus must be 1, or 0 for CPUs, with tensor_parallel: each of the {self.tensor_parallel} processes "
+                f"has one GPU; got {self.gpus:g}"
+            )
+        return self
+
+    def resources(self) -> dict[str, float]:
+        """Of all processes that compute it: one reservation, so that they are on one node."""
+        return {name: amount * self.tensor_parallel for name, amount in super().resources().items()}
+
     def catalogs(self) -> Mapping[str, CatalogConfig]:
         return {"adapters": self.adapters} if self.adapters else {}
 
@@ -123,6 +139,10 @@ class LlmConfig(ElasticServiceConfig):
                 return f"adapters.folder: {error}"
         if self.max_length and self.max_length > shape.max_length:
             return f"max_length: got {self.max_length}; {self.model} takes at most {shape.max_length} tokens"
+        try:
+            shape.of_rank(self.tensor_parallel)
+        except ValueError as error:
+            return f"tensor_parallel: got {self.tensor_parallel}; {error}"
         token = shape.kv_bytes(1, self.dtype_bytes)
         length = self.least_slot(shape.max_length)
         needed_mb = math.ceil(length * token / 2**20)

@@ -128,6 +128,19 @@ class DecoderShape:
             eos=_eos(config.get("eos_token_id")),
         )
 
+    def of_rank(self, ranks: int) -> DecoderShape:
+        """What each of `ranks` processes has of it that compute it together: of heads and of the MLP's width a part.
+
+        Raises ValueError where they cannot be split evenly.
+        """
+        if self.heads % ranks or self.kv_heads % ranks or self.intermediate % ranks:
+            raise ValueError(
+                f"{ranks} ranks cannot share {self.heads} heads, {self.kv_heads} key/value heads and an MLP of width "
+                f"{self.intermediate} evenly; choose a number that divides all three"
+            )
+        heads, kv_heads, intermediate = (n // ranks for n in (self.heads, self.kv_heads, self.intermediate))
+        return replace(self, heads=heads, kv_heads=kv_heads, intermediate=intermediate)
+
     @property
     def queries(self) -> int:
         """The width of all heads' queries together."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 REQUESTS = 92
-"""For each of eleven families."""
+"""For each family."""
 LONGEST_PROMPT, LONGEST_ANSWER, VOCAB = 60, 30, 97
 
 

@@ -1,6 +1,7 @@
 """Iterations of an executor: greedy answers are transformers', whatever else shares the slots and whenever it comes.
 
-The same holds for adapters, in a memory that is too small for all of them: answers are PEFT's.
+The same holds for adapters, in a memory that is too small for all of them: answers are PEFT's. And it holds for models
+that several processes compute together.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import pytest
 from numpy.typing import NDArray
 from support.decoders import FAMILIES, greedy, logits, save
 from support.lora_adapters import KINDS, adapt
+from support.waiting import HANGS_AFTER_S
 from torch import Tensor
 
 from pliant.formats.adapter_info import read_adapter
-from pliant.kernels.decoder import executor
+from pliant.kernels.decoder import executor, parallel_executor
 from pliant.kernels.decoder.adapter_pool import PoolError
 from pliant.kernels.decoder.decode_step import Prefill, Step
 from pliant.kernels.decoder.executor import Executor
@@ -160,15 +162,19 @@ class Scheduler:
         self.live = [request for request in self.live if len(request.answer) < request.tokens]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+ALONE = [(name, 1) for name in FAMILIES]
+TOGETHER = [("llama-biased", 2), ("qwen2-window-yarn", 2), ("qwen3-8-heads", 4)]
+
+
+@pytest.mark.parametrize(("name", "ranks"), [*ALONE, *TOGETHER])
+def test_greedy_answers_are_those_of_transformers(name: str, ranks: int, tmp_path: Path) -> None:
     model = save(name, tmp_path)
     rng = np.random.default_rng(len(name))
     requests = [
         Request(rng.integers(0, 97, rng.integers(1, 60)).tolist(), int(rng.integers(1, 30)), int(rng.integers(0, 40)))
         for _ in range(12)
     ]
-    Scheduler(executor.load(tmp_path, slots=5), requests, rng).serve()
+    Scheduler(parallel_executor.load(tmp_path, ranks, HANGS_AFTER_S, slots=5), requests, rng).serve()
     for request in requests:
         assert request.answer == greedy(model, request.prompt, request.tokens)
 
@@ -176,17 +182,18 @@ def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> 
 def test_drawn_answers_depend_on_their_seed_alone(tmp_path: Path) -> None:
     save("qwen3", tmp_path)
 
-    def answers(slots: int, seed: int) -> list[list[int]]:
+    def answers(slots: int, seed: int, ranks: int = 1) -> list[list[int]]:
         rng = np.random.default_rng(1)
         requests = [
             Request(rng.integers(0, 97, 5).tolist(), 20, arrival, Sampling(temperature=0.7, top_p=0.9, seed=arrival))
             for arrival in range(8)
         ]
-        Scheduler(executor.load(tmp_path, slots=slots), list(requests), np.random.default_rng(seed)).serve()
+        run = parallel_executor.load(tmp_path, ranks, HANGS_AFTER_S, slots=slots)
+        Scheduler(run, list(requests), np.random.default_rng(seed)).serve()
         return [request.answer for request in requests]
 
     alone = answers(slots=1, seed=0)
-    assert answers(slots=4, seed=1) == answers(slots=6, seed=2) == alone
+    assert answers(slots=4, seed=1) == answers(slots=6, seed=2) == answers(slots=4, seed=3, ranks=2) == alone
     assert len(set(map(tuple, alone))) == 8
 
 
@@ -278,6 +285,7 @@ class AdaptingScheduler(Scheduler):
         super().__init__(run, requests, rng)
         run.keep_pages(self.most_pages)
         self.staged = staged
+        """Of several ranks a row each, and then bytes are counted by rank, as the executor does."""
         self.installed: set[str] = set()
         self.room = run.arena_bytes - self.most_pages * run.page_bytes
 
@@ -286,13 +294,17 @@ class AdaptingScheduler(Scheduler):
             return
         ranks, blob = self.staged[request.adapter]
         idle = self.rng.permutation(sorted(self.installed - {other.adapter for other in self.live})).tolist()
-        while self.room < blob.nbytes:
-            self.room += self.staged[idle[-1]][1].nbytes
+        while self.room < bytes_of_rank(blob):
+            self.room += bytes_of_rank(self.staged[idle[-1]][1])
             self.installed.remove(idle[-1])
             self.run.remove(idle.pop())
         self.run.install(request.adapter, ranks, blob)
-        self.room -= blob.nbytes
+        self.room -= bytes_of_rank(blob)
         self.installed.add(request.adapter)
+
+
+def bytes_of_rank(blob: Tensor) -> int:
+    return blob.shape[-1] * blob.element_size()
 
 
 @pytest.fixture(scope="module")
@@ -303,13 +315,14 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str | 
     return folder, {None: save("llama3", folder / "base"), **models}
 
 
-def test_adapted_answers_are_those_of_peft(adapted: tuple[Path, dict[str | None, PreTrainedModel]]) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_adapted_answers_are_those_of_peft(adapted: tuple[Path, dict[str | None, PreTrainedModel]], ranks: int) -> None:
     folder, models = adapted
     rng = np.random.default_rng(0)
-    bare = executor.load(folder / "base", slots=1)
+    bare = parallel_executor.load(folder / "base", ranks, HANGS_AFTER_S, slots=1)
     infos = {kind: read_adapter(folder / kind, bare.shape) for kind in KINDS}
     staged = {kind: (info.ranks, bare.stage(info)) for kind, info in infos.items() if kind != "rank-256"}
-    sizes = sorted(blob.nbytes for _, blob in staged.values())
+    sizes = sorted(bytes_of_rank(blob) for _, blob in staged.values())
     requests = [
         Request(
             rng.integers(0, 97, rng.integers(1, 60)).tolist(),
@@ -320,7 +333,9 @@ def test_adapted_answers_are_those_of_peft(adapted: tuple[Path, dict[str | None,
         for _ in range(24)
     ]
     arena = (AdaptingScheduler.slots * 2 + 1) * bare.page_bytes + sum(sizes[-3:])
-    run = executor.load(folder / "base", slots=4, arena_bytes=arena, most_rank=64)
+    run = parallel_executor.load(
+        folder / "base", ranks, HANGS_AFTER_S, slots=4, arena_bytes=arena * ranks, most_rank=64
+    )
     assert (run.adapters, run.arena_bytes) == (True, arena - run.page_bytes)
     AdaptingScheduler(run, requests, rng, staged).serve()
     for request in requests:
