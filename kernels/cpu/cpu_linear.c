@@ -223,3 +223,23 @@ void pliant_linear(
         share(pool, task, &linear, (panels + group - 1) / group);
     }
 }
+
+typedef struct {
+    const uint32_t *rows; // [panels * PANEL][steps], a float32 or a pair of bfloat16 a step
+    uint32_t *packed;
+    int64_t steps;
+} Pack;
+
+static void pack_panel(const void *job, int64_t panel) {
+    const Pack *pack = job;
+    const uint32_t *rows = pack->rows + panel * PANEL * pack->steps;
+    uint32_t *packed = pack->packed + panel * PANEL * pack->steps;
+    for (int64_t step = 0; step < pack->steps; step++)
+        for (int64_t row = 0; row < PANEL; row++)
+            packed[step * PANEL + row] = rows[row * pack->steps + step];
+}
+
+void pliant_pack(Pool *pool, const uint32_t *rows, uint32_t *packed, int64_t panels, int64_t steps) {
+    Pack pack = {rows, packed, steps};
+    share(pool, pack_panel, &pack, panels);
+}

@@ -37,15 +37,17 @@ def start_pool(loaded: ctypes.CDLL, threads: int, owner: object) -> int:
     return pool
 
 
-def pack(weight: np.ndarray, arena: Arena) -> np.ndarray:
+def pack(loaded: ctypes.CDLL, pool: int, weight: np.ndarray, arena: Arena) -> np.ndarray:
     """`weight` [outs, ins] as cpu_linear.c describes, in float32 or, of two bytes, the bits of bfloat16: [panels,
-    inputs, 16, 1], or [panels, inputs / 2, 16, 2]."""
+    inputs, 16, 1], or [panels, inputs / 2, 16, 2]. The threads of `pool` share the work."""
     pairs = 4 // weight.itemsize
     outs, ins = weight.shape
     missing = -outs % PANEL, -ins % 32 if pairs == 2 else 0
     if any(missing):
         weight = np.pad(weight, [(0, each) for each in missing])
-    rows = weight.reshape(-1, PANEL, weight.shape[1] // pairs, pairs)
-    packed = arena.zeros([len(rows), rows.shape[2], PANEL, pairs], weight.dtype)
-    packed[:] = rows.transpose(0, 2, 1, 3)
+    weight = np.ascontiguousarray(weight)
+    panels, steps = len(weight) // PANEL, weight.shape[1] // pairs
+    packed = arena.zeros([panels, steps, PANEL, pairs], weight.dtype)
+    loaded.pliant_pack.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2
+    loaded.pliant_pack(pool, weight.ctypes.data, packed.ctypes.data, panels, steps)
     return packed

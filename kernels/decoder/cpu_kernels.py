@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -50,7 +51,7 @@ class CpuKernels(TorchKernels):
     """
 
     def __init__(self, threads: int, options: Sequence[str] = c_compiler.THIS_MACHINE) -> None:
-        library = native.library(SOURCES, options)
+        library = self._library = native.library(SOURCES, options)
         self._pool = native.start_pool(library, threads, self)
         self._calls = {name: getattr(library, f"pliant_{name}") for name in _ARGUMENTS}
         for name, arguments in _ARGUMENTS.items():
@@ -133,6 +134,10 @@ class CpuKernels(TorchKernels):
         """Run `pliant_<name>` of the C sources."""
         self._calls[name](self._pool, dtype is torch.bfloat16, *arguments)
 
+    def pack(self, weight: np.ndarray) -> np.ndarray:
+        """See `native.pack`."""
+        return native.pack(self._library, self._pool, weight, self.arena)
+
     def _result(self, name: str, rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, int]:
         key = name, width, dtype
         if key not in self._results:
@@ -166,7 +171,7 @@ class _PackedLinear:
         self._kernels = kernels
         self._outs, ins = weight.shape
         bits = weight if weight.dtype is torch.float32 else weight.view(torch.int16)
-        self._weight = native.pack(bits.detach().numpy(), kernels.arena)
+        self._weight = kernels.pack(bits.detach().numpy())
         self._ins = self._weight.shape[1] * self._weight.shape[3]
         self._padding = self._ins - ins
         self._bias = None if bias is None else bias.float().contiguous()

@@ -92,6 +92,7 @@ class CpuEncoder:
         self._encode.argtypes, self._encode.restype = [_POINTER] * 4, None
         self._apply_stage = library.pliant_apply_stage
         self._apply_stage.argtypes, self._apply_stage.restype = [_POINTER] * 4 + [_LONG], None
+        self._library = library
         self._pool = native.start_pool(library, threads, self)
         self._shape, self._head = shape, weights.head
         self._tensors = weights.tensors
@@ -218,7 +219,8 @@ class CpuEncoder:
         if weight is None:
             return _Dense()
         outs, ins = weight.shape
-        return _Dense(self._keep(native.pack(weight, self._arena)), self._address(f"{name}.bias"), ins, outs)
+        packed = native.pack(self._library, self._pool, weight, self._arena)
+        return _Dense(self._keep(packed), self._address(f"{name}.bias"), ins, outs)
 
     def _norm(self, name: str) -> _Norm:
         return _Norm(self._address(f"{name}.weight"), self._address(f"{name}.bias"))
