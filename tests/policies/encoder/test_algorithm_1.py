@@ -62,7 +62,7 @@ class Instance:
 
     @property
     def congestion(self) -> int:
-        return sum(self.sent) + self.others // 16 // self.tick * self.tick + self.away * self.tick
+        return sum(self.sent) + self.others // 16 // self.tick * self.tick + self.away * 2 * self.tick
 
     @property
     def ring(self) -> int:
