@@ -21,6 +21,7 @@ from pliant.models.lora_layout import LoraLayout
 
 pytest.importorskip("triton")
 
+from pliant.kernels.decoder import triton_sampling
 from pliant.kernels.decoder.cuda_kernels import CudaKernels, shares
 
 LLAMA = DecoderShape.from_config(
@@ -46,7 +47,7 @@ def test_kernels_in_the_interpreter() -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 90, 100])
 def test_every_launch_compiles_for_gpus(capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiled = compile_only(monkeypatch, tmp_path, capability)
     kernels, places = CudaKernels(processors=132), torch.zeros(2, dtype=torch.int32)
@@ -60,7 +61,9 @@ def test_every_launch_compiles_for_gpus(capability: int, monkeypatch: pytest.Mon
     layout = LoraLayout(LLAMA, [256] * 7)
     lora = LoraBatch(zeros(layout.values), [LoraGroup(np.arange(2, dtype=np.int32), 0, layout)])
     kernels.lora(lora)(zeros(2, 6144), zeros(2, 4096), 1, "qkv")
-    launched = {"_add_norm", "_rotate_and_store", "_attend", "_merge", "_gate", "_move", "_shrink", "_expand"}
+    probabilities = torch.zeros(2, 128_256)
+    triton_sampling.keep_top_k(probabilities, torch.ones(2, dtype=torch.int64))
+    launched = {"_keep", "_add_norm", "_rotate_and_store", "_attend", "_merge", "_gate", "_move", "_shrink", "_expand"}
     assert set(compiled) == launched
     assert "cp.async" in compiled["_attend"].asm["ptx"]  # loads the next tile while it computes
 
