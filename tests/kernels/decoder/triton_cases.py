@@ -59,25 +59,26 @@ def seeded() -> None:
     [
         (2, 2, 32, 64, 1, None),
         (6, 2, 10, 16, 4, None),
-        (3, 1, 10, 32, 2, 40),
+        (3, 1, 10, 32, 20, 40),
         (8, 2, 64, 64, 2, 5),
-        (7, 1, 128, 128, 4, None),
+        (7, 1, 128, 128, 20, None),
     ],
 )
 def test_attention(
     heads: int, kv_heads: int, head_dim: int, page: int, parts: int, window: int | None, dtype: torch.dtype
 ) -> None:
-    """Rows of 150 and 67 tokens, and a chunk behind them."""
+    """Rows of 150, 67 and 1 tokens, and two chunks behind them, of which one begins its text."""
     pages = -(-150 // page)
-    order = 1 + np.random.default_rng(0).permutation(3 * pages).astype(np.int32)
-    tables = order.reshape(3, pages)
-    keys, values = (random(3 * pages + 1, kv_heads, page, head_dim, dtype=dtype) for _ in range(2))
-    batch = ragged(np.array([149, 66], np.int32), tables[:2], [(Span(60, 20), tables[2])], page, DEVICE)
-    q = random(22, heads, head_dim, dtype=dtype)
+    order = 1 + np.random.default_rng(0).permutation(5 * pages).astype(np.int32)
+    tables = order.reshape(5, pages)
+    keys, values = (random(5 * pages + 1, kv_heads, page, head_dim, dtype=dtype) for _ in range(2))
+    chunks = [(Span(60, 20), tables[3]), (Span(0, 37), tables[4])]
+    batch = ragged(np.array([149, 66, 0], np.int32), tables[:3], chunks, page, DEVICE)
+    q = random(60, heads, head_dim, dtype=dtype)
     expected = TORCH.attention(q.float(), keys.float(), values.float(), batch, window)
-    found = kernels(parts * 2 * kv_heads).attention(q, keys, values, batch, window)
-    assert_near(found[:2], expected[:2], dtype)
-    assert_near(found[2:], expected[2:], dtype)
+    found = kernels(4 * parts * kv_heads).attention(q, keys, values, batch, window)
+    for first, end in ((0, 3), (3, 23), (23, 60)):
+        assert_near(found[first:end], expected[first:end], dtype)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
