@@ -130,6 +130,10 @@ class LlmConfig(ElasticServiceConfig):
     def catalogs(self) -> Mapping[str, CatalogConfig]:
         return {"adapters": self.adapters} if self.adapters else {}
 
+    def completes(self, name: str) -> tuple[str, ...]:
+        folder = self.adapters and self.adapters.folder
+        return (name, *sources.adapter_names(folder)) if folder else (name,)
+
     def misfit(self, services: Mapping[str, ServiceConfig]) -> str | None:
         shape = sources.check_decoder(self.model)
         if self.adapters and self.adapters.folder:
