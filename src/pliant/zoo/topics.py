@@ -137,7 +137,7 @@ def new_model(shape: Shape) -> BertForSequenceClassification:
 def accuracy(model: BertForSequenceClassification, tokenizer: Tokenizer, texts: Sequence[Text]) -> float:
     """The fraction of `texts` whose label the model ranks first."""
     model.eval()  # type: ignore[no-untyped-call]
-    examples = _encode(tokenizer, texts, list(model.config.id2label.values()))
+    examples = _encode(tokenizer, texts, list((model.config.id2label or {}).values()))
     right = 0
     for batch in _batches(examples, random.Random(SEED)):
         ids, mask, labels = _pad(batch)
