@@ -28,7 +28,7 @@ from pliant.deployments.serving.outcome import (
     trouble_of,
 )
 from pliant.deployments.serving.services import Service
-from pliant.deployments.serving.tenants import current
+from pliant.deployments.serving.tenants import current, in_background
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -97,13 +97,16 @@ class Route:
 
     @property
     def ready(self) -> bool:
-        return self._by.ready and self._otherwise.ready
+        return self._otherwise.ready
 
     @property
     def state(self) -> str:
         """For people."""
-        waits = [f"{part.name} ({part.state})" for part in (self._by, self._otherwise) if not part.ready]
-        return f"waits for {', '.join(waits)}" if waits else "ready"
+        if not self.ready:
+            return f"waits for {self._otherwise.name} ({self._otherwise.state})"
+        if not self._by.ready:
+            return f"ready; {self._otherwise.name} answers all, as {self._by.name} cannot ({self._by.state})"
+        return "ready"
 
     @property
     def max_length(self) -> int:
@@ -139,6 +142,8 @@ class Route:
             pass
         except RequestError as error:
             trouble = trouble_of(error)
+            if trouble == "busy" and in_background():
+                raise  # nobody waits, and it is sent again
         model = await find(otherwise)
         if wanted == otherwise:
             return otherwise, model, None

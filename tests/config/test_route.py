@@ -65,6 +65,7 @@ def test_by_a_cascade() -> None:
         ({"by": "ask"}, "services.ask.by: ask does not choose one of several labels"),
         ({"otherwise": "topics"}, "services.ask.otherwise: topics is no language model; choose one of other, chat"),
         ({"otherwise": "ask"}, "services.ask.otherwise: ask is no language model; choose one of other, chat"),
+        ({"slo_ms": 10_001}, "services.ask.slo_ms: got 10001; chat, off whose slo_ms it is taken, has 10000; lower it"),
         ({"to": {"string": "chat"}}, "services.ask.to.string: topics has no such label; it has data model, compound"),
         (
             {"to": {"strings": "logging-9"}},

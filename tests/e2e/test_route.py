@@ -12,7 +12,7 @@ from support.waiting import HANGS_AFTER_S, wait_until
 
 from pliant.zoo import library, shapes
 
-NEEDS = ("ask",)
+NEEDS = ("ask", "library")
 ADAPTERS = {shape.part: name for name, shape in shapes.ADAPTERS.items()}
 KNOWN = {"asyncio": "StreamReader.readline()", "email": "Message.get_payload()", "logging": "class LogRecord"}
 """Of what these parts of the library have docstrings."""

@@ -127,12 +127,6 @@ class ServiceConfig(Strict):
         """
         return ()
 
-    def completes(self, name: str) -> tuple[str, ...]:
-        """What clients may name as a model that goes on with prompts where the service is called `name`, itself first;
-        none if it does not do that. Raises ModelError.
-        """
-        return ()
-
     def conflicts(self, services: Mapping[str, ServiceConfig]) -> Iterator[str]:
         """What is wrong with it beside the other `services`, a line each, which begins with the key below its own."""
         yield from ()

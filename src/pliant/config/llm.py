@@ -130,9 +130,9 @@ class LlmConfig(ElasticServiceConfig):
     def catalogs(self) -> Mapping[str, CatalogConfig]:
         return {"adapters": self.adapters} if self.adapters else {}
 
-    def completes(self, name: str) -> tuple[str, ...]:
-        folder = self.adapters and self.adapters.folder
-        return (name, *sources.adapter_names(folder)) if folder else (name,)
+    def adapter_names(self) -> list[str]:
+        """What the adapters are called that are there from the start. Raises ModelError."""
+        return sources.adapter_names(self.adapters.folder) if self.adapters and self.adapters.folder else []
 
     def misfit(self, services: Mapping[str, ServiceConfig]) -> str | None:
         shape = sources.check_decoder(self.model)

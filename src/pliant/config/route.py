@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pliant.config.base import Example, Milliseconds, ServiceConfig, ServiceName
+from pliant.config.llm import LlmConfig
 
 _QUESTION = "What is a task group?"
 
@@ -43,18 +44,21 @@ class RouteConfig(ServiceConfig):
         if not (labels := services[self.by].labels(services)):
             choosing = [name for name, service in services.items() if service.labels(services)]
             return f"by: {self.by} does not choose one of several labels; choose one of {', '.join(choosing) or 'none'}"
-        names = {name: service.completes(name) for name, service in services.items()}
-        models = [model for found in names.values() for model in found]
-        if self.otherwise not in names[self.otherwise]:
-            completing = [name for name, found in names.items() if found]
-            there = ", ".join(completing) or "none"
+        models = {name: service for name, service in services.items() if isinstance(service, LlmConfig)}
+        if self.otherwise not in models:
+            there = ", ".join(models) or "none"
             return f"otherwise: {self.otherwise} is no language model; choose one of {there}"
-        more = any(catalog.roots for name in names if names[name] for catalog in services[name].catalogs().values())
+        if self.slo_ms > (most := models[self.otherwise].slo_ms):
+            return (
+                f"slo_ms: got {self.slo_ms:g}; {self.otherwise}, off whose slo_ms it is taken, has {most:g}; lower it"
+            )
+        names = [name for model, service in models.items() for name in (model, *service.adapter_names())]
+        more = any(service.adapters and service.adapters.roots for service in models.values())
         for label, model in self.to.items():
             if label not in labels:
                 return f"to.{label}: {self.by} has no such label; it has {', '.join(labels)}"
-            if model not in models and (model in services or not more):
-                return f"to.{label}: got {model}, no language model or adapter; there are: {', '.join(models)}"
+            if model not in names and (model in services or not more):
+                return f"to.{label}: got {model}, no language model or adapter; there are: {', '.join(names)}"
         return None
 
     def example(self, name: str) -> Example:

@@ -29,6 +29,7 @@ from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.services import Service, Services
+from pliant.deployments.serving.tenants import Account, act_for
 
 pytestmark = pytest.mark.virtual_time
 
@@ -185,6 +186,22 @@ async def test_a_classifier_that_is_down_is_not_waited_for(house: House) -> None
     async with house.gateway() as http:
         assert "topics is down" in (await ask(http)).json()["warning"]
     assert not house.classifier.read
+
+
+async def test_what_nobody_waits_for_is_refused_until_the_classifier_has_time(house: House) -> None:
+    house.classifier.says = BUSY
+    act_for(Account(), background=True)
+    async with house.gateway() as http:
+        assert (await ask(http)).status_code == 429
+    assert house.recorder.ends == [Outcome.SHED]
+
+
+async def test_it_is_ready_when_somebody_can_answer_and_says_who_cannot(house: House) -> None:
+    async with house.gateway("chat") as http:
+        assert "ask (waits for chat" in (await http.get("http://test/health")).text
+    house.classifier.ready = False
+    async with house.gateway() as http:
+        assert (await http.get("http://test/health")).status_code == 200
 
 
 @pytest.mark.parametrize(("label", "closed"), [("mail", ()), ("tests", ("other",))], ids=["adapter", "model"])
