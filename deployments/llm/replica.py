@@ -16,6 +16,7 @@ from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.metrics import LlmReplicaMetrics
 from pliant.deployments.llm.precedence import Precedence
 from pliant.deployments.llm.request import Generation, Piece
+from pliant.deployments.serving.logs import work_on
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
 from pliant.deployments.serving.replica import Held
@@ -50,6 +51,7 @@ class LlmReplica:
     async def generate(self, parcel: Parcel[Generation]) -> AsyncGenerator[Piece | Alive | Refusal, None]:
         """The pieces of an answer, or a refusal."""
         [generation] = parcel.queries
+        work_on(parcel.request(0))
         with self._held.of(parcel.gateway, len(generation.prompt) + generation.max_tokens):
             try:
                 async with aclosing(self._precedence.generate(generation)) as pieces:

@@ -19,7 +19,7 @@ from ray.serve.handle import DeploymentHandle
 
 from pliant.config.base import ModelServiceConfig
 from pliant.config.cluster import ServingConfig
-from pliant.deployments.serving import tracing
+from pliant.deployments.serving import logs, tracing
 from pliant.deployments.serving.batches.runner import Runner
 from pliant.deployments.serving.batches.store import BatchStore
 from pliant.deployments.serving.calls import answer
@@ -57,6 +57,7 @@ class Gateway:
         planner: Handle,
         application: Callable[..., FastAPI],
     ) -> None:
+        logs.start()
         tracing.start()
         self._application = application
         self._config = config

@@ -53,6 +53,12 @@ class Parcel(NamedTuple, Generic[Query]):
     replica: str
     gateway: str
     queries: tuple[Query, ...]
+    requests: tuple[str, ...] = ()
+    """Ids of the requests that they belong to, one for each; none: they are nobody's."""
+
+    def request(self, index: int) -> str:
+        """That the query of this `index` belongs to; empty: nobody's."""
+        return self.requests[index] if self.requests else ""
 
 
 @message

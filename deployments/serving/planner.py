@@ -22,6 +22,7 @@ from ray.serve.handle import DeploymentHandle
 
 from pliant.config.base import ModelServiceConfig
 from pliant.config.cluster import BudgetConfig, ServingConfig
+from pliant.deployments.serving import logs
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.kind import Fetch, Kind, Opening, Part, Planning
 from pliant.deployments.serving.messages import Guidance, News, Step
@@ -50,6 +51,7 @@ class Planner:
     """
 
     def __init__(self, config: ServingConfig, kinds: Mapping[str, Kind[Any]], handles: Mapping[str, Handle]) -> None:
+        logs.start()
         self._config = config
         self._kinds = {name: kinds[service.kind] for name, service in config.services.items()}
         self._handles = handles

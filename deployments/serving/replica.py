@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from pliant.deployments.serving.errors import OutdatedPlannerError
+from pliant.deployments.serving.logs import work_on
 from pliant.deployments.serving.parcels import Parcel, Refusal
 
 logger = logging.getLogger("pliant")
@@ -86,14 +87,11 @@ class Desk(Generic[Query, Answer]):
 
     async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
         """The reply to the only query of `parcel`."""
-        return await self._answer(parcel.gateway, parcel.queries[0])
+        return await self._answer(parcel, 0)
 
     async def several(self, parcel: Parcel[Query]) -> AsyncGenerator[list[tuple[int, Answer | Refusal]], None]:
         """Replies as they are made, each with the index of its query; those that are made together come together."""
-        tasks = {
-            asyncio.create_task(self._answer(parcel.gateway, query)): index
-            for index, query in enumerate(parcel.queries)
-        }
+        tasks = {asyncio.create_task(self._answer(parcel, index)): index for index in range(len(parcel.queries))}
         try:
             while tasks:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -102,9 +100,11 @@ class Desk(Generic[Query, Answer]):
             for task in tasks:
                 task.cancel()
 
-    async def _answer(self, gateway: str, query: Query) -> Answer | Refusal:
+    async def _answer(self, parcel: Parcel[Query], index: int) -> Answer | Refusal:
+        query = parcel.queries[index]
+        work_on(parcel.request(index))
         try:
-            with self.held.of(gateway, self._weight(query)):
+            with self.held.of(parcel.gateway, self._weight(query)):
                 reply = await self._engine(query)
         except Exception as error:
             self._broken += 1
