@@ -15,7 +15,7 @@ from types import TracebackType
 from ray import serve
 
 from pliant.deployments.autoscaling import PLANNER
-from pliant.deployments.serving import logs
+from pliant.deployments.serving import logs, tracing
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.messages import STARTING, Step
 from pliant.errors import PliantError
@@ -34,6 +34,7 @@ class Startup:
 
     def __init__(self, service: str) -> None:
         logs.start()
+        tracing.start()
         self._service = service
         self._step: Step | None = Step(STARTING, 0.0)
         """None once it can answer."""

@@ -16,6 +16,7 @@ from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.metrics import LlmReplicaMetrics
 from pliant.deployments.llm.precedence import Precedence
 from pliant.deployments.llm.request import Generation, Piece
+from pliant.deployments.llm.spans import steps
 from pliant.deployments.serving.logs import work_on
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
@@ -52,10 +53,15 @@ class LlmReplica:
         """The pieces of an answer, or a refusal."""
         [generation] = parcel.queries
         work_on(parcel.request(0))
-        with self._held.of(parcel.gateway, len(generation.prompt) + generation.max_tokens):
+        with (
+            self._held.of(parcel.gateway, len(generation.prompt) + generation.max_tokens),
+            steps(self._service, parcel.trace(0)) as noted,
+        ):
             try:
                 async with aclosing(self._precedence.generate(generation)) as pieces:
                     async for piece in pieces:
+                        if piece and noted:
+                            noted.gave(piece)
                         yield piece or Alive()
             except BusyError as error:
                 yield Refusal("busy", error.reason, error.retry_after_s)

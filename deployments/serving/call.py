@@ -154,7 +154,7 @@ class Caller(Generic[Want, Query, Item]):
     async def _pieces(self, course: _Course[Want, Query, Item], attempt: Attempt[Query]) -> AsyncGenerator[Item, None]:
         """What one replica says to the errand, up to where another one is to go on; raises RequestError if none is."""
         assert self._streams
-        parcel = Parcel(attempt.replica, self._table.gateway, (attempt.query,), (worked_on(),))
+        parcel = Parcel(attempt.replica, self._table.gateway, (attempt.query,), (worked_on(),), (attempt.trace,))
         end: Refusal | Exception | None = None
         try:
             async with aclosing(self._streams(parcel)) as items:

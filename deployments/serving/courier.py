@@ -46,17 +46,17 @@ class Courier(Generic[Query, Answer]):
     def __init__(self, gateway: str, transport: Transport[Query, Answer]) -> None:
         self._gateway = gateway
         self._transport = transport
-        self._waiting: dict[str, list[tuple[Query, str, asyncio.Future[Answer | Refusal]]]] = {}
+        self._waiting: dict[str, list[tuple[Query, str, str, asyncio.Future[Answer | Refusal]]]] = {}
         self._under_way: set[asyncio.Task[None]] = set()
 
-    def send(self, replica: str, query: Query) -> asyncio.Future[Answer | Refusal]:
-        """The reply to come of `replica`; it raises what the transport does."""
+    def send(self, replica: str, query: Query, trace: str = "") -> asyncio.Future[Answer | Refusal]:
+        """The reply to come of `replica`, as a part of `trace`; it raises what the transport does."""
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Answer | Refusal] = loop.create_future()
         if not self._waiting:
             # in no request's context: when its client leaves, Serve ends all calls that were made in it
             loop.call_soon(self._depart, context=Context())
-        self._waiting.setdefault(replica, []).append((query, worked_on(), reply))
+        self._waiting.setdefault(replica, []).append((query, worked_on(), trace, reply))
         return reply
 
     def _depart(self) -> None:
@@ -64,8 +64,9 @@ class Courier(Generic[Query, Answer]):
         for replica, mail in waiting.items():
             wanted = [each for each in mail if not each[-1].cancelled()]
             for start in range(0, len(wanted), MOST):
-                queries, requests, replies = zip(*wanted[start : start + MOST], strict=True)
-                parcel = Parcel(replica, self._gateway, queries, requests if any(requests) else ())
+                queries, requests, traces, replies = zip(*wanted[start : start + MOST], strict=True)
+                said = [each if any(each) else () for each in (requests, traces)]
+                parcel = Parcel(replica, self._gateway, queries, *said)
                 task = asyncio.create_task(self._carry(parcel, replies))
                 self._under_way.add(task)
                 task.add_done_callback(self._under_way.discard)
