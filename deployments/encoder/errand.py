@@ -88,7 +88,7 @@ class TextErrand(Errand[TextWant, Query, Answer]):
             "pliant.tokens": self._length,
             "pliant.runtime": item.max_length,
             "pliant.computed_tokens": item.computed,
-            "pliant.compute_ms": (item.compute_s + item.importance_s) * 1e3,
+            "pliant.compute_ms": item.seconds * 1e3,
         }
 
     def waited(self) -> None:

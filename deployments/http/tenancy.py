@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pliant.deployments.http.places import CONSOLE, PROBES
 from pliant.deployments.http.statuses import below_root, error_response
 from pliant.deployments.serving.keys import Tenants
+from pliant.deployments.serving.logs import REQUEST_ID, work_on
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.tenants import Account, act_for
 
@@ -28,7 +29,9 @@ class Tenancy:
         if scope["type"] != "http" or below_root(scope) in _OPEN:
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        headers = dict(scope["headers"])
+        given = headers.get(b"authorization", b"").decode("latin-1")
+        work_on(headers.get(REQUEST_ID, b"").decode("latin-1"))
         account = self._tenants.of(given)
         if account is None:
             reason = "no valid API key; send one as 'Authorization: Bearer KEY'"

@@ -16,7 +16,9 @@ from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.metrics import LlmReplicaMetrics
 from pliant.deployments.llm.precedence import Precedence
 from pliant.deployments.llm.request import Generation, Piece
+from pliant.deployments.llm.spans import steps
 from pliant.deployments.serving.bundles import Bundle, Outboxes, Sending
+from pliant.deployments.serving.logs import work_on
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
 from pliant.deployments.serving.replica import Held
@@ -58,10 +60,16 @@ class LlmReplica:
     async def generate(self, parcel: Parcel[Generation]) -> AsyncGenerator[Piece | Alive | Refusal, None]:
         """The pieces of an answer, or a refusal."""
         [generation] = parcel.queries
-        with self._held.of(parcel.gateway, len(generation.prompt) + generation.max_tokens):
+        work_on(parcel.request(0))
+        with (
+            self._held.of(parcel.gateway, len(generation.prompt) + generation.max_tokens),
+            steps(self._service, parcel.trace(0)) as noted,
+        ):
             try:
                 async with aclosing(self._precedence.generate(generation)) as pieces:
                     async for piece in pieces:
+                        if piece and noted:
+                            noted.gave(piece)
                         yield piece or Alive()
             except BusyError as error:
                 yield Refusal("busy", error.reason, error.retry_after_s)
@@ -78,8 +86,7 @@ class LlmReplica:
     async def send(self, parcel: Parcel[Sending[Generation]]) -> int:
         """Have the gateway fetch what `generate` gives; of how many items that was."""
         [sending] = parcel.queries
-        asked = Parcel(parcel.replica, parcel.gateway, (sending.query,))
-        return await self._outboxes.send(sending, self.generate(asked))
+        return await self._outboxes.send(sending, self.generate(parcel._replace(queries=(sending.query,))))
 
     async def bundles(self, parcel: Parcel[str]) -> AsyncGenerator[Bundle[Piece | Alive | Refusal], None]:
         """What there is to fetch in a channel of a gateway's."""

@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 
 from pliant.config.base import ModelServiceConfig
 from pliant.config.cluster import ServingConfig
-from pliant.deployments.serving import tracing
+from pliant.deployments.serving import logs, tracing
 from pliant.deployments.serving.batches.runner import Runner
 from pliant.deployments.serving.batches.store import BatchStore
 from pliant.deployments.serving.calls import answer
@@ -58,6 +58,7 @@ class Gateway:
         planner: Handle,
         application: Callable[..., FastAPI],
     ) -> None:
+        logs.start()
         tracing.start()
         self._application = application
         self._config = config
@@ -72,7 +73,7 @@ class Gateway:
         }
         self._outcomes: dict[str, Counter[str]] = {name: Counter() for name in config.services}
         self._refusals = Refusals({name: kind.name for name, kind in self._kinds.items()}, self._outcomes)
-        self._tallies = {name: Tally() for name in config.services}
+        self._tallies = {name: Tally(self._outcomes[name]) for name in config.services}
         calls = _Planner(planner)
         self._follower = Follower(self._name, calls.exchange, self._tables, self._tallies)
         used = {kind.name: kind for kind in self._kinds.values()}
@@ -197,6 +198,7 @@ class Gateway:
         return {
             **service.facts(),
             "requests": self._outcomes[name],
+            "requests_by_gateway": {**self._follower.of(name).requests, self._name: self._outcomes[name]},
             "plan": self._follower.of(name).plan,
             "replicas": self._tables[name].replicas(),
             **kind.facts(service, self._catalogs[kind.name]),

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from grpc.aio import AioRpcError
 from ray.exceptions import RayActorError, TaskCancelledError
+from ray.serve.context import _set_request_context
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -87,6 +88,7 @@ class RayTransport(Generic[Query, Answer]):
 
     def several(self, parcel: Parcel[Query]) -> AsyncGenerator[Sequence[tuple[int, Answer | Refusal]], None]:
         """Replies as they are made, each with the index of its query."""
+        _set_request_context(request_id=parcel.request(0))
         return streamed(self._several, parcel)
 
 
@@ -96,6 +98,7 @@ async def called(method: Any, parcel: Parcel[Any]) -> Any:
     Raises as `mapped_errors` does.
     """
     with mapped_errors():
+        _set_request_context(request_id=parcel.request(0))  # for Serve's own log lines
         response = method.remote(parcel)
         try:
             return await response

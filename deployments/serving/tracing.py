@@ -1,14 +1,15 @@
 """OpenTelemetry spans of requests, for all kinds: where they go, and the two sorts that the call path begins.
 
 `http.tracing` begins the span of a request. Below it are a `choose` for each time that a replica is chosen, which takes
-as long as the request waits for one, and an `attempt` for each replica that is asked. Where nobody wants traces,
-`tracer` is None and nothing is made.
+as long as the request waits for one, and an `attempt` for each replica that is asked. The replica's own spans are below
+that. Where nobody wants traces, `tracer` is None and nothing is made.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,14 @@ class Trial:
         self._facts = facts
         self._begun = False
 
+    @property
+    def parent(self) -> str:
+        """What the replica's spans belong to, as a W3C traceparent; empty: they are not wanted."""
+        context = self._span.get_span_context()
+        if not self._span.is_recording():
+            return ""
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
     def got(self) -> None:
         """A piece of the answer came, the first perhaps."""
         if not self._begun:
@@ -89,3 +98,36 @@ def trial(subject: str, replica: str, retry: str | None, facts: Callable[[Any], 
     if retry:
         attributes["pliant.retry"] = retry
     return Trial(tracer.start_span("attempt", attributes=attributes), facts)
+
+
+class Work:
+    """The span of a replica that works on a query, and below it those of its parts, one after the other."""
+
+    def __init__(self, tracer: Tracer, service: str, trace: str) -> None:
+        from opentelemetry.trace import set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        parent = TraceContextTextMapPropagator().extract({"traceparent": trace})
+        self._tracer = tracer
+        self._span = tracer.start_span("replica", parent, attributes={"pliant.subject": service})
+        self._below = set_span_in_context(self._span)
+        self._since = time.time_ns()
+
+    def part(self, name: str, but_s: float = 0.0, attributes: Attributes | None = None) -> None:
+        """What it has done since the last part, up to `but_s` seconds ago."""
+        until = max(self._since, time.time_ns() - round(but_s * 1e9))
+        span = self._tracer.start_span(name, self._below, attributes=attributes, start_time=self._since)
+        span.end(until)
+        self._since = until
+
+    def __enter__(self) -> Work:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It works on it no more."""
+        self._span.end()
+
+
+def work(service: str, trace: str) -> Work | None:
+    """Begins the span of a replica of `service`, below that of `trace`; None: nobody wants any."""
+    return Work(tracer, service, trace) if tracer and trace else None

@@ -58,6 +58,7 @@ class ImageErrand(Errand[Share, Query, Answer]):
             "pliant.gamma": item.gamma,
             "pliant.fate": item.fate,
             "pliant.images_together": item.rows,
+            "pliant.compute_ms": item.compute_s * 1e3,
         }
 
     def waited(self) -> None:

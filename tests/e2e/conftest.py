@@ -37,6 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle, faults_fol
     folder = tmp_path_factory.mktemp("cluster")
     content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
     application = content["applications"][0]
+    application["logging_config"]["encoding"] = "JSON"
     application["import_path"] = IMPORT_PATH
     args = application["args"]
     services: dict[str, Any] = args["services"]

@@ -16,11 +16,20 @@ function show(changed) {
     if (!section) {
       section = document.createElement("section");
       section.id = name;
+      if (name === "trouble") section.setAttribute("role", "status");
       sections.append(section);
     }
-    section.innerHTML = html;
+    replace(section, html);
     if (name === "try") choose();
   }
+}
+
+function replace(section, html) {
+  const wide = () => [...section.querySelectorAll("[tabindex]")];
+  const before = wide(), scrolled = before.map(each => each.scrollLeft), focused = before.indexOf(document.activeElement);
+  section.innerHTML = html;
+  wide().forEach((each, index) => { each.scrollLeft = scrolled[index] ?? 0; });
+  wide()[focused]?.focus({preventScroll: true});
 }
 
 async function follow() {
