@@ -39,7 +39,7 @@ class _Clocked:
 
     slots, max_length, page, page_bytes, pipelined = _SLOTS, _MAX_LENGTH, _MAX_LENGTH, 1, False
     arena_bytes = _SLOTS
-    vocabulary = 1
+    vocabulary, weight_bytes = 1, 1
 
     def __init__(self) -> None:
         self.now = 0.0

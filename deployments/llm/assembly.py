@@ -62,6 +62,7 @@ def assemble(config: LlmConfig) -> Engine:
         scheduler=scheduler(config, loaded),
         share_prefixes=config.share_prefixes,
         tpot_s=config.tpot_ms and config.tpot_ms / 1e3,
+        order="fifo" if config.scheduler == "fifo" else "shortest",
         loader=loader,
     )
     engine.rehearse()

@@ -77,7 +77,8 @@ class LlmConfig(ElasticServiceConfig):
     """Whether what was computed of one tenant's prompts serves another's that begin alike; a client can find out by the
     time to the first token whether somebody else has sent such a prompt."""
     scheduler: Literal["multi_queue", "fifo", "sjf"] = "multi_queue"
-    """Which waiting request is next: of queues by size, the first, or the one with the shortest predicted answer."""
+    """Which waiting request is next: of queues by size, the first (as are prompts then), or the one with the shortest
+    predicted answer."""
     queue: Annotated[int, Field(ge=0)] = 128
     """Requests that may wait for a slot in each replica; more are refused, with 429."""
     slo_ms: Milliseconds = 10_000
