@@ -41,6 +41,9 @@ class AdaptersConfig(CatalogConfig):
     pinned: tuple[str, ...] = ()
     """Adapters of `folder` that never leave the memory."""
     max_rank: Annotated[int, Field(ge=1, le=256)] = 256
+    host_mb: Annotated[int, Field(ge=0)] = 0
+    """What each replica may keep of the host's memory, beside `memory_mb`, for adapters that it has read: one that is
+    loaded again is copied from there and waits for no disk."""
 
     @model_validator(mode="after")
     def _reachable(self) -> AdaptersConfig:
@@ -113,7 +116,10 @@ class LlmConfig(ElasticServiceConfig):
     def memory_bytes(self) -> int:
         if self.gpus:
             return 0
-        return (self.memory_mb or 0) * 2**20 + sources.check_decoder(self.model).parameters() * self.dtype_bytes
+        host_mb = self.adapters.host_mb if self.adapters else 0
+        return ((self.memory_mb or 0) + host_mb) * 2**20 + sources.check_decoder(
+            self.model
+        ).parameters() * self.dtype_bytes
 
     @model_validator(mode="after")
     def _on_whole_gpus(self) -> LlmConfig:
