@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from pliant.cli import command, doctor_facts
 from pliant.cli.doctor_facts import Compiler, Unknown
 from pliant.config.cluster import PLANNER_CPUS
+from pliant.config.llm import AdaptersConfig
 from pliant.deployments import nodes
 from pliant.deployments.kinds import read
 from pliant.errors import PliantError
@@ -131,6 +132,8 @@ def test_the_file_wants_what_its_fewest_replicas_and_their_memory_take() -> None
     assert wants.cpus == pytest.approx(cluster.serving.gateway.cpus + reserved + PLANNER_CPUS)
     chat = cluster.serving.services["chat"]
     assert chat.memory_bytes() > 256 * 2**20
+    kept = chat.model_copy(update={"adapters": AdaptersConfig(folder="zoo/adapters", host_mb=7)})
+    assert kept.memory_bytes() == chat.memory_bytes() + 7 * 2**20
     assert wants.memory_bytes > 2 * chat.memory_bytes() + 2e9
 
 
