@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -11,9 +13,12 @@ from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.logs import REQUEST_ID, work_on
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.tenants import Account, act_for
+from pliant.deployments.serving.way import Step, follow, server_timing
 
 _OPEN = (*PROBES, CONSOLE)
 """What needs no key: the console's page has no data in it."""
+TIMING = b"x-pliant-timing"
+"""A header of requests whose client wants to know what took how long."""
 _NO_WORK = ("GET", "HEAD", "OPTIONS")
 """Methods of requests that are not limited."""
 
@@ -40,7 +45,8 @@ class Tenancy:
             await refusal(scope, receive, send)
             return
         act_for(account)
-        await self._limited(account, scope, receive, _telling(account, send))
+        steps = follow() if TIMING in headers and account.may("observe") else None
+        await self._limited(account, scope, receive, _telling(account, send, steps))
 
     async def _limited(self, account: Account, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in _NO_WORK:
@@ -57,14 +63,16 @@ class Tenancy:
             account.end()
 
 
-def _telling(account: Account, send: Send) -> Send:
-    """`send`, with the tenant's limits in the head of the answer, whose status is counted."""
+def _telling(account: Account, send: Send, steps: Sequence[Step] | None) -> Send:
+    """`send`, with the tenant's limits and the `steps` so far in the head of the answer, whose status is counted."""
 
     async def told(message: Message) -> None:
         if message["type"] == "http.response.start":
             account.answered(message["status"])
             if limits := account.headers():
                 MutableHeaders(scope=message).update(limits)
+            if steps:
+                MutableHeaders(scope=message)["Server-Timing"] = server_timing(steps)
         await send(message)
 
     return told

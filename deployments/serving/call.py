@@ -248,9 +248,7 @@ class _Course(Generic[Want, Query, Item]):
 
     async def choose(self) -> Attempt[Query]:
         """A replica that has neither failed nor refused it lately; waits for one if that makes sense."""
-        if tracing.tracer is None:
-            return await self._chosen()
-        with tracing.tracer.start_span("choose"):
+        with tracing.choosing():
             return await self._chosen()
 
     async def _chosen(self) -> Attempt[Query]:

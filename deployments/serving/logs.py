@@ -38,7 +38,6 @@ class _ToServe(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if request := worked_on():
             record.request_id = request
-        serve_s = logging.getLogger(_SERVE_S)
-        Context().run(serve_s.handle, record)  # in a call's context Serve would write that one's id
-        for handler in serve_s.handlers:
+        for handler in logging.getLogger(_SERVE_S).handlers:
+            Context().run(handler.handle, record)  # in a call's context Serve would write that one's id
             handler.flush()  # Serve keeps lines back until there are many: those of its access log

@@ -62,7 +62,7 @@ def test_a_line_of_no_request_says_none_and_one_of_a_request_not_the_call_s(writ
     logs.work_on("mine")
     logger.info("a request's")
     logs.work_on("")
-    of_nobody, of_one = written.getvalue().splitlines()
+    of_nobody, of_one = written.getvalue().splitlines()  # and none of them twice
     assert "of-the-call" not in of_nobody
     assert about(of_one, "mine")
 
