@@ -78,5 +78,5 @@ def ragged(
         pages.append(table[positions[-1] // page])
     at, into = (np.concatenate(parts).astype(np.int32, copy=False) for parts in (positions, pages))
     arrays = [at, into, whole]
-    on_device = unpacked(upload(packed(arrays), device), arrays)
-    return Ragged(*on_device, singles, tuple(span for span, _ in spans), lengths)
+    given, taking, tables_of_all = unpacked(upload(packed(arrays), device), arrays)
+    return Ragged(given, taking, tables_of_all, singles, tuple(span for span, _ in spans), lengths)
