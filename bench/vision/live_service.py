@@ -46,6 +46,9 @@ class Repeated:
     def remove_task(self, key: str) -> None:
         self._executor.remove_task(key)
 
+    def room(self, rows: int) -> NDArray[np.uint8]:
+        return self._executor.room(rows)
+
     def run(self, images: NDArray[np.uint8], tasks: Sequence[str], gamma: int) -> Sequence[NDArray[np.float32]]:
         for _ in range(self.times - 1):
             self._executor.run(images, tasks, gamma)

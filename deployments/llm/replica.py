@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
@@ -29,6 +30,8 @@ from pliant.policies.llm.decode_admission import BusyError
 
 logger = logging.getLogger("pliant")
 
+T = TypeVar("T")
+
 
 class LlmReplica:
     """Answers parcels of one generation each. When Serve stops the replica, it first waits for those under way."""
@@ -46,7 +49,8 @@ class LlmReplica:
                 with suppress(ModelError, OSError):  # it is reported when they are pinned
                     await asyncio.to_thread(sources.fetch_adapters, config.adapters.folder, startup)
             async with startup.loading(folder):
-                self._loop = EngineLoop(await asyncio.to_thread(self.engine, config), self._hangs_after_s)
+                engine = await in_thread_that_ends(lambda: self.engine(config))
+                self._loop = EngineLoop(engine, self._hangs_after_s)
         self._precedence = Precedence(self._loop.generate)
         report = self._loop.report()
         logger.info("%s: starts with %d slots of %d tokens", service, report["slots"], report["max_length"])
@@ -140,3 +144,13 @@ class LlmReplica:
         """Serve calls it when the last answer has ended, and waits for it."""
         if hasattr(self, "_loop"):
             self._loop.close()
+
+
+async def in_thread_that_ends(function: Callable[[], T]) -> T:
+    """What `function` returns. torch keeps the handles of a GPU's libraries by thread, which takes long to make, and
+    gives those of a thread that ended to the next: the engine's, before the first request."""
+    worker = ThreadPoolExecutor(1, thread_name_prefix="assembly")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(worker, function)
+    finally:
+        worker.shutdown(wait=False)

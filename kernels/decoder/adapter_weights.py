@@ -1,8 +1,8 @@
 """Reads an adapter's weights from its PEFT folder into a blob, ready to be copied among others (Chameleon §4.1).
 
 Blobs for a GPU wait in pinned memory of the CPU, and the copy from there into the arena is the only one that the GPU
-holds: whoever shares out its memory has nothing to set aside for loads. That copy runs between two steps, at the bus's
-speed: 84 MB, an adapter of rank 16 for a model of 8 billion parameters, hold decoding up by some 2 to 4 ms.
+holds: whoever shares out its memory has nothing to set aside for loads. That copy runs beside steps that do not use the
+adapter, at the bus's speed: of 84 MB, an adapter of rank 16 for a model of 8 billion parameters, in some 2 to 4 ms.
 """
 
 from collections.abc import Iterator

@@ -8,7 +8,7 @@ Sampling follows outside the graph, as it differs from batch to batch. Nothing w
 asked for, so that the engine can launch step t + 1 and only then read step t.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ _EVERY_FILTER = Needs(True, 64, False, True, 5, min_p=True, typical_p=True)
 
 class CudaExecutor(Executor):
     """An `Executor` whose decoder computes with `CudaKernels`, on the GPU's default stream; no launch waits for it.
+    Adapters are copied on a stream of their own.
 
     Making one compiles all kernels and records all graphs, which takes seconds; nothing else in this process may use
     the GPU meanwhile.
@@ -55,6 +56,9 @@ class CudaExecutor(Executor):
         self._kernels = decoder.kernels
         self._windows = sorted(set(self.shape.windows), key=lambda window: window or 0)
         self._pages = pages_of(self.max_length)
+        self._loads = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._landing: set[str] = set()
+        """Adapters that are being copied on that stream."""
         self._warm_up()
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         logits = torch.empty(self.slots, self.shape.vocab, dtype=decoder.kv.keys.dtype, device=decoder.device)
@@ -91,6 +95,26 @@ class CudaExecutor(Executor):
         ids = torch.zeros(1 + tokens, dtype=torch.int64, device=self._decoder.device)
         return self._decoder.run(ids, batch, ids[:2], lora)
 
+    def install(self, key: str, ranks: Sequence[int], blob: Tensor) -> None:
+        """As in `Executor`; steps that use neither it nor what moves for it are computed meanwhile."""
+        self._loads.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._loads):
+            self._landing |= self._adapters.install(key, ranks, blob)
+
+    def remove(self, key: str) -> None:
+        self._land()
+        super().remove(key)
+
+    def keep_pages(self, count: int) -> None:
+        self._land()
+        super().keep_pages(count)
+
+    def _land(self) -> None:
+        """What is launched from now on finds all adapters copied."""
+        if self._landing:
+            torch.cuda.current_stream().wait_stream(self._loads)
+            self._landing.clear()
+
     def _tiles(self, rows: int) -> LoraTiles:
         """Room for the adapters of so many rows, each of which may use another."""
         arena, sizes = self._decoder.kv.arena, LoraLayout(self.shape, [0] * len(MODULES)).sites
@@ -98,6 +122,8 @@ class CudaExecutor(Executor):
         return LoraTiles(arena, sizes, rounded(self._adapters.most_rank), *tables)
 
     def _logits(self, step: Step) -> Tensor:
+        if not self._landing.isdisjoint(self._adapters.keys_of(step)):
+            self._land()
         if step.prefills:
             return super()._logits(step)
         lora = self._adapters.of_step(step)

@@ -32,8 +32,9 @@ class SlotAdapters:
         """From now on the first `values` belong to slots. Raises PoolError if adapters do not fit behind them."""
         self._pool.keep(values)
 
-    def install(self, key: str, ranks: Sequence[int], blob: Tensor) -> None:
-        """Copy `blob`, an adapter of `ranks` as `adapter_weights.stage` gives it, to a place of its own.
+    def install(self, key: str, ranks: Sequence[int], blob: Tensor) -> set[str]:
+        """Copy `blob`, an adapter of `ranks` as `adapter_weights.stage` gives it, to a place of its own. Returns what
+        was copied to another place: it, and those that moved for it.
 
         Raises PoolError if there is no room or `key` is installed, and ValueError if the blob or its ranks are wrong.
         """
@@ -43,8 +44,10 @@ class SlotAdapters:
                 f"adapter {key}: ranks {', '.join(map(str, ranks))} need {layout.values:,} values and must be at most "
                 f"{self.most_rank}; its blob has {len(blob):,}"
             )
+        before = {other: self._pool.offset(other) for other in self._layouts}
         self._pool.place(key, blob)
         self._layouts[key] = layout
+        return {key, *(other for other, offset in before.items() if offset != self._pool.offset(other))}
 
     def remove(self, key: str) -> None:
         """Give back the place of an adapter. Raises KeyError if it is not installed."""
@@ -75,12 +78,16 @@ class SlotAdapters:
 
         A row that has nothing stored is a hole and uses no adapter.
         """
-        window = self._keys[step.offset : step.offset + len(step.lengths)]
-        keys = [key if length else None for key, length in zip(window, step.lengths.tolist(), strict=True)]
-        keys += [self._keys[prefill.slot] for prefill in step.prefills]
+        keys = self.keys_of(step)
         if not any(keys):
             return None
-        return self._batch(rows_of(keys, [1] * len(window) + [len(prefill.ids) for prefill in step.prefills]))
+        return self._batch(rows_of(keys, [1] * len(step.lengths) + [len(prefill.ids) for prefill in step.prefills]))
+
+    def keys_of(self, step: Step) -> list[str | None]:
+        """By row of its window, and then by prefill: the adapter that it is computed with."""
+        window = self._keys[step.offset : step.offset + len(step.lengths)]
+        keys = [key if length else None for key, length in zip(window, step.lengths.tolist(), strict=True)]
+        return keys + [self._keys[prefill.slot] for prefill in step.prefills]
 
     def _batch(self, rows: dict[str, NDArray[np.int32]]) -> LoraBatch:
         groups = [LoraGroup(at, self._pool.offset(key), self._layouts[key]) for key, at in rows.items()]

@@ -167,7 +167,7 @@ def load(
     from pliant.kernels.encoder.eager_classifier import EagerClassifier
 
     model = EagerClassifier(spec.folder, device=device, dtype=dtype, importance=importance)
-    options = {"batch": batch, "importance": importance, **model.facts}
+    options: dict[str, Any] = {"batch": batch, "importance": importance, **model.facts}
     if device == "cuda" and not dynamic:
         try:
             return Runtime(functools.partial(_run_recorded, model), "cuda-graph", max_length, **options)

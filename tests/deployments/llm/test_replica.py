@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from support.decoders import save
 from support.lora_adapters import adapt
 from support.scripted_executor import ScriptedExecutor, byte_tokenizer
+from support.waiting import HANGS_AFTER_S
 
 from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
@@ -22,13 +24,14 @@ from pliant.deployments.llm.loop import StandstillError
 from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.metrics import LlmReplicaMetrics
 from pliant.deployments.llm.precedence import Precedence
-from pliant.deployments.llm.replica import LlmReplica
+from pliant.deployments.llm.replica import LlmReplica, in_thread_that_ends
 from pliant.deployments.llm.report import AdapterReport, ClassReport, MemoryReport
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.serving import metrics
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
 from pliant.deployments.serving.replica import Held
+from pliant.errors import ModelError
 from pliant.formats.adapter_info import read_adapter
 from pliant.models import sources
 from pliant.policies.llm.decode_admission import LateError
@@ -220,3 +223,16 @@ def test_an_engine_is_what_the_config_says(tmp_path: Path, scheduler: str, caplo
     assert [(name, type(item)) for name, item in items] == [("stale", AdapterLoadError)]
     assert "has changed since it was registered; load the adapter again" in str(items[0][1])
     engine.close()
+
+
+async def test_an_engine_is_made_in_a_thread_that_ends() -> None:
+    """So that the engine's own thread gets what torch keeps by thread."""
+    made_in = await in_thread_that_ends(threading.current_thread)
+    await asyncio.to_thread(made_in.join, HANGS_AFTER_S)
+    assert not made_in.is_alive()
+    with pytest.raises(ModelError):
+        await in_thread_that_ends(fails)
+
+
+def fails() -> None:
+    raise ModelError("no model")

@@ -5,8 +5,10 @@ It needs a GPU; or Triton's interpreter, where steps run as they would be record
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -90,13 +92,26 @@ class NoEvent:
     def synchronize(self) -> None: ...
 
 
+class Stream:
+    """Writes down which stream waits for which."""
+
+    waits: ClassVar[list[tuple[Stream, Stream]]] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waits.append((self, other))
+
+
 @pytest.fixture
 def executors(monkeypatch: pytest.MonkeyPatch) -> tuple[Executor, CudaExecutor]:
     """The plain one and the GPU's, with the same weights."""
     if not ON_GPU:
         monkeypatch.setattr(cuda_executor, "RecordedStep", Eager)
         monkeypatch.setattr(torch.cuda, "Event", NoEvent)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+        default = Stream()
+        monkeypatch.setattr(Stream, "waits", [])
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: default)
+        monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     return Executor(*parts(TorchKernels()), 8), CudaExecutor(*parts(CudaKernels(processors=2)), 8)
 
@@ -192,6 +207,29 @@ def test_adapters_add_what_they_add_in_the_plain_executor(executors: tuple[Execu
         assert output.first.tolist() == expected.first.tolist()
         assert output.tokens[rows].tolist() == expected.tokens[rows].tolist()
     assert [output.tokens.tolist() for output in found[0]] != bare
+
+
+@needs_gpu
+@pytest.mark.skipif(ON_GPU, reason="looks at streams that do nothing")
+def test_a_load_is_waited_for_by_what_uses_it(executors: tuple[Executor, CudaExecutor]) -> None:
+    _, ours = executors
+    loads, computing = ours._loads, torch.cuda.current_stream()
+    blob = torch.zeros(LoraLayout(SHAPE, [8] * 7).values)
+    ours.keep_pages(SLOTS)
+    for key in ("a", "b"):
+        ours.install(key, [8] * 7, blob)
+        ours.admit(1, Sampling(temperature=0.0), key)
+        begun = [(loads, computing)]
+        ours.launch(step([(2, 0, 3, True)], 0, []))
+        assert Stream.waits == begun, "the copy follows what was launched, and slot 2 does not use it"
+        ours.launch(step([(1, 0, 3, True)], 0, []))
+        ours.launch(step([], 1, [3, 3], 1))
+        assert Stream.waits == [*begun, (computing, loads)]
+        Stream.waits.clear()
+    ours.install("c", [8] * 7, blob)
+    ours.remove("a")
+    ours.keep_pages(SLOTS)
+    assert Stream.waits == [(loads, computing), (computing, loads)]
 
 
 @needs_gpu

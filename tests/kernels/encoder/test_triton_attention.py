@@ -29,7 +29,7 @@ def test_kernels_in_the_interpreter() -> None:
 
 @pytest.mark.parametrize("firsts", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 90, 100])
 def test_every_launch_compiles_for_gpus(
     capability: int, dtype: torch.dtype, firsts: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
