@@ -16,7 +16,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from itertools import count
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.parcels import Parcel
@@ -182,7 +182,7 @@ class BundledStreams(Generic[Query, Item]):
         key = next(self._keys)
         inbox = channel.inboxes[key] = _Inbox()
         sending = Sending(channel.name, key, parcel.queries[0])
-        call = asyncio.ensure_future(self._send(cast("Any", parcel)._replace(queries=(sending,))))
+        call = asyncio.ensure_future(self._send(parcel.instead(sending)))
         call.add_done_callback(lambda _: inbox.changed.set())
         received = 0
         try:

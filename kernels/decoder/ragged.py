@@ -78,5 +78,6 @@ def ragged(
         pages.append(table[positions[-1] // page])
     at, into = (np.concatenate(parts).astype(np.int32, copy=False) for parts in (positions, pages))
     arrays = [at, into, whole]
-    on_device = unpacked(upload(packed(arrays), device), arrays)
-    return Ragged(*on_device, singles, tuple(span for span, _ in spans), lengths)
+    on_device, pages_on_device, tables_on_device = unpacked(upload(packed(arrays), device), arrays)
+    alone = tuple(span for span, _ in spans)
+    return Ragged(on_device, pages_on_device, tables_on_device, singles, alone, lengths)
