@@ -1,4 +1,4 @@
-"""What AOTInductor makes: its packages, and runs of them on a CPU.
+"""What AOTInductor makes: its packages, and runs of them.
 
 torch's own loader holds the interpreter's lock during a run, so that a replica would hear and say nothing for as long
 as a batch takes. The library's C interface, which ctypes calls without the lock, is the same one that the loader uses:
@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch._C import _aoti
 
@@ -38,8 +39,9 @@ def unpack(archive: Path) -> None:
             shutil.rmtree(copy.parent)
 
 
-def load(package: Path) -> Callable[..., Tensor]:
-    """The function of tensors, with one tensor as its result, in the unpacked `package`; calls must not overlap.
+def load(package: Path, device: str = "cpu") -> Callable[..., Tensor]:
+    """The function of tensors on `device`, with one tensor as its result, in the unpacked `package`; calls must not
+    overlap. On "cuda" it computes on the current stream, and nothing waits for it.
 
     What goes wrong in a call is a RuntimeError, of which the library writes the reason to standard error. Raises
     OSError or RuntimeError if it cannot be loaded.
@@ -57,14 +59,16 @@ def load(package: Path) -> Callable[..., Tensor]:
     pointer, count = ctypes.c_void_p, ctypes.c_size_t
     run.argtypes = [pointer, pointer, count, pointer, count, pointer, pointer]
     container = ctypes.c_void_p()
-    if create(ctypes.byref(container), 1, b"cpu", None):
+    kernels = None if device == "cpu" else str(library.parent).encode()
+    if create(ctypes.byref(container), 1, device.encode(), kernels):
         raise RuntimeError(f"{library} cannot be loaded; its reason is on standard error")
 
     def forward(*inputs: Tensor) -> Tensor:
         handles = (_to_pointer(_aoti.unsafe_alloc_void_ptr_from_tensor(each), None) for each in inputs)
         given = (ctypes.c_void_p * len(inputs))(*handles)
         result = (ctypes.c_void_p * 1)()
-        if run(container, given, len(inputs), result, 1, None, None):
+        stream = None if device == "cpu" else torch.cuda.current_stream().cuda_stream
+        if run(container, given, len(inputs), result, 1, stream, None):
             shapes = ", ".join(f"{each.dtype} {list(each.shape)}" for each in inputs)
             raise RuntimeError(f"{library} failed on {shapes}; its reason is on standard error")
         found: Tensor = _aoti.alloc_tensor_by_stealing_from_void_ptr(_to_capsule(result[0], None, None))

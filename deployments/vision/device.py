@@ -46,6 +46,8 @@ class Executor(Protocol):
 
     def remove_task(self, key: str) -> None: ...
 
+    def room(self, rows: int) -> NDArray[np.uint8]: ...
+
     def run(self, images: NDArray[np.uint8], tasks: Sequence[str], gamma: int) -> Sequence[NDArray[np.float32]]: ...
 
 
@@ -173,9 +175,10 @@ class ExecutorDevice:
             return await self._in_worker(function)
 
     def _stacked(self, images: Sequence[bytes]) -> NDArray[np.uint8]:
-        info = self._executor.info
-        pixels = np.frombuffer(b"".join(images), dtype=np.uint8)
-        return pixels.reshape(len(images), info.height, info.width, info.channels)
+        room = self._executor.room(len(images))
+        for place, image in zip(room, images, strict=True):
+            place.ravel()[:] = np.frombuffer(image, np.uint8)
+        return room
 
     async def _in_worker(self, function: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function)

@@ -78,6 +78,5 @@ def ragged(
         pages.append(table[positions[-1] // page])
     at, into = (np.concatenate(parts).astype(np.int32, copy=False) for parts in (positions, pages))
     arrays = [at, into, whole]
-    on_device, pages_on_device, tables_on_device = unpacked(upload(packed(arrays), device), arrays)
-    alone = tuple(span for span, _ in spans)
-    return Ragged(on_device, pages_on_device, tables_on_device, singles, alone, lengths)
+    given, taking, tables_of_all = unpacked(upload(packed(arrays), device), arrays)
+    return Ragged(given, taking, tables_of_all, singles, tuple(span for span, _ in spans), lengths)

@@ -39,13 +39,19 @@ more, and importance likewise. A package that does not keep it is never used."""
 _SOON = -math.inf
 """The urgency of what somebody waits for."""
 
+_NEEDED = {
+    "cpu": "a C++ compiler (apt-get install g++)",
+    "cuda": "a C++ compiler (apt-get install g++) and the CUDA toolkit",
+}
+
 _warn_once = functools.cache(logging.getLogger("pliant").warning)
 
 
 class Runtime:
     """An encoder that answers `batch` inputs, or fewer, of up to `max_length` tokens each at a time.
 
-    `backend` is "aoti" (compiled), "cuda-graph" (compiled, and one launch on the GPU) or "eager" (not compiled).
+    `backend` is "aoti" (compiled), "cuda-graph" (one launch on the GPU, of compiled code if there is any) or "eager"
+    (not compiled).
     `dynamic` tells whether it computes inputs at the length of the longest instead of `max_length`, as "eager" always
     does, and `importance` whether `forward` returns that of each token behind the logits.
     Any thread may call it, but one at a time: the input buffer is reused.
@@ -143,7 +149,8 @@ def load(
 
     Loading takes tens of milliseconds, compiling 15 s or more, during which other processes that want the same package
     wait. Where it cannot be compiled (no C++ compiler, an architecture that torch.export rejects), the "pliant" logger
-    warns and the eager model answers instead. Without `compiling` it also answers where nothing is in the cache yet.
+    warns and the eager model answers instead. Without `compiling` it also answers where nothing is in the cache yet. On
+    a GPU it is recorded as a CUDA graph for one length, if that can be done.
     Sets this process's number of torch threads to `threads`.
     With `importance` the runtime tells for each text how much attention its tokens received (see `Runtime.run`).
     Raises `ModelError` if `folder` holds no sequence classifier, the model cannot take `max_length` tokens, or it has
@@ -160,14 +167,13 @@ def load(
     from pliant.kernels.encoder.eager_classifier import EagerClassifier
 
     model = EagerClassifier(spec.folder, device=device, dtype=dtype, importance=importance)
-    return Runtime(
-        functools.partial(_run_eagerly, model, device),
-        "eager",
-        max_length,
-        batch=batch,
-        importance=importance,
-        **model.facts,
-    )
+    options = {"batch": batch, "importance": importance, **model.facts}
+    if device == "cuda" and not dynamic:
+        try:
+            return Runtime(functools.partial(_run_recorded, model), "cuda-graph", max_length, **options)
+        except RuntimeError as reason:
+            _warn_once(f"{spec.folder} cannot be recorded as a CUDA graph, and is slow on short texts: {reason}")
+    return Runtime(functools.partial(_run_eagerly, model, device), "eager", max_length, **options)
 
 
 def prepare(
@@ -198,19 +204,15 @@ def is_prepared(folder: Path, max_length: int, **options: Any) -> bool:
 
 
 def _open(folder: Path, spec: RuntimeSpec) -> Runtime:
-    """The runtime in a package.
-
-    For a GPU it uses the class under `torch._inductor.aoti_load_package`, whose import alone takes 2 s and 85 MB.
-    """
+    """The runtime in a package."""
     facts = json.loads((folder / "runtime.json").read_text())
     options = {"dynamic": spec.dynamic, "importance": spec.importance, "batch": spec.batch, **facts}
+    forward = compiled_forward.load(folder / "model", spec.device)
     if spec.device == "cpu":
-        return Runtime(compiled_forward.load(folder / "model"), "aoti", spec.max_length, **options)
-    # Single-threaded: without the locks that cannot be captured in a CUDA graph.
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(folder / "model"), "model", True, 1, -1)
+        return Runtime(forward, "aoti", spec.max_length, **options)
     if spec.dynamic:
-        return Runtime(lambda inputs: loader.run([inputs.to(spec.device)])[0].cpu(), "aoti", spec.max_length, **options)
-    return Runtime(lambda inputs: loader.run([inputs])[0], "cuda-graph", spec.max_length, **options)
+        return Runtime(lambda inputs: forward(inputs.to(spec.device)).cpu(), "aoti", spec.max_length, **options)
+    return Runtime(forward, "cuda-graph", spec.max_length, **options)
 
 
 @torch.inference_mode()
@@ -222,13 +224,18 @@ def _run_eagerly(model: "EagerClassifier", device: str, inputs: torch.Tensor) ->
     return found.cpu()
 
 
+@torch.inference_mode()
+def _run_recorded(model: "EagerClassifier", inputs: torch.Tensor) -> torch.Tensor:
+    return model.forward(inputs)
+
+
 def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) -> None:
     """Compile in a process of its own, with a bounded number of threads, when it is its turn."""
     compiler = cxx_compiler()
     if compiler is None:
         raise CannotCompileError(
             "No C++ compiler was found (CXX, g++ or clang++), so classifiers run uncompiled: answers are the same, but "
-            "take about twice as long. Install one (apt-get install g++) and restart."
+            f"take longer, on CPUs about twice. Install {_NEEDED[spec.device]} and restart."
         )
     threads = str(spec.threads)
     environment = {
@@ -253,7 +260,8 @@ def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) 
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise CannotCompileError(
             f"{spec.folder} could not be compiled for {'up to ' * spec.dynamic}{spec.max_length} tokens and runs "
-            f"uncompiled, about half as fast. The compiler's process said: {reason}"
+            f"uncompiled, on CPUs about half as fast. It takes {_NEEDED[spec.device]}. The compiler's process said: "
+            f"{reason}"
         )
 
 

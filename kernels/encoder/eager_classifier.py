@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypedDict, Union
 import torch
 from torch import Tensor
 
+from pliant.kernels import attention_choice
 from pliant.kernels.encoder import weights
 from pliant.kernels.encoder.model import EncoderModel
 from pliant.models.decoder_info import read_json
@@ -60,6 +61,7 @@ class EagerClassifier(torch.nn.Module):
 
 def load_model(folder: Path, device: str, dtype: torch.dtype, importance: bool = False) -> Model:
     """The encoder in `folder` with the head that its files describe: ours, or transformers'. Raises ModelError."""
+    attention_choice.for_device(device)
     config = read_json(folder / "config.json")
     if shape := EncoderShape.from_config(config):
         read = weights.read(folder, config, shape)

@@ -66,6 +66,10 @@ class VisionExecutor:
         """No row may name `key` any more. Raises KeyError if it is not there."""
         self._tasks.remove(key)
 
+    def room(self, rows: int) -> NDArray[np.uint8]:
+        """Where images of the next run may be laid so that they are copied no more, [rows, height, width, channels]."""
+        return np.empty((rows, self.info.height, self.info.width, self.info.channels), np.uint8)
+
     @torch.inference_mode()
     def run(self, images: NDArray[np.uint8], tasks: Sequence[str], gamma: int) -> list[NDArray[np.float32]]:
         """The logits, float32 [labels of its task], of each of the `images` [n, height, width, channels].

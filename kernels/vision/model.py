@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pliant.errors import ModelError
+from pliant.kernels import attention_choice
 from pliant.kernels.vision import plain_vit
 from pliant.kernels.vision.plain_vit import PlainViT
 from pliant.kernels.vision.vit import TokenAdaptiveViT, check
@@ -30,6 +31,7 @@ def load_model(folder: Path, dtype: str, device: str) -> "tuple[VisionInfo, Plai
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown: choose {' or '.join(DTYPES)}")
+    attention_choice.for_device(device)
     info = read_vision(folder)
     model = plain_vit.load(folder, info) or _timms(folder)
     model = model.eval().requires_grad_(False).to(device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pliant.formats.vision_task import HEAD_BIAS, HEAD_WEIGHT, WEIGHTS, TaskError, prompts_name
+from pliant.kernels.upload import upload
 from pliant.models.adapter_files import TensorFile, opened_tensors, shown
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -102,17 +103,23 @@ class TaskTable:
         return torch.stack([self._tasks[key].prompts[gamma] for key in keys])
 
     def logits(self, features: Tensor, keys: Sequence[str]) -> list[NDArray[np.float32]]:
-        """What each row's own head makes of `features` [n, hidden]: float32 [labels]; one product for each task."""
+        """What each row's own head makes of `features` [n, hidden]: float32 [labels]; one product for each task, and
+        one copy from the device."""
         rows: dict[str, list[int]] = {}
         for row, key in enumerate(keys):
             rows.setdefault(key, []).append(row)
         features = features.float()
-        found = {key: self._head(key, features, own) for key, own in rows.items()}
+        found = [self._head(key, features, own) for key, own in rows.items()]
+        flat = torch.cat([logits.flatten() for logits in found]).cpu().numpy()
+        parts = np.split(flat, np.cumsum([logits.numel() for logits in found])[:-1])
         answers = {
-            row: each for key, own in rows.items() for row, each in zip(own, found[key].cpu().numpy(), strict=True)
+            row: each
+            for own, part in zip(rows.values(), parts, strict=True)
+            for row, each in zip(own, part.reshape(len(own), -1), strict=True)
         }
         return [answers[row] for row in range(len(keys))]
 
     def _head(self, key: str, features: Tensor, rows: list[int]) -> Tensor:
-        own = features if len(rows) == len(features) else features[rows]
+        whole = len(rows) == len(features)
+        own = features if whole else features[upload(np.array(rows, np.int64), features.device)]
         return functional.linear(own, self._tasks[key].head, self._tasks[key].bias)

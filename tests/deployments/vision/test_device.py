@@ -54,6 +54,9 @@ class Executor:
         with self._alone():
             del self.tasks[key]
 
+    def room(self, rows: int) -> Any:
+        return np.empty((rows, self.info.height, self.info.width, self.info.channels), np.uint8)
+
     def run(self, images: Any, tasks: Sequence[str], gamma: int) -> Sequence[Any]:
         with self._alone():
             assert images.dtype == np.uint8

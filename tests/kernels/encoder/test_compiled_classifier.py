@@ -15,7 +15,7 @@ from support import tiny_classifiers
 from support.compiled_cases import CASES, HALF, STATIC, TELLING, TOGETHER
 from support.tiny_classifiers import LABELS, VOCABULARY
 
-from pliant.errors import ModelError
+from pliant.errors import CannotCompileError, ModelError
 from pliant.kernels.encoder import compiled_classifier
 from pliant.kernels.encoder.compiled_classifier import TOLERANCE, Runtime, is_prepared, load, prepare
 from pliant.kernels.encoder.eager_classifier import EagerClassifier
@@ -230,6 +230,43 @@ def test_refuses_a_classifier_without_its_head(classifier, kind, tmp_path) -> No
 def test_refuses_a_folder_without_a_model(tmp_path) -> None:
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         load(tmp_path, 8)
+
+
+class Recorded:
+    """Stands in for a CUDA graph: what would be recorded runs as it comes, or cannot be recorded."""
+
+    def __init__(self, forward: Callable[[torch.Tensor], torch.Tensor], example: torch.Tensor) -> None:
+        if example.shape[2] > 20:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self._forward = forward
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self._forward(inputs).clone()
+
+
+@pytest.mark.usefixtures("without_compiler")
+@pytest.mark.parametrize(("max_length", "backend"), [(20, "cuda-graph"), (24, "eager")])
+def test_what_cannot_be_compiled_for_a_gpu_is_recorded_all_the_same(
+    classifier, caplog, monkeypatch, tmp_path, max_length, backend
+) -> None:
+    ones, made, run = torch.ones, EagerClassifier.__init__, compiled_classifier._run_eagerly
+    on_cpu = lambda self, folder, device, **options: made(self, folder, device="cpu", **options)  # noqa: E731
+    monkeypatch.setattr(EagerClassifier, "__init__", on_cpu)
+    monkeypatch.setattr(compiled_classifier, "CudaGraph", Recorded)
+    monkeypatch.setattr(compiled_classifier, "_run_eagerly", lambda model, _, inputs: run(model, "cpu", inputs))
+    monkeypatch.setattr(torch, "ones", lambda *size, pin_memory=False, **options: ones(*size, **options))
+    monkeypatch.setattr(compiled_classifier, "package_folder", lambda spec: tmp_path / "nothing")
+    runtime = load(classifier("bert"), max_length, device="cuda", compiling=False)
+    assert runtime.backend == backend
+    assert ("cannot be recorded" in caplog.text) == (backend == "eager")
+    assert_answers_as_eager(runtime, classifier("bert"))
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_compiling_for_a_gpu_asks_for_the_cuda_toolkit(tmp_path) -> None:
+    spec = RuntimeSpec(tmp_path, 8, "cuda")
+    with pytest.raises(CannotCompileError, match="and the CUDA toolkit and restart"):
+        compiled_classifier._compile_apart(spec, lambda: 0.0, tmp_path)
 
 
 @requires_gpu

@@ -14,6 +14,7 @@ from torch import Tensor
 from pliant.kernels.vision import cuda as vit_cuda
 from pliant.kernels.vision import executor as vit_executor
 from pliant.kernels.vision.cuda import CudaVisionExecutor, RecordedForwards
+from pliant.kernels.vision.tasks import TaskWeights
 
 
 class Eager:
@@ -67,6 +68,7 @@ def test_what_graphs_read_lives_as_long_as_they_do(monkeypatch, tmp_path: Path) 
     monkeypatch.setattr(vit_cuda, "_record", recorded)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     vision_folder(tmp_path)
     plain = vit_executor.load(tmp_path, most_rows=6)
     executor = CudaVisionExecutor(plain.info, plain._vit, 6)
@@ -77,3 +79,40 @@ def test_what_graphs_read_lives_as_long_as_they_do(monkeypatch, tmp_path: Path) 
     assert (len(pools), len(streams)) == (1, 1), "memory that is shared is used in one order"
     assert [executor.computed_rows(rows) for rows in range(1, 7)] == [1, 2, 4, 4, 6, 6]
     assert executor.memory_bytes(0, 3) == executor.memory_bytes(0, 4) == plain.memory_bytes(0, 4)
+
+
+def test_a_batch_is_copied_once_on_its_way_and_once_back(monkeypatch, tmp_path: Path) -> None:
+    given: list[Tensor] = []
+
+    class Forwards:
+        def __init__(self, features: object, inputs: list[Tensor], pool: object, stream: object) -> None: ...
+
+        def __call__(self, images: Tensor) -> Tensor:
+            given.append(images)
+            return features_of(images)
+
+    def features_of(images: Tensor) -> Tensor:
+        return images.float().flatten(1)[:, : plain.info.hidden]
+
+    copies, cpu = [], Tensor.cpu
+    monkeypatch.setattr(vit_cuda, "RecordedForwards", Forwards)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(Tensor, "cpu", lambda tensor: copies.append(tensor) or cpu(tensor))
+    vision_folder(tmp_path)
+    plain = vit_executor.load(tmp_path, most_rows=4)
+    executor = CudaVisionExecutor(plain.info, plain._vit, 4)
+    executor.prepare([0])
+    for key, labels in (("a", 2), ("b", 3)):
+        head = torch.randn(labels, plain.info.hidden)
+        executor.add_task(key, TaskWeights(head, torch.zeros(labels), {}))
+    room = executor.room(3)
+    room[:] = torch.randint(256, room.shape, dtype=torch.uint8).numpy()
+    answers = executor.run(room, ["b", "a", "b"], 0)
+    assert [len(row) for row in answers] == [3, 2, 3]
+    assert given[0].data_ptr() == room.ctypes.data
+    assert len(copies) == 1
+    for others in (executor.run(room.copy(), ["b", "a", "b"], 0), executor.run(room[:1], ["b"], 0)):
+        for row, again in zip(answers, others, strict=False):
+            assert row == pytest.approx(again, rel=1e-4)
