@@ -190,6 +190,7 @@ def _long_prompt(scale: long_prompt.Scale, threads: int, done: Callable[[], obje
     systems: dict[str, System] = {
         long_prompt.CHUNKED: Fused(loaded, _tokenizer(folder)),
         long_prompt.WHOLE: Fused(loaded, _tokenizer(folder), stall_s=_NEVER_S),
+        long_prompt.IN_ORDER: Fused(loaded, _tokenizer(folder), order="fifo"),
     }
     return long_prompt.measure(systems, scale, LARGE.vocab, done)
 

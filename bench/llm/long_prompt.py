@@ -14,10 +14,11 @@ from pliant.bench.llm.ours import STALL_S
 from pliant.bench.llm.outcome import Floats, Outcome
 from pliant.bench.llm.systems import System
 from pliant.bench.llm.workload import Request, at_once, prompts
-from pliant.bench.report import Row, median
+from pliant.bench.report import Row, median, ratio
 
 CHUNKED = "ours"
 WHOLE = "ours, prompts in one piece"
+IN_ORDER = "ours, prompts as they came"
 _BEFORE_S = 0.2
 """For which answers are under way before the long prompt comes."""
 
@@ -35,12 +36,12 @@ class Scale:
 
     @property
     def runs(self) -> int:
-        """How many there are: two workloads on ours, and the third on both."""
-        return 4 * self.repetitions
+        """How many there are: two workloads on ours, and the third on all."""
+        return 5 * self.repetitions
 
 
 def measure(systems: Mapping[str, System], scale: Scale, vocab: int, done: Callable[[], object]) -> Findings:
-    """`systems` are ours with prompts in chunks and in one piece.
+    """`systems` are ours with prompts in chunks, in one piece, and one after another.
 
     Three workloads: the long prompt alone, answers under way alone, and both, with short prompts that arrive while the
     long one would be prefilled if it were alone.
@@ -57,7 +58,7 @@ def measure(systems: Mapping[str, System], scale: Scale, vocab: int, done: Calla
     arrivals = _BEFORE_S + alone_s * np.arange(1, scale.shorts + 1) / (scale.shorts + 1)
     shorts = [Request(text, 2, at_s) for text, at_s in zip(texts[scale.live :], arrivals.tolist(), strict=True)]
     runs = interleaved(systems, [*live, Request(lengthy, 2, _BEFORE_S), *shorts], scale.repetitions, done)
-    waits = [_p99(run.to_first_token[scale.live + 1 :]) for run in runs[CHUNKED]]
+    waits, before = ([_p99(run.to_first_token[scale.live + 1 :]) for run in runs[name]] for name in (CHUNKED, IN_ORDER))
     stalls = {name: [_during(run, scale.live) - usual_s for run in outcomes] for name, outcomes in runs.items()}
     whole = statistics.median(stalls[WHOLE]) / STALL_S
     figures = [
@@ -66,6 +67,7 @@ def measure(systems: Mapping[str, System], scale: Scale, vocab: int, done: Calla
             [wait / alone_s for wait in waits],
             beside=f"of short prompts, over what one of {scale.long} tokens takes alone, {alone_s * 1e3:.3g} ms",
         ),
+        ratio("short_ttft_p99_behind_long_prompts_vs_before", waits, before, "<= 0.25", "prompts one after another"),
         median(
             "stall_over_bound",
             [stall / STALL_S for stall in stalls[CHUNKED]],

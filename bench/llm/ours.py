@@ -10,6 +10,7 @@ from pliant.bench.llm.workload import Request, Workload
 from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.kernels.decoder.executor import Executor
+from pliant.policies.llm.passes import Order
 
 STALL_S = 0.05
 """The default of `stall_ms`."""
@@ -20,13 +21,19 @@ class Fused:
     """Our engine: every request joins the next iteration, and leaves when it is done.
 
     `compact` False is the paper's ablation, buffers that are never shuffled (§V-D). With a `stall_s` that is never
-    reached prompts are not cut into chunks.
+    reached prompts are not cut into chunks. With `order` "fifo" they are computed one after another, as they came.
     """
 
     def __init__(
-        self, executor: Executor, tokenizer: Tokenizer, *, compact: bool = True, stall_s: float = STALL_S
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        *,
+        compact: bool = True,
+        stall_s: float = STALL_S,
+        order: Order = "shortest",
     ) -> None:
-        self._engine = Engine(executor, tokenizer, (), queue=_QUEUE, stall_s=stall_s, compact=compact)
+        self._engine = Engine(executor, tokenizer, (), _QUEUE, stall_s, compact=compact, order=order)
 
     def run(self, workload: Workload) -> Outcome:
         engine = self._engine

@@ -1,7 +1,8 @@
 """Reads adapters in a thread of its own, so that the decode loop never waits for a disk (Chameleon §4.1).
 
 Whoever asks for loads counts their bytes first; here is only bounded how many may be under way, and for how long. What
-is read is handed over to the engine's thread, which alone puts it where iterations use it. A read that never ends
+is read is handed over to the engine's thread, which alone puts it where iterations use it, and kept in the host's
+memory as far as that goes: such an adapter waits for no read, neither its own nor others'. A read that never ends
 cannot be ended from outside: then all loads fail until it does, and the replica tells that it is ill.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from pliant.deployments.llm.host_tier import HostTier
 from pliant.errors import PliantError
 from pliant.formats.adapter_info import AdapterError, AdapterInfo, AdapterRef, bytes_of, read_adapter
 from pliant.models.decoder_shape import DecoderShape
@@ -81,6 +83,8 @@ class Loaded(NamedTuple):
     seconds: float
     blob: Tensor | AdapterLoadError
     """Its weights, or why there are none."""
+    kept: bool = False
+    """Whether it was in the host's memory."""
 
 
 class _UnderWay(NamedTuple):
@@ -91,13 +95,15 @@ class _UnderWay(NamedTuple):
 
 
 class AdapterLoader:
-    """Loads from `source`, one after another; at most `most` may be asked for and not yet handed over.
+    """Loads from `host`, or else from `source`, one after another; at most `most` are under way until handed over.
 
     All methods but `loading_s` are for one thread, the engine's. The loader's own starts with the first load, and ends
     with `close`.
     """
 
-    def __init__(self, source: AdapterReader, most: int = _MOST) -> None:
+    def __init__(self, source: AdapterReader, most: int = _MOST, host: HostTier | None = None) -> None:
+        self.host = host or HostTier()
+        """To be read."""
         self._source = source
         self._most = most
         self._changed = Condition()
@@ -130,11 +136,18 @@ class AdapterLoader:
         return Loaded(ref, time.monotonic() - started, blob)
 
     def begin(self, ref: AdapterRef) -> None:
-        """Load `ref` after those asked for before. Raises RuntimeError when there are too many, or after `close`."""
+        """Load `ref`: at once if it is in the host's memory, else after those asked for before.
+
+        Raises RuntimeError when there are too many, or after `close`.
+        """
         if self._closed or self.pending >= self._most:
             state = "it is closed" if self._closed else f"{self.pending} loads are under way, of at most {self._most}"
             raise RuntimeError(f"{ref.name} cannot be loaded: {state}")
         self.pending += 1
+        if (blob := self.host.get(ref)) is not None:
+            with self._changed:
+                self._finished.append(Loaded(ref, 0.0, blob, kept=True))
+            return
         with self._changed:
             self._asked.append(ref)
             self._changed.notify_all()
@@ -143,12 +156,15 @@ class AdapterLoader:
             self._thread.start()
 
     def finished(self) -> list[Loaded]:
-        """The loads that are over, or given up, each once, in the order of `begin`."""
+        """The loads that are over, or given up, each once."""
         with self._changed:
             self._give_up()
             finished = list(self._finished)
             self._finished.clear()
         self.pending -= len(finished)
+        for loaded in finished:
+            if not isinstance(loaded.blob, AdapterLoadError):
+                self.host.keep(loaded.ref, loaded.blob)
         return finished
 
     def loading_s(self) -> float:

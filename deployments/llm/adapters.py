@@ -39,7 +39,10 @@ class Adapters:
         self._loading: dict[AdapterRef, int] = {}
         self._pinned: dict[AdapterRef, int] = {}
         self._load_s = 0.0
+        self._read_s = RecentRatio(_DECAY)
+        """Of a byte, from disk."""
         self._s_per_byte = RecentRatio(_DECAY)
+        """Of a load, wherever it comes from."""
 
     @property
     def _longest(self) -> int:
@@ -61,6 +64,10 @@ class Adapters:
             )
         return size
 
+    def work(self, adapter: AdapterRef | None) -> float:
+        """What a token with `adapter` takes, in tokens of the base model: it goes through the weights of both."""
+        return 1.0 + self.bytes(adapter) / self._executor.weight_bytes
+
     def free_slots(self, adapter: AdapterRef | None, live: int, charge: int | None = None) -> int:
         """For how many more requests, one of them for `adapter`, there is room, were all idle adapters evicted.
 
@@ -73,13 +80,13 @@ class Adapters:
 
     def ready_s(self, adapter: AdapterRef | None) -> float:
         """Seconds until `adapter`, if asked for now, is installed, as predicted from the loads before."""
-        if adapter is None or adapter in self._installed:
+        if adapter is None or adapter in self._installed or (self._loader and adapter in self._loader.host):
             return 0.0
         ahead = sum(self._loading.values()) + (0 if adapter in self._loading else self.bytes(adapter))
-        return self.load_s(ahead)
+        return ahead * self._read_s.value
 
     def load_s(self, bytes: int) -> float:
-        """Seconds that a load of so many bytes takes, as predicted from those before."""
+        """Seconds that a load of so many bytes takes, as predicted from those before, from disk or not."""
         return bytes * self._s_per_byte.value
 
     @property
@@ -107,6 +114,8 @@ class Adapters:
         if isinstance(loaded.blob, AdapterLoadError):
             return [(answer, loaded.blob) for answer in self._scheduler.load_failed(adapter)]
         self._s_per_byte.add(loaded.seconds, size)
+        if not loaded.kept:
+            self._read_s.add(loaded.seconds, size)
         self._executor.install(key(adapter), adapter.ranks, loaded.blob)
         self._installed[adapter] = size
         self._scheduler.loaded(adapter, now)
@@ -160,6 +169,8 @@ class Adapters:
             loads=stats.loads,
             failed_loads=stats.failed_loads,
             load_s=round(self._load_s, 3),
+            host_hits=self._loader.host.hits if self._loader else 0,
+            host_bytes=self._loader.host.bytes if self._loader else 0,
             evictions={str(reason): count for reason, count in list(stats.evictions.items())},
         )
 

@@ -10,6 +10,7 @@ from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoader, AdapterLoadError, PeftFolders
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.engine import Engine
+from pliant.deployments.llm.host_tier import HostTier
 from pliant.deployments.llm.waiting_room import AnswerScheduler
 from pliant.errors import ModelError
 from pliant.formats.adapter_info import AdapterError, AdapterRef, read_adapter
@@ -49,9 +50,9 @@ def assemble(config: LlmConfig) -> Engine:
         most_rank=most_rank,
     )
     loader = None
-    if most_rank:
+    if config.adapters:
         folders = PeftFolders(loaded, DTYPES[config.dtype].itemsize, most_rank, config.tensor_parallel)
-        loader = AdapterLoader(folders)
+        loader = AdapterLoader(folders, host=HostTier(config.adapters.host_mb * 2**20))
     engine = Engine(
         loaded,
         Tokenizer.from_file(str(folder / "tokenizer.json")),
@@ -62,6 +63,7 @@ def assemble(config: LlmConfig) -> Engine:
         scheduler=scheduler(config, loaded),
         share_prefixes=config.share_prefixes,
         tpot_s=config.tpot_ms and config.tpot_ms / 1e3,
+        order="fifo" if config.scheduler == "fifo" else "shortest",
         loader=loader,
     )
     engine.rehearse()

@@ -101,7 +101,7 @@ class Batch:
         """By slot: its pages, in the order of its text; 0 behind them."""
         self._pages = memory.pages
         self.partial: dict[Answer, float] = {}
-        """Those whose prompts are not -> when they got their slots."""
+        """Those whose prompts are not stored whole -> when they came."""
         executor.keep_pages(self._pages.limit)
 
     def __len__(self) -> int:
@@ -135,14 +135,14 @@ class Batch:
         """For each answer, the tokens that it may still get; one less may be if an iteration is under way."""
         return [answer.most - answer.count for answer in self._slots.window() if answer]
 
-    def place(self, answer: Answer, now: float) -> None:
+    def place(self, answer: Answer, arrived: float) -> None:
         """Give `answer`, of which nothing is stored but what it found, a slot. Raises SlotsFullError."""
         slot = self._slots.append(answer)
         self._counts[slot] = answer.count
         self._most[slot] = answer.most
         if answer.guide:
             self._guided.add(answer)
-        self.partial[answer] = now
+        self.partial[answer] = arrived
         self._charged[slot] = answer.pages
         self._show(slot, answer)
         self._lengths[slot] = self._pages.computed(answer)

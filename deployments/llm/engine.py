@@ -43,7 +43,8 @@ from pliant.policies.llm.decode_admission import Load
 from pliant.policies.llm.decode_slots import SlotError
 from pliant.policies.llm.output_length import LengthPredictor, OutputLengths
 from pliant.policies.llm.pages import Place
-from pliant.policies.llm.prefill_chunks import Speeds, chunks, shortest_first
+from pliant.policies.llm.passes import Order, turn
+from pliant.policies.llm.prefill_chunks import Speeds, chunks
 from pliant.sampling import Sampling
 
 _REHEARSED = 16
@@ -67,9 +68,9 @@ class Engine:
     free, in the order of `scheduler`; by default that of their arrival. `predictor` tells it how long answers will be,
     and `loader` loads adapters; without one requests have none. `stall_s` bounds for how long prompts may hold up the
     next tokens of live requests (see `prefill_chunks`); with a `tpot_s`, the objective for the time between two tokens,
-    they may take what live requests can spare by that instead. `clock` tells seconds. `compact`=False leaves gaps
-    between live requests, as Flover does without its shuffle. With `share_prefixes` tenants share what was computed of
-    prompts. With `debug` every step checks the engine's integrity.
+    they may take what live requests can spare by that instead; `order` is theirs. `clock` tells seconds.
+    `compact`=False leaves gaps between live requests, as Flover does without its shuffle. With `share_prefixes` tenants
+    share what was computed of prompts. With `debug` every step checks the engine's integrity.
 
     Calls must not overlap, save for `busy`, `report` and `loading_s`.
     """
@@ -89,6 +90,7 @@ class Engine:
         loader: AdapterLoader | None = None,
         share_prefixes: bool = False,
         tpot_s: float | None = None,
+        order: Order = "shortest",
     ) -> None:
         self.capacity = executor.slots + queue
         """Requests that there is room for, live or waiting."""
@@ -99,11 +101,12 @@ class Engine:
         self._clock = clock
         self._debug = debug
         self._stall_s = stall_s
+        self._order: Order = order
         self._speeds = Speeds(stall_s)
         scheduler = scheduler or in_order(executor.arena_bytes)
         self._adapters = Adapters(executor, scheduler, loader)
-        costs = Measured(lambda: self._speeds.prompt_tokens_per_s, self._adapters.load_s)
-        self._memory = Memory(executor, scheduler.cache, costs, share_prefixes)
+        self._costs = Measured(lambda: self._speeds.prompt_tokens_per_s, self._adapters.load_s)
+        self._memory = Memory(executor, scheduler.cache, self._costs, share_prefixes)
         self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, self._memory)
         self._batch = Batch(executor, self._memory, compact, tpot_s)
         self._in_flight = InFlight()
@@ -250,8 +253,8 @@ class Engine:
         self._put_back(decisions.squash, items)
         self._adapters.evict(decisions.evict)
         self._adapters.load(decisions.load)
-        self._place(decisions.admit, now)
-        granted = self._granted(now, budget)
+        self._place(decisions.admit)
+        granted = self._granted(budget)
         self._make_room(self._batch.lacking(granted))
         self._batch.compact()
         prefills = [self._batch.prefill(answer, tokens) for answer, tokens in granted]
@@ -286,21 +289,24 @@ class Engine:
             if answer.ended:
                 self._room.cancel(answer, self._clock())
 
-    def _place(self, admitted: Iterable[AnswerJob], now: float) -> None:
+    def _place(self, admitted: Iterable[AnswerJob]) -> None:
         """These have slots from now on."""
         for job in admitted:
             self._room.take(job.key)
-            self._batch.place(job.key, now)
+            self._batch.place(job.key, job.arrived)
 
-    def _granted(self, now: float, budget: int) -> list[tuple[Answer, int]]:
+    def _granted(self, budget: int) -> list[tuple[Answer, int]]:
         """Whose prompts get how many tokens computed. Of those that begin alike, one computes what they share."""
         answers = list(self._batch.partial)
         places = [self._batch.catch_up(answer) for answer in answers]
         left = [self._batch.prompt_left(answer) for answer in answers]
-        waited = [now - since for since in self._batch.partial.values()]
+        turns = [
+            self._turn(answer, prompt, arrived)
+            for (answer, arrived), prompt in zip(self._batch.partial.items(), left, strict=True)
+        ]
         begun: set[Place[PrefixRoot]] = set()
         order = []
-        for index in shortest_first(left, waited, self._speeds.prompt_tokens_per_s):
+        for index in sorted(range(len(answers)), key=turns.__getitem__):
             place = places[index]
             if place is None or place not in begun:
                 order.append(index)
@@ -308,6 +314,11 @@ class Engine:
                 begun.add(place)
         granted = chunks([left[index] for index in order], budget)
         return [(answers[index], tokens) for index, tokens in zip(order, granted, strict=False)]
+
+    def _turn(self, answer: Answer, left: int, arrived: float) -> float:
+        """By which its prompt, of which so many tokens are left, goes."""
+        prompt_s = self._costs.prompt_s(left, len(answer.ids) - left) * self._adapters.work(answer.adapter)
+        return turn(prompt_s, arrived, self._order)
 
     def _make_room(self, pages: int) -> None:
         """See to it that so many pages can be taken, and that adapters have what they were promised."""

@@ -48,6 +48,7 @@ class AdapterMemory(Protocol):
     page: int
     page_bytes: int
     arena_bytes: int
+    weight_bytes: int
 
     def install(self, key: str, ranks: tuple[int, ...], blob: Tensor) -> None: ...
 

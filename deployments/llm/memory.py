@@ -20,6 +20,7 @@ from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.decode_slots import SlotError
 from pliant.policies.llm.idle_memory import Costs, IdleMemory, Root
 from pliant.policies.llm.pages import Pages, Place, Prefix
+from pliant.policies.llm.shared_memory import Again
 
 if TYPE_CHECKING:
     from pliant.deployments.llm.executor import Slots
@@ -69,6 +70,7 @@ class Memory:
         """Those that had to be computed."""
         self._idle = IdleMemory(self.pages, executor.page_bytes, executor.arena_bytes, cache, costs)
         self._share = share
+        self._costs = costs
 
     def root(self, answer: Answer) -> PrefixRoot:
         """Whose prefixes it shares."""
@@ -92,6 +94,12 @@ class Memory:
     def saves(self, answer: Answer) -> int:
         cached = self.pages.cached(self.root(answer), answer.ids.data)
         return sum(map(self.pages.in_use, cached)) * self.page_bytes
+
+    def again(self, answer: Answer) -> Again:
+        own, computed = self.pages.freed_by(answer), self.pages.computed(answer)
+        tokens = min(own * self.page, computed)
+        shared = (len(self.pages.table(answer)) - own) * self.page_bytes
+        return Again(self._costs.prompt_s(tokens, computed - tokens), shared)
 
     def begin(self, answer: Answer, now: float) -> None:
         self.hit += self.pages.begin(answer, self.root(answer), answer.known(), now)

@@ -42,6 +42,8 @@ ADAPTERS: Table = {
     "loads": Described(True, "pliant_adapter_loads", "Adapters that were loaded."),
     "failed_loads": Described(True, "pliant_adapter_load_failures", "Adapters that could not be loaded."),
     "load_s": Described(True, "pliant_adapter_load_seconds", "What loads took, failed ones too, summed up."),
+    "host_hits": Described(True, "pliant_adapter_host_hits", "Loads that read no disk, as the host's memory had it."),
+    "host_bytes": Described(False, "pliant_adapter_host_bytes", "What adapters take of the host's memory (host_mb)."),
     "bytes": Described(False, "pliant_adapter_bytes_resident", "Memory of adapters that are loaded or being loaded."),
 }
 CLASSES: Table = {

@@ -41,6 +41,10 @@ class AdapterReport(TypedDict):
     failed_loads: int
     load_s: float
     """Seconds that all loads took, together."""
+    host_hits: int
+    """Loads from the host's memory."""
+    host_bytes: int
+    """What it holds of adapters, whether they are on the device, too, or not."""
     evictions: dict[str, int]
     """By reason: "memory", "unused"."""
 

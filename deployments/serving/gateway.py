@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,10 @@ class Gateway:
     def _described(self) -> Iterator[Service]:
         """The services, before any of them can answer."""
         described: dict[str, Service] = {}
-        # those that are made of others come after them
-        for name, config in sorted(self._config.services.items(), key=lambda item: len(item[1].parts())):
-            kind, sizes = self._kinds[name], config.replica_range()
+        configs = self._config.services
+        for name in TopologicalSorter({name: config.parts() for name, config in configs.items()}).static_order():
+            config, kind = configs[name], self._kinds[name]
+            sizes = config.replica_range()
             described[name] = Service(
                 name,
                 kind.name,

@@ -65,6 +65,8 @@ class Executor:
         self.page_bytes = kv.page_bytes
         self.arena_bytes = kv.arena.nbytes - kv.page_bytes
         """What pages and adapters may take together, beside page 0, which belongs to nobody."""
+        self.weight_bytes = decoder.shape.parameters() * kv.arena.element_size()
+        """Of the model, or of a rank's share of it."""
         self.adapters = most_rank > 0
         """Whether adapters may be installed."""
         self._adapters = SlotAdapters(decoder.shape, kv.slots, kv.arena, most_rank)
@@ -123,12 +125,14 @@ class Executor:
         if rows:
             slots = slice(step.offset, step.offset + rows)
             masks = step.masks and step.masks()
-            window = self._sampler.sample(logits[:rows], slots, self._indices(step.indices), masks=masks)
+            needs = self._sampler.needs(step.offset + row for row in np.flatnonzero(step.lengths).tolist())
+            window = self._sampler.sample(logits[:rows], slots, self._indices(step.indices), needs, masks)
             self._keep(slots, window.tokens, step.indices)
         if ended := [prefill.slot for prefill in step.prefills if prefill.last]:
             their_slots = upload(np.array(ended, np.int64), self._last.device)
             masks = step.prefill_masks and step.prefill_masks()
-            first = self._sampler.sample(logits[rows:], their_slots, self._indices(step.prefill_indices), masks=masks)
+            needs, places = self._sampler.needs(ended), self._indices(step.prefill_indices)
+            first = self._sampler.sample(logits[rows:], their_slots, places, needs, masks)
             self._keep(their_slots, first.tokens, step.prefill_indices)
         return self._launched(first, window)
 

@@ -6,12 +6,19 @@ A row is a request that computes some tokens: one of its answer, or a chunk of i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 MOST_TPOT = 2.0
 """A pass may take so many times what lies between two tokens by the strictest objective, however early tokens were."""
 ALONE_S = 0.25
-"""And so long where no answer waits for its next token."""
+"""And so long where no answer waits for its next token: a request that comes waits for it."""
+LEAST_SHARE = 0.25
+"""What prompts get of a pass at least, in what the tokens of answers take, however late these are."""
+AGEING = 0.25
+"""Seconds that a prompt is taken to need less, for each that it has waited."""
+
+Order = Literal["shortest", "fifo"]
+"""Of prompts."""
 
 
 class Work(NamedTuple):
@@ -84,6 +91,12 @@ def pass_limit_s(dues: Iterable[Due], now: float) -> float:
     for due in dues:
         limit = min(limit, max(due.at - now, due.tpot_s), MOST_TPOT * due.tpot_s)
     return limit
+
+
+def turn(prompt_s: float, arrived: float, order: Order = "shortest") -> float:
+    """By which prompts go, those with the least first: the seconds that are left of it, less its waiting's, up to a
+    term that is alike for all. So it is passed only by those that arrive within its own seconds / `AGEING`."""
+    return arrived if order == "fifo" else prompt_s + AGEING * arrived
 
 
 def longest_chunk(costs: Costs, work: Work, left: int, before: int, adapter_bytes: int, limit_s: float) -> int:

@@ -3,34 +3,26 @@
 Flover computes every new request's prompt outside the loop, in one piece and beside it (§V-B). On one device a prompt
 takes its time from the live requests wherever it runs, and a long one would stall them; so it is cut into chunks. For a
 chunk the live requests' next token waits, no longer than a stated bound, as the rate at which prompts are computed is
-measured; but a chunk has 16 tokens at least, however long they take. Prompts go shortest first, by what is left of
-them, so that a long one keeps no short one waiting; and as each second that one waits counts for a part of what it
-still needs, it is not passed for ever.
+measured; but a chunk has 16 tokens at least, however long they take. Which prompt is next is `passes.turn`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from pliant.policies.llm.passes import Due, pass_limit_s
+from pliant.policies.llm.passes import ALONE_S, LEAST_SHARE, Due, pass_limit_s
 from pliant.policies.llm.recent_ratio import RecentRatio
 
 CHUNK_MULTIPLE = 16
 """Tokens of a chunk are a multiple of this, and at least this many: fewer would not use a matrix unit."""
 MOST_TOKENS = 2048
 """In one iteration, even when nothing waits for it: what buffers must hold."""
-IDLE_S = 1.0
-"""What an iteration may take when nothing waits for it: then a request that comes does, and whoever looks for life."""
-_AGEING = 0.25
-"""Seconds that a prompt is taken to need less, for each that it has waited."""
 _FIRST_TOKENS = 256
 """In the first iteration, of which nobody knows how long it will take."""
 _DECAY = 0.8
 _SPEED_DECAY = 0.95
-_LEAST_STALL = 0.25
-"""What prompts get of a pass at least, in decode steps, however late the tokens of answers are."""
-_LEAST_SHARE = 0.1
-"""Of an iteration's time that is put down to its prompts, when the decode step seems to explain all of it."""
+_PROMPTS_SHARE = 0.1
+"""At least, of an iteration's time that is put down to its prompts, when the decode step seems to explain all of it."""
 
 
 class PrefillBudget:
@@ -53,14 +45,14 @@ class PrefillBudget:
 
     def observe(self, tokens: int, seconds: float, decode_s: float) -> None:
         """An iteration with so many prompt tokens took `seconds`; its decode step, by itself, takes `decode_s`."""
-        self._rate.add(tokens, max(seconds - decode_s, seconds * _LEAST_SHARE))
+        self._rate.add(tokens, max(seconds - decode_s, seconds * _PROMPTS_SHARE))
 
     def tokens(self, live: bool, stall_s: float | None = None) -> int:
         """For the next iteration, at most; `live` tells whether answers wait for it, as long as `stall_s` if given."""
         stall_s = stall_s or self._stall_s
         if not (live or self.tokens_per_s):
             return _FIRST_TOKENS
-        within = int(min((stall_s if live else max(IDLE_S, stall_s)) * self.tokens_per_s, MOST_TOKENS))
+        within = int(min((stall_s if live else max(ALONE_S, stall_s)) * self.tokens_per_s, MOST_TOKENS))
         return max(CHUNK_MULTIPLE, within - within % CHUNK_MULTIPLE)
 
 
@@ -95,7 +87,7 @@ class Speeds:
         if due is None or not live:
             return self._budget.tokens(live)
         spare_s = pass_limit_s([due], now) - self.step_s
-        return self._budget.tokens(live, max(spare_s, self.step_s * _LEAST_STALL))
+        return self._budget.tokens(live, max(spare_s, self.step_s * LEAST_SHARE))
 
     @property
     def step_s(self) -> float:
@@ -110,18 +102,6 @@ class Speeds:
     def tokens_per_s(self) -> float:
         """Of answers."""
         return self._tokens_per_s.value
-
-
-def shortest_first(left: Sequence[int], waited_s: Sequence[float], tokens_per_s: float) -> list[int]:
-    """The order in which prompts go: indices of `left`, the tokens that each needs, which have waited so long.
-
-    With `tokens_per_s`, at which prompts are computed, 0 as long as that is not known, time does not count.
-    """
-
-    def due(index: int) -> float:
-        return left[index] - _AGEING * waited_s[index] * tokens_per_s
-
-    return sorted(range(len(left)), key=due)
 
 
 def chunks(prompts: Iterable[int], budget: int) -> list[int]:

@@ -18,8 +18,8 @@ altogether T + P + 2 C (T + 2 L) at the most, and the n-th of its queue n times 
 passes and nobody is booked: the first then waits T + 2 L.
 
 A request is charged for its answer as it was predicted. One that gets longer is `extended`, and where memory is short
-the one that came last makes way; it goes on later, behind the tokens that it has, and is guessed to need twice as many,
-so that this happens to it seldom.
+one that came later makes way: the one that is computed again the soonest for the memory that it gives. It goes on
+later, behind the tokens that it has, and is guessed to need twice as many, so that this happens to it seldom.
 
 Beyond the paper: an adapter that several requests share is charged to the quota of each, but as memory it is counted
 once, and what is over by that is lent in the second phase. Loans leave alone what a request within its quota waits for.
@@ -172,8 +172,9 @@ class Scheduler(Generic[K, A]):
         """A running request needs `charge` bytes, as its answer gets longer than predicted. Raises KeyError if it does
         not run.
 
-        For it go adapters that nobody uses; and then requests are squashed, those that came last first, it may be
-        itself. They are to be recharged. The request that came first of those that run thus always goes on.
+        For it go adapters that nobody uses; and then requests that came later are squashed, those first that take the
+        least to compute again for what they give, and last itself. They are to be recharged. The request that came
+        first of those that run thus always goes on.
         """
         evicted, preempted = self._state.extend(self._state.running[key], charge, now)
         self._changed = True

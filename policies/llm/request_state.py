@@ -148,19 +148,25 @@ class RequestState(Generic[K, A]):
     def extend(self, running: Running[K, A], charge: int, now: float) -> tuple[list[A], list[K]]:
         """A request is charged more from now on; returns what was evicted for it, and which requests made way.
 
-        Those that came last make way first, it may be itself: whoever came first always goes on.
+        Of those that came later make way whose memory takes the least to compute again, and then itself: whoever came
+        first always goes on.
         """
         preempted = []
         while charge - running.job.charge > self.memory.free + self._cache.idle:
-            last = max(reversed(self.running.values()), key=lambda one: one.job.arrived)
-            self._put_back(last, now)
+            victim = self._victim(running)
+            self._put_back(victim, now)
             self.preemptions += 1
-            preempted.append(last.job.key)
-            if last is running:
+            preempted.append(victim.job.key)
+            if victim is running:
                 return [], preempted
         evicted = self.memory.extend(running.job, charge, now)
         running.job = running.job._replace(charge=charge)
         return evicted, preempted
+
+    def _victim(self, running: Running[K, A]) -> Running[K, A]:
+        came = running.job.arrived
+        later = [one for one in self.running.values() if one.job.arrived > came]
+        return min(later, key=lambda one: (self.memory.loss(one.job), -one.job.arrived), default=running)
 
     def recharge(self, waiting: Waiting[K, A], charge: int) -> None:
         """A request that waits will be charged so much."""

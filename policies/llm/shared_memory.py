@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.jobs import A, Job, K, SchedulerError
 
 K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
+
+
+class Again(NamedTuple):
+    """What a request loses that makes way."""
+
+    seconds: float
+    """To compute again what it alone has."""
+    shared: int
+    """Bytes that it has together with others, which stay."""
 
 
 class Sharing(Protocol[K_contra]):
@@ -22,6 +32,10 @@ class Sharing(Protocol[K_contra]):
 
     def saves(self, key: K_contra) -> int:
         """Bytes that a request would share with those that run, if it began now."""
+        ...
+
+    def again(self, key: K_contra) -> Again:
+        """What it would take to bring back what a request that runs has."""
         ...
 
     def begin(self, key: K_contra, now: float) -> None:
@@ -40,6 +54,9 @@ class Apart(Generic[K]):
 
     def saves(self, key: K) -> int:
         return 0
+
+    def again(self, key: K) -> Again:
+        return Again(0.0, 0)
 
     def begin(self, key: K, now: float) -> None:
         return
@@ -126,6 +143,12 @@ class SharedMemory(Generic[K, A]):
             self.users[job.adapter] += 1
             self.cache.acquire(job.adapter, now)
         return evicted if evicted is not None else self._make_room(0, now, spare_wanted=False)
+
+    def loss(self, job: Job[K, A]) -> float:
+        """Seconds to compute again what `job`, which runs, alone has, for each byte that is free when it makes way."""
+        again = self.sharing.again(job.key)
+        freed = job.charge - again.shared
+        return again.seconds / freed if freed > 0 else math.inf
 
     def extend(self, job: Job[K, A], charge: int, now: float) -> list[A]:
         """`job`, which runs, is charged so much from now on; returns what was evicted for it. There must be room."""

@@ -1,18 +1,16 @@
 """What each pass of a language model computes, and who has which pages for it (DESIGN §5; Chameleon §4, beyond both).
 
 A pass takes the next token of every answer and, of several prompts, as many tokens as live answers can spare by their
-objectives. Prompts go shortest remaining first, by predicted seconds, each second of waiting counting as `ageing`
-seconds less. Memory is charged as it is used. A request is let in when, if all end as predicted, there will be pages
-for all at any time; its prediction fails now and then, and then pages are short:
+objectives; prompts go as `passes.turn` has it. Memory is charged as it is used. A request is let in when, if all end as
+predicted, there will be pages for all at any time; its prediction fails now and then, and then pages are short:
 
 - The oldest request that runs always goes on. For it, and for others where that is cheaper, a younger one makes way:
   of these, the one that is computed again the soonest for each page that it frees. What it had computed stays as a
   prefix as far as memory lets it, and it is first again by its age.
 - Others keep what they have and sit the pass out while one is predicted to end sooner than that.
 
-So none is lost, and none starves. What arrives later passes a request that waits only within its predicted seconds /
-`ageing`; nobody passes one that waits for memory; so each comes to be the oldest that waits, whose adapter stays, and
-then to run as those before it end. The oldest that runs gets its pages in every pass, so it ends.
+So none is lost, and none starves: nobody passes one that waits for memory, so each comes to be the oldest that waits,
+whose adapter stays, and then to run as those before it end. The oldest that runs gets its pages in every pass.
 """
 
 from __future__ import annotations
@@ -21,19 +19,24 @@ import math
 from bisect import insort
 from collections.abc import Hashable, Mapping
 from functools import reduce
-from typing import Generic, Literal
+from typing import Generic
 
 from pliant.policies.llm.idle_memory import IdleMemory
 from pliant.policies.llm.jobs import A, K, SchedulerError
 from pliant.policies.llm.pages import Copy
-from pliant.policies.llm.passes import Costs, Work, chunk, longest_chunk, pass_limit_s, peak_pages, token
+from pliant.policies.llm.passes import (
+    LEAST_SHARE,
+    Costs,
+    Order,
+    Work,
+    chunk,
+    longest_chunk,
+    pass_limit_s,
+    peak_pages,
+    token,
+    turn,
+)
 from pliant.policies.llm.step_requests import Entry, Prompt, Step
-
-LEAST_SHARE = 0.25
-"""What prompts get of a pass at least, in what the tokens of answers take, however late these are."""
-
-Order = Literal["shortest", "fifo"]
-"""Of prompts."""
 
 
 class StepScheduler(Generic[K, A]):
@@ -49,11 +52,10 @@ class StepScheduler(Generic[K, A]):
         costs: Costs,
         rows: int,
         order: Order = "shortest",
-        ageing: float = 0.25,
         loads: int = 2,
     ) -> None:
-        if rows < 1 or loads < 1 or not ageing > 0:
-            raise ValueError(f"rows, loads and ageing must be positive, got {rows}, {loads} and {ageing}")
+        if rows < 1 or loads < 1:
+            raise ValueError(f"rows and loads must be positive, got {rows} and {loads}")
         self.memory = memory
         """To be read."""
         self.preemptions = 0
@@ -61,10 +63,8 @@ class StepScheduler(Generic[K, A]):
         self._costs = costs
         self._rows = rows
         self._order = order
-        self._ageing = ageing
         self._loads = loads
         self._waiting: list[Entry[K, A]] = []
-        """Those whose turn is next first."""
         self._running: dict[K, Entry[K, A]] = {}
         self._loading: set[A] = set()
         self._kept: A | None = None
@@ -173,9 +173,7 @@ class StepScheduler(Generic[K, A]):
             raise SchedulerError(f"requests wait in no order, or too many run: {len(self._running)}")
 
     def _rank(self, entry: Entry[K, A]) -> float:
-        """The seconds that its prompt takes less those that it has waited off, up to a term that is alike for all."""
-        arrived = entry.prompt.arrived
-        return arrived if self._order == "fifo" else entry.prompt_s + self._ageing * arrived
+        return turn(entry.prompt_s, entry.prompt.arrived, self._order)
 
     def _queue(self, entry: Entry[K, A]) -> None:
         there = len(self._pages.cached(entry.prompt.root, entry.tokens)) * self._pages.page_tokens

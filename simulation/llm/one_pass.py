@@ -18,9 +18,9 @@ from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.idle_memory import Costs as BringsBack
 from pliant.policies.llm.idle_memory import IdleMemory, Root
 from pliant.policies.llm.pages import Pages
-from pliant.policies.llm.passes import Work, chunk, token
+from pliant.policies.llm.passes import Order, Work, chunk, token
 from pliant.policies.llm.step_requests import Prompt, Step
-from pliant.policies.llm.step_scheduler import Order, StepScheduler
+from pliant.policies.llm.step_scheduler import StepScheduler
 from pliant.policies.llm.worth import Eviction
 from pliant.simulation.arrivals import Floats
 from pliant.simulation.llm.hardware import ADAPTER_FLOP, BANDWIDTH_SHARE, FLOPS_SHARE, Costs

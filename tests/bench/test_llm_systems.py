@@ -211,7 +211,11 @@ class OneLongPrompt:
 
 def test_the_stall_by_a_long_prompt_is_what_its_chunks_add_to_a_step(clock: Clock) -> None:
     scale = long_prompt.Scale(long=64, short=8, shorts=3, live=2, answer=60, repetitions=2)
-    systems = {long_prompt.CHUNKED: OneLongPrompt(clock, 0.04), long_prompt.WHOLE: OneLongPrompt(clock, 0.4)}
+    systems = {
+        long_prompt.CHUNKED: OneLongPrompt(clock, 0.04),
+        long_prompt.WHOLE: OneLongPrompt(clock, 0.4),
+        long_prompt.IN_ORDER: OneLongPrompt(clock, 0.2),
+    }
     runs: list[None] = []
     found = long_prompt.measure(systems, scale, 100, lambda: runs.append(None))
     figures = {figure.name: figure for figure in found.figures}
@@ -219,6 +223,7 @@ def test_the_stall_by_a_long_prompt_is_what_its_chunks_add_to_a_step(clock: Cloc
     assert figures["stall_over_bound"].value == pytest.approx(0.04 / long_prompt.STALL_S, rel=0.01)
     assert figures["stall_over_bound"].beside.endswith("without chunks: 8")
     assert 0 < figures["ttft_p99_during_long_prefill"].value < 1
+    assert figures["short_ttft_p99_behind_long_prompts_vs_before"].value == pytest.approx(0.05 / 0.21, rel=0.2)
 
 
 def test_the_roofline_has_a_fraction_for_each_batch(folder: Path) -> None:

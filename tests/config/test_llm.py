@@ -33,6 +33,7 @@ def test_a_text_means_the_folder_of_adapters() -> None:
             "services.chat.replicas: a service of kind llm scales only within a budget; add the line `budget: {}`",
         ),
         ({"weight": 0}, "services.chat.weight: got 0; input should be greater than 0"),
+        ({"adapters": {"folder": "x", "host_mb": -1}}, "services.chat.adapters.host_mb: got -1; "),
         ({"adapters": 5}, "services.chat.adapters: got 5; input should be a valid dictionary"),
         ({"adapters": {"fodler": "x"}}, "services.chat.adapters.fodler: unknown key; did you mean folder? allowed: ca"),
         (

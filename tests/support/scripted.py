@@ -171,6 +171,8 @@ def report(**held: float) -> ReplicaReport:
             loads=0,
             failed_loads=0,
             load_s=0.0,
+            host_hits=0,
+            host_bytes=0,
             evictions={},
         ),
     )

@@ -19,6 +19,7 @@ EOS = 256
 ALPHABET = (*b"aab b\n", *"é日🎉".encode(), 0xFF, EOS)
 """The tokens that answers are made of."""
 SLOT_BYTES = 64
+WEIGHT_BYTES = 320
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -136,6 +137,7 @@ class ScriptedExecutor:
     ) -> None:
         self.slots = slots
         self.vocabulary = EOS + 1
+        self.weight_bytes = WEIGHT_BYTES
         self.page = page or max_length
         self.page_bytes = SLOT_BYTES * self.page // max_length
         self.arena_bytes = max(slots * SLOT_BYTES, arena_bytes or 0)

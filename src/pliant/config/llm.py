@@ -41,6 +41,9 @@ class AdaptersConfig(CatalogConfig):
     pinned: tuple[str, ...] = ()
     """Adapters of `folder` that never leave the memory."""
     max_rank: Annotated[int, Field(ge=1, le=256)] = 256
+    host_mb: Annotated[int, Field(ge=0)] = 0
+    """What each replica may keep of the host's memory, beside `memory_mb`, for adapters that it has read: one that is
+    loaded again is copied from there and waits for no disk."""
 
     @model_validator(mode="after")
     def _reachable(self) -> AdaptersConfig:
@@ -77,7 +80,8 @@ class LlmConfig(ElasticServiceConfig):
     """Whether what was computed of one tenant's prompts serves another's that begin alike; a client can find out by the
     time to the first token whether somebody else has sent such a prompt."""
     scheduler: Literal["multi_queue", "fifo", "sjf"] = "multi_queue"
-    """Which waiting request is next: of queues by size, the first, or the one with the shortest predicted answer."""
+    """Which waiting request is next: of queues by size, the first (as are prompts then), or the one with the shortest
+    predicted answer."""
     queue: Annotated[int, Field(ge=0)] = 128
     """Requests that may wait for a slot in each replica; more are refused, with 429."""
     slo_ms: Milliseconds = 10_000
@@ -112,7 +116,10 @@ class LlmConfig(ElasticServiceConfig):
     def memory_bytes(self) -> int:
         if self.gpus:
             return 0
-        return (self.memory_mb or 0) * 2**20 + sources.check_decoder(self.model).parameters() * self.dtype_bytes
+        host_mb = self.adapters.host_mb if self.adapters else 0
+        return ((self.memory_mb or 0) + host_mb) * 2**20 + sources.check_decoder(
+            self.model
+        ).parameters() * self.dtype_bytes
 
     @model_validator(mode="after")
     def _on_whole_gpus(self) -> LlmConfig:
@@ -129,6 +136,10 @@ class LlmConfig(ElasticServiceConfig):
 
     def catalogs(self) -> Mapping[str, CatalogConfig]:
         return {"adapters": self.adapters} if self.adapters else {}
+
+    def adapter_names(self) -> list[str]:
+        """What the adapters are called that are there from the start. Raises ModelError."""
+        return sources.adapter_names(self.adapters.folder) if self.adapters and self.adapters.folder else []
 
     def misfit(self, services: Mapping[str, ServiceConfig]) -> str | None:
         shape = sources.check_decoder(self.model)

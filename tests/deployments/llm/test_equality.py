@@ -16,6 +16,7 @@ from support.scripted_executor import byte_tokenizer
 from pliant.deployments.llm.adapter_loader import AdapterLoader, PeftFolders
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.engine import Engine
+from pliant.deployments.llm.host_tier import HostTier
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.formats.adapter_info import AdapterRef, bytes_of, read_adapter
 from pliant.kernels.decoder import executor
@@ -109,12 +110,13 @@ def test_with_many_adapters_answers_are_those_of_peft(family: str, order: str, t
         *(loaded, byte_tokenizer(), (), len(generations), 0.002),
         debug=True,
         scheduler=Scheduler(queues, cache, loaded.arena_bytes, slots=loaded.slots),
-        loader=AdapterLoader(PeftFolders(loaded, 4, 256)),
+        loader=AdapterLoader(PeftFolders(loaded, 4, 256), host=HostTier(sum(sizes))),
     )
     answers = drive(engine, generations, rng, at_once=32)
     engine.close()
     adapters = engine.report()["adapters"]
     assert len(adapters["resident"]) < 12 <= adapters["loads"], "each is asked for, and not all fit"
+    assert adapters["host_hits"] == adapters["loads"] - len(sizes), "each is read once"
     assert adapters["evictions"]["memory"] == adapters["loads"] - len(adapters["resident"])
     for generation in generations:
         answer = answers[generation.id]
@@ -145,7 +147,7 @@ def test_in_every_mixture_answers_are_those_of_transformers_and_peft(tmp_path: P
         debug=True,
         scheduler=Scheduler(MultiQueue(QueueClasses(1.0)), cache, loaded.arena_bytes, slots=loaded.slots),
         predictor=Foretold(1),
-        loader=AdapterLoader(PeftFolders(loaded, 4, 256)),
+        loader=AdapterLoader(PeftFolders(loaded, 4, 256), host=HostTier(2 * largest)),
     )
     generations: list[Generation] = []
     for number in range(30):
@@ -179,6 +181,7 @@ def test_in_every_mixture_answers_are_those_of_transformers_and_peft(tmp_path: P
     assert report["memory"]["hit"] > 20 * PAGE
     assert report["preempted"] > 0
     assert report["memory"]["evicted"] > 0
+    assert report["adapters"]["host_hits"] == report["adapters"]["loads"] - 2
     for wanted in (*generations, *later, *moved):
         answer = {**answers, **then}[wanted.id]
         scores = logits(models[wanted.adapter], [*wanted.prompt, *answer[:-1]])[len(wanted.prompt) - 1 :]

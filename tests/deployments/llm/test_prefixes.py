@@ -213,6 +213,23 @@ def test_where_answers_get_longer_than_predicted_those_that_came_last_make_way(o
     assert report["memory"]["hit"] > 0, "what they had is taken over again"
 
 
+def test_who_has_computed_least_for_its_memory_makes_way() -> None:
+    """The middle one is at its prompt when the first gets longer than predicted; the last has its answer begun."""
+    served = Served(slots=3, arena_bytes=26 * PAGE, predictor=Foretold(4), stall_s=1e-9)
+    served.add(generation("first", range(100, 104), max_tokens=50))
+    served.step()
+    served.add(generation("middle", range(1, 56), max_tokens=8))
+    served.step()
+    served.add(generation("last", range(60, 90), max_tokens=30))
+    while not served.engine.report()["preempted"]:
+        before = len(served.tokens["last"])
+        assert served.engine.busy
+        served.step()
+    assert len(served.tokens["last"]) > before
+    assert not served.tokens["middle"]
+    served.run()
+
+
 def test_an_adapter_stays_until_the_iteration_is_through_that_computes_for_who_makes_way() -> None:
     """What one needs more is more than the other's page, so that the adapter of that goes, too."""
     ref = adapter("only", size=64)

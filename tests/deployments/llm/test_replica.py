@@ -186,7 +186,7 @@ def configured(tmp_path: Path, **options: Any) -> LlmConfig:
         adapt("llama3", kind, adapters / kind, seed=number)
     shutil.copytree(adapters / "rank-8", adapters / "broken")
     (adapters / "broken" / "adapter_model.safetensors").unlink()
-    given = {"folder": str(adapters), "pinned": ("patterns", "broken")}
+    given = {"folder": str(adapters), "pinned": ("patterns", "broken"), "host_mb": 1}
     return LlmConfig(
         kind="llm", model=str(model), slots=4, max_length=64, memory_mb=2, debug=True, adapters=given, **options
     )
@@ -213,6 +213,7 @@ def test_an_engine_is_what_the_config_says(tmp_path: Path, scheduler: str, caplo
             answers[name] += item.tokens
     assert set(map(len, answers.values())) == {5}
     assert len(set(answers.values())) == 2
+    assert engine.report()["adapters"]["host_bytes"] > 0
     stale = wanted._replace(revision="another")
     engine.add(Generation("stale", (1, 2, 3), 5, Sampling(), adapter=stale))
     items = [item for _ in range(1000) if engine.busy for item in engine.step()]

@@ -19,7 +19,14 @@ def lines(**facts: Any) -> list[str]:
         ClassReport(cut_off=0.5, quota=100, waiting=3, admitted=8, waited_s=1.5),
         ClassReport(cut_off=1.0, quota=200, waiting=1, admitted=1, waited_s=9.0),
     ]
-    given["adapters"] |= {"resident": ["sql", "law"], "bytes": 4096, "hits": 5, "evictions": {"memory": 6}}
+    given["adapters"] |= {
+        "resident": ["sql", "law"],
+        "bytes": 4096,
+        "hits": 5,
+        "host_hits": 3,
+        "host_bytes": 96,
+        "evictions": {"memory": 6},
+    }
     chat = {"kind": "llm", "ready": True, "replicas": {"r": given}, **facts}
     return exposition({"planner_reached": True, "services": {"chat": chat}}, loaded()).decode().splitlines()
 
@@ -41,6 +48,8 @@ def test_replicas_queues_and_adapters_are_told() -> None:
         'pliant_adapters_resident{replica="r",service="chat"} 2.0',
         'pliant_adapter_bytes_resident{replica="r",service="chat"} 4096.0',
         'pliant_adapter_cache_hits_total{replica="r",service="chat"} 5.0',
+        'pliant_adapter_host_hits_total{replica="r",service="chat"} 3.0',
+        'pliant_adapter_host_bytes{replica="r",service="chat"} 96.0',
         'pliant_adapter_cache_evictions_total{reason="memory",replica="r",service="chat"} 6.0',
         'pliant_adapters_registered{service="chat"} 12.0',
     ):

@@ -1,4 +1,4 @@
-"""Prompts in chunks: order, bounds, and a rate that is learned."""
+"""Prompts in chunks: bounds, and a rate that is learned."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.policies.llm.prefill_chunks import (
-    CHUNK_MULTIPLE,
-    IDLE_S,
-    MOST_TOKENS,
-    PrefillBudget,
-    chunks,
-    shortest_first,
-)
+from pliant.policies.llm.passes import ALONE_S
+from pliant.policies.llm.prefill_chunks import CHUNK_MULTIPLE, MOST_TOKENS, PrefillBudget, chunks
 
 
 @given(st.lists(st.integers(1, 100)), st.integers(0, 300))
@@ -27,9 +21,9 @@ def test_prompts_are_computed_in_order_and_whole(prompts: list[int], budget: int
 def test_alone_a_prompt_is_cut_only_where_it_takes_long() -> None:
     fast, slow, unknown = PrefillBudget(0.05), PrefillBudget(0.05), PrefillBudget(0.05)
     fast.observe(256, 0.01, 0)
-    slow.observe(256, 8, 0)
+    slow.observe(256, 2, 0)
     assert fast.tokens(live=False) == MOST_TOKENS
-    assert slow.tokens(live=False) == 32 * IDLE_S
+    assert slow.tokens(live=False) == 128 * ALONE_S
     assert CHUNK_MULTIPLE < unknown.tokens(live=False) < MOST_TOKENS
 
 
@@ -63,10 +57,3 @@ def test_chunks_settle_where_they_take_what_they_may(fixed_s: float, token_s: fl
 def test_no_stall_is_refused() -> None:
     with pytest.raises(ValueError, match="stall_s must be above 0, got 0"):
         PrefillBudget(0)
-
-
-def test_prompts_go_shortest_first_and_what_has_waited_counts_less() -> None:
-    assert shortest_first([300, 8, 16], [9.0, 0.0, 0.0], 0.0) == [1, 2, 0], "of unknown speed, tokens alone count"
-    assert shortest_first([300, 8, 16], [1.0, 0.0, 0.0], 100.0) == [1, 2, 0]
-    assert shortest_first([300, 8, 16], [12.0, 0.0, 0.0], 100.0) == [0, 1, 2]
-    assert shortest_first([], [], 1.0) == []

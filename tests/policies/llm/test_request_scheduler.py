@@ -6,6 +6,8 @@ import random
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.scheduled_replica import STEP_S, Quotas, Replica, multi_queue
 
 from pliant.policies.llm.adapter_cache import AdapterCache, Eviction
@@ -15,6 +17,7 @@ from pliant.policies.llm.multi_queue import MultiQueue
 from pliant.policies.llm.queue_classes import QueueClasses
 from pliant.policies.llm.queue_order import Fifo, Queues, ShortestFirst
 from pliant.policies.llm.request_scheduler import Scheduler
+from pliant.policies.llm.shared_memory import Again, Apart
 
 
 def test_figure_9_first_phase() -> None:
@@ -503,6 +506,42 @@ def test_an_adapter_that_nobody_uses_goes_before_a_request_makes_way() -> None:
     scheduler.check()
 
 
+class Losing(Apart[int]):
+    """Who makes way loses these seconds, by its key."""
+
+    def __init__(self, seconds: list[int]) -> None:
+        self.seconds = seconds
+
+    def again(self, key: int) -> Again:
+        return Again(self.seconds[key], 0)
+
+
+_REQUESTS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=8)
+
+
+@given(_REQUESTS, st.integers(0, 7), st.integers(1, 30))
+def test_of_those_that_came_later_make_way_whose_memory_takes_least_to_compute_again(
+    requests: list[tuple[int, int]], key: int, more: int
+) -> None:
+    """Against brute force; with what it gets, `key` goes on, or it has no place beside those that came before it."""
+    charges, seconds = ([*column] for column in zip(*requests, strict=True))
+    key %= len(requests)
+    total = sum(charges)
+    charge = min(charges[key] + more, total)
+    scheduler = running(*charges, total=total)
+    scheduler.share(Losing(seconds))
+    made_way = scheduler.extend(key, charge, 20.0).squash
+    scheduler.check()
+    later = sorted(range(key + 1, len(requests)), key=lambda one: (seconds[one] / charges[one], -one))
+    expected: list[int] = []
+    while sum(charges[one] for one in expected) < charge - charges[key]:
+        expected.append(later.pop(0) if later else key)
+        if expected[-1] == key:
+            break
+    assert made_way == expected
+    assert 0 not in made_way
+
+
 class Together:
     """All requests share so many bytes."""
 
@@ -516,6 +555,9 @@ class Together:
 
     def saves(self, key: int) -> int:
         return self.bytes if self.running else 0
+
+    def again(self, key: int) -> Again:
+        return Again(0.0, self.bytes)
 
     def begin(self, key: int, now: float) -> None:
         self.running.add(key)

@@ -10,9 +10,9 @@ from itertools import accumulate, count
 import pytest
 
 from pliant.policies.llm.idle_memory import Root
-from pliant.policies.llm.passes import Work
+from pliant.policies.llm.passes import Order, Work
 from pliant.policies.llm.step_requests import Prompt, Step
-from pliant.policies.llm.step_scheduler import Order, StepScheduler
+from pliant.policies.llm.step_scheduler import StepScheduler
 from pliant.simulation.llm.one_pass import Keep, memory_of
 
 
