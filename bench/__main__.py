@@ -20,6 +20,7 @@ _BENCHES = {
     "llm": "pliant.bench.llm.compare",
     "adapters": "pliant.bench.adapters.compare",
     "pages": "pliant.bench.pages.compare",
+    "route": "pliant.bench.route.compare",
     "cascade": "pliant.bench.cascade.compare",
     "vision": "pliant.bench.vision.compare",
     "tenants": "pliant.bench.tenants.compare",

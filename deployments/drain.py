@@ -10,18 +10,28 @@ from pathlib import Path
 import ray
 from ray._private.state import actors
 
+from pliant.deployments.ray_client import in_ray
 from pliant.errors import PliantError
 
 _EVERY_S = 0.5
+_HEARD_WITHIN_S = 15.0
+_REACHED_WITHIN_S = 20.0
+"""Beside the time that replicas have: for Ray to be reached, and to answer."""
 _REPLICA = "SERVE_REPLICA::"
 
 
 def announce(address: str, node: str, within_s: float) -> None:
-    """Tell the Ray at `address` that the node of this id goes away in `within_s`. Raises PliantError if Ray refuses."""
+    """Tell the Ray at `address` that the node of this id goes away in `within_s`.
+
+    Raises PliantError if Ray refuses, or does not answer.
+    """
     command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--address", address, "--node-id", node]
     why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "pliant drain"]
     left = ["--deadline-remaining-seconds", str(max(1, int(within_s)))]
-    done = subprocess.run([*command, *why, *left], capture_output=True, text=True)
+    try:
+        done = subprocess.run([*command, *why, *left], capture_output=True, text=True, timeout=_HEARD_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        raise PliantError(f"`ray drain-node` got no answer within {_HEARD_WITHIN_S:g} s") from None
     if done.returncode:
         raise PliantError(f"Ray does not drain {node}: {done.stderr.strip().splitlines()[-1:]}")
 
@@ -29,19 +39,13 @@ def announce(address: str, node: str, within_s: float) -> None:
 def drain(within_s: float) -> int:
     """Drain the node on which this runs; how many replicas are left on it after `within_s` at the latest.
 
-    Raises PliantError if no Ray runs here.
+    Raises PliantError if no Ray runs here, or its head does not answer: nothing may have been given away then.
     """
     try:
-        ray.init(address="auto", log_to_driver=False)
-    except ConnectionError:
-        raise PliantError("no Ray runs on this machine") from None
-    here = ray.get_runtime_context()
-    node = here.get_node_id()
-    try:
-        announce(here.gcs_address, node, within_s)
-        return await_empty(node, within_s)
-    finally:
-        ray.shutdown()
+        return in_ray(_drain, within_s, within_s=_REACHED_WITHIN_S + within_s)
+    except PliantError as error:
+        fix = "see whether `ray status` answers, and export RAY_AUTH_MODE=token if Ray asks for one"
+        raise PliantError(f"this machine is not drained: {error}; {fix}") from None
 
 
 def await_empty(node: str, within_s: float) -> int:
@@ -50,6 +54,13 @@ def await_empty(node: str, within_s: float) -> int:
     while (left := _replicas(node)) and time.monotonic() < end:
         time.sleep(_EVERY_S)
     return left
+
+
+def _drain(within_s: float) -> int:
+    here = ray.get_runtime_context()
+    node = here.get_node_id()
+    announce(here.gcs_address, node, within_s)
+    return await_empty(node, within_s)
 
 
 def _replicas(node: str) -> int:

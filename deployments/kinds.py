@@ -11,6 +11,7 @@ from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import Reader
 from pliant.config.encoder import EncoderConfig
 from pliant.config.llm import LlmConfig
+from pliant.config.route import RouteConfig
 from pliant.config.vision import VisionConfig
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ KINDS: tuple[Listed, ...] = (
     (LlmConfig, "pliant.deployments.llm.kind"),
     (VisionConfig, "pliant.deployments.vision.kind"),
     (CascadeConfig, "pliant.deployments.cascade.kind"),
+    (RouteConfig, "pliant.deployments.route.kind"),
 )
 
 CONFIGS = tuple(config for config, _ in KINDS)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
-import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 import ray
 from ray._private.authentication.authentication_utils import is_token_auth_enabled
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pliant.errors import PliantError
+from pliant.deployments.ray_client import in_ray
 
 Found = TypeVar("Found")
 
@@ -60,39 +55,9 @@ class _Visitor:
 def visit(look: Callable[[], Found]) -> list[Visit[Found] | Unreached]:
     """Call `look`, a function of a module, on each living node of the Ray that $RAY_ADDRESS names or that runs here.
 
-    Ray's client may wait without end for a head that does not answer, and prints what befalls nodes, so it has a
-    process of its own. Raises PliantError if Ray cannot be reached.
+    Raises PliantError if Ray cannot be reached.
     """
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    client = context.Process(target=_visit, args=(look, sender), daemon=True)
-    client.start()
-    sender.close()
-    try:
-        if not receiver.poll(_IN_ALL_S):
-            raise PliantError(f"no answer within {_IN_ALL_S} s")
-        found: list[Visit[Found] | Unreached] | PliantError = receiver.recv()
-    except EOFError:
-        raise PliantError("Ray's client ended without an answer") from None
-    finally:
-        client.kill()
-        client.join()
-    if isinstance(found, PliantError):
-        raise found
-    return found
-
-
-def _visit(look: Callable[[], Any], sender: Connection) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
-    try:
-        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-        sender.send(_visits(look))
-    except Exception as error:
-        sender.send(PliantError((str(error).strip() or repr(error)).splitlines()[0]))
-    finally:
-        ray.shutdown()
+    return in_ray(_visits, look, within_s=_IN_ALL_S)
 
 
 def _visits(look: Callable[[], Any]) -> list[Visit[Any] | Unreached]:

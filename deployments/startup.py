@@ -1,4 +1,4 @@
-"""Tells the planner, and through it gateways and people, what a replica does before it can answer.
+"""What a replica does before it can answer: the planner hears of it, and through that gateways and people.
 
 Serve lists a replica only once its constructor has ended, which may take as long as a model takes to be trained or
 downloaded, and to be loaded.
@@ -15,6 +15,7 @@ from types import TracebackType
 from ray import serve
 
 from pliant.deployments.autoscaling import PLANNER
+from pliant.deployments.serving import logs, tracing
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.messages import STARTING, Step
 from pliant.errors import PliantError
@@ -32,6 +33,8 @@ class Startup:
     """A progress callback while it is entered, from any thread."""
 
     def __init__(self, service: str) -> None:
+        logs.start()
+        tracing.start()
         self._service = service
         self._step: Step | None = Step(STARTING, 0.0)
         """None once it can answer."""

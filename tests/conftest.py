@@ -7,8 +7,9 @@ one worker's, too.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ settings.register_profile(
 settings.load_profile("any machine")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def _log_lines_of_one_test() -> Iterator[None]:
+    """What a gateway within a test does with log lines of the process ends with the test."""
+    yield
+    ours = logging.getLogger("pliant")
+    ours.handlers.clear()
+    ours.setLevel(logging.NOTSET)
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

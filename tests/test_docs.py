@@ -21,6 +21,7 @@ from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import BudgetConfig, GatewayConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.config.llm import AdaptersConfig, LlmConfig
+from pliant.config.route import RouteConfig
 from pliant.config.tenants import TenantConfig
 from pliant.config.vision import VisionConfig
 from pliant.deployments.http.application import application
@@ -43,6 +44,7 @@ KEYS: dict[str, type[BaseModel]] = {
     "key of a `cascade` service": CascadeConfig,
     "key of an `llm` service": LlmConfig,
     "key of `adapters`": AdaptersConfig,
+    "key of a `route` service": RouteConfig,
     "key of a `vision` service": VisionConfig,
 }
 """By the head of the table that has them."""

@@ -44,6 +44,7 @@ MAY_IMPORT_RAY = {
     "deployments.app",
     "deployments.drain",
     "deployments.nodes",
+    "deployments.ray_client",
     "deployments.run",
     "deployments.startup",
     *(f"deployments.serving.{shell}" for shell in ("calls", "gateway", "metrics", "planner", "router")),

@@ -24,12 +24,15 @@ from pliant.bench.load import Block, LoadError, closed_loop, session
 from pliant.bench.report import Options, Report, median, ratio
 from pliant.bench.router.apps import bare, ours
 from pliant.bench.router.dispatch_cost import cost_in_method_calls
+from pliant.bench.router.streams import FEW, MANY, paced, tpot_p99
 from pliant.bench.router.two_gateways import p98_against_one
 from pliant.models import sources
 
 _MODEL = "zoo/topics-large"
 _SERVICE = "topics"
+_LANGUAGE_MODEL = "zoo/tiny-llama"
 _OURS = "ours"
+_PACED = "paced"
 _BARE = ("bare", "bare-same-loop")
 _REPLICA_CPUS = 0.05
 _MANY = 32
@@ -54,19 +57,24 @@ class _Plan:
     dispatches: int
     simulated_s: float
     """Of one gateway's service, and of two."""
+    streams: int
+    """Blocks of few and of many of them."""
+    tokens: int
+    """Of each stream."""
     replicas: int = 3
     seed: int = 0
 
 
-_QUICK = _Plan(repetitions=8, alone=80, together=480, dispatches=100_000, simulated_s=60.0)
-_FULL = _Plan(repetitions=30, alone=200, together=1500, dispatches=500_000, simulated_s=300.0)
+_QUICK = _Plan(repetitions=8, alone=80, together=480, dispatches=100_000, simulated_s=60.0, streams=2, tokens=40)
+_FULL = _Plan(repetitions=30, alone=200, together=1500, dispatches=500_000, simulated_s=300.0, streams=5, tokens=100)
 
 
 def run(options: Options) -> Report:
     """Ours against bare Serve with its router in a thread (the default) and in the ingress's event loop."""
     plan = _QUICK if options.quick else _FULL
     rng = random.Random(plan.seed)
-    sources.fetch(_MODEL)
+    for model in (_MODEL, _LANGUAGE_MODEL):
+        sources.fetch(model)
     busy, queued = (
         {
             replicas: [cost_in_method_calls(replicas, load, plan.dispatches, plan.seed + number) for number in range(3)]
@@ -84,9 +92,11 @@ def run(options: Options) -> Report:
         _OURS: ours(_MODEL, plan.replicas, _REPLICA_CPUS, _SERVICE),
         _BARE[0]: bare(_MODEL, plan.replicas, _REPLICA_CPUS, same_loop=False),
         _BARE[1]: bare(_MODEL, plan.replicas, _REPLICA_CPUS, same_loop=True),
+        _PACED: paced(_LANGUAGE_MODEL, _REPLICA_CPUS),
     }
     with cluster(applications) as address:
         alone, together, batches = asyncio.run(_measure(address, workloads.texts(options.data, rng), plan, rng))
+        few, many = asyncio.run(_streams(f"{address}/{_PACED}", plan))
 
     latencies = {
         system: [float(np.median(block.latencies)) * 1e3 for block in blocks] for system, blocks in alone.items()
@@ -103,6 +113,13 @@ def run(options: Options) -> Report:
             [single * 1e3 for _, single in batches],
             "<= 0.4",
             f"{_TEXTS} texts, in one request or each in its own, all at once",
+        ),
+        ratio(
+            f"tpot_p99_{MANY}_streams_vs_{FEW}",
+            many,
+            few,
+            "<= 2",
+            f"{statistics.median(many) * 1e3:.0f} and {statistics.median(few) * 1e3:.0f} ms, of steps of 100 ms",
         ),
         median("dispatch_cost_in_method_calls", busy[dearest], "<= 20", _of_fleets(busy)),
         median("dispatch_cost_in_method_calls_queued", queued[dearest], beside=_of_fleets(queued)),
@@ -147,6 +164,18 @@ async def _measure(
     if len(set(shapes.values())) > 1:
         raise LoadError(f"the systems answer in different shapes: {shapes}")
     return alone, together, batches
+
+
+async def _streams(address: str, plan: _Plan) -> tuple[list[float], list[float]]:
+    """P99 of what clients wait between two pieces, with few streams at a time and with many."""
+    async with session() as http:
+        await tpot_p99(http, address, FEW, plan.tokens)
+        found = [
+            (await tpot_p99(http, address, FEW, plan.tokens), await tpot_p99(http, address, MANY, plan.tokens))
+            for _ in track(range(plan.streams), "streams", transient=True)
+        ]
+    few, many = zip(*found, strict=True)
+    return list(few), list(many)
 
 
 def _shape(answer: list[list[dict[str, Any]]]) -> str:

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from pliant.bench.pretended import PretendedExecutor
 from pliant.bench.tenants.load import Asked, Found, Work
 from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.request import Generation, Piece
-from pliant.kernels.decoder.decode_step import Output, Step
 from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.decode_admission import BusyError
 from pliant.policies.llm.multi_queue import MultiQueue
 from pliant.policies.llm.queue_classes import QueueClasses
 from pliant.policies.llm.request_scheduler import Scheduler
 from pliant.sampling import Sampling
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SLO_S = 2.0
 """To the first token; a fifth of the default."""
@@ -34,68 +28,39 @@ _MODEST, _GREEDY = (32, 32), (255, 256)
 """Tokens of prompt and answer."""
 
 
-class _Clocked:
-    """An executor; its time passes when it computes."""
+class _Clock:
+    """Its time passes when something is computed."""
 
-    slots, max_length, page, page_bytes, pipelined = _SLOTS, _MAX_LENGTH, _MAX_LENGTH, 1, False
-    arena_bytes = _SLOTS
-    vocabulary, weight_bytes = 1, 1
+    now = 0.0
 
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def admit(
-        self, slot: int, sampling: Sampling, adapter: str | None, prompt: NDArray[np.int32], answer: NDArray[np.int32]
-    ) -> None: ...
-
-    def move(self, moves: Sequence[tuple[int, int]]) -> None: ...
-
-    def move_pages(self, moves: Sequence[tuple[int, int]]) -> None: ...
-
-    def keep_pages(self, count: int) -> None: ...
-
-    def install(self, key: str, ranks: tuple[int, ...], blob: Tensor) -> None: ...
-
-    def remove(self, key: str) -> None: ...
-
-    def launch(self, step: Step) -> _Done:
-        prompts = sum(len(prefill.ids) for prefill in step.prefills)
-        self.now += _STEP_S + _ROW_S * len(step.lengths) + _PROMPT_S * prompts
-        ended = sum(prefill.last for prefill in step.prefills)
-        return _Done(Output(np.zeros(ended, np.int64), np.zeros(len(step.lengths), np.int64), None, None))
-
-
-class _Done:
-    def __init__(self, output: Output) -> None:
-        self._output = output
-
-    def result(self) -> Output:
-        return self._output
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def serve(work: Sequence[Asked]) -> Found:
     """What became of it."""
-    executor = _Clocked()
+    clock = _Clock()
+    executor = PretendedExecutor(_SLOTS, _MAX_LENGTH, clock.spend, _STEP_S, _ROW_S, _PROMPT_S)
     engine = Engine(
         executor,
         _tokenizer(),
         (),
         _QUEUE,
         _STALL_S,
-        clock=lambda: executor.now,
+        clock=lambda: clock.now,
         scheduler=Scheduler(MultiQueue(QueueClasses(SLO_S)), AdapterCache(), executor.arena_bytes, slots=_SLOTS),
     )
     engine.rehearse()
-    began = executor.now
+    began = clock.now
     found = Found()
     coming = deque(work)
     sent: dict[str, Asked] = {}
     firsts: dict[str, float] = {}
     ends = began + work[-1].at_s + 2 * SLO_S
-    while (coming or engine.busy) and executor.now < ends:
+    while (coming or engine.busy) and clock.now < ends:
         if not engine.busy:
-            executor.now = max(executor.now, began + coming[0].at_s)
-        while coming and began + coming[0].at_s <= executor.now:
+            clock.now = max(clock.now, began + coming[0].at_s)
+        while coming and began + coming[0].at_s <= clock.now:
             asked = coming.popleft()
             name = str(len(sent))
             sent[name] = asked
@@ -107,7 +72,7 @@ def serve(work: Sequence[Asked]) -> Found:
         for name, item in engine.step():
             asked = sent[name]
             if isinstance(item, Piece):
-                first_s = firsts.setdefault(name, executor.now - began - asked.at_s)
+                first_s = firsts.setdefault(name, clock.now - began - asked.at_s)
                 if item.finish:
                     found.answered(asked.modest, first_s, SLO_S)
     return found

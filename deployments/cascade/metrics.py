@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pliant.deployments.cascade.run import Reason
 from pliant.deployments.serving.metrics import Requests, counter, gauge, histogram
+from pliant.deployments.serving.outcome import Trouble
 
 _SURE = [0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0]
 
@@ -63,5 +63,5 @@ class CascadeMetrics(Requests):
         if drifting:
             self._drifts.inc(tags=tags)
 
-    def degraded(self, level: str, reason: Reason) -> None:
+    def degraded(self, level: str, reason: Trouble) -> None:
         self._degraded.inc(tags={"level": level, "reason": reason})

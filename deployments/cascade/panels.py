@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pliant.deployments.serving.panels import Bars, Panel, Table
+from pliant.deployments.serving.panels import Bars, Flow, Panel, Table
 
 _COLUMNS = ("level", "sure from", "texts read", "sent on", "share sent on", "in the profile", "drift")
 
@@ -22,7 +22,7 @@ def panels(view: Mapping[str, Any]) -> Iterator[Panel]:
         sent_on = reroutes[level]["rerouted"] / texts if texts else 0.0
         answered[level] = left * (1 - sent_on)
         left *= sent_on
-    yield Bars("Texts answered by each level", answered, unit="%", most=1.0)
+    yield Flow("Texts through the levels", answered)
     promised = {"accuracy, promised": view["accuracy"]}
     yield Bars(f"Measured on labelled texts (± {view['accuracy_error']:.1%})", promised, unit="%", most=1.0)
     rows = [

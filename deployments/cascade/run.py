@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from pliant.deployments.cascade.pruning import Pruned, Words, read_words
 from pliant.deployments.cascade.route import Serving
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.reading import Reading
-from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError
+from pliant.deployments.serving.outcome import BECAUSE, Fault, Outcome, Recorder, RequestError, Trouble, trouble_of
 from pliant.policies.cascade.calibration import Floats
 
 logger = logging.getLogger("pliant")
@@ -23,15 +23,6 @@ _LONG_TEXT = 4_000
 """Characters from which on words are pruned in a thread, so that the event loop stays responsive."""
 _MARGIN_S, _MARGIN = 0.005, 0.05
 """What is kept back of the time, in seconds and as a share of the SLO, to answer without a level that is late."""
-
-Reason = Literal["busy", "down", "late", "failed"]
-"""Why a level that was to read a text did not."""
-_BECAUSE: dict[Reason, str] = {
-    "busy": "is overloaded",
-    "down": "is down",
-    "late": "did not answer in time",
-    "failed": "failed",
-}
 
 
 class CascadeRecorder(Recorder, Protocol):
@@ -45,7 +36,7 @@ class CascadeRecorder(Recorder, Protocol):
     def drifted(self, level: str, drifting: bool) -> None:
         """Whether `level` now sends on another share of texts than in the profile; called when that changes."""
 
-    def degraded(self, level: str, reason: Reason) -> None:
+    def degraded(self, level: str, reason: Trouble) -> None:
         """`level` was to read a text, and could not."""
 
 
@@ -195,7 +186,7 @@ class CascadeRun:
 
         Raises RequestError when the fallback fails, too, or is no better.
         """
-        level, reason = self._route.levels[index], _reason(error)
+        level, reason = self._route.levels[index], trouble_of(error)
         fallback = None if index else self._serving.fallback
         if fallback:
             faster = fallback.latency_s[0] < self._route.latency_s[0]
@@ -206,22 +197,14 @@ class CascadeRun:
             try:
                 await self._read(0, self._text, None)
             except RequestError as failure:
-                stands_in = f"it is to answer instead of {level.name}, which {_BECAUSE[reason]}"
+                stands_in = f"it is to answer instead of {level.name}, which {BECAUSE[reason]}"
                 raise _again(failure, f"{failure.reason}; {stands_in}") from None
         self._miss(level, reason)
 
-    def _miss(self, level: Classifier, reason: Reason) -> None:
+    def _miss(self, level: Classifier, reason: Trouble) -> None:
         self.degraded = True
-        self.warnings.append(f"degraded: answered without {level.name}, which {_BECAUSE[reason]}")
+        self.warnings.append(f"degraded: answered without {level.name}, which {BECAUSE[reason]}")
         self._recorder.degraded(level.name, reason)
-
-
-def _reason(error: RequestError) -> Reason:
-    if error.fault is Fault.DOWN:
-        return "down"
-    if error.outcome is Outcome.TOO_LATE or error.fault is Fault.TIMED_OUT:
-        return "late"
-    return "busy" if error.outcome is Outcome.SHED else "failed"
 
 
 async def _prune(

@@ -13,7 +13,7 @@ from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.table import NoTimeError
-from pliant.deployments.serving.tracing import Attributes
+from pliant.deployments.serving.tracing import COMPUTE_MS, Attributes
 
 
 class TextWant(NamedTuple):
@@ -88,7 +88,7 @@ class TextErrand(Errand[TextWant, Query, Answer]):
             "pliant.tokens": self._length,
             "pliant.runtime": item.max_length,
             "pliant.computed_tokens": item.computed,
-            "pliant.compute_ms": (item.compute_s + item.importance_s) * 1e3,
+            COMPUTE_MS: item.seconds * 1e3,
         }
 
     def waited(self) -> None:

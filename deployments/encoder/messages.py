@@ -76,6 +76,11 @@ class Answer:
     revision: str = ""
     """Of the model that computed them (see `models.revision`)."""
 
+    @property
+    def seconds(self) -> float:
+        """That it took in all; of texts computed together, its share."""
+        return self.compute_s + self.importance_s
+
 
 class Report(parcels.Report):
     """What a replica tells gateways and people about itself; it holds seconds of work."""

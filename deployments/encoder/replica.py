@@ -48,7 +48,7 @@ class EncoderReplica:
             async with startup.loading(folder):
                 self._runtimes = await asyncio.to_thread(self.runtimes, config)
                 self._engine = Engine(self._runtimes)
-                self._desk = Desk(self._service, self._infer, self._engine.seconds)
+                self._desk = Desk(self._service, self._infer, self._engine.seconds, lambda answer: answer.seconds)
                 rank, lengths = context.rank.rank, self._runtimes.lengths
                 await self._start(even_plan(lengths, rank + 1)[rank] if rank < config.replicas.min else lengths[-1])
         self._upgrades = None

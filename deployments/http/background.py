@@ -13,6 +13,7 @@ from pliant.deployments.http.statuses import error_response
 from pliant.deployments.http.tracing import trace_requests
 from pliant.deployments.serving.batches.runner import Reply
 from pliant.deployments.serving.keys import Tenants
+from pliant.deployments.serving.logs import REQUEST_ID, work_on
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.tenants import act_for
 
@@ -40,6 +41,7 @@ class Background:
             error = RequestError(Outcome.REJECTED, reason, fault=Fault.FORBIDDEN)
             return _read(error_response({"path": path}, error))
         act_for(account, background=True)
+        work_on(name)
         sent: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode()}]
         status, content = 500, b""
 
@@ -51,7 +53,7 @@ class Background:
             status = message.get("status", status)
             content += message.get("body", b"")
 
-        headers = [(b"x-request-id", name.encode()), (b"content-type", b"application/json")]
+        headers = [(REQUEST_ID, name.encode()), (b"content-type", b"application/json")]
         scope = {
             "type": "http",
             "method": "POST",

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.responses import Response
@@ -19,11 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pliant import haproxy
 from pliant.deployments.http.statuses import BUSY, error_response
+from pliant.deployments.serving.logs import REQUEST_ID
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 
 logger = logging.getLogger("pliant")
 
-REQUEST_ID: Final = b"x-request-id"
 _SERVE_S = (b"x-request-", b"x-session-id", b"serve-multiplexed-model-id")
 """What Serve's headers begin with that tell it how to treat a request: whom to send it to, when to give it up."""
 _TRACING = (b"traceparent", b"tracestate")

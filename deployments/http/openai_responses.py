@@ -214,6 +214,11 @@ class ResponsesRequest(Body):
         except RequestError as error:
             raise renamed(error) from None
 
+    @property
+    def question(self) -> str:
+        """By which a route chooses who answers. Raises RequestError."""
+        return self.chat().question
+
     def _messages(self) -> Iterator[Json]:
         """What the model thought, said and called between two answers of others is one message of the assistant's."""
         if self.instructions:

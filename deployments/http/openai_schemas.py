@@ -147,6 +147,15 @@ class CompletionRequest(GenerationRequest):
         return self
 
     @property
+    def question(self) -> str:
+        """By which a route chooses who answers. Raises RequestError."""
+        match self.prompt:
+            case str(text) | [str(text)]:
+                return text
+        reason = "prompt: a route takes one text a request; send that, or name the model that is to answer"
+        raise RequestError(Outcome.REJECTED, reason, param="prompt")
+
+    @property
     def prompts(self) -> list[str] | list[list[int]]:
         if isinstance(self.prompt, str):
             return [self.prompt]
@@ -196,6 +205,12 @@ class ChatRequest(GenerationRequest, ToolRequest):
             )
             raise RequestError(Outcome.REJECTED, reason, param="max_tokens")
         return self
+
+    @property
+    def question(self) -> str:
+        """By which a route chooses who answers: what the user said last."""
+        said = [message.text for message in self.messages if message.role == "user"]
+        return said[-1] if said else self.messages[-1].text
 
     @property
     def alternatives(self) -> int | None:

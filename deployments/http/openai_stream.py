@@ -102,7 +102,8 @@ class ChunkStream(EventStream):
     """Streams `pieces` in the shape of an endpoint.
 
     `envelope` makes a chunk of its choices. With `usage` every chunk has the key, and the last tells the count of all
-    tokens generated. An error becomes the last event. `delivered` is what the client has of the one choice before.
+    tokens generated. An error becomes the last event. `delivered` is what the client has of the one choice before, and
+    `mark` goes into the ids of events.
     """
 
     def __init__(
@@ -113,16 +114,18 @@ class ChunkStream(EventStream):
         envelope: Callable[[list[Json]], Json],
         usage: Callable[[int], Json] | None,
         delivered: Delivered | None = None,
+        mark: str = "",
     ) -> None:
         self._choices = choices
         self._shape = shape
         self._envelope = envelope if usage is None else lambda choices: {**envelope(choices), "usage": None}
         self._usage = usage
         self._delivered = delivered
+        self._mark = mark
         super().__init__(pieces, self._run())
 
     async def _run(self) -> AsyncGenerator[bytes, None]:
-        sent = self._delivered or Delivered()
+        sent = (self._delivered or Delivered())._replace(mark=self._mark)
         try:
             for index in range(self._choices if self._delivered is None else 0):
                 if opening := self._shape.opening(index):

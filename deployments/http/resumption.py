@@ -24,7 +24,7 @@ from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 
 Pieces = AsyncGenerator[tuple[int, Piece], None]
 
-_ID = re.compile(r"(\d{1,9})\.(\d{1,9})\.([0-9a-f]{8})")
+_ID = re.compile(r"(\d{1,9})\.(\d{1,9})\.([0-9a-f]{8})(?:\.([0-9a-f]{8}))?")
 
 
 class Delivered(NamedTuple):
@@ -34,14 +34,16 @@ class Delivered(NamedTuple):
     characters: int = 0
     checksum: int = 0
     """CRC-32 of the text."""
+    mark: str = ""
+    """Of whom a route had answer, see `prompts.mark`."""
 
     def __str__(self) -> str:
-        return f"{self.tokens}.{self.characters}.{self.checksum:08x}"
+        return f"{self.tokens}.{self.characters}.{self.checksum:08x}" + (f".{self.mark}" if self.mark else "")
 
     def and_also(self, piece: Piece) -> Delivered:
         """With `piece`."""
         checksum = zlib.crc32(piece.text.encode(errors="surrogatepass"), self.checksum)
-        return Delivered(self.tokens + len(piece.tokens), self.characters + len(piece.text), checksum)
+        return Delivered(self.tokens + len(piece.tokens), self.characters + len(piece.text), checksum, self.mark)
 
 
 def last_event(request: Request, answers: int) -> Delivered | None:
@@ -53,7 +55,13 @@ def last_event(request: Request, answers: int) -> Delivered | None:
         raise RequestError(Outcome.REJECTED, f"Last-Event-ID: got {answers} answers; only streams of one can go on")
     if not (match := _ID.fullmatch(given)):
         raise RequestError(Outcome.REJECTED, "Last-Event-ID: not the id of an event of this stream; leave it out")
-    return Delivered(int(match[1]), int(match[2]), int(match[3], 16))
+    return Delivered(int(match[1]), int(match[2]), int(match[3], 16), match[4] or "")
+
+
+def answered_by(request: Request) -> str | None:
+    """The mark of whom a route had answer, if the client has a part of the answer."""
+    match = _ID.fullmatch(request.headers.get("last-event-id", ""))
+    return match[4] if match else None
 
 
 def drawn(request: Request) -> tuple[str, int]:
@@ -75,7 +83,9 @@ async def rest(pieces: Pieces, after: Delivered, skipped: Callable[[Piece], obje
             seen = seen.and_also(had)
             skipped(had)
             if new.tokens or new.text or new.finish:
-                if (seen.characters, seen.checksum) != after[1:] or (piece.finish and seen.tokens < after.tokens):
+                if (seen.characters, seen.checksum) != (after.characters, after.checksum) or (
+                    piece.finish and seen.tokens < after.tokens
+                ):
                     raise _another_answer()
                 yield index, new
 

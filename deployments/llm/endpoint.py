@@ -190,8 +190,8 @@ class LanguageModel:
         reason = f"{given}; {self.name} takes at most {self.max_length} tokens, prompt and answer together"
         return RequestError(Outcome.REJECTED, reason, fault=Fault.CONTEXT_LENGTH)
 
-    async def answer(self, generation: Generation) -> AsyncGenerator[Piece, None]:
-        """The pieces of one answer, the last of which says how it finished.
+    async def answer(self, generation: Generation, spent_s: float = 0.0) -> AsyncGenerator[Piece, None]:
+        """The pieces of one answer, the last of which says how it finished; its request came `spent_s` seconds ago.
 
         Raises RequestError, perhaps after some pieces. To close it ends the generation at once.
         """
@@ -201,7 +201,8 @@ class LanguageModel:
         adapter = generation.adapter
         subject = f"{adapter.name} ({self.name})" if adapter else self.name
         config = self._config
-        errand = AnswerErrand(generation, subject, config.slo_ms / 1e3, config.timeout_s, config.share_prefixes)
+        slo_s, timeout_s = (max(0.0, within_s - spent_s) for within_s in (config.slo_ms / 1e3, config.timeout_s))
+        errand = AnswerErrand(generation, subject, slo_s, timeout_s, config.share_prefixes)
         account = current()
         account.spend(len(generation.prompt))
         self._recorder.arrived(len(generation.prompt))

@@ -23,13 +23,15 @@ from pliant.deployments.llm.metrics import AnswerMetrics
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.served_models import ServedModels
 from pliant.deployments.llm.valuer import AnswerValuer
+from pliant.deployments.serving.bundles import BundledStreams
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
 from pliant.deployments.serving.panels import Panel, Readings
-from pliant.deployments.serving.router import streamed
+from pliant.deployments.serving.parcels import Alive, Refusal
+from pliant.deployments.serving.router import called, streamed
 from pliant.deployments.serving.services import Answers, Service, Services
 from pliant.models import sources
 
@@ -49,10 +51,10 @@ class LlmKind(Kind[LlmConfig]):
     async def open(self, opening: Opening[LlmConfig]) -> LanguageModel:
         folder = await opening.fetch(sources.fetch)
         recorder = AnswerMetrics(opening.name, self.name, opening.outcomes, opening.tally)
-        generate = opening.handle.options(stream=True).generate
-        caller: Caller[Prompted, Generation, Piece] = Caller(
-            opening.table, recorder, streams=partial(streamed, generate)
+        streams: BundledStreams[Generation, Piece | Alive | Refusal] = BundledStreams(
+            partial(called, opening.handle.send), partial(streamed, opening.handle.options(stream=True).bundles)
         )
+        caller: Caller[Prompted, Generation, Piece] = Caller(opening.table, recorder, streams=streams.items)
         info = sources.describe_decoder(folder)
         return LanguageModel(opening.name, opening.config, folder, info, opening.table, caller, recorder)
 

@@ -24,7 +24,7 @@ from pliant.deployments.http.openai_stream import ChunkStream, begun, interleave
 from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.places import hold
 from pliant.deployments.http.response_events import Writer, stream, whole
-from pliant.deployments.http.resumption import Delivered, drawn, last_event, rest
+from pliant.deployments.http.resumption import Delivered, answered_by, drawn, last_event, rest
 from pliant.deployments.http.tool_calls import grammar, parser
 from pliant.deployments.llm.generations import bound
 from pliant.deployments.llm.generations import generations as asked
@@ -44,7 +44,12 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         """What is asked, and of whom. Raises RequestError."""
         body = await read_body(request, max_body)
         call = await off_loop(len(body), lambda: parsed(kind, body))
-        return call, await models.find(call.model)
+        found = await models.named(call.model)
+        if isinstance(found, ServedModel):
+            hold(request.scope, found.base.name)
+            return call, found
+        hold(request.scope, found.name)
+        return call, await models.pass_on(found, call.question, answered_by(request))
 
     @api.get("/models")
     async def listing() -> Response:
@@ -58,7 +63,6 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
     async def complete(request: Request) -> Response:
         call, served = await read(request, CompletionRequest)
         model = served.base
-        hold(request.scope, model.name)
         bound(len(call.prompts) * call.choices)
         prompts = [await model.encode(prompt) for prompt in call.prompts]
         echo = [model.text(prompt) for prompt in call.prompts for _ in range(call.choices)] if call.echo else None
@@ -72,7 +76,7 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
     async def chat(request: Request) -> Response:
         call, served = await read(request, ChatRequest)
         name, seed = drawn(request)
-        generations, shape, prompt_tokens = await _chat(request, served, call, name, seed)
+        generations, shape, prompt_tokens = await _chat(served, call, name, seed)
         delivered = last_event(request, len(generations)) if call.stream else None
         return await _answer(served, call, generations, shape, prompt_tokens, f"chatcmpl-{name}", delivered)
 
@@ -81,11 +85,11 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         call, served = await read(request, ResponsesRequest)
         name, seed = drawn(request)
         try:
-            [generation], shape, prompt_tokens = await _chat(request, served, call.chat(), name, seed)
+            [generation], shape, prompt_tokens = await _chat(served, call.chat(), name, seed)
         except RequestError as error:
             raise renamed(error) from None
         writer = Writer(call, served.name, name, prompt_tokens)
-        pieces = interleaved([served.base.answer(generation)])
+        pieces = interleaved([served.answer(generation)])
         if call.stream:
             return stream(await begun(pieces), shape, writer)
         return JSONResponse(await whole(pieces, shape, writer))
@@ -94,14 +98,13 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
 
 
 async def _chat(
-    request: Request, served: ServedModel, call: ChatRequest, name: str, seed: int
+    served: ServedModel, call: ChatRequest, name: str, seed: int
 ) -> tuple[list[Generation], ChatShape, int]:
     """What replicas are asked for by a chat, how its answers are written, and the tokens of its prompt.
 
     Raises RequestError.
     """
     model = served.base
-    hold(request.scope, model.name)
     parsers = [parser(call, model.tool_form) for _ in range(call.choices)]
     messages = [message.for_template() for message in call.messages]
     prompt = await model.encode_chat(messages, call.for_template(), call.chat_template_kwargs)
@@ -124,6 +127,8 @@ async def _answer(
 ) -> Response:
     """Run all `generations`; stream what of them is not `delivered`, or wait for the last."""
     created = int(time.time())
+    passage = served.passage
+    warning = {"warning": passage.warning} if passage and passage.warning else {}
 
     def envelope(kind: str, choices: list[Json]) -> Json:
         return {
@@ -133,13 +138,15 @@ async def _answer(
             "model": served.name,
             "system_fingerprint": served.fingerprint,
             "choices": choices,
+            **warning,
         }
 
-    answers = interleaved([served.base.answer(generation) for generation in generations])
+    answers = interleaved([served.answer(generation) for generation in generations])
     if call.stream:
         counted = partial(usage, prompt_tokens) if call.with_usage else None
         pieces = await begun(rest(answers, delivered, partial(shape.part, 0)) if delivered else answers)
-        return ChunkStream(pieces, len(generations), shape, partial(envelope, shape.chunk), counted, delivered)
+        mark = passage.mark if passage else ""
+        return ChunkStream(pieces, len(generations), shape, partial(envelope, shape.chunk), counted, delivered, mark)
     parts: list[list[Piece]] = [[] for _ in generations]
     async with aclosing(answers):
         async for index, piece in answers:

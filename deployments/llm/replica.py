@@ -16,6 +16,9 @@ from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.metrics import LlmReplicaMetrics
 from pliant.deployments.llm.precedence import Precedence
 from pliant.deployments.llm.request import Generation, Piece
+from pliant.deployments.llm.spans import steps
+from pliant.deployments.serving.bundles import Bundle, Outboxes, Sending
+from pliant.deployments.serving.logs import work_on
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
 from pliant.deployments.serving.replica import Held
@@ -34,6 +37,7 @@ class LlmReplica:
         self._service = service
         self._metrics = LlmReplicaMetrics(service)
         self._held = Held()
+        self._outboxes: Outboxes[Piece | Alive | Refusal] = Outboxes()
         self._hangs_after_s = config.timeout_s / 2
         """What is left of an answer's time is another replica's."""
         async with Startup(service) as startup:
@@ -42,18 +46,30 @@ class LlmReplica:
                 with suppress(ModelError, OSError):  # it is reported when they are pinned
                     await asyncio.to_thread(sources.fetch_adapters, config.adapters.folder, startup)
             async with startup.loading(folder):
-                self._loop = EngineLoop(await asyncio.to_thread(_assemble, config), self._hangs_after_s)
+                self._loop = EngineLoop(await asyncio.to_thread(self.engine, config), self._hangs_after_s)
         self._precedence = Precedence(self._loop.generate)
         report = self._loop.report()
         logger.info("%s: starts with %d slots of %d tokens", service, report["slots"], report["max_length"])
 
+    def engine(self, config: LlmConfig) -> Engine:
+        """What computes, ready for its first answer."""
+        from pliant.deployments.llm.assembly import assemble  # with torch, which a replica that waits can do without
+
+        return assemble(config)
+
     async def generate(self, parcel: Parcel[Generation]) -> AsyncGenerator[Piece | Alive | Refusal, None]:
         """The pieces of an answer, or a refusal."""
         [generation] = parcel.queries
-        with self._held.of(parcel.gateway, len(generation.prompt) + generation.max_tokens):
+        work_on(parcel.request(0))
+        with (
+            self._held.of(parcel.gateway, len(generation.prompt) + generation.max_tokens),
+            steps(self._service, parcel.trace(0)) as noted,
+        ):
             try:
                 async with aclosing(self._precedence.generate(generation)) as pieces:
                     async for piece in pieces:
+                        if piece and noted:
+                            noted.gave(piece)
                         yield piece or Alive()
             except BusyError as error:
                 yield Refusal("busy", error.reason, error.retry_after_s)
@@ -66,6 +82,18 @@ class LlmReplica:
             except (BrokenError, StandstillError) as error:
                 logger.error("%s: %s: %s", self._service, generation.id, error)
                 yield Refusal("failed", str(error))
+
+    async def send(self, parcel: Parcel[Sending[Generation]]) -> int:
+        """Have the gateway fetch what `generate` gives; of how many items that was."""
+        [sending] = parcel.queries
+        return await self._outboxes.send(sending, self.generate(parcel._replace(queries=(sending.query,))))
+
+    async def bundles(self, parcel: Parcel[str]) -> AsyncGenerator[Bundle[Piece | Alive | Refusal], None]:
+        """What there is to fetch in a channel of a gateway's."""
+        [channel] = parcel.queries
+        async with aclosing(self._outboxes.bundles(channel)) as bundles:
+            async for bundle in bundles:
+                yield bundle
 
     async def check_health(self) -> None:
         """Serve replaces a replica whose engine is broken, or computes one step or loads one adapter without end."""
@@ -112,9 +140,3 @@ class LlmReplica:
         """Serve calls it when the last answer has ended, and waits for it."""
         if hasattr(self, "_loop"):
             self._loop.close()
-
-
-def _assemble(config: LlmConfig) -> Engine:
-    from pliant.deployments.llm.assembly import assemble  # with torch, which a replica that waits can do without
-
-    return assemble(config)

@@ -1,16 +1,19 @@
-"""What clients may name as a model of text: language models, adapters of them, and, in lists, what makes vectors."""
+"""What clients may name as a model of text: language models, adapters of them, routes to these, and, in lists, what
+makes vectors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
+from pliant.deployments.http.prompts import Passage, Router
 from pliant.deployments.http.text_models import embeds
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.messages import Registered
+from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.services import Service, Services
@@ -20,10 +23,11 @@ _NAMED = 20
 
 
 class ServedModel(NamedTuple):
-    """A language model, alone or with an adapter."""
+    """A language model, alone or with an adapter, and the route by which the request came to it, if it did by one."""
 
     base: LanguageModel
     registered: Registered | None = None
+    passage: Passage[Any] | None = None
 
     @property
     def name(self) -> str:
@@ -34,6 +38,12 @@ class ServedModel(NamedTuple):
         """Changes when the same seed may give another answer."""
         revision = self.registered and self.registered.adapter.revision[:10]
         return f"{self.base.fingerprint}-{revision}" if revision else self.base.fingerprint
+
+    def answer(self, generation: Generation) -> AsyncGenerator[Piece, None]:
+        """As `LanguageModel.answer`."""
+        if not self.passage:
+            return self.base.answer(generation)
+        return self.passage.answer(self.base.answer(generation, self.passage.spent_s))
 
     def card(self) -> dict[str, Any]:
         """As /v1/models shows it."""
@@ -53,7 +63,7 @@ class ServedModels:
         """What the latest listing depends on, and the listing."""
 
     def __iter__(self) -> Iterator[ServedModel]:
-        """The models that are there by now, then all adapters."""
+        """The language models that are there by now, then all adapters."""
         models = self._models
         yield from map(ServedModel, models.values())
         for entry in list(self._adapters.known.values()) if self._adapters else ():
@@ -63,29 +73,51 @@ class ServedModels:
     def listing(self) -> bytes:
         """All cards, as /v1/models answers; made anew only after a change, as thousands take a while."""
         version = self._adapters.version if self._adapters else None
-        embedders = [_embedder_card(service) for service in self._embedders]
-        state = version, [model.max_length for model in self._models.values()], embedders
+        others = list(self._other_cards())
+        state = version, [model.max_length for model in self._models.values()], others
         if state != self._listed[0]:
-            cards = [served.card() for served in self] + embedders
+            cards = [served.card() for served in self] + others
             self._listed = state, json.dumps({"object": "list", "data": cards}).encode()
         return self._listed[1]
 
     async def card(self, name: str) -> dict[str, Any]:
         """That of what is called so. Raises RequestError if nothing is, or it cannot be said."""
-        for service in self._embedders:
-            if service.name == name:
-                return _embedder_card(service)
+        for card in self._other_cards():
+            if card["id"] == name:
+                return card
         return (await self.find(name)).card()
 
     async def find(self, name: str | None) -> ServedModel:
         """What is called so; the only language model if no name is given. Raises RequestError if nothing is, or it
-        cannot be said, or answer yet.
+        cannot be said, or answer yet, or if it is a route.
         """
         if name is None:
             if len(self._models) != 1:
                 reason = f"model: missing; there are: {self._names()}"
                 raise RequestError(Outcome.REJECTED, reason, fault=Fault.MISSING_PARAMETER, param="model")
             [name] = self._models
+        found = await self.named(name)
+        if isinstance(found, ServedModel):
+            return found
+        reason = f"model: {name} is a route, which only passes on what is to be answered; choose: {self._names()}"
+        raise RequestError(Outcome.REJECTED, reason, param="model")
+
+    async def named(self, name: str) -> ServedModel | Router:
+        """The same, and routes, too."""
+        return await self._opened(name, self._services.begun)
+
+    async def pass_on(self, router: Router, text: str, answered_by: str | None) -> ServedModel:
+        """Who answers `text`, or did before. Raises RequestError."""
+
+        async def find(name: str) -> ServedModel:
+            found = await self._opened(name, self._services.opened)
+            assert isinstance(found, ServedModel)
+            return found
+
+        passage = await router.pass_on(text, find, answered_by)
+        return passage.model._replace(passage=passage)
+
+    async def _opened(self, name: str, opened: Callable[[Service], Awaitable[Any]]) -> ServedModel | Router:
         entry = None
         service = self._services.find(name, "prompts")
         if service is None and self._adapters and (entry := await self._adapters.find(name)):
@@ -93,29 +125,28 @@ class ServedModels:
         if service is None:
             reason = f"model: there is no {name[:200]!r}; there are: {self._names()}"
             raise RequestError(Outcome.REJECTED, reason, fault=Fault.MODEL_NOT_FOUND, param="model")
-        return ServedModel(await self._services.begun(service), entry)
+        endpoint: LanguageModel | Router = await opened(service)
+        return ServedModel(endpoint, entry) if isinstance(endpoint, LanguageModel) else endpoint
 
     @property
     def _models(self) -> dict[str, LanguageModel]:
-        return self._services.endpoints("prompts")
+        found = self._services.endpoints("prompts")
+        return {name: endpoint for name, endpoint in found.items() if isinstance(endpoint, LanguageModel)}
 
-    @property
-    def _embedders(self) -> list[Service]:
-        return [service for service in self._services if service.answers == "texts" and _embeds(service)]
+    def _other_cards(self) -> Iterator[dict[str, Any]]:
+        """Of routes, and of what makes vectors."""
+        for service in self._services:
+            endpoint = service.endpoint
+            if service.answers == "prompts" and endpoint is not None and not isinstance(endpoint, LanguageModel):
+                yield _card(service.name, service.created, service.name, None, endpoint.max_length)
+            elif service.answers == "texts" and endpoint is not None and embeds(endpoint):
+                yield _card(service.name, service.created, endpoint.root, None, endpoint.max_length)
 
     def _names(self) -> str:
         names = [served.name for served in islice(self, len(self._models) + _NAMED + 1)]
         if len(names) > len(self._models) + _NAMED:
             names[-1] = "and more, which /v1/models lists"
         return ", ".join(names) or "none"
-
-
-def _embeds(service: Service) -> bool:
-    return service.endpoint is not None and embeds(service.endpoint)
-
-
-def _embedder_card(service: Service) -> dict[str, Any]:
-    return _card(service.name, service.created, service.endpoint.root, None, service.endpoint.max_length)
 
 
 def _card(name: str, created: int, root: str, parent: str | None, max_length: int) -> dict[str, Any]:

@@ -31,6 +31,11 @@ class Attempt(NamedTuple, Generic[Query]):
     def replica(self) -> str:
         return self.choice.replica
 
+    @property
+    def trace(self) -> str:
+        """What the replica's spans are to be a part of, as `Parcel.traces` has it."""
+        return self.trial.parent if self.trial else ""
+
 
 class Asked(Generic[Want, Query, Item]):
     """The replicas that one errand was sent to and that have not replied yet."""
@@ -47,7 +52,7 @@ class Asked(Generic[Want, Query, Item]):
 
     def ask(self, attempt: Attempt[Query]) -> None:
         """Send its query."""
-        self.replies[self._courier.send(attempt.replica, attempt.query)] = attempt
+        self.replies[self._courier.send(attempt.replica, attempt.query, attempt.trace)] = attempt
         self._patience_s = attempt.patience_s
         self.stalls_at = time.monotonic() + self._patience_s
         self.stalls = 0

@@ -13,6 +13,7 @@ Plain asyncio, without Ray.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
@@ -23,9 +24,12 @@ from pliant.deployments.serving.asked import Asked, Attempt
 from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
+from pliant.deployments.serving.logs import worked_on
 from pliant.deployments.serving.outcome import Outcome, Recorder, RequestError, Retry
 from pliant.deployments.serving.parcels import Alive, Parcel, Refusal
 from pliant.deployments.serving.table import NoReplicaError, NoTimeError, ReplicaTable
+
+logger = logging.getLogger("pliant")
 
 _RETRY_S = 0.05
 _MOST_FAILED = 3
@@ -150,7 +154,7 @@ class Caller(Generic[Want, Query, Item]):
     async def _pieces(self, course: _Course[Want, Query, Item], attempt: Attempt[Query]) -> AsyncGenerator[Item, None]:
         """What one replica says to the errand, up to where another one is to go on; raises RequestError if none is."""
         assert self._streams
-        parcel = Parcel(attempt.replica, self._table.gateway, (attempt.query,))
+        parcel = Parcel(attempt.replica, self._table.gateway, (attempt.query,), (worked_on(),), (attempt.trace,))
         end: Refusal | Exception | None = None
         try:
             async with aclosing(self._streams(parcel)) as items:
@@ -244,9 +248,7 @@ class _Course(Generic[Want, Query, Item]):
 
     async def choose(self) -> Attempt[Query]:
         """A replica that has neither failed nor refused it lately; waits for one if that makes sense."""
-        if tracing.tracer is None:
-            return await self._chosen()
-        with tracing.tracer.start_span("choose"):
+        with tracing.choosing():
             return await self._chosen()
 
     async def _chosen(self) -> Attempt[Query]:
@@ -293,6 +295,7 @@ class _Course(Generic[Want, Query, Item]):
     def failed(self, replica: str, why: Retry, reason: str) -> None:
         """`replica` failed it."""
         self._table.failed(replica)
+        logger.warning("%s: replica %s failed a request: %s", self.errand.subject, replica, reason)
         self.late = True
         self._failed += 1
         self._reason = reason

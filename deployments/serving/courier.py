@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
+from contextvars import Context
 from typing import Any, Generic, Protocol, TypeVar
 
+from pliant.deployments.serving.logs import worked_on
 from pliant.deployments.serving.parcels import Parcel, Refusal
 
 MOST = 256
@@ -44,26 +46,27 @@ class Courier(Generic[Query, Answer]):
     def __init__(self, gateway: str, transport: Transport[Query, Answer]) -> None:
         self._gateway = gateway
         self._transport = transport
-        self._waiting: dict[str, list[tuple[Query, asyncio.Future[Answer | Refusal]]]] = {}
+        self._waiting: dict[str, list[tuple[Query, str, str, asyncio.Future[Answer | Refusal]]]] = {}
         self._under_way: set[asyncio.Task[None]] = set()
 
-    def send(self, replica: str, query: Query) -> asyncio.Future[Answer | Refusal]:
-        """The reply to come of `replica`; it raises what the transport does."""
+    def send(self, replica: str, query: Query, trace: str = "") -> asyncio.Future[Answer | Refusal]:
+        """The reply to come of `replica`, as a part of `trace`; it raises what the transport does."""
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Answer | Refusal] = loop.create_future()
         if not self._waiting:
-            loop.call_soon(self._depart)
-        self._waiting.setdefault(replica, []).append((query, reply))
+            # in no request's context: when its client leaves, Serve ends all calls that were made in it
+            loop.call_soon(self._depart, context=Context())
+        self._waiting.setdefault(replica, []).append((query, worked_on(), trace, reply))
         return reply
 
     def _depart(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for replica, mail in waiting.items():
-            wanted = [(query, reply) for query, reply in mail if not reply.cancelled()]
+            wanted = [each for each in mail if not each[-1].cancelled()]
             for start in range(0, len(wanted), MOST):
-                part = wanted[start : start + MOST]
-                parcel = Parcel(replica, self._gateway, tuple(query for query, _ in part))
-                replies = [reply for _, reply in part]
+                queries, requests, traces, replies = zip(*wanted[start : start + MOST], strict=True)
+                said = [each if any(each) else () for each in (requests, traces)]
+                parcel = Parcel(replica, self._gateway, queries, *said)
                 task = asyncio.create_task(self._carry(parcel, replies))
                 self._under_way.add(task)
                 task.add_done_callback(self._under_way.discard)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pliant.deployments.serving.errors import ReplicaLostError
@@ -28,10 +29,11 @@ _NOTHING = Guidance()
 
 
 class Tally:
-    """News of one service, as they come in."""
+    """News of one service, as they come in; `requests` counts how they end."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: Mapping[str, int] = MappingProxyType({})) -> None:
         self._news = News()
+        self._requests = requests
 
     def arrived(self, tokens: int) -> None:
         self._news.arrived[tokens] += 1
@@ -57,6 +59,7 @@ class Tally:
     def take(self) -> News:
         """What is new since the last `take`."""
         news, self._news = self._news, News()
+        news.requests = dict(self._requests)
         return news
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 
 from pliant.config.base import ModelServiceConfig
 from pliant.config.cluster import ServingConfig
-from pliant.deployments.serving import tracing
+from pliant.deployments.serving import logs, tracing
 from pliant.deployments.serving.batches.runner import Runner
 from pliant.deployments.serving.batches.store import BatchStore
 from pliant.deployments.serving.calls import answer
@@ -57,6 +58,7 @@ class Gateway:
         planner: Handle,
         application: Callable[..., FastAPI],
     ) -> None:
+        logs.start()
         tracing.start()
         self._application = application
         self._config = config
@@ -71,7 +73,7 @@ class Gateway:
         }
         self._outcomes: dict[str, Counter[str]] = {name: Counter() for name in config.services}
         self._refusals = Refusals({name: kind.name for name, kind in self._kinds.items()}, self._outcomes)
-        self._tallies = {name: Tally() for name in config.services}
+        self._tallies = {name: Tally(self._outcomes[name]) for name in config.services}
         calls = _Planner(planner)
         self._follower = Follower(self._name, calls.exchange, self._tables, self._tallies)
         used = {kind.name: kind for kind in self._kinds.values()}
@@ -96,9 +98,10 @@ class Gateway:
     def _described(self) -> Iterator[Service]:
         """The services, before any of them can answer."""
         described: dict[str, Service] = {}
-        # those that are made of others come after them
-        for name, config in sorted(self._config.services.items(), key=lambda item: len(item[1].parts())):
-            kind, sizes = self._kinds[name], config.replica_range()
+        configs = self._config.services
+        for name in TopologicalSorter({name: config.parts() for name, config in configs.items()}).static_order():
+            config, kind = configs[name], self._kinds[name]
+            sizes = config.replica_range()
             described[name] = Service(
                 name,
                 kind.name,
@@ -195,6 +198,7 @@ class Gateway:
         return {
             **service.facts(),
             "requests": self._outcomes[name],
+            "requests_by_gateway": {**self._follower.of(name).requests, self._name: self._outcomes[name]},
             "plan": self._follower.of(name).plan,
             "replicas": self._tables[name].replicas(),
             **kind.facts(service, self._catalogs[kind.name]),

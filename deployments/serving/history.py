@@ -1,4 +1,5 @@
-"""What one gateway remembers for its console: numbers of each service over the last quarter of an hour, and events.
+"""What one gateway remembers for its console: numbers of each service, of all gateways, over the last quarter of an
+hour, and events.
 
 Plain Python. `now` is in Unix seconds; views of services are as /stats has them.
 """
@@ -74,7 +75,8 @@ class History:
         """Newest last."""
         self._steps: dict[str, deque[Mapping[str, float]]] = {}
         self._counted: dict[tuple[str, str, str], float] = {}
-        """What counters stood at, by service, replica and key; requests are counted under no replica."""
+        """What counters stood at, by service, replica or gateway, and key. A gateway has one more, without a name and
+        always 0: what it had not counted when it was last looked at was 0, what a replica had not is not known."""
         self._at: float | None = None
         self._views: Mapping[str, Mapping[str, Any]] = {}
         self._planner_reached = True
@@ -104,16 +106,21 @@ class History:
         self, service: str, view: Mapping[str, Any], before: Mapping[tuple[str, str, str], float], passed_s: float
     ) -> dict[str, float]:
         values: dict[str, float] = {"replicas": float(len(view["replicas"]))}
-        counters = [("", outcome, f"requests/{outcome}", count) for outcome, count in view["requests"].items()]
+        counters = [
+            (gateway, outcome, f"requests/{outcome}", count)
+            for gateway, requests in view["requests_by_gateway"].items()
+            for outcome, count in requests.items()
+        ]
+        self._counted |= {(service, gateway, ""): 0.0 for gateway in view["requests_by_gateway"]}
         kind = self.kinds[view["kind"]]
         for replica, report in view["replicas"].items():
             readings = kind.readings(report)
             for name, level in readings.levels.items():
                 values[name] = values.get(name, 0.0) + level
             counters += [(replica, key, name, count) for key, (name, count) in readings.counters.items()]
-        for replica, key, name, count in counters:
-            self._counted[service, replica, key] = count
-            began = before.get((service, replica, key), 0.0 if not replica else count)
+        for source, key, name, count in counters:
+            self._counted[service, source, key] = count
+            began = before.get((service, source, key), before.get((service, source, ""), count))
             grown = max(0.0, count - began) / passed_s if passed_s > 0 else 0.0
             values[name] = values.get(name, 0.0) + grown
         return values

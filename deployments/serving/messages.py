@@ -27,6 +27,8 @@ class News:
     """Refused because they would have missed their SLO."""
     tokens: int = 0
     """Of the answered: what a language model wrote."""
+    requests: Mapping[str, int] = field(default_factory=dict)
+    """How many of its requests ended how, ever."""
 
 
 STARTING = "starting"
@@ -60,6 +62,8 @@ class Guidance:
     """For people and Prometheus."""
     gateways: frozenset[str] = frozenset()
     """Those that send to the service's replicas."""
+    requests: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By gateway: how many of its requests ended how, ever."""
     epoch: int = 0
     """Of the planner that says so: of two, the newer has the greater. 0: it is of a version that has none."""
 

@@ -93,6 +93,25 @@ class RequestError(PliantError):
         self.param = param
 
 
+Trouble = Literal["busy", "down", "late", "failed"]
+"""Why a service that was to do a part of the work did not."""
+BECAUSE: dict[Trouble, str] = {
+    "busy": "is overloaded",
+    "down": "is down",
+    "late": "did not answer in time",
+    "failed": "failed",
+}
+
+
+def trouble_of(error: RequestError) -> Trouble:
+    """What a service's `error` means to what is made of it."""
+    if error.fault is Fault.DOWN:
+        return "down"
+    if error.outcome is Outcome.TOO_LATE or error.fault is Fault.TIMED_OUT:
+        return "late"
+    return "busy" if error.outcome is Outcome.SHED else "failed"
+
+
 Retry = Literal["lost", "busy", "moved", "stalled"]
 """Why another replica is asked: the last one died or broke down; had no room; held something else; took too long.
 
@@ -112,7 +131,8 @@ class Recorder(Protocol):
 class Ending:
     """How a request that is answered ends; whoever answers it may say otherwise than well."""
 
-    outcome: Outcome = Outcome.OK
+    outcome: Outcome | None = Outcome.OK
+    """None: it has not ended, and is counted elsewhere."""
 
 
 @contextmanager
@@ -130,4 +150,5 @@ def counted(recorder: Recorder) -> Iterator[Ending]:
     except BaseException:
         recorder.ended(Outcome.FAILED)
         raise
-    recorder.ended(ending.outcome)
+    if ending.outcome:
+        recorder.ended(ending.outcome)

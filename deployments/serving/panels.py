@@ -38,6 +38,15 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Flow:
+    """What comes in at the first stage, of which each answers its `share` and sends the rest on to the next."""
+
+    title: str
+    shares: Mapping[str, float]
+    """Of all that came, by stage."""
+
+
+@dataclass(frozen=True)
 class Table:
     """A table of words and numbers."""
 
@@ -46,4 +55,4 @@ class Table:
     rows: Sequence[Sequence[str | float]]
 
 
-Panel = Chart | Bars | Table
+Panel = Chart | Bars | Flow | Table

@@ -53,6 +53,18 @@ class Parcel(NamedTuple, Generic[Query]):
     replica: str
     gateway: str
     queries: tuple[Query, ...]
+    requests: tuple[str, ...] = ()
+    """Ids of the requests that they belong to, one for each; none: they are nobody's."""
+    traces: tuple[str, ...] = ()
+    """W3C traceparents of the spans that they belong to, one for each, empty of one without; none: none is traced."""
+
+    def trace(self, index: int) -> str:
+        """Of the query of this `index`; empty: it is not traced."""
+        return self.traces[index] if self.traces else ""
+
+    def request(self, index: int) -> str:
+        """That the query of this `index` belongs to; empty: nobody's."""
+        return self.requests[index] if self.requests else ""
 
 
 @message

@@ -22,6 +22,7 @@ from ray.serve.handle import DeploymentHandle
 
 from pliant.config.base import ModelServiceConfig
 from pliant.config.cluster import BudgetConfig, ServingConfig
+from pliant.deployments.serving import logs
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.kind import Fetch, Kind, Opening, Part, Planning
 from pliant.deployments.serving.messages import Guidance, News, Step
@@ -50,6 +51,7 @@ class Planner:
     """
 
     def __init__(self, config: ServingConfig, kinds: Mapping[str, Kind[Any]], handles: Mapping[str, Handle]) -> None:
+        logs.start()
         self._config = config
         self._kinds = {name: kinds[service.kind] for name, service in config.services.items()}
         self._handles = handles
@@ -75,7 +77,7 @@ class Planner:
         Answers after a second in any case, so that news keep coming. The first element is what the gateway has seen
         then.
         """
-        self._gateways.hear(gateway)
+        self._gateways.hear(gateway, {service: told.requests for service, told in news.items()})
         for service, told in news.items():
             if part := self._parts.get(self._kinds[service].name):
                 part.hear(service, told)
@@ -94,8 +96,13 @@ class Planner:
             guidance[name] = replace(guidance.get(name, Guidance()), starting=steps)
         gateways = self._gateways.now()
         found = {
-            name: replace(guidance.get(name, Guidance()), gateways=gateways, epoch=self._epoch)
-            for name in self._handles
+            name: replace(
+                guidance.get(name, Guidance()),
+                gateways=gateways,
+                requests=self._gateways.requests(name),
+                epoch=self._epoch,
+            )
+            for name in self._kinds
         }
         return self._state, found
 
@@ -171,20 +178,28 @@ class _Gateways:
     def __init__(self) -> None:
         self._heard: dict[str, float] = {}
         """By gateway: when it last asked."""
+        self._requests: dict[str, Mapping[str, Mapping[str, int]]] = {}
+        """By gateway and service: how many ended how."""
 
     @property
     def any_came(self) -> bool:
         return bool(self._heard)
 
-    def hear(self, gateway: str) -> None:
+    def hear(self, gateway: str, requests: Mapping[str, Mapping[str, int]]) -> None:
         self._heard[gateway] = time.monotonic()
+        self._requests[gateway] = requests
 
     def now(self) -> frozenset[str]:
         """Those that are not gone."""
         since = time.monotonic() - _GATEWAY_GONE_S
         latest = max(self._heard, key=self._heard.__getitem__)
         self._heard = {name: at for name, at in self._heard.items() if at >= since or name == latest}
+        self._requests = {name: self._requests[name] for name in self._heard}
         return frozenset(self._heard)
+
+    def requests(self, service: str) -> dict[str, Mapping[str, int]]:
+        """By gateway: how many of the service's ended how."""
+        return {name: requests.get(service, {}) for name, requests in self._requests.items()}
 
 
 async def _nodes(budget: BudgetConfig) -> list[Nodes]:

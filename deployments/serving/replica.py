@@ -11,7 +11,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+from pliant.deployments.serving import tracing
 from pliant.deployments.serving.errors import OutdatedPlannerError
+from pliant.deployments.serving.logs import work_on
 from pliant.deployments.serving.parcels import Parcel, Refusal
 
 logger = logging.getLogger("pliant")
@@ -61,7 +63,7 @@ class Obedience:
 
 
 class Desk(Generic[Query, Answer]):
-    """Has `engine` answer queries, each of which amounts to `weight(query)`.
+    """Has `engine` answer queries, each of which amounts to `weight(query)`; `compute_s` says how long an answer took.
 
     An exception of the engine's is a refusal, so that another replica is asked.
     """
@@ -71,8 +73,10 @@ class Desk(Generic[Query, Answer]):
         service: str,
         engine: Callable[[Query], Awaitable[Answer | Refusal]],
         weight: Callable[[Query], float] = lambda _query: 1.0,
+        compute_s: Callable[[Answer], float] = lambda _answer: 0.0,
     ) -> None:
         self._service = service
+        self._compute_s = compute_s
         self._engine = engine
         self._weight = weight
         self.held = Held()
@@ -86,14 +90,11 @@ class Desk(Generic[Query, Answer]):
 
     async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
         """The reply to the only query of `parcel`."""
-        return await self._answer(parcel.gateway, parcel.queries[0])
+        return await self._answer(parcel, 0)
 
     async def several(self, parcel: Parcel[Query]) -> AsyncGenerator[list[tuple[int, Answer | Refusal]], None]:
         """Replies as they are made, each with the index of its query; those that are made together come together."""
-        tasks = {
-            asyncio.create_task(self._answer(parcel.gateway, query)): index
-            for index, query in enumerate(parcel.queries)
-        }
+        tasks = {asyncio.create_task(self._answer(parcel, index)): index for index in range(len(parcel.queries))}
         try:
             while tasks:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -102,7 +103,19 @@ class Desk(Generic[Query, Answer]):
             for task in tasks:
                 task.cancel()
 
-    async def _answer(self, gateway: str, query: Query) -> Answer | Refusal:
+    async def _answer(self, parcel: Parcel[Query], index: int) -> Answer | Refusal:
+        work_on(parcel.request(index))
+        work = tracing.work(self._service, parcel.trace(index))
+        if work is None:
+            return await self._reply(parcel.gateway, parcel.queries[index])
+        with work:
+            reply = await self._reply(parcel.gateway, parcel.queries[index])
+            if not isinstance(reply, Refusal):
+                work.part("queue", but_s=self._compute_s(reply))
+                work.part("compute")
+            return reply
+
+    async def _reply(self, gateway: str, query: Query) -> Answer | Refusal:
         try:
             with self.held.of(gateway, self._weight(query)):
                 reply = await self._engine(query)

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from grpc.aio import AioRpcError
 from ray.exceptions import RayActorError, TaskCancelledError
+from ray.serve.context import _set_request_context
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -83,17 +84,27 @@ class RayTransport(Generic[Query, Answer]):
 
     async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
         """The reply to the only query of `parcel`."""
-        with mapped_errors():
-            response = self._one.remote(parcel)
-            try:
-                return cast("Answer | Refusal", await response)
-            except asyncio.CancelledError:
-                response.cancel()  # type: ignore[no-untyped-call]
-                raise
+        return cast("Answer | Refusal", await called(self._one, parcel))
 
     def several(self, parcel: Parcel[Query]) -> AsyncGenerator[Sequence[tuple[int, Answer | Refusal]], None]:
         """Replies as they are made, each with the index of its query."""
+        _set_request_context(request_id=parcel.request(0))
         return streamed(self._several, parcel)
+
+
+async def called(method: Any, parcel: Parcel[Any]) -> Any:
+    """What a `method` of a handle returns for `parcel`. To cancel it ends the call in the replica.
+
+    Raises as `mapped_errors` does.
+    """
+    with mapped_errors():
+        _set_request_context(request_id=parcel.request(0))  # for Serve's own log lines
+        response = method.remote(parcel)
+        try:
+            return await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
 
 
 async def streamed(method: Any, parcel: Parcel[Any]) -> AsyncGenerator[Any, None]:

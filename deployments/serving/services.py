@@ -174,6 +174,13 @@ class Services:
         Raises RequestError, which says what is waited for, until it was ready.
         """
         current().check("infer", service.name)
+        return await self.opened(service)
+
+    async def opened(self, service: Service) -> Any:
+        """The same, whoever asks: of one that another is made of, which they may use.
+
+        Raises RequestError, which says what is waited for, until it was ready.
+        """
         since = time.monotonic()
         while not service.begun:
             if time.monotonic() - since >= (_OPENS_WITHIN_S if service.runs else self._patience_s):

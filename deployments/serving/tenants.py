@@ -75,14 +75,18 @@ class Account:
         return Manager(self.name, "manage-all" in self.config.rights, self.config.services)
 
     def check(self, right: Right, service: str | None = None) -> None:
-        """Raise RequestError unless it has `right`, and may use `service`. Who manages all may manage."""
-        if right not in self.config.rights and not (right == "manage" and "manage-all" in self.config.rights):
+        """Raise RequestError unless it has `right`, and may use `service`."""
+        if not self.may(right):
             reason = f"tenant {self.name} lacks the right {right!r}; it has {', '.join(self.config.rights) or 'none'}"
             raise RequestError(Outcome.REJECTED, reason, fault=Fault.FORBIDDEN)
         allowed = self.config.services
         if service is not None and allowed is not None and service not in allowed:
             reason = f"tenant {self.name} may not use {service}; it may use {', '.join(allowed) or 'no service'}"
             raise RequestError(Outcome.REJECTED, reason, fault=Fault.FORBIDDEN)
+
+    def may(self, right: Right) -> bool:
+        """Whether it has `right`; who manages all may manage."""
+        return right in self.config.rights or (right == "manage" and "manage-all" in self.config.rights)
 
     def begin(self) -> None:
         """One more of its requests is worked on, until `end`. Raises RequestError if it has sent too much."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.tenants import Tenant
-from pliant.deployments.vision.messages import Answer, Query
+from pliant.deployments.vision.messages import Answer, Fate, Query
 from pliant.deployments.vision.report import EngineReport, Statistics
 from pliant.deployments.vision.tasks import Tasks, key
 from pliant.formats.vision_task import TaskError
@@ -342,7 +342,8 @@ class Engine:
         self._statistics.computed(gamma, len(queries), now - started)
         for query, row in zip(queries, logits, strict=True):
             in_time = now <= query.deadline
-            answer = Answer(row.astype("<f4").tobytes(), gamma, "in_time" if in_time else "late", len(queries))
+            fate: Fate = "in_time" if in_time else "late"
+            answer = Answer(row.astype("<f4").tobytes(), gamma, fate, len(queries), now - started)
             if query.settle(answer):
                 accuracy = self._tasks.accuracy(query.task, gamma) or 0.0
                 self._statistics.answered(now - query.arrival, in_time, query.utility * accuracy * in_time)

@@ -9,7 +9,7 @@ from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.least_held import Share
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
-from pliant.deployments.serving.tracing import Attributes
+from pliant.deployments.serving.tracing import COMPUTE_MS, Attributes
 from pliant.deployments.vision.messages import Answer, Query, RegisteredTask
 from pliant.deployments.vision.task_follower import TaskFollower
 
@@ -58,6 +58,7 @@ class ImageErrand(Errand[Share, Query, Answer]):
             "pliant.gamma": item.gamma,
             "pliant.fate": item.fate,
             "pliant.images_together": item.rows,
+            COMPUTE_MS: item.compute_s * 1e3,
         }
 
     def waited(self) -> None:

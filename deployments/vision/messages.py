@@ -37,6 +37,8 @@ class Answer:
     fate: Fate
     rows: int
     """Images that were computed together."""
+    compute_s: float = 0.0
+    """Seconds that these took."""
 
 
 @message

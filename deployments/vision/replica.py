@@ -50,7 +50,7 @@ class VisionReplica:
             async with startup.loading(folder):
                 self._assembled = await assemble(service, config)
             self._engine = self._assembled.engine
-            self._desk = Desk(service, self._engine.classify)
+            self._desk = Desk(service, self._engine.classify, compute_s=lambda answer: answer.compute_s)
             self._reconciler = TaskReconciler(service, self._assembled.tasks)
             await self._begin(startup)
         self._following = asyncio.create_task(self._follow_for_ever())

@@ -17,20 +17,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pliant.kernels.cuda_graph import graph_rows
+from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.decode_step import Launched, Output, Step
 from pliant.kernels.decoder.executor import Done, Executor
 from pliant.kernels.decoder.kv_pages import PAGE, pages_of
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
 from pliant.kernels.decoder.model import Decoder
 from pliant.kernels.decoder.ragged import Ragged, Span, ragged
-from pliant.kernels.decoder.sampling import Ranked, Sampled, Sampler
+from pliant.kernels.decoder.sampling import Needs, Ranked, Sampled, Sampler
+from pliant.kernels.decoder.triton_attention import WorkTensors
 from pliant.kernels.decoder.triton_lora import LoraTiles, rounded, tables_of
-from pliant.kernels.upload import upload
+from pliant.kernels.upload import packed, refill, unpacked, upload
 from pliant.models.lora_layout import MODULES, LoraLayout
 
-Forward = Callable[[Tensor, Ragged, LoraTiles | None], Tensor]
-"""(slots [rows] int32, their rows, adapters) -> logits [rows, vocab]."""
-_NOBODYS = Span(0, 1), np.zeros(1, np.int32)
+Inputs = Callable[[int, Step | None], list[NDArray[np.int32]]]
+"""(rows, a step or None for one without rows) -> what the GPU must know of its window, filled up to so many rows."""
+Forward = Callable[[list[Tensor], LoraTiles | None], Tensor]
+"""(inputs, adapters) -> logits [rows, vocab]."""
+_WARM_TOKENS = 2048
+"""Tokens of the longest chunk of a prompt that is computed before readiness."""
+_EVERY_FILTER = Needs(True, 64, False, True, 5, min_p=True, typical_p=True)
 
 
 class CudaExecutor(Executor):
@@ -45,24 +51,45 @@ class CudaExecutor(Executor):
     @torch.inference_mode()
     def __init__(self, decoder: Decoder, sampler: Sampler, most_rank: int = 0) -> None:
         super().__init__(decoder, sampler, most_rank)
-        self._compile()
+        assert isinstance(decoder.kernels, CudaKernels)
+        self._kernels = decoder.kernels
+        self._windows = sorted(set(self.shape.windows), key=lambda window: window or 0)
+        self._pages = pages_of(self.max_length)
+        self._warm_up()
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         logits = torch.empty(self.slots, self.shape.vocab, dtype=decoder.kv.keys.dtype, device=decoder.device)
-        counts, pages = graph_rows(self.slots)[::-1], pages_of(self.max_length)
-        self._recorded = [RecordedStep(self._forward, logits[:rows], pages, pool, stream) for rows in counts]
+        counts = graph_rows(self.slots)[::-1]
+        self._recorded = [RecordedStep(self._forward, self._inputs, logits[:rows], pool, stream) for rows in counts]
         """Largest first, so that the others find room in its memory."""
         tiles = [self._tiles(rows) for rows in counts if self.adapters]
         self._recorded_adapted = [
-            RecordedStep(self._forward, logits[: len(each.rows)], pages, pool, stream, each) for each in tiles
+            RecordedStep(self._forward, self._inputs, logits[: len(each.rows)], pool, stream, each) for each in tiles
         ]
 
-    def _compile(self) -> None:
-        """Run what no graph holds once, so that no request waits for a compiler."""
+    def _warm_up(self) -> None:
+        """Run what no graph holds once, so that no request waits for a compiler, or for code to be loaded: passes with
+        chunks of rising length, moves, and all ways to sample."""
         nothing = LoraGroup(np.zeros(1, np.int32), 0, LoraLayout(self.shape, [0] * len(MODULES)))
         lora = LoraBatch(self._decoder.kv.arena, [nothing]) if self.adapters else None
-        nobodys = ragged(np.zeros(1, np.int32), np.zeros((1, 1), np.int32), [_NOBODYS], self.page, self._decoder.device)
-        self._decoder.run(torch.zeros(2, dtype=torch.int64, device=self._decoder.device), nobodys, None, lora)
+        logits = self._run_for_nobody(1, lora)
+        tokens = 2
+        while tokens < min(_WARM_TOKENS, self.max_length):
+            logits = self._run_for_nobody(tokens, None)
+            tokens *= 2
         self._decoder.kv.move([(0, 0)])
+        widest = min(_EVERY_FILTER.top_k, self.shape.vocab)
+        for rows in (1, self.slots):
+            at, some = torch.zeros(rows, dtype=torch.int64, device=logits.device), logits[:1].expand(rows, -1)
+            for narrow in (False, True):
+                needs = _EVERY_FILTER._replace(top_k=widest, narrow=narrow)
+                self._sampler.sample(some, slice(0, rows), at, needs)
+
+    def _run_for_nobody(self, tokens: int, lora: LoraBatch | None) -> Tensor:
+        """A pass with a row of one token and a chunk of so many, which are stored in page 0."""
+        chunk = Span(0, tokens), np.zeros(pages_of(tokens), np.int32)
+        batch = ragged(np.zeros(1, np.int32), np.zeros((1, 1), np.int32), [chunk], self.page, self._decoder.device)
+        ids = torch.zeros(1 + tokens, dtype=torch.int64, device=self._decoder.device)
+        return self._decoder.run(ids, batch, ids[:2], lora)
 
     def _tiles(self, rows: int) -> LoraTiles:
         """Room for the adapters of so many rows, each of which may use another."""
@@ -81,24 +108,41 @@ class CudaExecutor(Executor):
     def _launched(self, first: Sampled | None, window: Sampled | None) -> Launched:
         return _UnderWay(first, window)
 
-    def _forward(self, slots: Tensor, rows: Ragged, tiles: LoraTiles | None) -> Tensor:
-        """As `Decoder.run`, for slots that are known on the GPU alone."""
-        return self._decoder.step(self._last[slots], rows, add_lora=None if tiles is None else tiles.add)
+    def _inputs(self, rows: int, step: Step | None) -> list[NDArray[np.int32]]:
+        """Slots [rows], lengths [rows] and tables [rows, pages], filled up with rows of page 0 and no text, and for
+        each window the lists of who attends to what."""
+        tables = [np.zeros(size, np.int32) for size in (rows, rows, (rows, self._pages))]
+        if step is not None:
+            count, width = step.tables.shape
+            tables[0][:count] = np.arange(step.offset, step.offset + count)
+            tables[1][:count] = step.lengths
+            tables[2][:count, :width] = step.tables[:, : self._pages]
+        keys, _ = self._decoder.kv.layer(0)
+        return tables + [table for window in self._windows for table in self._kernels.work(tables[1], window, keys)]
+
+    def _forward(self, inputs: list[Tensor], tiles: LoraTiles | None) -> Tensor:
+        """As `Decoder.run`, for a window that is known on the GPU alone."""
+        slots, lengths, tables, *lists = inputs
+        pages = tables.gather(1, (lengths // PAGE).long()[:, None])[:, 0]
+        works = (WorkTensors(*lists[first : first + 3]) for first in range(0, len(lists), 3))
+        work = {window: (each,) for window, each in zip(self._windows, works, strict=True)}
+        batch = Ragged(lengths, pages, tables, len(slots), work=work)
+        return self._decoder.step(self._last[slots], batch, add_lora=None if tiles is None else tiles.add)
 
 
 class RecordedStep:
     """A decode step of as many rows as `logits` [rows, vocab] has, which each run fills, as a CUDA graph.
 
-    Texts have up to `pages` pages. `forward` must launch the same work for all values of its arguments, and never wait
-    for the GPU. Rows use adapters if there are `tiles` for them, one for each row. Graphs that are recorded on the
-    same `stream` and share a `pool` share its memory.
+    `inputs` makes the tables that `forward` is given on the GPU, of the same sizes for every step. `forward` must
+    launch the same work whatever they hold, and never wait for the GPU. Rows use adapters if there are `tiles` for
+    them, one for each row. Graphs that are recorded on the same `stream` and share a `pool` share its memory.
     """
 
     def __init__(
         self,
         forward: Forward,
+        inputs: Inputs,
         logits: Tensor,
-        pages: int,
         pool: Any,
         stream: torch.cuda.Stream,
         tiles: LoraTiles | None = None,
@@ -106,25 +150,27 @@ class RecordedStep:
         self.rows = len(logits)
         self._logits = logits
         self._tiles = tiles
-        self._inputs = inputs = [upload(table, logits.device) for table in _tables(self.rows, pages)]
+        self._inputs = inputs
+        tables = inputs(self.rows, None)
+        self._given = upload(packed(tables), logits.device)
+        given = unpacked(self._given, tables)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            forward(inputs[0], _rows(*inputs), tiles)  # compiles kernels, which cannot be done while recording
+            forward(given, tiles)  # compiles kernels, which cannot be done while recording
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool, stream=stream):
-            logits.copy_(forward(inputs[0], _rows(*inputs), tiles))
+            logits.copy_(forward(given, tiles))
 
     def run(self, step: Step, lora: LoraBatch | None = None) -> Tensor:
         """The logits of the window of `step`, [its rows, vocab]; a view of what it was made with.
 
         The rows of `lora` are those of the window; where there are tiles, none stands for no adapters.
         """
-        for tensor, table in zip(self._inputs, _tables(self.rows, self._inputs[2].shape[1], step), strict=True):
-            _refill(tensor, table)
+        refill(self._given, packed(self._inputs(self.rows, step)))
         if self._tiles is not None:
             rows, places = tables_of(lora, self.rows)
-            _refill(self._tiles.rows, rows)
-            _refill(self._tiles.places, places)
+            refill(self._tiles.rows, rows)
+            refill(self._tiles.places, places)
         self._graph.replay()
         return self._logits[: len(step.lengths)]
 
@@ -140,28 +186,6 @@ class _UnderWay(Done):
     def result(self) -> Output:
         self._copied.synchronize()
         return super().result()
-
-
-def _tables(rows: int, pages: int, step: Step | None = None) -> list[NDArray[np.int32]]:
-    """Slots [rows], lengths [rows] and tables [rows, pages] of a window, padded with rows of page 0 and no text."""
-    tables = [np.zeros(size, np.int32) for size in (rows, rows, (rows, pages))]
-    if step is not None:
-        count, width = step.tables.shape
-        tables[0][:count] = np.arange(step.offset, step.offset + count)
-        tables[1][:count] = step.lengths
-        tables[2][:count, :width] = step.tables[:, :pages]
-    return tables
-
-
-def _rows(slots: Tensor, lengths: Tensor, tables: Tensor) -> Ragged:
-    """Those of a window, on a GPU."""
-    pages = tables.gather(1, (lengths // PAGE).long()[:, None])[:, 0]
-    return Ragged(lengths, pages, tables, len(slots))
-
-
-def _refill(tensor: Tensor, array: NDArray[np.int32] | NDArray[np.int64]) -> None:
-    """Copy `array` to the GPU, where graphs find it; nobody waits."""
-    tensor.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
 
 
 def _to_host(sampled: Sampled | None) -> Sampled | None:

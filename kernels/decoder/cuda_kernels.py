@@ -4,23 +4,26 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pliant.kernels.decoder import triton_attention, triton_decode, triton_lora
+from pliant.kernels.decoder import attention_work, triton_attention, triton_decode, triton_lora
+from pliant.kernels.decoder.attention_work import Work
 from pliant.kernels.decoder.kernels import AddLora, Norms, Rotation, TorchKernels
 from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.ragged import Ragged
-from pliant.kernels.upload import upload
+from pliant.kernels.decoder.triton_attention import WorkTensors
+from pliant.kernels.upload import packed, unpacked, upload
 
 _PROGRAMS = 4  # attention programs that a processor of the GPU has in flight
-_LONGEST_SHARE = 2048  # tokens that one program attends to, so that a long text does not outlast the others
-_MOST_SPLITS = 64
+Numbers = NDArray[np.int32]
 
 
 class CudaKernels(TorchKernels):
     """`DecoderKernels` on a GPU of `processors` multiprocessors, by default those of the current one.
 
-    No method waits for the GPU. All but `move`, and `attention` of chunks, can be recorded in a CUDA graph.
+    No method waits for the GPU. All but `move` can be recorded in a CUDA graph, `attention` of rows of one token whose
+    `Ragged.work` is there.
     """
 
     def __init__(self, processors: int | None = None) -> None:
@@ -51,29 +54,38 @@ class CudaKernels(TorchKernels):
     ) -> Tensor:
         return triton_decode.rotate_and_store(qkv, positions, pages, rotation, norms, eps, keys, values)
 
-    def _attend_singles(self, q: Tensor, keys: Tensor, values: Tensor, batch: Ragged, window: int | None) -> Tensor:
-        longest = batch.tables.shape[1] * keys.shape[2]
-        splits = shares(self._programs, len(q) * keys.shape[1], longest if window is None else min(window, longest))
-        return triton_attention.attend(q, keys, values, batch.tables, batch.positions, window, splits)
+    def attention(self, q: Tensor, keys: Tensor, values: Tensor, batch: Ragged, window: int | None) -> Tensor:
+        tokens, heads, head_dim = q.shape
+        if window not in batch.work:
+            batch.work[window] = self._uploaded(q, keys, batch, window)
+        out = q.new_empty(tokens, heads * head_dim)
+        for work, chunked in zip(batch.work[window], (False, True), strict=False):
+            if work is not None:
+                triton_attention.attend(q, keys, values, batch.tables, work, window, out, chunked)
+        return out
 
-    def _attend_span(self, q: Tensor, k: Tensor, v: Tensor, start: int, window: int | None) -> Tensor:
-        """With keys repeated for all heads that share them.
+    def work(self, lengths: Numbers, window: int | None, keys: Tensor) -> Work:
+        """What `attention` of rows of one token is shared out to, for `keys` of one layer."""
+        _, kv_heads, _, head_dim = keys.shape
+        tile = triton_attention.tile(head_dim, keys.element_size())
+        return attention_work.of_singles(lengths, window, max(1, self._programs // kv_heads), tile)
 
-        On GPUs torch's grouped attention takes neither masks nor float32, but for a kernel that stores all scores.
-        """
-        group = q.shape[1] // k.shape[1]
-        k, v = (text.repeat_interleave(group, dim=1) for text in (k, v))
-        return super()._attend_span(q, k, v, start, window)
+    def _uploaded(
+        self, q: Tensor, keys: Tensor, batch: Ragged, window: int | None
+    ) -> tuple[WorkTensors | None, WorkTensors | None]:
+        singles = spans = None
+        if batch.singles:
+            assert batch.lengths is not None
+            singles = _upload(self.work(batch.lengths, window, keys), q.device)
+        if batch.spans:
+            most = triton_attention.chunk_tokens(q.shape[1] // keys.shape[1])
+            spans = _upload(attention_work.of_spans(batch.singles, batch.spans, window, most), q.device)
+        return singles, spans
 
     def move(self, keys: Tensor, values: Tensor, moves: Sequence[tuple[int, int, int]]) -> None:
         places = upload(np.array(moves, np.int64), keys.device)
         triton_decode.move(keys, values, places, moves)
 
 
-def shares(programs: int, texts: int, longest: int) -> int:
-    """Into how many parts, a power of two, to split each of `texts` texts of up to `longest` tokens.
-
-    Enough for `programs` parts in all, and for none above 2,048 tokens; 64 at most.
-    """
-    wanted = max(-(-programs // texts), -(-longest // _LONGEST_SHARE))
-    return min(_MOST_SPLITS, 1 << (wanted - 1).bit_length())
+def _upload(work: Work, device: torch.device) -> WorkTensors:
+    return WorkTensors(*unpacked(upload(packed(work), device), work))

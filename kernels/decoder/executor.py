@@ -125,12 +125,14 @@ class Executor:
         if rows:
             slots = slice(step.offset, step.offset + rows)
             masks = step.masks and step.masks()
-            window = self._sampler.sample(logits[:rows], slots, self._indices(step.indices), masks=masks)
+            needs = self._sampler.needs(step.offset + row for row in np.flatnonzero(step.lengths).tolist())
+            window = self._sampler.sample(logits[:rows], slots, self._indices(step.indices), needs, masks)
             self._keep(slots, window.tokens, step.indices)
         if ended := [prefill.slot for prefill in step.prefills if prefill.last]:
             their_slots = upload(np.array(ended, np.int64), self._last.device)
             masks = step.prefill_masks and step.prefill_masks()
-            first = self._sampler.sample(logits[rows:], their_slots, self._indices(step.prefill_indices), masks=masks)
+            needs, places = self._sampler.needs(ended), self._indices(step.prefill_indices)
+            first = self._sampler.sample(logits[rows:], their_slots, places, needs, masks)
             self._keep(their_slots, first.tokens, step.prefill_indices)
         return self._launched(first, window)
 

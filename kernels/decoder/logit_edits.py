@@ -83,13 +83,12 @@ class Penalties:
 
     def set(self, slot: int, sampling: Sampling, prompt: Ids, answer: Ids) -> None:
         device = self._answers.device
-        self._presence[slot] = sampling.presence_penalty
-        self._frequency[slot] = sampling.frequency_penalty
-        self._repetition[slot] = sampling.repetition_penalty
+        self._presence[slot].fill_(sampling.presence_penalty)
+        self._frequency[slot].fill_(sampling.frequency_penalty)
+        self._repetition[slot].fill_(sampling.repetition_penalty)
         if not sampling.penalized:
             return
-        self._prompts[slot] = False
-        self._prompts[slot, upload(prompt.astype(np.int64), device)] = True
+        self._prompts[slot].zero_().index_fill_(0, upload(prompt.astype(np.int64), device), True)
         self._answers[slot, : len(answer)] = upload(answer.astype(np.int64), device)
 
     def record(self, slots: slice | Tensor, indices: Tensor, tokens: Tensor) -> None:

@@ -6,14 +6,14 @@ layers see all tokens alike, and only attention looks at rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pliant.kernels.upload import upload
+from pliant.kernels.upload import packed, unpacked, upload
 
 Table = NDArray[np.int32]
 """The pages of one or more texts: token t of a text lies in its page number t // page, at t % page."""
@@ -38,6 +38,10 @@ class Ragged:
     """By row: the pages of its text up to its last token here, [rows, width] int32; rows are filled up with any."""
     singles: int
     spans: tuple[Span, ...] = ()
+    lengths: NDArray[np.int32] | None = None
+    """The positions of the rows of one token, on the CPU, where they are known there."""
+    work: dict[int | None, Any] = field(default_factory=dict)
+    """By window: what a device's kernels have worked out for attention to it."""
     _tiles: dict[int, NDArray[np.int32]] = field(default_factory=dict)
 
     def tiles(self, most: int) -> NDArray[np.int32]:
@@ -73,4 +77,6 @@ def ragged(
         positions.append(np.arange(span.start, span.start + span.tokens, dtype=np.int32))
         pages.append(table[positions[-1] // page])
     at, into = (np.concatenate(parts).astype(np.int32, copy=False) for parts in (positions, pages))
-    return Ragged(upload(at, device), upload(into, device), upload(whole, device), singles, tuple(s for s, _ in spans))
+    arrays = [at, into, whole]
+    on_device = unpacked(upload(packed(arrays), device), arrays)
+    return Ragged(*on_device, singles, tuple(span for span, _ in spans), lengths)

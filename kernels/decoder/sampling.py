@@ -7,7 +7,7 @@ would have. Rounding, which does depend on them, changes a token only where two 
 takes one random number instead of one a token, but there rounding moves every bound between two tokens.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,13 +107,17 @@ class Sampler:
     def set(self, slot: int, sampling: Sampling, prompt: Ids = _NO_IDS, answer: Ids = _NO_IDS) -> None:
         """From now on, sample for `slot` in this way, behind these tokens of prompt and answer."""
         self._samplings[slot] = sampling
-        self._temperature[slot] = 0.0 if sampling.greedy else sampling.temperature
-        self._top_k[slot] = self._kept(sampling)
-        self._top_p[slot] = 1.0 if sampling.greedy else sampling.top_p
-        self._seed[slot] = sampling.seed if sampling.seed < 2**63 else sampling.seed - 2**64
-        self._min_p[slot] = sampling.min_p
-        self._typical_p[slot] = sampling.typical_p
-        self._logprobs[slot] = _NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
+        numbers = {
+            self._temperature: 0.0 if sampling.greedy else sampling.temperature,
+            self._top_k: self._kept(sampling),
+            self._top_p: 1.0 if sampling.greedy else sampling.top_p,
+            self._min_p: sampling.min_p,
+            self._typical_p: sampling.typical_p,
+            self._seed: sampling.seed if sampling.seed < 2**63 else sampling.seed - 2**64,
+            self._logprobs: _NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs,
+        }
+        for parameter, number in numbers.items():
+            parameter[slot].fill_(number)
         if sampling.biased and not self._biases:
             self._biases = Biases(self._slots, self._device)
         if sampling.penalized and not self._penalties:
@@ -151,14 +155,9 @@ class Sampler:
             parameters += edits.parameters if edits else []
         moved(parameters, sources, targets)
 
-    def needs(self, slots: slice | Tensor) -> Needs:
-        """What sampling for these slots takes. Slots in a tensor on a GPU are not read: those of all are given."""
-        if isinstance(slots, slice):
-            asked = self._samplings[slots]
-        elif slots.is_cpu:
-            asked = [self._samplings[slot] for slot in slots.tolist()]
-        else:
-            asked = self._samplings
+    def needs(self, slots: Iterable[int]) -> Needs:
+        """What sampling for these slots takes."""
+        asked = [self._samplings[slot] for slot in slots]
         drawn = [sampling for sampling in asked if not sampling.greedy]
         kept = [self._kept(sampling) for sampling in drawn]
         widest = max(kept, default=0)
@@ -183,7 +182,7 @@ class Sampler:
         logits: Tensor,
         slots: slice | Tensor,
         indices: Tensor,
-        needs: Needs | None = None,
+        needs: Needs,
         masks: RowMasks | None = None,
     ) -> Sampled:
         """Draw a token for each row of `logits` [n, vocab], whose parameters are those of its slot, of those that
@@ -193,7 +192,6 @@ class Sampler:
         shape depends on its data, and all that varies between batches with the same `needs` lies in tensors: the call
         can be captured in a CUDA graph.
         """
-        needs = self.needs(slots) if needs is None else needs
         scores = self._edited(logits, slots, indices, needs, masks)
         tokens = _likeliest(scores)
         if needs.chance:
@@ -248,7 +246,7 @@ class Sampler:
 
 def _likeliest(logits: Tensor) -> Tensor:
     """By row: the first of the greatest logits. On CPUs it is NumPy's to find, which is nine times as fast at it."""
-    if logits.device.type == "cpu":
+    if logits.is_cpu:
         return torch.from_numpy(logits.float().numpy().argmax(-1))
     return logits.argmax(-1)
 
@@ -258,6 +256,11 @@ def keep_top_k(scores: Tensor, top_k: Tensor, widest: int) -> None:
 
     0 keeps all, and no top_k is above `widest`. Scores equal to the lowest that is kept are kept too.
     """
+    if scores.is_cuda:
+        from pliant.kernels.decoder import triton_sampling  # which a CPU has not
+
+        triton_sampling.keep_top_k(scores, top_k)
+        return
     lowest = scores.topk(widest).values.gather(1, (top_k - 1).clamp(min=0)[:, None])
     scores.masked_fill_(scores < torch.where(top_k[:, None] > 0, lowest, -torch.inf), -torch.inf)
 
@@ -267,6 +270,11 @@ def keep_top_p(probabilities: Tensor, top_p: Tensor) -> None:
 
     Tokens as likely as the least likely that is kept are kept too; 1 keeps all.
     """
+    if probabilities.is_cuda:
+        from pliant.kernels.decoder import triton_sampling
+
+        triton_sampling.keep_top_p(probabilities, top_p)
+        return
     vocab = probabilities.shape[1]
     filtered = (top_p < 1)[:, None]
     if probabilities.is_cpu:  # sorting the vocabulary costs more than a step of a small model

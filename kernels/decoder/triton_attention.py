@@ -1,43 +1,76 @@
-"""Attention of a decode step on a GPU, in Triton: one token of every row, however their lengths differ (Flover §V-D).
+"""Attention over pages on a GPU, in Triton: decode rows and chunks of prompts, however their texts differ in length.
 
-Every row's pages and length are read on the device, so that one recorded CUDA graph serves every window of the slots.
-Texts are split (flash-decoding), as a few rows alone would leave most of a GPU idle: each program takes a share of one
-row's text for all the query heads that share a key head, and a second kernel merges the shares. Softmax is computed in
-float32.
+What each program does is read from tables on the device (see `attention_work`), so that one recorded CUDA graph serves
+every window of the slots, and nothing is compiled anew as texts grow. Programs that share a row's text leave what they
+found to a second kernel, which merges it. A program serves all query heads that share a key head: keys and values are
+read once, and never repeated. Softmax is computed in float32.
 """
 # mypy: disallow-untyped-decorators=False
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from pliant.kernels.decoder.attention_work import FIELDS
+
 _LOG2_E = 1.4426950408889634
 _ENDLESS = 2**30
 _TILE_BYTES = 16384  # of keys, and of values, that a program holds at a time
+_LEAST = 16
+"""Rows that a matrix product on a GPU takes at least."""
+_CHUNK_ROWS = 64
+"""Queries of a chunk, counting each head, that a program holds."""
+
+
+class WorkTensors(NamedTuple):
+    """An `attention_work.Work` on the device."""
+
+    bounds: Tensor
+    items: Tensor
+    shares: Tensor
+
+
+def tile(head_dim: int, itemsize: int) -> int:
+    """Keys that a program takes at a time."""
+    return min(128, max(16, _TILE_BYTES // (_block_dim(head_dim) * itemsize)))
+
+
+def chunk_tokens(group: int) -> int:
+    """Tokens of a chunk that a program takes at most, where `group` heads share a key head."""
+    return max(1, _CHUNK_ROWS // group)
 
 
 def attend(
-    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, positions: Tensor, window: int | None, splits: int
-) -> Tensor:
-    """Row i of q [n, heads, head_dim] attends to the tokens of its text up to positions[i], or the last `window`.
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    work: WorkTensors,
+    window: int | None,
+    out: Tensor,
+    chunked: bool,
+) -> None:
+    """Fill the rows of `out` [tokens, heads * head_dim] that `work` names, from `q` [tokens, heads, head_dim].
 
-    The text's pages are tables[i]. It is divided among `splits` programs for each key head, a power of two. Returns
-    [n, heads * head_dim].
+    Row i's text lies in the pages tables[i]. Items have one token each, or if `chunked` up to `chunk_tokens`.
     """
-    rows, heads, head_dim = q.shape
+    _, heads, head_dim = q.shape
     _, kv_heads, page, _ = keys.shape
     group = heads // kv_heads
-    block_dim = max(16, triton.next_power_of_2(head_dim))
-    out = q.new_empty(rows, heads * head_dim)
-    parts = q.new_empty((rows, heads, splits, head_dim) if splits > 1 else 1, dtype=torch.float32)
-    logs = q.new_empty((rows, heads, splits) if splits > 1 else 1, dtype=torch.float32)
-    _attend[rows, kv_heads, splits](
+    asking = group * (chunk_tokens(group) if chunked else 1)
+    programs, rows = len(work.bounds) - 1, len(work.shares)
+    parts = q.new_empty((len(work.items), heads, head_dim) if rows else 1, dtype=torch.float32)
+    logs = q.new_empty((len(work.items), heads) if rows else 1, dtype=torch.float32)
+    _attend[programs, kv_heads](
         q,
         keys,
         values,
         tables,
-        positions,
+        work.bounds,
+        work.items,
         out,
         parts,
         logs,
@@ -48,25 +81,32 @@ def attend(
         group=group,
         head_dim=head_dim,
         page=page,
-        splits=splits,
-        block_group=max(16, triton.next_power_of_2(group)),
-        block_dim=block_dim,
-        block_tokens=min(128, max(16, _TILE_BYTES // (block_dim * keys.element_size()))),
+        fields=FIELDS,
+        block_rows=max(_LEAST, triton.next_power_of_2(asking)),
+        block_dim=_block_dim(head_dim),
+        block_tokens=tile(head_dim, keys.element_size()),
         num_warps=4,
         num_stages=2,
     )
-    if splits > 1:
-        _merge[rows, heads](parts, logs, out, head_dim=head_dim, splits=splits, block_dim=block_dim, num_warps=4)
-    return out
+    if rows:
+        _merge[rows, heads](
+            parts, logs, work.shares, out, head_dim=head_dim, block_dim=_block_dim(head_dim), num_warps=4
+        )
 
 
-@triton.jit
+def _block_dim(head_dim: int) -> int:
+    size: int = triton.next_power_of_2(head_dim)
+    return max(_LEAST, size)
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"])
 def _attend(
     q: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
     tables: tl.tensor,
-    positions: tl.tensor,
+    bounds: tl.tensor,
+    items: tl.tensor,
     out: tl.tensor,
     parts: tl.tensor,
     logs: tl.tensor,
@@ -77,84 +117,94 @@ def _attend(
     group: tl.constexpr,
     head_dim: tl.constexpr,
     page: tl.constexpr,
-    splits: tl.constexpr,
-    block_group: tl.constexpr,
+    fields: tl.constexpr,
+    block_rows: tl.constexpr,
     block_dim: tl.constexpr,
     block_tokens: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0)
+    """The items of one program for one key head. Rows are the queries of an item: token by token, head by head."""
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
     kv_heads = tl.num_programs(1)
-    length = tl.load(positions + row) + 1
-    first = tl.maximum(length - window, 0)
-    share = tl.cdiv(tl.cdiv(length - first, splits), block_tokens) * block_tokens
-    start = first + split * share
-    stop = tl.minimum(start + share, length)
-
-    in_group = tl.arange(0, block_group)
+    lanes = tl.arange(0, block_rows)
     dims = tl.arange(0, block_dim)
     tokens = tl.arange(0, block_tokens)
-    heads = (row * kv_heads + kv_head) * group + in_group
-    part_of = in_group < group
     in_head = dims < head_dim
-    at_heads = heads[:, None] * head_dim + dims[None, :]
-    stored = part_of[:, None] & in_head[None, :]
-    queries = tl.load(q + at_heads, mask=stored, other=0.0)
-    table = tables + row * table_stride
+    head = kv_head * group + lanes % group
+    for index in range(tl.load(bounds + tl.program_id(0)), tl.load(bounds + tl.program_id(0) + 1)):
+        item = items + index * fields
+        table = tables + tl.load(item).to(tl.int64) * table_stride
+        position = tl.load(item + 2) + lanes // group
+        start = tl.load(item + 4)
+        stop = tl.load(item + 5)
+        asks = lanes // group < tl.load(item + 3)
+        stored = asks[:, None] & in_head[None, :]
+        of_head = (tl.load(item + 1) + lanes // group) * (kv_heads * group) + head
+        at_heads = of_head.to(tl.int64)[:, None] * head_dim + dims[None, :]
+        queries = tl.load(q + at_heads, mask=stored, other=0.0)
 
-    top = tl.full([block_group], float("-inf"), tl.float32)
-    total = tl.zeros([block_group], tl.float32)
-    mixed = tl.zeros([block_group, block_dim], tl.float32)
-    for at in range(start, stop, block_tokens):
-        places = at + tokens
-        inside = places < stop
-        pages = tl.load(table + places // page, mask=inside, other=0).to(tl.int64)
-        text = pages * page_stride + (kv_head * page + places % page) * head_dim
-        by_column = text[None, :] + dims[:, None]
-        k = tl.load(keys + by_column, mask=inside[None, :] & in_head[:, None], other=0.0)
-        scores = tl.dot(queries, k, input_precision="ieee") * scale
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        highest = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - highest[:, None])
-        kept = tl.exp2(top - highest)
-        by_row = text[:, None] + dims[None, :]
-        v = tl.load(values + by_row, mask=inside[:, None] & in_head[None, :], other=0.0)
-        mixed = mixed * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        total = total * kept + tl.sum(weights, 1)
-        top = highest
+        top = tl.full([block_rows], float("-inf"), tl.float32)
+        total = tl.zeros([block_rows], tl.float32)
+        mixed = tl.zeros([block_rows, block_dim], tl.float32)
+        for at in range(start, stop, block_tokens):
+            places = at + tokens
+            inside = places < stop
+            pages = tl.load(table + places // page, mask=inside, other=0).to(tl.int64)
+            text = pages * page_stride + (kv_head * page + places % page) * head_dim
+            k = tl.load(keys + text[None, :] + dims[:, None], mask=inside[None, :] & in_head[:, None], other=0.0)
+            scores = tl.dot(queries, k, input_precision="ieee") * scale
+            seen = (places[None, :] <= position[:, None]) & (places[None, :] > position[:, None] - window)
+            scores = tl.where(inside[None, :] & seen, scores, float("-inf"))
+            highest = tl.maximum(top, tl.max(scores, 1))
+            finite = tl.where(highest > float("-inf"), highest, 0.0)
+            weights = tl.exp2(scores - finite[:, None])
+            kept = tl.exp2(top - finite)
+            v = tl.load(values + text[:, None] + dims[None, :], mask=inside[:, None] & in_head[None, :], other=0.0)
+            mixed = mixed * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+            total = total * kept + tl.sum(weights, 1)
+            top = highest
 
-    divisor = tl.where(total > 0, total, 1.0)
-    mixed = mixed / divisor[:, None]
-    if splits == 1:
-        tl.store(out + at_heads, mixed.to(out.dtype.element_ty), mask=stored)
-    else:
-        at_parts = (heads[:, None] * splits + split) * head_dim + dims[None, :]
-        tl.store(parts + at_parts, mixed, mask=stored & (start < stop))
-        tl.store(logs + heads * splits + split, top + tl.log2(divisor), mask=part_of)
+        mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+        if tl.load(item + 6) == 0:
+            tl.store(out + at_heads, mixed.to(out.dtype.element_ty), mask=stored)
+        else:
+            part = index * kv_heads * group + head
+            tl.store(parts + part[:, None] * head_dim + dims[None, :], mixed, mask=stored)
+            tl.store(logs + part, top + tl.log2(total), mask=asks)
 
 
 @triton.jit
 def _merge(
     parts: tl.tensor,
     logs: tl.tensor,
+    shares: tl.tensor,
     out: tl.tensor,
     head_dim: tl.constexpr,
-    splits: tl.constexpr,
     block_dim: tl.constexpr,
 ) -> None:
-    """Weigh the shares of one row's head by what their softmax summed to; a share with no tokens has the log -inf."""
-    head = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    shares = head * splits + tl.arange(0, splits)
-    dims = tl.arange(0, block_dim)
-    sums = tl.load(logs + shares)
-    taken = sums > float("-inf")
-    top = tl.max(sums, 0)
-    weights = tl.where(taken, tl.exp2(sums - top), 0.0)
-    total = tl.sum(weights, 0)
-    in_head = dims < head_dim
-    mixed = tl.load(
-        parts + shares[:, None] * head_dim + dims[None, :], mask=taken[:, None] & in_head[None, :], other=0.0
-    )
-    merged = tl.sum(mixed * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(out + head * head_dim + dims, merged.to(out.dtype.element_ty), mask=in_head)
+    """Weigh what programs found for one row's head by what their softmax summed to, if there were several."""
+    heads = tl.num_programs(1)
+    first = tl.load(shares + tl.program_id(0) * 2)
+    count = tl.load(shares + tl.program_id(0) * 2 + 1)
+    if count > 1:
+        dims = tl.arange(0, block_dim)
+        in_head = dims < head_dim
+        top = tl.full([], float("-inf"), tl.float32)
+        total = tl.zeros([], tl.float32)
+        merged = tl.zeros([block_dim], tl.float32)
+        for begin in range(0, count, 16):
+            places = begin + tl.arange(0, 16)
+            part = (first + places) * heads + tl.program_id(1)
+            sums = tl.load(logs + part, mask=places < count, other=float("-inf"))
+            found = tl.load(
+                parts + part[:, None] * head_dim + dims[None, :],
+                mask=(places < count)[:, None] & in_head[None, :],
+                other=0.0,
+            )
+            highest = tl.maximum(top, tl.max(sums, 0))
+            weights = tl.exp2(sums - highest)
+            kept = tl.exp2(top - highest)
+            merged = merged * kept + tl.sum(found * weights[:, None], 0)
+            total = total * kept + tl.sum(weights, 0)
+            top = highest
+        to = out + (tl.program_id(0) * heads + tl.program_id(1)).to(tl.int64) * head_dim + dims
+        tl.store(to, (merged / total).to(out.dtype.element_ty), mask=in_head)

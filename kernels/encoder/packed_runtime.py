@@ -6,20 +6,25 @@ the weights once. Linear layers of few rows wait for weights, so that short text
 torch is imported only where the C code cannot compute the model.
 """
 
+from __future__ import annotations
+
 import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pliant.formats.pass_times import PassTimes
 from pliant.kernels import c_compiler
 from pliant.kernels.encoder import weights
 from pliant.kernels.encoder.cpu_encoder import CpuEncoder
 from pliant.kernels.encoder.texts import Accepted, Output, Text
 from pliant.models.decoder_info import read_json
 from pliant.models.encoder_shape import EncoderShape
+
+if TYPE_CHECKING:
+    from pliant.formats.pass_times import PassTimes
 
 Encode = Callable[[np.ndarray, np.ndarray | None, Sequence[int], bool], tuple[np.ndarray, np.ndarray | None]]
 """Of packed ids and types of texts of these lengths: answers, and importance if that is wanted (see `CpuEncoder`)."""

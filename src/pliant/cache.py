@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import platformdirs
 from filelock import FileLock, Timeout
 
 logger = logging.getLogger("pliant")
@@ -30,8 +29,11 @@ _SHARE_EVERY_S = 0.25
 
 def cache_folder() -> Path:
     """$PLIANT_CACHE, or else the user's cache folder for pliant; it need not exist yet."""
-    root = os.environ.get("PLIANT_CACHE")
-    return Path(root).expanduser() if root else platformdirs.user_cache_path("pliant")
+    if root := os.environ.get("PLIANT_CACHE"):
+        return Path(root).expanduser()
+    import platformdirs  # kernels are imported where it is not installed
+
+    return platformdirs.user_cache_path("pliant")
 
 
 def made_once(folder: Path, make: Callable[[Path], None], report: Progress | None = None) -> Path:

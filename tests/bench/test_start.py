@@ -162,6 +162,8 @@ def test_every_service_of_the_default_cluster_is_asked() -> None:
         "topics-c": "/models/topics-c",
         "search": "/v1/embeddings",
         "chat": "/v1/completions",
+        "library": "/models/library",
+        "ask": "/v1/chat/completions",
         "digits": "/models/digits",
     }
     image = json.loads(asked["digits"].body or b"")["inputs"]

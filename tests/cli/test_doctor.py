@@ -126,9 +126,10 @@ def test_whatever_a_look_raises_becomes_its_reason() -> None:
 def test_the_file_wants_what_its_fewest_replicas_and_their_memory_take() -> None:
     cluster = read(ROOT / "cluster.yaml")
     wants = doctor_facts.wants(cluster)
-    replicas = [size.min for each in cluster.serving.services.values() if (size := each.replica_range())]
+    services = [(each, size.min) for each in cluster.serving.services.values() if (size := each.replica_range())]
     assert wants.gpus == 0
-    assert wants.cpus == pytest.approx(0.05 * (1 + sum(replicas)) + PLANNER_CPUS)
+    reserved = sum(least * each.resources()["num_cpus"] for each, least in services)
+    assert wants.cpus == pytest.approx(cluster.serving.gateway.cpus + reserved + PLANNER_CPUS)
     chat = cluster.serving.services["chat"]
     assert chat.memory_bytes() > 256 * 2**20
     kept = chat.model_copy(update={"adapters": AdaptersConfig(folder="zoo/adapters", host_mb=7)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -27,8 +28,11 @@ from pliant.config.cluster import Reader
 from pliant.deployments.http.background import Background
 from pliant.deployments.http.parameters import ClassifyParameters, VisionParameters
 from pliant.deployments.kinds import CONFIGS, KINDS, loaded
-from pliant.deployments.llm.request import Generation
+from pliant.deployments.llm.request import Generation, Piece
+from pliant.deployments.llm.spans import steps
 from pliant.deployments.serving import tracing
+from pliant.deployments.serving.parcels import Parcel, Refusal
+from pliant.deployments.serving.replica import Desk
 from pliant.sampling import Sampling
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -67,12 +71,60 @@ async def test_a_request_goes_on_with_its_client_s_trace(http: Any) -> None:
     assert {child.parent and child.parent.span_id for child in children} == {request.context.span_id}
 
 
+async def test_what_replicas_do_is_below_the_attempt_that_asked_them(http: Any) -> None:
+    with collected() as spans:
+        client = await http()
+        assert (await client.post("/models/echo", json={"inputs": ["a", "b"]})).status_code == 200
+        attempts, replicas = spans.named("attempt"), spans.named("replica")
+        parts = [*spans.named("queue"), *spans.named("compute")]
+    assert {span.parent and span.parent.span_id for span in replicas} == {span.context.span_id for span in attempts}
+    for replica in replicas:
+        assert replica.attributes == {"pliant.subject": "echo"}
+        first, second = (part for part in parts if part.parent and part.parent.span_id == replica.context.span_id)
+        assert (first.start_time, first.end_time) <= (second.start_time, second.end_time)
+
+
+async def test_queue_and_compute_share_the_time_and_what_breaks_down_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def engine(query: float) -> float:
+        return 1 / query
+
+    seconds = iter((10, 13, 13, 20))
+    monkeypatch.setattr(tracing, "time", SimpleNamespace(time_ns=lambda: next(seconds) * 10**9))
+    desk = Desk("topics", engine, compute_s=lambda _answer: 1.0)
+    trace = f"00-{TRACE}-{PARENT}-01"
+    with collected() as spans:
+        assert isinstance(await desk.one(Parcel("r", "g", (1.0,), ("mine",), (trace,))), float)
+        assert isinstance(await desk.one(Parcel("r", "g", (0.0,), ("mine",), (trace,))), Refusal)
+        await desk.one(Parcel("r", "g", (1.0,)))
+        [queue], [compute] = spans.named("queue"), spans.named("compute")
+        assert len(spans.named("replica")) == 2
+    assert (queue.start_time, queue.end_time) == (10 * 10**9, 12 * 10**9)
+    assert (compute.start_time, compute.end_time) == (12 * 10**9, 13 * 10**9)
+
+
+async def test_steps_of_an_answer_are_summed_up() -> None:
+    with collected() as spans:
+        with steps("chat", f"00-{TRACE}-{PARENT}-01") as noted:
+            assert noted
+            for tokens in ((1,), (2, 3), (4,)):
+                noted.gave(Piece(tokens, ""))
+        with steps("chat", "") as noted:
+            assert noted is None
+        [first], [rest], [replica] = spans.named("first tokens"), spans.named("steps"), spans.named("replica")
+    assert first.end_time == rest.start_time
+    assert rest.parent
+    assert replica.context
+    assert rest.parent.span_id == replica.context.span_id
+    assert rest.attributes
+    assert (rest.attributes["pliant.steps"], rest.attributes["pliant.tokens"]) == (2, 3)
+
+
 async def test_a_trace_that_is_not_sampled_stays_so(http: Any) -> None:
     with collected() as spans:
         client = await http()
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
         assert (await client.post("/models/echo", json={"inputs": "a"}, headers=headers)).status_code == 200
-        assert spans.attempts() == []
+        assert spans.attempts() == spans.named("replica") == []
 
 
 async def test_without_traces_no_span_is_made(http: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +132,7 @@ async def test_without_traces_no_span_is_made(http: Any, monkeypatch: pytest.Mon
         raise AssertionError("a span")
 
     monkeypatch.setattr(tracing.Trial, "__init__", none)
+    monkeypatch.setattr(tracing.Work, "__init__", none)
     monkeypatch.setattr("pliant.deployments.http.tracing.Tracing.__init__", none)
     assert (await (await http()).post("/models/echo", json={"inputs": "a"})).status_code == 200
 

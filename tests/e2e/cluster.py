@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -144,6 +145,11 @@ class Cluster:
     def _ray_address(self) -> str:
         port = next(self.started.folder.glob("ray/session_latest/gcs_server_port_*")).read_text()
         return f"127.0.0.1:{port}"
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        """What its processes have logged, where `logging_config` says JSON."""
+        files = self.started.folder.glob("ray/session_latest/logs/serve/*.log")
+        return [json.loads(line) for file in files for line in file.read_text().splitlines() if line.startswith("{")]
 
     def replica_processes(self, deployment: str = "topics") -> list[psutil.Process]:
         """The processes of the deployment's replicas."""

@@ -37,6 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle, faults_fol
     folder = tmp_path_factory.mktemp("cluster")
     content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
     application = content["applications"][0]
+    application["logging_config"]["encoding"] = "JSON"
     application["import_path"] = IMPORT_PATH
     args = application["args"]
     services: dict[str, Any] = args["services"]
@@ -47,9 +48,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle, faults_fol
     services[NAME] = oracle.service()
     args["state"] = str(folder)
     for service in services.values():
-        if service["kind"] != "cascade":
+        if service["kind"] not in ("cascade", "route"):
             service["timeout_s"] = PROCESS_HANGS_AFTER_S
-        if service["kind"] == "llm":
+        if service["kind"] in ("llm", "route"):
             service["slo_ms"] = PATIENT_MS
     with given_cascades.added(args, folder):
         services["echo"] = {"kind": "echo", "replicas": 2, "timeout_s": HANGS_AFTER_S, "answer_s": 0.1}

@@ -42,22 +42,26 @@ def text(service: str, texts: list[str]) -> Callable[[httpx.Client, int, float],
     return ask
 
 
-def completion(http: httpx.Client, index: int, _slo_ms: float) -> str:
+def completion(model: str) -> Callable[[httpx.Client, int, float], str]:
     """Greedy or sampled with a seed, whole or streamed."""
-    body = {
-        "model": "chat",
-        "prompt": f"The {WORDS[index]} statement",
-        "max_tokens": TOKENS,
-        "ignore_eos": True,
-        "temperature": index % 2,
-        "seed": index,
-        "stream": index >= CLIENTS // 2,
-    }
-    answer = http.post("/v1/completions", json=body)
-    if answer.status_code != 200 or not body["stream"]:
-        return answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
-    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+    def ask(http: httpx.Client, index: int, _slo_ms: float) -> str:
+        body = {
+            "model": model,
+            "prompt": f"The {WORDS[index]} statement",
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
+            "temperature": index % 2,
+            "seed": index,
+            "stream": index >= CLIENTS // 2,
+        }
+        answer = http.post("/v1/completions", json=body)
+        if answer.status_code != 200 or not body["stream"]:
+            return answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
+        events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+        return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+    return ask
 
 
 def image(http: httpx.Client, index: int, slo_ms: float) -> Any:
@@ -84,7 +88,8 @@ class Kind:
 KINDS = {
     "encoder": Kind("topics", "topics", 3, text("topics", [word * 3 for word in WORDS])),
     "cascade": Kind(STRICT, FIRST, 2, text(STRICT, SHORT)),
-    "llm": Kind("chat", "chat", 2, completion),
+    "llm": Kind("chat", "chat", 2, completion("chat")),
+    "route": Kind("ask", "chat", 2, completion("ask")),
     "vision": Kind("digits", "digits", 2, image),
     "echo": Kind("echo", "echo", 2, text("echo", list(WORDS))),
 }

@@ -46,6 +46,21 @@ def test_what_it_adds_is_shown(cluster: Cluster) -> None:
     assert 'echo_answers_total{replica="' in cluster.metrics()
 
 
+def test_a_request_is_found_in_the_logs_of_all_that_worked_on_it(cluster: Cluster) -> None:
+    body, headers = {"inputs": ["raise", "hello"]}, {"x-request-id": "one-of-mine"}
+    answer = httpx.post(f"{cluster.address}/models/echo", json=body, headers=headers, timeout=HANGS_AFTER_S)
+    assert (answer.status_code, answer.headers["x-request-id"]) == (503, "one-of-mine")
+
+    def logged() -> bool:
+        lines = [line for line in cluster.log_lines() if line.get("request_id") == "one-of-mine"]
+        said = {(line["deployment"], line["message"].partition(" ")[2][:17]) for line in lines}
+        return {("pliant_gateway", "replica "), ("pliant_echo", "a query broke dow")} <= {
+            (deployment, text[:8] if deployment.endswith("gateway") else text) for deployment, text in said
+        }
+
+    wait_until(logged, cluster.progress)
+
+
 def facts(cluster: Cluster) -> dict[str, Any]:
     found: dict[str, Any] = cluster.get("/stats")["services"]["echo"]
     return found

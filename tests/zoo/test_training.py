@@ -1,6 +1,8 @@
 """The training loop and what it writes, at a size that learns in seconds."""
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tokenizers import Tokenizer
 from pliant import zoo
 from pliant.kernels.encoder import packed_runtime
 from pliant.models import sources
-from pliant.zoo import corpus, shapes, topics
+from pliant.zoo import corpus, library, shapes, topics
 from pliant.zoo.shapes import Shape
 
 TINY = Shape(layers=3, hidden=64, heads=2, epochs=4, learning_rate=5e-3, vocabulary=500, positions=128)
@@ -61,6 +63,15 @@ def test_the_saved_model_and_tokenizer_are_those_that_were_measured() -> None:
     tokenizer.enable_truncation(TINY.positions)
     card = json.loads((folder / "zoo.json").read_text())
     assert topics.accuracy(model, tokenizer, corpus.held_out()) == card["accuracy"]
+
+
+def test_it_learns_to_tell_what_adapters_have_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = replace(TINY, epochs=2, windows=0, labels=library.LABELS)
+    monkeypatch.setitem(shapes.SHAPES, "library", shape)
+    assert sources.describe(sources.fetch("zoo/library")).labels == library.LABELS
+    [entry] = [entry for entry in zoo.status() if entry.name == "library"]
+    most = max(Counter(text.label for text in library.held_out()).values()) / len(library.held_out())
+    assert (entry.accuracy or 0.0) > most
 
 
 def test_what_is_known_before_training_holds_after_it() -> None:

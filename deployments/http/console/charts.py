@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from pliant.deployments.serving.history import STEPS
-from pliant.deployments.serving.panels import Bars, Chart, Panel, Table
+from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel, Table
 
 _HEIGHT = 60
 """Of a drawing, which is as many units wide as it has values."""
+_WIDTH = 240
+_GAP = 4
+"""Of a diagram, and between its bands."""
 _COLOURS = 8
 """Classes c0, c1 ... of the style sheet."""
 _MOST_ROWS = 50
@@ -25,6 +28,8 @@ def draw(panel: Panel) -> str:
             return _chart(panel)
         case Bars():
             return _bars(panel)
+        case Flow():
+            return _flow(panel)
         case Table():
             return _table(panel)
 
@@ -86,11 +91,39 @@ def _points(values: Sequence[float], top: float) -> str:
     )
 
 
+def _flow(panel: Flow) -> str:
+    """A Sankey diagram: of each stage a band to the right edge, as high as what it answers, and one to the next."""
+    step = _WIDTH / max(1, len(panel.shares))
+    left, top, drawn, words = 1.0, 0.0, [], []
+    for index, (name, share) in enumerate(panel.shares.items()):
+        start, answered, sent_on = index * step, share * _HEIGHT, (left - share) * _HEIGHT
+        words.append(f"{name} answers {number(share, '%')} of {number(left, '%')}")
+        drawn.append(_band(index, start, top, _WIDTH, top, answered))
+        left -= share
+        if index + 1 < len(panel.shares):
+            drawn.append(_band(index, start, top + answered, start + step, top + answered + _GAP, sent_on))
+        top += answered + _GAP
+    height = _HEIGHT + _GAP * len(panel.shares)
+    legend = "".join(f'<li class="c{index % _COLOURS}">{escape(word)}</li>' for index, word in enumerate(words))
+    said = escape(f"{panel.title}: {', '.join(words)}")
+    box = f'viewBox="0 0 {_WIDTH} {height}" preserveAspectRatio="none"'
+    svg = f'<svg {box} role="img" aria-label="{said}">{"".join(drawn)}</svg>'
+    return _figure(panel.title, f"{svg}<ul>{legend}</ul>")
+
+
+def _band(colour: int, x: float, y: float, to_x: float, to_y: float, height: float) -> str:
+    middle = (x + to_x) / 2
+    there = f"M{x:g} {y:.1f}C{middle:g} {y:.1f} {middle:g} {to_y:.1f} {to_x:g} {to_y:.1f}"
+    back = f"v{height:.1f}C{middle:g} {to_y + height:.1f} {middle:g} {y + height:.1f} {x:g} {y + height:.1f}z"
+    return f'<path class="c{colour % _COLOURS}" d="{there}{back}"/>'
+
+
 def _bars(panel: Bars) -> str:
     most = panel.most or max(panel.bars.values(), default=0.0)
     rows = "".join(
         f"<li>{escape(name)} <b>{escape(number(value, panel.unit))}</b>"
-        f'<meter min="0" max="{most or 1:g}" value="{min(value, most):g}">{escape(number(value))}</meter></li>'
+        f'<meter aria-label="{escape(name)}" min="0" max="{most or 1:g}" value="{min(value, most):g}">'
+        f"{escape(number(value))}</meter></li>"
         for name, value in panel.bars.items()
     )
     return _figure(panel.title, f'<ul class="bars">{rows or "<li>nothing yet</li>"}</ul>')
@@ -103,7 +136,8 @@ def _table(table: Table) -> str:
     )
     more = len(table.rows) - _MOST_ROWS
     note = f"<small>and {more} more: see /stats</small>" if more > 0 else ""
-    body = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}'
+    wide = f'class="wide" tabindex="0" role="region" aria-label="{escape(table.title)}"'
+    body = f"<div {wide}><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
     return _figure(table.title, body if table.rows else "<p>none</p>", "whole")
 
 

@@ -16,11 +16,20 @@ function show(changed) {
     if (!section) {
       section = document.createElement("section");
       section.id = name;
+      if (name === "trouble") section.setAttribute("role", "status");
       sections.append(section);
     }
-    section.innerHTML = html;
+    replace(section, html);
     if (name === "try") choose();
   }
+}
+
+function replace(section, html) {
+  const wide = () => [...section.querySelectorAll("[tabindex]")];
+  const before = wide(), scrolled = before.map(each => each.scrollLeft), focused = before.indexOf(document.activeElement);
+  section.innerHTML = html;
+  wide().forEach((each, index) => { each.scrollLeft = scrolled[index] ?? 0; });
+  wide()[focused]?.focus({preventScroll: true});
 }
 
 async function follow() {
@@ -67,14 +76,20 @@ async function question(form) {
   return [`/models/${name}`, {inputs: btoa(Array.from(bytes, byte => String.fromCharCode(byte)).join(""))}];
 }
 
+function way(answer) {
+  const steps = answer.headers.get("Server-Timing")?.split(/, (?=\w+;dur=)/) ?? [];
+  const told = step => step.replace(/;dur=([\d.]+)/, " $1 ms").replace(/;desc="(.*)"/, ": $1");
+  return steps.map(step => `${told(step)}\n`).join("");
+}
+
 async function ask(form, out) {
   const [path, body] = await question(form);
   const began = performance.now();
   const passed = () => `${Math.round(performance.now() - began)} ms`;
-  const sent = {"Content-Type": "application/json", ...headers()};
+  const sent = {"Content-Type": "application/json", "X-Pliant-Timing": "true", ...headers()};
   const answer = await fetch(root + path, {method: "POST", headers: sent, body: JSON.stringify(body)});
   if (!answer.ok || !body.stream) {
-    out.textContent = `${answer.status} after ${passed()}\n${JSON.stringify(await answer.json(), null, 2)}`;
+    out.textContent = `${answer.status} after ${passed()}\n${way(answer)}${JSON.stringify(await answer.json(), null, 2)}`;
     return;
   }
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -88,7 +103,7 @@ async function ask(form, out) {
       if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
       first ||= passed();
       said += JSON.parse(line.slice(6)).choices?.[0]?.delta?.content ?? "";
-      out.textContent = `first token after ${first}, ${passed()} in all\n${said}`;
+      out.textContent = `first token after ${first}, ${passed()} in all\n${way(answer)}${said}`;
     }
   }
 }

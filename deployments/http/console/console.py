@@ -140,7 +140,8 @@ def _tiles(stats: Mapping[str, Any], views: Mapping[str, Any], pasts: Mapping[st
     yield _tile("answers per second", number(good / _MINUTE))
     yield _tile("refused or failed per second", number(missed / _MINUTE))
     yield _tile("replicas", str(running))
-    yield _tile("gateway", str(stats["gateway"]))
+    gateways = max((len(view["requests_by_gateway"]) for view in views.values()), default=1)
+    yield _tile("gateway", f"{stats['gateway']}, 1 of {gateways}")
 
 
 def _tile(what: str, value: str) -> str:

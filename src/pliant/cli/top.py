@@ -19,7 +19,7 @@ from rich.text import Text
 from pliant.cli.terminal import console
 from pliant.deployments.kinds import loaded
 from pliant.deployments.serving.history import GOOD, MISSED, STEP_S, History, Past, troubles
-from pliant.deployments.serving.panels import Bars, Chart, Panel
+from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel
 from pliant.errors import PliantError
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -133,6 +133,8 @@ def line(values: Sequence[float]) -> str:
 def _panel(panel: Panel) -> RenderableType:
     if isinstance(panel, Chart):
         return _chart(panel)
+    if isinstance(panel, Flow):
+        panel = Bars(panel.title, panel.shares, unit="%", most=1.0)
     if isinstance(panel, Bars):
         return _rows(panel.title, _bars(panel))
     table = Table(*map(str, panel.columns), title=panel.title, title_justify="left", box=None)

@@ -120,6 +120,13 @@ class ServiceConfig(Strict):
         """What is downloaded or trained before it can answer: models and folders, as cluster.yaml names them."""
         return ()
 
+    def labels(self, services: Mapping[str, ServiceConfig]) -> tuple[str, ...]:
+        """Those of which it chooses one for each text; none if it does not do that. `services` are all.
+
+        Raises ModelError when there is no such model.
+        """
+        return ()
+
     def conflicts(self, services: Mapping[str, ServiceConfig]) -> Iterator[str]:
         """What is wrong with it beside the other `services`, a line each, which begins with the key below its own."""
         yield from ()

@@ -66,6 +66,9 @@ class CascadeConfig(ServiceConfig):
         """To prune, all levels but the last may have to say which words are important."""
         return {level: {"importance": True} for level in self.levels[:-1]} if self.prune else {}
 
+    def labels(self, services: Mapping[str, ServiceConfig]) -> tuple[str, ...]:
+        return services[self.levels[0]].labels(services)
+
     def conflicts(self, services: Mapping[str, ServiceConfig]) -> Iterator[str]:
         encoders = _encoders(services)
         there = ", ".join(encoders) or "none"

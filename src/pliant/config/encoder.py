@@ -83,6 +83,10 @@ class EncoderConfig(ElasticServiceConfig):
         """The longest text that is served, in tokens, for a model that takes `model_takes`."""
         return self.lengths[-1] if self.lengths else model_takes
 
+    def labels(self, services: Mapping[str, ServiceConfig]) -> tuple[str, ...]:
+        info = sources.check(self.model)
+        return info.labels if info.chooses else ()
+
     def misfit(self, services: Mapping[str, ServiceConfig]) -> str | None:
         info = sources.check(self.model)
         longest = self.longest(info.max_length)

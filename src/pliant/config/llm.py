@@ -137,6 +137,10 @@ class LlmConfig(ElasticServiceConfig):
     def catalogs(self) -> Mapping[str, CatalogConfig]:
         return {"adapters": self.adapters} if self.adapters else {}
 
+    def adapter_names(self) -> list[str]:
+        """What the adapters are called that are there from the start. Raises ModelError."""
+        return sources.adapter_names(self.adapters.folder) if self.adapters and self.adapters.folder else []
+
     def misfit(self, services: Mapping[str, ServiceConfig]) -> str | None:
         shape = sources.check_decoder(self.model)
         if self.adapters and self.adapters.folder:

@@ -18,6 +18,7 @@ from pliant.models.decoder_shape import DecoderShape
 from pliant.models.encoder_info import EncoderInfo as EncoderInfo
 from pliant.models.hub import Progress as Progress
 from pliant.models.vision_info import VisionInput
+from pliant.zoo import shapes
 
 _HELD = f"{hub.CONFIG}, {hub.WEIGHTS}, {hub.TOKENIZER}"
 _VISION_HELD = f"{hub.CONFIG}, {hub.WEIGHTS}"
@@ -67,6 +68,15 @@ def fetch_adapters(folder: str, progress: Progress | None = None) -> Path:
 def check_adapters(folder: str) -> None:
     """Raise ModelError if there is nothing that `folder` may name as adapters; trains nothing."""
     _check_collection(folder, zoo.ADAPTERS, "adapters, a PEFT folder each")
+
+
+def adapter_names(folder: str) -> list[str]:
+    """What the adapters are called that `folder` names; trains nothing. Raises ModelError as `check_adapters`."""
+    check_adapters(folder)
+    if folder.startswith("zoo/"):
+        return list(shapes.ADAPTERS)
+    entries = sorted(Path(folder).expanduser().iterdir())
+    return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def fetch_tasks(folder: str, progress: Progress | None = None) -> Path:

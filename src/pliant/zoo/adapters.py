@@ -25,7 +25,6 @@ SEED = 0
 _BATCH_TOKENS = 128
 """In one row, so that an adapter sees many small batches of its few texts."""
 _WARM_UP = 0.1
-_QUESTIONS = ("What is {}?", "What does {} do?", "Explain {}.", "Tell me about {}.", "Describe {}.")
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def _stream(tokenizer: Tokenizer, part: str, rng: random.Random) -> Iterator[int
             if rng.random() < 0.5:
                 yield from tokenizer.encode(docstring.document).ids
             else:
-                question = rng.choice(_QUESTIONS).format(docstring.subject)
+                question = rng.choice(docstrings.QUESTIONS).format(docstring.subject)
                 asked, answer = (
                     tokenizer.encode(text, add_special_tokens=False).ids for text in (question, docstring.text)
                 )

@@ -22,6 +22,8 @@ PARTS = {
     "unittest": ("unittest", "doctest"),
 }
 """Part -> its modules and packages."""
+QUESTIONS = ("What is {}?", "What does {} do?", "Explain {}.", "Tell me about {}.", "Describe {}.")
+"""To which a docstring is the answer, about what it describes."""
 _HELD_OUT_ONE_IN = 8
 _WORDS = range(4, 25)
 _PRIVATE = re.compile("_(?!_.*__$)")

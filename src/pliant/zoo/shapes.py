@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pliant.models.lora_layout import MODULES
-from pliant.zoo.corpus import LABELS
+from pliant.zoo import corpus, library
 
 Progress = Callable[[str, float], object]
 """Called with what is being done and the fraction done."""
@@ -27,7 +27,7 @@ _MODULES = "sentence_transformers.models"
 
 @dataclass(frozen=True)
 class Shape:
-    """A BERT encoder and its training: `epochs` over the paragraphs at a peak `learning_rate`."""
+    """A BERT encoder and its training: `epochs` over the texts at a peak `learning_rate`."""
 
     layers: int
     hidden: int
@@ -38,6 +38,9 @@ class Shape:
     positions: int = 512
     version: int = 1
     """Raised whenever texts, shape or training change, so that models of an older zoo are left alone."""
+    windows: int = 40
+    """Of several texts in a row, in each epoch."""
+    labels: tuple[str, ...] = corpus.LABELS
 
     def config(self) -> dict[str, Any]:
         """The `config.json` of a model of this shape, as `transformers.BertConfig` takes it."""
@@ -53,8 +56,8 @@ class Shape:
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
             "pad_token_id": 0,
-            "id2label": dict(enumerate(LABELS)),
-            "label2id": {label: index for index, label in enumerate(LABELS)},
+            "id2label": dict(enumerate(self.labels)),
+            "label2id": {label: index for index, label in enumerate(self.labels)},
         }
 
 
@@ -211,6 +214,7 @@ SHAPES: dict[str, Shape | PairShape | EmbeddingShape | LlamaShape | VitShape] = 
     "topics-large": Shape(layers=4, hidden=256, heads=4, epochs=10, learning_rate=1e-3, version=2),
     "topics-embedding": EmbeddingShape("topics-large", "cls_token"),
     "topics-pairs": PairShape("topics-small", hidden=128, steps=200, learning_rate=1e-3),
+    "library": Shape(layers=1, hidden=128, heads=2, epochs=6, learning_rate=2e-3, windows=4, labels=library.LABELS),
     "tiny-llama": LlamaShape(
         layers=4, hidden=256, heads=4, kv_heads=2, intermediate=704, steps=450, learning_rate=4e-3, version=3
     ),

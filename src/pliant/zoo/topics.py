@@ -1,4 +1,5 @@
-"""Trains the zoo's text classifiers: BERT-shaped models that tell the part of the documentation a text is from.
+"""Trains the zoo's text classifiers: BERT-shaped models that tell the part of the documentation a text is from, or of
+the standard library a question is about.
 
 A thousand paragraphs and some seconds of a processor are little for a transformer, so it is given three helps:
 
@@ -26,8 +27,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pliant.torchvision_ops import declare
-from pliant.zoo import corpus
-from pliant.zoo.corpus import LABELS, Text
+from pliant.zoo import corpus, library
+from pliant.zoo.corpus import Text
 from pliant.zoo.repeatable import repeatable
 from pliant.zoo.shapes import Progress, Shape
 
@@ -47,7 +48,6 @@ _ENDINGS = range(2, 6)
 _BATCH_TOKENS = 2048
 _CROP_TOKENS = 128
 _MASKED = 0.3
-_WINDOWS_PER_EPOCH = 40
 _WINDOW_WORDS = (30, 300)
 _WARM_UP = 0.1
 _JOIN_AT = 0.9
@@ -67,12 +67,13 @@ class Result:
 
 def train(shape: Shape, folder: Path, report: Progress) -> Result:
     """Train a model of `shape` from nothing and save it with its tokenizer to `folder`; same seed, same weights."""
-    paragraphs = corpus.training()
+    texts = library if shape.labels == library.LABELS else corpus
+    paragraphs = texts.training()
     tokenizer = train_tokenizer([paragraph.text for paragraph in paragraphs], shape)
     with repeatable(SEED):
         model = new_model(shape)
         _fit(model, shape, tokenizer, paragraphs, report)
-        held_out = corpus.held_out()
+        held_out = texts.held_out()
         windows = corpus.windows(held_out, 60, random.Random(SEED), (100, 300))
         result = Result(
             accuracy=accuracy(model, tokenizer, held_out),
@@ -136,7 +137,7 @@ def new_model(shape: Shape) -> BertForSequenceClassification:
 def accuracy(model: BertForSequenceClassification, tokenizer: Tokenizer, texts: Sequence[Text]) -> float:
     """The fraction of `texts` whose label the model ranks first."""
     model.eval()  # type: ignore[no-untyped-call]
-    examples = _encode(tokenizer, texts)
+    examples = _encode(tokenizer, texts, list((model.config.id2label or {}).values()))
     right = 0
     for batch in _batches(examples, random.Random(SEED)):
         ids, mask, labels = _pad(batch)
@@ -192,9 +193,9 @@ def _epochs(
     shape: Shape, tokenizer: Tokenizer, paragraphs: Sequence[Text], rng: random.Random
 ) -> Iterator[list[Example]]:
     """The batches of all epochs: paragraphs, of which long ones are cropped, and windows of several."""
-    singles = _encode(tokenizer, paragraphs)
+    singles = _encode(tokenizer, paragraphs, shape.labels)
     for _ in range(shape.epochs):
-        long = _encode(tokenizer, corpus.windows(paragraphs, _WINDOWS_PER_EPOCH, rng, _WINDOW_WORDS))
+        long = _encode(tokenizer, corpus.windows(paragraphs, shape.windows, rng, _WINDOW_WORDS), shape.labels)
         yield from _batches([(_crop(ids, rng), label) for ids, label in singles] + long, rng)
 
 
@@ -229,9 +230,9 @@ def _optimizer(model: BertForSequenceClassification) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
 
 
-def _encode(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[Example]:
+def _encode(tokenizer: Tokenizer, texts: Sequence[Text], labels: Sequence[str]) -> list[Example]:
     encodings = tokenizer.encode_batch([text.text for text in texts])
-    return [(encoding.ids, LABELS.index(text.label)) for encoding, text in zip(encodings, texts, strict=True)]
+    return [(encoding.ids, labels.index(text.label)) for encoding, text in zip(encodings, texts, strict=True)]
 
 
 def _crop(ids: list[int], rng: random.Random) -> list[int]:

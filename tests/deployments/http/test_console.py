@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+import re
+import tracemalloc
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from typing import Any
@@ -15,10 +18,11 @@ from support.tenants import tenants
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.http.console.charts import draw, number
-from pliant.deployments.http.console.console import Console
+from pliant.deployments.http.console.console import Console, _page
 from pliant.deployments.kinds import KINDS, loaded
 from pliant.deployments.serving.history import STEPS, History
-from pliant.deployments.serving.panels import Bars, Chart, Panel, Table
+from pliant.deployments.serving.outcome import Outcome
+from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel, Table
 from pliant.deployments.serving.services import Services
 
 REPORTS: dict[str, list[dict[str, Any]]] = {
@@ -42,7 +46,8 @@ def stats(served: int = 0) -> dict[str, Any]:
     for kind, reports in REPORTS.items():
         replicas = {f"r{index}": {**report, "served": served} for index, report in enumerate(reports)}
         more = CASCADE if kind == "cascade" else {"adapters": 1} if kind == "llm" else {}
-        views[f"a-{kind}"] = {"kind": kind, "ready": True, "state": "<ready>", "plan": {}, "requests": {"ok": served}}
+        views[f"a-{kind}"] = {"kind": kind, "ready": True, "state": "<ready>", "plan": {}}
+        views[f"a-{kind}"]["requests_by_gateway"] = {"g": {"ok": served}}
         views[f"a-{kind}"] |= {"replicas": replicas, **more}
     return {"gateway": "g", "planner_reached": True, "services": views}
 
@@ -66,6 +71,8 @@ def console(clock: list[float], past: History | None = None) -> Console:
         Chart("nothing", {}, stacked=True),
         Bars("<b>", {"<i>": 0.5}, unit="%", most=1.0),
         Bars("nothing", {}),
+        Flow("<b>", {"<i>": 0.5, "b": 0.5}),
+        Flow("nothing", {}),
         Table("<b>", ("<c>",), [("<d>",), (1234.5,)]),
         Table("nothing", ("c",), []),
     ],
@@ -88,6 +95,15 @@ def test_what_is_drawn_is_said_in_words_too() -> None:
     assert len(before) == 6, "equal heights need no points of their own"
 
 
+def test_a_band_is_as_high_as_what_flows_through_it() -> None:
+    drawn = ElementTree.fromstring(draw(Flow("texts", {"small": 0.5, "large": 0.4, "largest": 0.1})))
+    image = drawn.find("svg")
+    assert image is not None
+    assert image.attrib["aria-label"].endswith("large answers 40.0% of 50.0%, largest answers 10.0% of 10.0%")
+    heights = [float(re.findall("v([0-9.]+)", path.attrib["d"])[0]) for path in image.findall("path")]
+    assert heights == [30.0, 30.0, 24.0, 6.0, 6.0], "what each level answers, and then what it sends on"
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "said"),
     [(0, "", "0"), (0.12345, "", "0.123"), (1234.5, "", "1234"), (0.5, "%", "50.0%"), (3 * 2**20, "bytes", "3.0 MiB")],
@@ -106,6 +122,48 @@ def test_all_kinds_are_shown_with_what_is_wrong_first() -> None:
     assert "60.0%" in sections["service-a-cascade"], "the small level sent 4 of 10 on"
     assert "&lt;a&gt;" in sections["service-a-llm"]
     assert sum(map(len, sections.values())) < 150_000
+
+
+def test_everything_has_a_name_and_can_be_reached_by_keyboard() -> None:
+    sections = console([1.0]).sections()
+    page = ElementTree.fromstring(f"<main>{''.join(sections.values())}</main>")
+    tags = [element for tag in ("svg", "meter") for element in page.iter(tag)]
+    assert {tag.tag for tag in tags} == {"svg", "meter"}
+    assert all(tag.get("aria-label") for tag in tags)
+    labelled = {control for label in page.iter("label") for control in label.iter() if control.get("name")}
+    assert labelled == {control for control in page.iter() if control.get("name")}
+    scrolls = [element for element in page.iter("div") if element.get("class") == "wide"]
+    assert scrolls
+    assert all(element.get("tabindex") == "0" and element.get("aria-label") for element in scrolls)
+
+
+def busy(replicas: int, step: int, chance: random.Random) -> dict[str, Any]:
+    """What /stats says of a service of each kind with so many replicas in all, whose loads are never the same."""
+    found = stats()
+    for view in found["services"].values():
+        view["replicas"] = {}
+        view["requests_by_gateway"] = {"g": {outcome: step * chance.randrange(99) for outcome in Outcome}}
+    for index in range(replicas):
+        kind = ("encoder", "llm", "vision")[index % 3]
+        gammas = {str(gamma): {"images": step * chance.randrange(99)} for gamma in (-8, 0, 8)}
+        varies = ("waiting", "live", "served", "computed_tokens", "in_time", "late", "utility")
+        loads = {key: step * chance.randrange(99) for key in varies}
+        report = {**REPORTS[kind][1], **loads, "max_length": (64, 128, 512)[index % 3], "gammas": gammas}
+        found["services"][f"a-{kind}"]["replicas"][f"replica-{index:03}"] = report
+    return found
+
+
+def test_a_quarter_of_an_hour_of_fifty_replicas_is_small_to_keep_and_to_show() -> None:
+    chance, past = random.Random(1), History(loaded(KINDS))
+    tracemalloc.start()
+    for step in range(STEPS + 1):
+        past.record(5.0 * step, busy(50, step, chance))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 50 * 2**20
+    page, _ = _page()
+    shown = Console(lambda: busy(50, STEPS, chance), past).sections()
+    assert len(page.encode()) + len(json.dumps(dict(shown)).encode()) < 150_000
 
 
 @pytest.mark.parametrize(

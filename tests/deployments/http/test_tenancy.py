@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,9 @@ from pliant.deployments.http.application import application
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.http.texts import Prediction
 from pliant.deployments.kinds import loaded
+from pliant.deployments.serving import tracing
 from pliant.deployments.serving.keys import Tenants
+from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.services import Service, Services
 from pliant.deployments.serving.tenants import current
 
@@ -202,3 +205,31 @@ def test_stats_show_tenants() -> None:
     ask(http, "a", "nowhere")
     facts = http.get("/stats", headers={"Authorization": "Bearer a"}).json()["tenants"]["a"]
     assert facts == {"open": 0, "tokens": 4, "requests": {"200": 1, "404": 1}, "remaining_tokens": 96}
+
+
+def test_who_may_observe_and_asks_hears_what_took_how_long() -> None:
+    class Asking(Model):
+        async def classify(self, texts: Sequence[str], parameters: ClassifyParameters) -> list[Prediction]:
+            with tracing.choosing():
+                pass
+            for reply in (Refusal("busy", 'full "now"\n'), "said"):
+                asked = tracing.trial("topics", "r1", None, lambda _: {"pliant.runtime": 64, tracing.COMPUTE_MS: 0.0})
+                if asked:
+                    asked.over(reply)
+                    asked.over(None)
+            return await super().classify(texts, parameters)
+
+    http = TestClient(application_of(tenants(sees={"rights": ["infer", "observe"]}, asks={}), Asking("topics")))
+
+    def timing(key: str, **headers: str) -> str | None:
+        sent = {"Authorization": f"Bearer {key}", **headers}
+        return http.post("/models/topics", json={"inputs": "a"}, headers=sent).headers.get("server-timing")
+
+    assert timing("sees") is None
+    assert timing("asks", **{"x-pliant-timing": "true"}) is None
+    told = timing("sees", **{"x-pliant-timing": "true"})
+    assert told
+    assert re.sub(r"[\d.]+(?=[;,]|$)", "N", told) == (
+        'choose;dur=N, attempt;dur=N;desc="r1 of topics busy; reason full ?now??", '
+        'attempt;dur=N;desc="r1 of topics answered; runtime 64", queue;dur=N, compute;dur=N'
+    )

@@ -19,6 +19,7 @@ from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.kind import KIND
 from pliant.deployments.llm.request import Generation, merged
 from pliant.deployments.serving import metrics
+from pliant.deployments.serving.bundles import Bundle, Outboxes, Sending
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.kind import Opening
 from pliant.deployments.serving.parcels import Parcel
@@ -36,8 +37,17 @@ class Process:
         self._replicas = replicas
         self._error = error
         self._after = after
+        self._outboxes: Outboxes[Any] = Outboxes()
 
-    async def generate(self, parcel: Parcel[Generation]) -> AsyncGenerator[Any, None]:
+    async def send(self, parcel: Parcel[Sending[Generation]]) -> int:
+        [sending] = parcel.queries
+        asked = Parcel(parcel.replica, parcel.gateway, (sending.query,))
+        return await self._outboxes.send(sending, self._pieces(asked))
+
+    def bundles(self, parcel: Parcel[str]) -> AsyncGenerator[Bundle[Any], None]:
+        return self._outboxes.bundles(*parcel.queries)
+
+    async def _pieces(self, parcel: Parcel[Generation]) -> AsyncGenerator[Any, None]:
         count = 0
         async for piece in self._replicas.pieces(parcel):
             if self._error and count == self._after:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from support.scripted_replicas import ANSWERS, Act, ScriptedReplicas, slow
 
 from pliant.deployments.serving.courier import MOST, Courier
 from pliant.deployments.serving.errors import ReplicaLeftError, ReplicaLostError
+from pliant.deployments.serving.logs import work_on
 from pliant.deployments.serving.parcels import Parcel, Refusal
 
 pytestmark = pytest.mark.virtual_time
@@ -140,3 +142,25 @@ async def test_what_is_not_answered_failed() -> None:
     assert answer == 7
     assert isinstance(nothing, Refusal)
     assert nothing.cause == "failed"
+
+
+async def test_each_query_says_its_request_and_none_leaves_in_the_context_of_one() -> None:
+    client: ContextVar[str] = ContextVar("client", default="nobody")
+    seen: list[str] = []
+
+    class Seeing(ScriptedReplicas):
+        async def one(self, parcel: Parcel[Any]) -> Any:
+            seen.append(client.get())
+            return await super().one(parcel)
+
+    replicas = Seeing({"a": [ANSWERS], "b": [ANSWERS]})
+    courier: Courier[Any, Any] = Courier("here", replicas)
+
+    async def ask(request: str, replica: str) -> Any:
+        client.set(request)
+        work_on(request)
+        return await courier.send(replica, request)
+
+    await asyncio.gather(ask("x", "a"), ask("y", "a"), ask("z", "b"))
+    assert [parcel.requests for parcel in replicas.parcels] == [("x", "y"), ("z",)]
+    assert seen == ["nobody"], "Serve ends the calls of a request whose client leaves"

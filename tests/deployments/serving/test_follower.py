@@ -88,6 +88,19 @@ async def test_news_go_out_once_and_guidance_is_followed(table: Table) -> None:
     task.cancel()
 
 
+async def test_the_planner_hears_how_requests_ended_in_all(table: Table) -> None:
+    requests: Counter[str] = Counter(ok=1)
+    planner = Planner()
+    follower = Follower("me", planner.exchange, {"topics": table}, {"topics": Tally(requests)})
+    task = asyncio.create_task(follower.run())
+    await planner.answer(Guidance())
+    requests["ok"] += 1
+    await planner.answer(Guidance(requests={"another": {"shed": 2}}))
+    await planner.answer(Guidance())
+    assert [news.requests for _, news in planner.told] == [{"ok": 1}, {"ok": 1}, {"ok": 2}]
+    task.cancel()
+
+
 async def test_while_the_planner_is_gone_all_replicas_are_used_and_old_news_are_dropped(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

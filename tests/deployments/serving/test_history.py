@@ -31,8 +31,9 @@ def report(served: int, length: int = 64, waiting: int = 0, **more: Any) -> dict
 
 
 def stats(replicas: Mapping[str, Any], ok: int = 0, reached: bool = True, **more: Any) -> dict[str, Any]:
-    view = {"kind": "toy", "ready": True, "state": "ready", "plan": {}, "replicas": replicas, "requests": {"ok": ok}}
-    return {"planner_reached": reached, "services": {"a": {**view, **more}}}
+    view = {"kind": "toy", "ready": True, "state": "ready", "plan": {}, "replicas": replicas}
+    requests = {"requests_by_gateway": {"g": {"ok": ok}}}
+    return {"planner_reached": reached, "services": {"a": {**view, **requests, **more}}}
 
 
 def latest(history: History, name: str) -> float:
@@ -56,6 +57,21 @@ def test_replicas_that_come_go_and_change_never_count_what_was_before(history: H
     assert (latest(history, "texts/64"), latest(history, "texts/512")) == (0.0, 2.0)
     history.record(10.0, stats({"x": report(0, 512), "z": report(510)}))
     assert (latest(history, "texts/64"), latest(history, "texts/512")) == (2.0, 0.0), "x began again"
+
+
+def test_all_gateways_are_added_up_and_one_that_comes_late_or_goes_is_no_burst(history: History) -> None:
+    seen: list[dict[str, dict[str, int]]] = [
+        {"g": {}},
+        {"g": {"ok": 5}},
+        {"g": {"ok": 10}, "h": {"ok": 5000}},
+        {"g": {"ok": 15}, "h": {"ok": 5010, "shed": 10}},
+        {"g": {"ok": 20}},
+        {"g": {"ok": 25}, "h": {"ok": 9000}},
+    ]
+    for step, requests in enumerate(seen):
+        history.record(5.0 * step, stats({}, requests_by_gateway=requests))
+    assert history.of("a").line("requests/ok")[-6:] == [0.0, 1.0, 1.0, 3.0, 1.0, 1.0]
+    assert history.of("a").line("requests/shed")[-6:] == [0.0, 0.0, 0.0, 2.0, 0.0, 0.0]
 
 
 def test_it_forgets_after_a_quarter_of_an_hour(history: History) -> None:

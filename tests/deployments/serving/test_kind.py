@@ -174,6 +174,7 @@ async def test_stats_and_metrics_say_what_they_say_of_all_and_what_it_adds(serve
     await served.say("hello")
     stats = await served.stats()
     assert stats.pop("replicas").keys() == {"echo-0", "echo-1"}
+    assert list(stats.pop("requests_by_gateway").values()) == [{"ok": 1}]
     assert stats == {
         "kind": "echo",
         "ready": True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +46,22 @@ async def test_gateways_hear_of_each_other_until_one_stops_asking() -> None:
         await asyncio.sleep(1.0)
         left = await heard("b")
     assert left == {"b"}
+
+
+async def test_gateways_hear_how_each_other_s_requests_ended() -> None:
+    planner = planner_of("echo")
+
+    async def heard(gateway: str, **requests: int) -> dict[str, Mapping[str, int]]:
+        _, guidance = await planner.exchange(gateway, "", {"echo": News(requests=requests)})
+        return dict(guidance["echo"].requests)
+
+    await heard("a", ok=3)
+    assert await heard("b", shed=1) == {"a": {"ok": 3}, "b": {"shed": 1}}
+    assert await heard("a", ok=4) == {"a": {"ok": 4}, "b": {"shed": 1}}
+    for _ in range(10):
+        await asyncio.sleep(1.0)
+        left = await heard("b", shed=1)
+    assert left == {"b": {"shed": 1}}
 
 
 async def test_with_a_budget_it_hears_demand_and_says_how_many_replicas_and_why(

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from ray import serve
 from ray._common.utils import import_attr
+from ray.serve._private import default_impl
 from ray.serve._private.common import TimeStampedValue
 from ray.serve._private.handle_options import InitHandleOptions
 from ray.serve._private.replica import ReplicaActor
 from ray.serve._private.router import AsyncioRouter
 from ray.serve.config import AutoscalingContext, BackpressureConfig
+from ray.serve.context import _set_request_context
 from ray.serve.experimental.capacity_queue_router import CapacityQueueRouter
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -64,6 +66,11 @@ def test_what_replicas_are_asked_beside_what_they_compute() -> None:
     assert inspect.iscoroutinefunction(RunningReplica.get_queue_len)
     assert "deadline_s" not in inspect.getsource(RunningReplica.get_queue_len).split('"""')[2], "it is for tests"
     assert "concurrency group" in (inspect.getdoc(ReplicaActor.get_num_ongoing_requests) or "")
+
+
+def test_a_call_is_logged_as_of_the_request_in_whose_context_it_is_made() -> None:
+    assert "request_id" in parameters(_set_request_context)
+    assert "request_id=_request_context.request_id" in inspect.getsource(default_impl.get_request_metadata)
 
 
 def test_the_handle_runs_its_router_in_our_loop() -> None:

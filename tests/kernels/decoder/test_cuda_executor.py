@@ -6,11 +6,12 @@ It needs a GPU; or Triton's interpreter, where steps run as they would be record
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 import torch
+from support.pretend_gpu import in_the_interpreter
 from torch import Tensor
 
 from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, Step
@@ -27,9 +28,10 @@ from pliant.models.lora_layout import LoraLayout
 pytest.importorskip("triton")
 from pliant.kernels.cuda_graph import graph_rows
 from pliant.kernels.decoder import cuda_executor
-from pliant.kernels.decoder.cuda_executor import CudaExecutor, RecordedStep
+from pliant.kernels.decoder.cuda_executor import CudaExecutor, Forward, Inputs, RecordedStep
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.triton_lora import LoraTiles, tables_of
+from pliant.kernels.upload import packed, unpacked
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -61,21 +63,22 @@ class Eager(RecordedStep):
 
     def __init__(
         self,
-        forward: Callable[..., Tensor],
+        forward: Forward,
+        inputs: Inputs,
         logits: Tensor,
-        pages: int,
         pool: None,
         stream: None,
         tiles: LoraTiles | None = None,
     ) -> None:
-        self.rows, self._logits, self._pages, self._forward, self._tiles = len(logits), logits, pages, forward, tiles
+        self.rows, self._inputs, self._logits, self._forward, self._tiles = len(logits), inputs, logits, forward, tiles
 
     def run(self, step: Step, lora: LoraBatch | None = None) -> Tensor:
-        inputs = list(map(torch.from_numpy, cuda_executor._tables(self.rows, self._pages, step)))
+        tables = self._inputs(self.rows, step)
+        given = unpacked(torch.from_numpy(packed(tables)), tables)
         if self._tiles is not None:
             for tensor, table in zip((self._tiles.rows, self._tiles.places), tables_of(lora, self.rows), strict=True):
                 tensor.copy_(torch.from_numpy(table))
-        self._logits.copy_(self._forward(inputs[0], cuda_executor._rows(*inputs), self._tiles))
+        self._logits.copy_(self._forward(given, self._tiles))
         return self._logits[: len(step.lengths)]
 
 
@@ -189,6 +192,24 @@ def test_adapters_add_what_they_add_in_the_plain_executor(executors: tuple[Execu
         assert output.first.tolist() == expected.first.tolist()
         assert output.tokens[rows].tolist() == expected.tokens[rows].tolist()
     assert [output.tokens.tolist() for output in found[0]] != bare
+
+
+@needs_gpu
+@pytest.mark.skipif(ON_GPU, reason="tensors only claim to lie on a GPU")
+def test_no_launch_waits_for_the_gpu(executors: tuple[Executor, CudaExecutor], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ours = executors
+    ours.keep_pages(SLOTS)
+    ours.install("a", [8] * 7, torch.zeros(LoraLayout(SHAPE, [8] * 7).values))
+    filters = Sampling(temperature=0.8, top_p=0.9, top_k=7, min_p=0.1, seed=3, logprobs=2, presence_penalty=1.0)
+    under_way = []
+    with in_the_interpreter(monkeypatch):
+        for slot in range(SLOTS):
+            ours.admit(slot, filters, "a" if slot % 2 else None, np.array([1, 2], np.int32))
+        for moves, following, _ in SCRIPT:
+            ours.move(moves)
+            under_way.append(ours.launch(following))
+        ours.move_pages([(1, 0)])
+    assert all(launched.result() for launched in under_way)
 
 
 @needs_gpu

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pliant.kernels.decoder.decode_step import RowLogprobs, RowMasks
-from pliant.kernels.decoder.sampling import Needs, Sampler, Sampling, keep_top_k, keep_top_p, uniform
+from pliant.kernels.decoder.sampling import Needs, Sampled, Sampler, Sampling, keep_top_k, keep_top_p, uniform
 from pliant.torchvision_ops import declare
 
 declare()
@@ -61,11 +61,19 @@ def sampler_of(*asked: Sampling, vocab: int = VOCAB) -> Sampler:
     return sampler
 
 
+def sample(
+    sampler: Sampler, logits: Tensor, slots: slice | Tensor, indices: Tensor, masks: RowMasks | None = None
+) -> Sampled:
+    """With what these slots need."""
+    listed = range(slots.start, slots.stop) if isinstance(slots, slice) else slots.tolist()
+    return sampler.sample(logits, slots, indices, sampler.needs(listed), masks)
+
+
 def draws(logits: Tensor, sampling: Sampling, count: int = DRAWS) -> Tensor:
     """[count] tokens of one answer, each from the same logits [vocab]."""
     sampler = sampler_of(sampling, vocab=len(logits))
     rows = logits.expand(count, -1)
-    return sampler.sample(rows, torch.zeros(count, dtype=torch.int64), torch.arange(count)).tokens
+    return sample(sampler, rows, torch.zeros(count, dtype=torch.int64), torch.arange(count)).tokens
 
 
 def expected(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -164,12 +172,12 @@ def assert_drawn(logits: Tensor, sampling: Sampling, wanted: Tensor) -> None:
     at = torch.tensor([len(answer)])
     sampler = Sampler(1, VOCAB, "cpu", LONGEST)
     sampler.set(0, replace(sampling, temperature=0.0), prompt, answer)
-    assert int(sampler.sample(logits[None], slice(0, 1), at).tokens) == int(wanted.argmax())
+    assert int(sample(sampler, logits[None], slice(0, 1), at).tokens) == int(wanted.argmax())
     count = 4_000
     sampler = Sampler(count, VOCAB, "cpu", 10)
     for slot in range(count):
         sampler.set(slot, replace(sampling, seed=slot), prompt, answer)
-    drawn = sampler.sample(logits.expand(count, -1), slice(0, count), at.expand(count)).tokens
+    drawn = sample(sampler, logits.expand(count, -1), slice(0, count), at.expand(count)).tokens
     counts = torch.bincount(drawn, minlength=VOCAB)
     assert not counts[wanted == 0].any()
     often = wanted * count >= 5
@@ -185,7 +193,7 @@ def test_penalties_count_what_was_recorded_and_nothing_behind_it(penalty: dict[s
     sampler = sampler_of(Sampling(temperature=0.0, **penalty), GREEDY, vocab=3)
 
     def likeliest(index: int) -> int:
-        return int(sampler.sample(logits, torch.tensor([0]), torch.tensor([index])).tokens)
+        return int(sample(sampler, logits, torch.tensor([0]), torch.tensor([index])).tokens)
 
     assert sampler.remembers
     assert likeliest(0) == 2
@@ -197,7 +205,7 @@ def test_penalties_count_what_was_recorded_and_nothing_behind_it(penalty: dict[s
     sampler.move([(0, 1)])
     sampler.set(0, GREEDY)
     assert likeliest(2) == 2
-    assert int(sampler.sample(logits, slice(1, 2), torch.tensor([2])).tokens) == 0
+    assert int(sample(sampler, logits, slice(1, 2), torch.tensor([2])).tokens) == 0
     sampler.set(1, GREEDY)
     assert not sampler.remembers
 
@@ -212,8 +220,8 @@ def test_masks_ban_tokens_of_their_rows_alone(vocab: int) -> None:
     sampler, logits = sampler_of(*[Sampling(5.0, seed=seed) for seed in range(200)], vocab=vocab), torch.zeros(vocab)
     masks = RowMasks(np.array([7, 150]), bits)
     rows, places = logits.expand(200, -1), torch.zeros(200, dtype=torch.int64)
-    plain = sampler.sample(rows, slice(0, 200), places).tokens
-    masked = [sampler.sample(rows, slice(0, 200), places + place, masks=masks).tokens.tolist() for place in range(40)]
+    plain = sample(sampler, rows, slice(0, 200), places).tokens
+    masked = [sample(sampler, rows, slice(0, 200), places + place, masks=masks).tokens.tolist() for place in range(40)]
     assert {tokens[7] for tokens in masked} == set(allowed[0])
     assert {tokens[150] for tokens in masked} == set(allowed[1])
     others = [row for row in range(200) if row not in (7, 150)]
@@ -225,9 +233,9 @@ def test_masks_ban_tokens_of_their_rows_alone(vocab: int) -> None:
 def test_a_token_is_the_same_whatever_the_other_rows(asked: list[Sampling], seed: int, index: int) -> None:
     logits = random_logits(len(asked), seed=seed)
     indices = torch.arange(index, index + len(asked))
-    together = sampler_of(*asked).sample(logits, slice(0, len(asked)), indices)
+    together = sample(sampler_of(*asked), logits, slice(0, len(asked)), indices)
     for row, sampling in enumerate(asked):
-        alone = sampler_of(sampling).sample(logits[row : row + 1], torch.tensor([0]), indices[row : row + 1])
+        alone = sample(sampler_of(sampling), logits[row : row + 1], torch.tensor([0]), indices[row : row + 1])
         assert alone.tokens[0] == together.tokens[row]
         if sampling.logprobs is not None:
             assert alone.logprobs == [together.logprobs[row]]
@@ -242,26 +250,24 @@ def test_needs_in_excess_change_no_token(asked: list[Sampling], excess: bool) ->
     logits, indices = random_logits(len(asked)), torch.arange(len(asked))
     everything = Needs(True, VOCAB, False, True, 5, min_p=True, typical_p=True, biased=True, penalized=True)
     assert torch.equal(
-        sampler.sample(logits, rows, indices).tokens, sampler.sample(logits, rows, indices, everything).tokens
+        sample(sampler, logits, rows, indices).tokens, sampler.sample(logits, rows, indices, everything).tokens
     )
 
 
 def test_all_greedy_needs_nothing() -> None:
-    assert sampler_of(GREEDY, Sampling(temperature=1e-9, top_k=5)).needs(slice(0, 2)) == Needs(
-        False, 0, False, False, -1
-    )
-    assert sampler_of(GREEDY, Sampling(top_k=5, top_p=0.5)).needs(slice(0, 2)) == Needs(True, 8, True, True, -1)
-    assert sampler_of(Sampling(top_k=VOCAB), Sampling(top_k=5)).needs(slice(0, 2)) == Needs(True, 8, False, False, -1)
+    assert sampler_of(GREEDY, Sampling(temperature=1e-9, top_k=5)).needs(range(2)) == Needs(False, 0, False, False, -1)
+    assert sampler_of(GREEDY, Sampling(top_k=5, top_p=0.5)).needs(range(2)) == Needs(True, 8, True, True, -1)
+    assert sampler_of(Sampling(top_k=VOCAB), Sampling(top_k=5)).needs(range(2)) == Needs(True, 8, False, False, -1)
 
 
 def test_a_move_carries_the_parameters() -> None:
     asked = [Sampling(seed=1), GREEDY, Sampling(top_k=3, seed=2, logprobs=2), Sampling(top_p=0.5, seed=3)]
     sampler, logits, indices = sampler_of(*asked), random_logits(1).expand(2, -1), torch.tensor([7, 8])
-    before = sampler.sample(logits, slice(2, 4), indices)
+    before = sample(sampler, logits, slice(2, 4), indices)
     sampler.move([(2, 0), (3, 1)])
     sampler.set(2, GREEDY)
     sampler.set(3, GREEDY)
-    after = sampler.sample(logits, slice(0, 2), indices)
+    after = sample(sampler, logits, slice(0, 2), indices)
     assert torch.equal(before.tokens, after.tokens)
     assert before.logprobs == after.logprobs
     sampler.move([])
@@ -270,7 +276,7 @@ def test_a_move_carries_the_parameters() -> None:
 def test_logprobs_are_the_models_own() -> None:
     logits = random_logits(3)
     sampler = sampler_of(Sampling(temperature=0.0, logprobs=2), GREEDY, Sampling(2.0, top_k=2, logprobs=0))
-    sampled = sampler.sample(logits, slice(0, 3), torch.arange(3))
+    sampled = sample(sampler, logits, slice(0, 3), torch.arange(3))
     exact = logits.log_softmax(-1)
     first, none, last = sampled.logprobs or []
     assert none is None
@@ -280,7 +286,7 @@ def test_logprobs_are_the_models_own() -> None:
     assert first.top_ids == best.indices.tolist()
     assert first.top == pytest.approx(best.values.tolist(), abs=1e-5)
     assert first.chosen == first.top[0]
-    assert sampler.sample(logits[1:2], slice(1, 2), torch.arange(1)).logprobs is None
+    assert sample(sampler, logits[1:2], slice(1, 2), torch.arange(1)).logprobs is None
 
 
 def test_half_precision_logits_are_sampled_in_float32() -> None:
@@ -300,7 +306,8 @@ def test_no_shape_and_no_branch_depends_on_data_off_the_cpu() -> None:
     sampler.move([(1, 0)])
     rows = torch.empty(2, dtype=torch.int64, device="meta")
     for slots in (slice(1, 3), slice(2, 4), rows):
-        sampled = sampler.sample(torch.empty(2, VOCAB, device="meta"), slots, rows)
+        needs = sampler.needs(range(4))
+        sampled = sampler.sample(torch.empty(2, VOCAB, device="meta"), slots, rows, needs)
         assert sampled.tokens.shape == (2,)
         sampler.record(slots, rows, sampled.tokens)
         if slots != slice(2, 4):
@@ -352,7 +359,7 @@ def test_rounding_hardly_ever_changes_a_token() -> None:
     seeds = [replace(sampling, seed=seed) for seed in range(1000)]
     indices = torch.zeros(1000, dtype=torch.int64)
     exact, noisy = (
-        sampler_of(*seeds, vocab=1000).sample(given, slice(0, 1000), indices).tokens
+        sample(sampler_of(*seeds, vocab=1000), given, slice(0, 1000), indices).tokens
         for given in (logits, logits + noise)
     )
     assert (exact != noisy).sum() <= 1

@@ -15,13 +15,14 @@ from support.waiting import PROCESS_HANGS_AFTER_S
 from torch import Tensor
 
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
-from pliant.kernels.decoder.ragged import Ragged
+from pliant.kernels.decoder.ragged import Span, ragged
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import LoraLayout
 
 pytest.importorskip("triton")
 
-from pliant.kernels.decoder.cuda_kernels import CudaKernels, shares
+from pliant.kernels.decoder import triton_sampling
+from pliant.kernels.decoder.cuda_kernels import CudaKernels
 
 LLAMA = DecoderShape.from_config(
     {
@@ -46,29 +47,27 @@ def test_kernels_in_the_interpreter() -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 90, 100])
 def test_every_launch_compiles_for_gpus(capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiled = compile_only(monkeypatch, tmp_path, capability)
     kernels, places = CudaKernels(processors=132), torch.zeros(2, dtype=torch.int32)
-    batch = Ragged(places, places, torch.zeros(2, 8, dtype=torch.int32), 2)
+    chunk = Span(0, 20), np.zeros(1, np.int32)
+    batch = ragged(np.zeros(2, np.int32), np.zeros((2, 8), np.int32), [chunk], 64, torch.device("cpu"))
     keys, weight, rotation = zeros(4, 8, 64, 128), zeros(128), (torch.zeros(512, 128), torch.zeros(512, 128))
     kernels.add_norm(zeros(2, 4096), zeros(2, 4096), zeros(4096), 1e-5)
     kernels.rotate_and_store(zeros(2, 6144), places, places, rotation, (weight, weight), 1e-5, keys, keys)
-    kernels.attention(zeros(2, 32, 128), keys, keys, batch, 256)
+    kernels.attention(zeros(22, 32, 128), keys, keys, batch, 256)
     kernels.gate(zeros(2, 28672))
     kernels.move(keys[None], keys[None], [(0, 1, 64)])
     layout = LoraLayout(LLAMA, [256] * 7)
     lora = LoraBatch(zeros(layout.values), [LoraGroup(np.arange(2, dtype=np.int32), 0, layout)])
     kernels.lora(lora)(zeros(2, 6144), zeros(2, 4096), 1, "qkv")
-    launched = {"_add_norm", "_rotate_and_store", "_attend", "_merge", "_gate", "_move", "_shrink", "_expand"}
+    probabilities = torch.zeros(2, 128_256)
+    triton_sampling.keep_top_k(probabilities, torch.ones(2, dtype=torch.int64))
+    launched = {"_keep", "_add_norm", "_rotate_and_store", "_attend", "_merge", "_gate", "_move", "_shrink", "_expand"}
     assert set(compiled) == launched
     assert "cp.async" in compiled["_attend"].asm["ptx"]  # loads the next tile while it computes
 
 
 def zeros(*size: int) -> Tensor:
     return torch.zeros(size, dtype=torch.bfloat16)
-
-
-def test_texts_are_split_until_a_gpu_is_full_and_no_part_is_long() -> None:
-    assert [shares(528, texts, 2048) for texts in (8, 64, 256, 528, 4096)] == [64, 16, 4, 1, 1]
-    assert [shares(528, 4096, longest) for longest in (2048, 2049, 8192, 131_072, 1_000_000)] == [1, 2, 4, 64, 64]

@@ -6,15 +6,20 @@ these in one of their own. The interpreter takes about a millisecond for each pr
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
+from support.pretend_gpu import PretendGpu, WaitsForGpuError, in_the_interpreter
 from torch import Tensor
 
+from pliant.kernels.decoder import triton_sampling
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.kernels import TorchKernels
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
 from pliant.kernels.decoder.ragged import Span, ragged
+from pliant.kernels.decoder.sampling import Sampler, Sampling, keep_top_k, keep_top_p
 from pliant.kernels.decoder.triton_lora import tables_of, tiles_of
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import LoraLayout
@@ -54,25 +59,26 @@ def seeded() -> None:
     [
         (2, 2, 32, 64, 1, None),
         (6, 2, 10, 16, 4, None),
-        (3, 1, 10, 32, 2, 40),
+        (3, 1, 10, 32, 20, 40),
         (8, 2, 64, 64, 2, 5),
-        (7, 1, 128, 128, 4, None),
+        (7, 1, 128, 128, 20, None),
     ],
 )
 def test_attention(
     heads: int, kv_heads: int, head_dim: int, page: int, parts: int, window: int | None, dtype: torch.dtype
 ) -> None:
-    """Rows of 150 and 67 tokens, and a chunk behind them."""
+    """Rows of 150, 67 and 1 tokens, and two chunks behind them, of which one begins its text."""
     pages = -(-150 // page)
-    order = 1 + np.random.default_rng(0).permutation(3 * pages).astype(np.int32)
-    tables = order.reshape(3, pages)
-    keys, values = (random(3 * pages + 1, kv_heads, page, head_dim, dtype=dtype) for _ in range(2))
-    batch = ragged(np.array([149, 66], np.int32), tables[:2], [(Span(60, 20), tables[2])], page, DEVICE)
-    q = random(22, heads, head_dim, dtype=dtype)
+    order = 1 + np.random.default_rng(0).permutation(5 * pages).astype(np.int32)
+    tables = order.reshape(5, pages)
+    keys, values = (random(5 * pages + 1, kv_heads, page, head_dim, dtype=dtype) for _ in range(2))
+    chunks = [(Span(60, 20), tables[3]), (Span(0, 37), tables[4])]
+    batch = ragged(np.array([149, 66, 0], np.int32), tables[:3], chunks, page, DEVICE)
+    q = random(60, heads, head_dim, dtype=dtype)
     expected = TORCH.attention(q.float(), keys.float(), values.float(), batch, window)
-    found = kernels(parts * 2 * kv_heads).attention(q, keys, values, batch, window)
-    assert_near(found[:2], expected[:2], dtype)
-    assert_near(found[2:], expected[2:], dtype)
+    found = kernels(4 * parts * kv_heads).attention(q, keys, values, batch, window)
+    for first, end in ((0, 3), (3, 23), (23, 60)):
+        assert_near(found[first:end], expected[first:end], dtype)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -190,3 +196,62 @@ def test_tiles_without_rows_add_nothing() -> None:
     y = torch.ones(20, 48, device=DEVICE)
     tiles.add(y, random(20, 60), 0, "output")
     assert bool((y == 1).all())
+
+
+@pytest.mark.parametrize("vocab", [7, 1024, 2500])
+def test_what_top_k_and_top_p_keep(vocab: int) -> None:
+    """With ties, zeros of both signs, banned tokens, and rows that filter nothing."""
+    scores = (random(6, vocab) * 4).round() / 4
+    scores[1] = 0.0
+    scores[1, ::2] = -0.0
+    scores[2, 1:] = -torch.inf
+    top_k = torch.tensor([3, 2, 2, 0, 1, vocab - 1], device=DEVICE)
+    expected, found = scores.cpu(), scores.clone()
+    keep_top_k(expected, top_k.cpu(), vocab - 1)
+    triton_sampling.keep_top_k(found, top_k)
+    assert torch.equal(found.cpu(), expected)
+    probabilities = scores.softmax(-1)
+    top_p = torch.tensor([0.9, 0.5, 0.99, 1.0, 1e-6, 0.3], dtype=torch.float64, device=DEVICE)
+    expected, found = probabilities.cpu(), probabilities.clone()
+    keep_top_p(expected, top_p.cpu())
+    triton_sampling.keep_top_p(found, top_p)
+    assert torch.equal(found.cpu(), expected)
+
+
+ASKED = [
+    Sampling(temperature=0.0),
+    Sampling(top_p=0.8, seed=1),
+    Sampling(top_k=5, seed=2, logprobs=2),
+    Sampling(min_p=0.1, typical_p=0.9, logit_bias=((3, 5.0),), min_tokens=2, ends=(1,)),
+    Sampling(presence_penalty=1.5, repetition_penalty=1.2, top_k=9, top_p=0.9, seed=2**64 - 1),
+]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors only claim to lie on a GPU")
+def test_sampling_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a slot's admission to its token; and what is drawn is what a CPU draws."""
+    logits, indices, drawn = random(len(ASKED), 500), torch.arange(len(ASKED)), []
+    for mode in (contextlib.nullcontext(), in_the_interpreter(monkeypatch)):
+        sampler = Sampler(len(ASKED), 500, "cpu", 20)
+        with mode:
+            for slot, sampling in enumerate(ASKED):
+                sampler.set(slot, sampling, np.array([1, 2], np.int32), np.array([4], np.int32))
+            sampled = sampler.sample(logits, slice(0, len(ASKED)), indices, sampler.needs(range(len(ASKED))))
+            sampler.record(slice(0, len(ASKED)), indices, sampled.tokens)
+            sampler.move([(4, 0)])
+        drawn.append(sampled.tokens.tolist())
+    assert drawn[0] == drawn[1]
+
+
+def test_what_waits_for_a_gpu_is_seen() -> None:
+    numbers = torch.zeros(3)
+
+    def written() -> None:
+        numbers[1] = 2.0
+
+    def cut() -> Tensor:
+        return numbers[numbers > 0]
+
+    for waits in (written, cut, numbers.tolist, lambda: int(numbers[0]), lambda: numbers[[0, 1]]):
+        with PretendGpu(), pytest.raises(WaitsForGpuError):
+            waits()

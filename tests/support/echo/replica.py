@@ -8,6 +8,7 @@ from typing import Any
 
 from support.echo.config import EchoConfig
 
+from pliant.deployments.serving import logs
 from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.parcels import Parcel, Refusal, Report
 from pliant.deployments.serving.replica import Desk
@@ -18,6 +19,7 @@ REFUSE, RAISE, SLOW = "refuse", "raise", "slow"
 
 class EchoReplica:
     def __init__(self, service: str, config: EchoConfig) -> None:
+        logs.start()
         self._desk = Desk(service, self.echo)
         self._served = 0
 

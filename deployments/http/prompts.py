@@ -1,0 +1,57 @@
+"""What protocols ask of a service that takes prompts and has another one answer them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Passage(Protocol[T_co]):
+    """A request that was passed on."""
+
+    @property
+    def model(self) -> T_co:
+        """Who answers, as it was found."""
+
+    @property
+    def mark(self) -> str:
+        """Of who answers, see `mark`."""
+
+    @property
+    def warning(self) -> str | None:
+        """Why it is not the one that should."""
+
+    @property
+    def spent_s(self) -> float:
+        """Since the request came."""
+
+    def answer(self, pieces: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        """`pieces`, whose end is counted."""
+
+
+class Router(Protocol):
+    """What chooses who answers."""
+
+    name: str
+    created: int
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a prompt and its answer together that whoever answers takes."""
+
+    async def pass_on(
+        self, text: str, find: Callable[[str], Awaitable[T]], answered_by: str | None = None
+    ) -> Passage[T]:
+        """Choose who answers `text`, and `find` it by name; the one with the mark `answered_by`, if there is one.
+
+        Raises RequestError where nobody can.
+        """
+
+
+def mark(model: str) -> str:
+    """By which a model's name is known again."""
+    return f"{zlib.crc32(model.encode()):08x}"

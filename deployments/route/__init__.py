@@ -1,0 +1,1 @@
+"""Routes: a classifier chooses which language model or adapter answers."""

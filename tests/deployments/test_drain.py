@@ -1,0 +1,32 @@
+"""A node that is to be drained, of a Ray whose head does not answer. Of one that does: e2e/test_nodes.py."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pliant.cli import command
+from pliant.deployments import drain
+from pliant.errors import PliantError
+
+
+def test_a_head_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(drain, "_REACHED_WITHIN_S", 0.1)
+        done = CliRunner().invoke(command.app, ["drain", "--within-s", "1"])
+    assert isinstance(done.exception, PliantError)
+    assert "not drained: no answer within 1.1 s; see whether `ray status` answers" in str(done.exception)
+
+
+def test_a_notice_that_nobody_hears_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    deaf = tmp_path / "ray"
+    deaf.write_text("#!/bin/sh\nexec sleep 1000\n")
+    deaf.chmod(0o755)
+    monkeypatch.setattr(drain.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(drain, "_HEARD_WITHIN_S", 0.1)
+    with pytest.raises(PliantError, match=r"no answer within 0\.1 s"):
+        drain.announce("127.0.0.1:1", "node", 1.0)
