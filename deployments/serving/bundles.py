@@ -15,6 +15,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from contextvars import Context
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -209,7 +210,8 @@ class BundledStreams(Generic[Query, Item]):
             return channel
         channel = _Channel(Parcel(parcel.replica, parcel.gateway, (uuid.uuid4().hex,)))
         self._channels[parcel.replica] = channel
-        channel.task = asyncio.create_task(self._follow(channel))
+        # in no request's context: when its client leaves, Serve ends all calls that were made in it
+        channel.task = asyncio.create_task(self._follow(channel), context=Context())
         return channel
 
     async def _follow(self, channel: _Channel[Item]) -> None:
