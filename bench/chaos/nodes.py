@@ -6,11 +6,15 @@ The process that has them owns its Ray.
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import ray
 from ray import serve
+from ray._private import services
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
@@ -19,6 +23,7 @@ from pliant.deployments.drain import announce
 
 _STORE_BYTES = 80 * 2**20
 _NOTICE_S = 60
+_STARTS_WITHIN_S = 900
 
 
 class Nodes:
@@ -28,21 +33,23 @@ class Nodes:
         """What the head has, and each other node."""
         self._each: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "object_store_memory": _STORE_BYTES}
         head = {"num_cpus": head_cpus, "num_gpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        with _patient():
+            self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.nodes: list[Any] = []
         """Those that were added and are not removed, in order."""
 
     def connect(self) -> str:
         """Start Serve; the address at which it will answer."""
         ray.init(address=self.cluster.address, log_to_driver=False)
-        self.cluster.wait_for_nodes()
+        self.cluster.wait_for_nodes(_STARTS_WITHIN_S)
         port = free_port()
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         return f"http://127.0.0.1:{port}"
 
     def add(self) -> None:
         """One more node."""
-        self.nodes.append(self.cluster.add_node(**self._each))
+        with _patient():
+            self.nodes.append(self.cluster.add_node(**self._each))
 
     def remove(self, index: int) -> None:
         """Without a warning."""
@@ -79,3 +86,22 @@ def processes(title: str) -> set[int]:
 def replicas_on(node: str) -> bool:
     """Whether some actor, which are all Serve's, lives on `node`."""
     return any(actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == node for actor in actors().values())
+
+
+@contextlib.contextmanager
+def _patient() -> Iterator[None]:
+    """Ray gives a node up that has not come after 30 seconds, and on a busy core that takes longer."""
+    ask: Any = services.get_node
+
+    def get_node(address: str, node: str) -> Any:
+        ends = time.monotonic() + _STARTS_WITHIN_S
+        while True:
+            try:
+                return ask(address, node)
+            except RuntimeError:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.5)
+
+    with patch.object(services, "get_node", get_node):
+        yield

@@ -19,6 +19,8 @@ from pliant.policies.llm.recent_ratio import RecentRatio
 
 _DECAY = 0.9
 _MIB = 2**20
+_COPIED_S = 1e-10
+"""What a byte takes at least, as it is copied onto the device: those that are larger cost more to bring back."""
 
 
 def key(adapter: AdapterRef) -> str:
@@ -87,7 +89,7 @@ class Adapters:
 
     def load_s(self, bytes: int) -> float:
         """Seconds that a load of so many bytes takes, as predicted from those before, from disk or not."""
-        return bytes * self._s_per_byte.value
+        return bytes * max(self._s_per_byte.value, _COPIED_S)
 
     @property
     def loading(self) -> bool:

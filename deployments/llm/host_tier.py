@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class HostTier:
     """Blobs in `total` bytes; where these do not suffice, those go that were asked for the longest ago.
 
-    For one thread. A blob that is written to the device may be dropped here: whoever copies it holds it.
+    For one thread. Nobody writes to blobs.
     """
 
     def __init__(self, total: int = 0) -> None:
@@ -37,7 +37,9 @@ class HostTier:
         return self._blobs[ref]
 
     def keep(self, ref: AdapterRef, blob: Tensor) -> None:
-        """It was read. What is larger than all there is goes at once."""
+        """It was read. What is larger than all there is is not kept."""
+        if blob.nbytes > self._total:
+            return
         if ref not in self._blobs:
             self.bytes += blob.nbytes
         self._blobs[ref] = blob

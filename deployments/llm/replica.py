@@ -90,7 +90,7 @@ class LlmReplica:
     async def send(self, parcel: Parcel[Sending[Generation]]) -> int:
         """Have the gateway fetch what `generate` gives; of how many items that was."""
         [sending] = parcel.queries
-        return await self._outboxes.send(sending, self.generate(parcel._replace(queries=(sending.query,))))
+        return await self._outboxes.send(sending, self.generate(parcel.instead(sending.query)))
 
     async def bundles(self, parcel: Parcel[str]) -> AsyncGenerator[Bundle[Piece | Alive | Refusal], None]:
         """What there is to fetch in a channel of a gateway's."""

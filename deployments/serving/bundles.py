@@ -15,8 +15,9 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from contextvars import Context
 from itertools import count
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.parcels import Parcel
@@ -182,7 +183,7 @@ class BundledStreams(Generic[Query, Item]):
         key = next(self._keys)
         inbox = channel.inboxes[key] = _Inbox()
         sending = Sending(channel.name, key, parcel.queries[0])
-        call = asyncio.ensure_future(self._send(cast("Any", parcel)._replace(queries=(sending,))))
+        call = asyncio.ensure_future(self._send(parcel.instead(sending)))
         call.add_done_callback(lambda _: inbox.changed.set())
         received = 0
         try:
@@ -209,7 +210,8 @@ class BundledStreams(Generic[Query, Item]):
             return channel
         channel = _Channel(Parcel(parcel.replica, parcel.gateway, (uuid.uuid4().hex,)))
         self._channels[parcel.replica] = channel
-        channel.task = asyncio.create_task(self._follow(channel))
+        # in no request's context: when its client leaves, Serve ends all calls that were made in it
+        channel.task = asyncio.create_task(self._follow(channel), context=Context())
         return channel
 
     async def _follow(self, channel: _Channel[Item]) -> None:

@@ -10,6 +10,7 @@ from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.message import message
 
 Query = TypeVar("Query")
+Other = TypeVar("Other")
 
 Cause = Literal["busy", "moved", "unable", "failed", "final"]
 """Why a replica does not answer.
@@ -57,6 +58,10 @@ class Parcel(NamedTuple, Generic[Query]):
     """Ids of the requests that they belong to, one for each; none: they are nobody's."""
     traces: tuple[str, ...] = ()
     """W3C traceparents of the spans that they belong to, one for each, empty of one without; none: none is traced."""
+
+    def instead(self, *queries: Other) -> Parcel[Other]:
+        """The same with these in the place of as many queries."""
+        return Parcel(self.replica, self.gateway, queries, self.requests, self.traces)
 
     def trace(self, index: int) -> str:
         """Of the query of this `index`; empty: it is not traced."""

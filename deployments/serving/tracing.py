@@ -111,6 +111,8 @@ class Trial:
         if self._span:
             self._span.set_attributes({**said, "pliant.outcome": outcome})
             self._span.end()
+        if self._way is None:
+            return
         told = (f"{name.rpartition('.')[2]} {value}" for name, value in said.items() if name != COMPUTE_MS)
         self._note("attempt", took_s, "; ".join((f"{self._asked} {outcome}", *told)))
         if (compute_ms := said.get(COMPUTE_MS)) is not None:

@@ -134,6 +134,7 @@ def test_the_file_wants_what_its_fewest_replicas_and_their_memory_take() -> None
     assert chat.memory_bytes() > 256 * 2**20
     kept = chat.model_copy(update={"adapters": AdaptersConfig(folder="zoo/adapters", host_mb=7)})
     assert kept.memory_bytes() == chat.memory_bytes() + 7 * 2**20
+    assert kept.model_copy(update={"gpus": 1}).memory_bytes() == 7 * 2**20
     assert wants.memory_bytes > 2 * chat.memory_bytes() + 2e9
 
 

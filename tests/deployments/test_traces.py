@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from pliant.deployments.llm.spans import steps
 from pliant.deployments.serving import tracing
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.serving.replica import Desk
+from pliant.deployments.serving.way import follow
 from pliant.sampling import Sampling
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -137,6 +139,17 @@ async def test_without_traces_no_span_is_made(http: Any, monkeypatch: pytest.Mon
     assert (await (await http()).post("/models/echo", json={"inputs": "a"})).status_code == 200
 
 
+async def test_without_traces_the_way_of_a_request_is_told_to_whoever_asks(http: Any) -> None:
+    client = await http()
+    answers = [
+        await client.post("/models/echo", json={"inputs": "a"}, headers=headers)
+        for headers in ({}, {"x-pliant-timing": "true"}, {})
+    ]
+    before, asked, after = (answer.headers.get("server-timing") for answer in answers)
+    assert re.fullmatch(r'choose;dur=[\d.]+, attempt;dur=[\d.]+;desc="echo-\d of echo answered"', asked or "")
+    assert before is after is None
+
+
 async def ask_encoder(folder: Path) -> None:
     service = TextService(save_tokenizer(folder), {"r": [Act(dies=True)], "s": [ANSWERS]})
     await service.classifier.classify(["a b"], ClassifyParameters())
@@ -180,6 +193,16 @@ async def test_the_first_piece_of_each_replica_is_an_event(tmp_path: Path) -> No
         await ask_llm(tmp_path)
         events = [[event.name for event in span.events] for span in spans.named("attempt")]
     assert events == [["first piece"], ["first piece"]]
+
+
+@pytest.mark.virtual_time
+async def test_the_way_of_an_answer_names_each_replica_that_was_asked(tmp_path: Path) -> None:
+    steps = follow()
+    await ask_llm(tmp_path)
+    assert [step.name for step in steps] == ["choose", "first", "attempt"] * 2
+    lost, answered = (step.about for step in steps if step.name == "attempt")
+    assert "lost; reason" in lost
+    assert answered.endswith("output_tokens 20")
 
 
 @pytest.mark.parametrize(

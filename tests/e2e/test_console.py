@@ -6,6 +6,7 @@ Needs Debian's Chromium; without one these tests are skipped, but where $PLIANT_
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -78,10 +79,19 @@ def test_the_playground_answers(page: Page) -> None:
     page.click("#try button")
     expect(page.locator("#try pre")).to_contain_text("say this")
     expect(page.locator("#try pre")).to_contain_text("200 after")
-    page.select_option("#try select", "chat")
-    page.fill("#try textarea", "Explain the for statement.")
-    page.click("#try button")
+    expect(page.locator("#try pre")).to_contain_text(re.compile(r"attempt [0-9.]+ ms: \w+ of echo answered"))
+    page.get_by_label("Service").focus()
+    page.keyboard.type("chat")
+    page.keyboard.press("Tab")
+    page.keyboard.type("Explain the for statement.")
+    for _ in range(2):  # past the adapter
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
     expect(page.locator("#try pre")).to_contain_text("first token after")
+
+
+def test_a_cascade_s_flow_is_drawn_and_said_in_words(page: Page) -> None:
+    expect(page.get_by_role("img", name=re.compile("Texts through the levels: .* answers")).first).to_be_visible()
 
 
 def test_a_killed_replica_is_among_the_events(page: Page, cluster: Cluster) -> None:

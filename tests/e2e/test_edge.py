@@ -53,6 +53,22 @@ def both_answer(cluster: Cluster) -> None:
     cluster.await_ready()
 
 
+def test_each_gateway_knows_what_all_have_answered(edge: Cluster) -> None:
+    both_answer(edge)
+    for _ in range(8):
+        assert httpx.post(f"{edge.address}/models/topics-small", json=BODY, timeout=HANGS_AFTER_S).status_code == 200
+
+    def agreed() -> bool:
+        seen = {}
+        for _ in range(8):
+            stats = edge.get("/stats")
+            counts = stats["services"]["topics-small"]["requests_by_gateway"].values()
+            seen[stats["gateway"]] = sum(each.get("ok", 0) for each in counts)
+        return len(seen) == 2 and len(set(seen.values())) == 1 and min(seen.values()) >= 8
+
+    wait_until(agreed, edge.progress)
+
+
 def test_a_killed_gateway_loses_no_request(edge: Cluster) -> None:
     both_answer(edge)
     sent, victims = itertools.count(), edge.replica_processes("gateway")

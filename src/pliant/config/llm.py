@@ -114,12 +114,11 @@ class LlmConfig(ElasticServiceConfig):
         return self
 
     def memory_bytes(self) -> int:
+        kept = self.adapters.host_mb * 2**20 if self.adapters else 0
         if self.gpus:
-            return 0
-        host_mb = self.adapters.host_mb if self.adapters else 0
-        return ((self.memory_mb or 0) + host_mb) * 2**20 + sources.check_decoder(
-            self.model
-        ).parameters() * self.dtype_bytes
+            return kept
+        weights = sources.check_decoder(self.model).parameters() * self.dtype_bytes
+        return kept + (self.memory_mb or 0) * 2**20 + weights
 
     @model_validator(mode="after")
     def _on_whole_gpus(self) -> LlmConfig:

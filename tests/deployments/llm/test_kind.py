@@ -41,8 +41,7 @@ class Process:
 
     async def send(self, parcel: Parcel[Sending[Generation]]) -> int:
         [sending] = parcel.queries
-        asked = Parcel(parcel.replica, parcel.gateway, (sending.query,))
-        return await self._outboxes.send(sending, self._pieces(asked))
+        return await self._outboxes.send(sending, self._pieces(parcel.instead(sending.query)))
 
     def bundles(self, parcel: Parcel[str]) -> AsyncGenerator[Bundle[Any], None]:
         return self._outboxes.bundles(*parcel.queries)

@@ -25,7 +25,9 @@ from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.llm.kind import LlmKind
 from pliant.deployments.route.endpoint import Reason, Route
+from pliant.deployments.route.kind import KIND
 from pliant.deployments.serving.catalog.part import CatalogPart
+from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.services import Service, Services
@@ -89,7 +91,8 @@ class House:
         models = {name: Service(name, "llm", "prompts") for name in self.replicas}
         route = Service("ask", "route", "prompts", parts=[topics, models["chat"]])
         config = RouteConfig(kind="route", by="topics", to=TO, otherwise="chat")
-        route.open(Route("ask", config, topics, models["chat"], self.recorder))
+        self.route = Route("ask", config, topics, models["chat"], self.recorder)
+        route.open(self.route)
         if "topics" not in closed:
             topics.open(self.classifier)
         for name, service in models.items():
@@ -321,6 +324,24 @@ async def test_a_key_needs_the_right_to_the_route_alone(house: House) -> None:
         assert (await ask(http, {**chat(), "model": "chat"}, **its)).status_code == 403
         assert (await ask(http, **others)).status_code == 403
         assert (await ask(http, {**chat(), "model": "chat"}, **others)).status_code == 200
+
+
+async def test_what_the_console_and_prometheus_show(house: House) -> None:
+    async with house.gateway() as http:
+        await ask(http)
+        house.classifier.says = "tests"
+        await ask(http)
+    facts = house.route.facts()
+    assert (facts["passed"], facts["instead"]) == ({"chat": 1, "other": 1}, {"absent": 1})
+    samples = [sample for metric in KIND.metrics({"ask": facts, "new": {}}) for sample in metric.samples]
+    assert [(sample.labels, sample.value) for sample in samples] == [
+        ({"service": "ask", "model": "chat"}, 1),
+        ({"service": "ask", "model": "other"}, 1),
+        ({"service": "ask", "reason": "absent"}, 1),
+    ]
+    shown: Any = list(KIND.panels(facts, Past([])))
+    assert [panel.bars for panel in shown] == [facts["passed"], facts["instead"]]
+    assert not list(KIND.panels({}, Past([])))
 
 
 @pytest.mark.parametrize("prompt", [[1, 2], ["a", "b"], [[1], [2]]])

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from contextvars import ContextVar
 
 import pytest
 
@@ -117,6 +118,20 @@ async def test_streams_break_with_their_channel_and_the_next_has_another() -> No
     assert await whole(bundled, 3) == [0, 1, 2]
     assert replica.channels == 2
     assert replica.live == 0
+
+
+async def test_a_channel_is_in_nobodys_context() -> None:
+    client: ContextVar[str] = ContextVar("client", default="nobody")
+    found: list[str] = []
+    replica = Replica()
+
+    def fetch(parcel: Parcel[str]) -> AsyncGenerator[Bundle[int], None]:
+        found.append(client.get())
+        return replica.fetch(parcel)
+
+    client.set("the first one")
+    assert await whole(BundledStreams(replica.send, fetch), 2) == [0, 1]
+    assert found == ["nobody"], "Serve ends the calls of a context when its client leaves"
 
 
 async def test_a_stream_that_cannot_be_sent_raises_why() -> None:
