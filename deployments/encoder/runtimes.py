@@ -129,6 +129,10 @@ class ModelRuntimes:
         return {**self._model, "dynamic": self._kind != "static"}
 
     def _load(self, max_length: int, importance: bool) -> Runtime:
+        if self._config.device == "cuda":
+            from pliant.kernels import gpu_memory
+
+            gpu_memory.take_share(self._config.gpus)
         runtime: Runtime = _kernel(importance).load(max_length=max_length, compiling=False, **self._what)
         return runtime
 

@@ -14,6 +14,7 @@ from pliant.deployments.llm.host_tier import HostTier
 from pliant.deployments.llm.waiting_room import AnswerScheduler
 from pliant.errors import ModelError
 from pliant.formats.adapter_info import AdapterError, AdapterRef, read_adapter
+from pliant.kernels import gpu_memory
 from pliant.kernels.decoder import parallel_executor
 from pliant.kernels.decoder.executor import DTYPES, Executor
 from pliant.models import sources
@@ -34,6 +35,7 @@ def assemble(config: LlmConfig) -> Engine:
     Raises what `parallel_executor.load` does, and ModelError.
     """
     folder = sources.fetch(config.model)
+    gpu_memory.take_share(config.gpus)
     most_rank = config.adapters.max_rank if config.adapters else 0
     budget = config.memory_mb and config.memory_mb * 2**20
     loaded = parallel_executor.load(

@@ -136,10 +136,12 @@ def load(config: VisionConfig, progress: Progress | None = None, compiling: bool
 
     import torch  # which the application's builder, and a replica that waits for its model, can do without
 
+    from pliant.kernels import gpu_memory
     from pliant.kernels.vision import executor as vit_executor
     from pliant.kernels.vision import profile as vit_profile
     from pliant.kernels.vision.token_merging import token_counts
 
+    gpu_memory.take_share(config.gpus)
     executor = vit_executor.load(
         folder, dtype=config.dtype, device=config.device, threads=config.threads, most_rows=MOST_ROWS
     )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pliant.errors import PliantError
-from pliant.kernels import huge_pages
+from pliant.kernels import gpu_memory, huge_pages
 from pliant.kernels.decoder.adapter_pool import ALIGNED
 from pliant.kernels.decoder.kernels import DecoderKernels
 from pliant.models.decoder_shape import DecoderShape
@@ -66,10 +66,10 @@ def length_that_fits(shape: DecoderShape, texts: int, dtype: torch.dtype, budget
 def allowed_bytes(device: torch.device, budget_bytes: int | None, reserved: int = 0) -> int:
     """What keys and values may take: `budget_bytes`, if so much is free beside `reserved` bytes that others will take.
 
-    None stands for nine tenths of what is free on a GPU, and for half of it in a machine, which has other tenants.
+    None stands for nine tenths of what this process may take on a GPU, and for half of it in a machine, which has other tenants.
     """
     on_gpu = device.type == "cuda"
-    free = max(0, (torch.cuda.mem_get_info(device)[0] if on_gpu else _free_bytes()) - reserved)
+    free = max(0, (gpu_memory.free_bytes(device) if on_gpu else _free_bytes()) - reserved)
     if budget_bytes is None:
         return free * 9 // 10 if on_gpu else free // 2
     return min(budget_bytes, free)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pliant.kernels import gpu_memory
 from pliant.kernels.cuda_graph import WARM_UPS, graph_rows
 from pliant.kernels.vision.executor import VisionExecutor
 from pliant.kernels.vision.model import ImageFeatures
@@ -45,7 +46,7 @@ class CudaVisionExecutor(VisionExecutor):
         return recorded[bisect_left(recorded, rows)]
 
     def free_bytes(self) -> float:
-        return torch.cuda.mem_get_info(self.device)[0]
+        return gpu_memory.free_bytes(self.device)
 
     def room(self, rows: int) -> NDArray[np.uint8]:
         """As in `VisionExecutor`, and always the same: from there the GPU copies at its own speed."""

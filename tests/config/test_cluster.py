@@ -54,6 +54,7 @@ def test_the_default_cluster_needs_no_network() -> None:
             {"services": {"a": SERVICE}, "gateway": {"max_text": 3}},
             "gateway.max_text: unknown key; did you mean max_texts?",
         ),
+        ({"services": {"a": SERVICE | {"gpus": 2}}}, "services.a.gpus: got 2; input should be less than or equal to 1"),
         ({"services": {"a": SERVICE}, "budget": {"nodes": []}}, "budget.nodes: got []"),
         ({"services": {"a": SERVICE}, "budget": {"nodes": [{"gpus": 1}]}}, "budget.nodes.0.cpus: missing"),
         ({"services": {"a": SERVICE}, "budget": {"reserv": 1}}, "budget.reserv: unknown key; did you mean reserve?"),

@@ -148,8 +148,8 @@ class ModelServiceConfig(ServiceConfig):
     replicas: ReplicaRange | ReplicaCount = 1
     cpus: Annotated[float, Field(ge=0)] = 1
     """CPUs that each replica reserves in Ray; it computes on that many threads, at least one."""
-    gpus: Annotated[float, Field(ge=0)] = 0
-    """GPUs that each replica reserves in Ray; with any it computes on CUDA."""
+    gpus: Annotated[float, Field(ge=0, le=1)] = 0
+    """The share of a GPU that each replica reserves in Ray, and takes of its memory; with any it computes on CUDA."""
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     @property

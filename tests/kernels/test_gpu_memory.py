@@ -1,0 +1,31 @@
+"""What a process may take of a GPU that it has with others, by what torch says of one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pliant.kernels import gpu_memory
+
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("share", "free", "reserved", "left"),
+    [(1.0, 80, 0, 80), (1.0, 30, 0, 30), (0.5, 80, 0, 40), (0.5, 80, 25, 15), (0.5, 10, 25, 10), (0.5, 80, 45, 0)],
+)
+def test_it_takes_what_is_free_within_its_share(
+    monkeypatch: pytest.MonkeyPatch, share: float, free: int, reserved: int, left: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 80))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: reserved)
+    assert gpu_memory.free_bytes(GPU) == left
+
+
+@pytest.mark.parametrize(("gpus", "bound"), [(0, []), (0.25, [0.25]), (0.5, [0.5]), (1, [])])
+def test_only_a_share_is_bounded(monkeypatch: pytest.MonkeyPatch, gpus: float, bound: list[float]) -> None:
+    found: list[float] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", found.append)
+    gpu_memory.take_share(gpus)
+    assert found == bound
