@@ -88,6 +88,8 @@ class Computation(NamedTuple):
     importance_s: float
     seconds: float
     """Of the pass that it was computed in, its share; those for importance left out."""
+    layers: int | None = None
+    """How many were computed of it, where texts leave early."""
 
 
 class Held:
@@ -268,20 +270,26 @@ def _compute_together(runtime: BatchRuntime, queries: Sequence[Query]) -> list[C
     """In one pass, and another one for importance, of those whose answer asks for it."""
     texts = [_text(query) for query in queries]
     started = time.perf_counter()
-    answers = [output.logits for output in runtime.run_all(texts)]
+    answers = runtime.run_all(texts)
     share = (time.perf_counter() - started) / sum(query.length for query in queries)
     wanted = [
         place
-        for place, (query, logits) in enumerate(zip(queries, answers, strict=True))
-        if query.importance_request and query.importance_request.wants(logits)
+        for place, (query, answer) in enumerate(zip(queries, answers, strict=True))
+        if query.importance_request and query.importance_request.wants(answer.logits)
     ]
     started = time.perf_counter()
     told = runtime.run_all([texts[place] for place in wanted], importance=True) if wanted else []
     importance_s = (time.perf_counter() - started) / max(1, len(wanted))
     importance = {place: output.importance for place, output in zip(wanted, told, strict=True)}
     return [
-        Computation(logits, importance.get(place), importance_s * (place in importance), share * query.length)
-        for place, (query, logits) in enumerate(zip(queries, answers, strict=True))
+        Computation(
+            answer.logits,
+            importance.get(place),
+            importance_s * (place in importance),
+            share * query.length,
+            answer.layers,
+        )
+        for place, (query, answer) in enumerate(zip(queries, answers, strict=True))
     ]
 
 

@@ -94,6 +94,8 @@ class Engine:
         """Lengths that stay so, and why."""
         self.uses: Counter[int] = Counter()
         """Answers by the home at which they were given."""
+        self._layers: Counter[int] = Counter()
+        """Answers by the layers that were computed for them, where texts leave early."""
         self._latencies: deque[float] = deque(maxlen=_RECENT_LATENCIES)
 
     @property
@@ -203,6 +205,8 @@ class Engine:
                 self._idle.set()
         runtime = held.runtime
         self.uses[home] += 1
+        if computation.layers is not None:
+            self._layers[computation.layers] += 1
         latency_s = time.monotonic() - waiting.arrived
         self._latencies.append(latency_s)
         if query.budget_s:
@@ -245,6 +249,7 @@ class Engine:
             served=self.uses.total(),
             passes=self._worker.passes,
             computed_tokens=self._computed,
+            layers=dict(self._layers),
             p50_ms=round(recent[len(recent) // 2] * 1e3, 2) if recent else 0.0,
             p98_ms=round(recent[int(len(recent) * 0.98)] * 1e3, 2) if recent else 0.0,
         )

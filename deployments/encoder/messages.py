@@ -121,6 +121,8 @@ class Report(parcels.Report):
     """Computations: with batches, fewer than it served."""
     computed_tokens: int
     """Of the texts that it has answered, padding included."""
+    layers: NotRequired[dict[int, int]]
+    """Where texts leave early: answers by the layers that were computed for them."""
     p50_ms: float
     p98_ms: float
     """Of the recent requests, in this replica: queue and computation."""

@@ -76,7 +76,8 @@ class ModelRuntimes:
         """The packed runtime, the compiled one if it is there, or else the uncompiled model. Raises ModelError."""
         if self._kind == "packed":
             try:
-                packed: Runtime = _timed().load(max_length=self._longest, measuring=False, **self._model)
+                exits = self._config.exits
+                packed: Runtime = _timed().load(max_length=self._longest, measuring=False, exits=exits, **self._model)
                 return packed
             except CannotCompileError as reason:  # the compiler has gone, or cannot compile it
                 logger.warning(str(reason))

@@ -50,9 +50,11 @@ typedef struct {
     const int64_t *ids, *places, *types; // [tokens]: of words, positions and types; the last may be null
     const int64_t *starts;               // [texts + 1]: the first token of each text, and where the last one ends
     int64_t texts;
-    bool firsts;     // only the states of first tokens are wanted
-    float *received; // [heads][tokens]: what each token received is added to it; or null
-    float *out;      // [tokens or texts][hidden]
+    int64_t from, to;    // the layers to compute: `from` up to, but without, `to`
+    const float *states; // [tokens][hidden] behind the layers before `from`; not read if that is 0
+    bool firsts;         // behind the last layer, only the states of first tokens are wanted
+    float *received;     // [heads][tokens]: what each token received is added to it; or null
+    float *out;          // [tokens or texts][hidden]
 } Pass;
 
 typedef struct {
@@ -389,15 +391,18 @@ void pliant_encode(Pool *pool, const Encoder *encoder, const Pass *pass, float *
     float *narrow = wide + tokens * (up > 3 * hidden ? up : 3 * hidden);              // what they make of it
     float *keys = narrow + tokens * (encoder->intermediate > hidden ? encoder->intermediate : hidden);
     const Norm none = {0};
-    float *embedded = encoder->projection.weight ? read : x;
-    over_rows(
-        pool, embed_task,
-        (Rows){.encoder = encoder, .pass = pass, .norm = encoder->norm, .x = embedded, .rows = tokens,
-               .width = encoder->embedding}
-    );
-    if (encoder->projection.weight)
-        dense(pool, &encoder->projection, read, x, tokens);
-    for (int64_t depth = 0; depth < encoder->depth; depth++) {
+    if (pass->from) {
+        memcpy(x, pass->states, tokens * hidden * sizeof *x);
+    } else {
+        over_rows(
+            pool, embed_task,
+            (Rows){.encoder = encoder, .pass = pass, .norm = encoder->norm,
+                   .x = encoder->projection.weight ? read : x, .rows = tokens, .width = encoder->embedding}
+        );
+        if (encoder->projection.weight)
+            dense(pool, &encoder->projection, read, x, tokens);
+    }
+    for (int64_t depth = pass->from; depth < pass->to; depth++) {
         const Layer *layer = encoder->layers + depth;
         bool firsts = pass->firsts && depth == encoder->depth - 1, before = encoder->norms_first;
         const float *attended = x;
@@ -440,7 +445,7 @@ void pliant_encode(Pool *pool, const Encoder *encoder, const Pass *pass, float *
                    .width = hidden}
         );
     }
-    if (encoder->last_norm.gain)
+    if (encoder->last_norm.gain && pass->to == encoder->depth)
         over_rows(
             pool, norm_task,
             (Rows){.encoder = encoder, .norm = encoder->last_norm, .read = x, .x = pass->out, .rows = rows,

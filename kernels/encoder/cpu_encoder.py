@@ -63,7 +63,8 @@ class _Encoder(ctypes.Structure):
 class _Pass(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("ids", "places", "types", "starts")),
-        ("texts", _LONG),
+        *((name, _LONG) for name in ("texts", "first_layer", "end_layer")),
+        ("states", _POINTER),
         ("firsts", ctypes.c_bool),
         ("received", _POINTER),
         ("out", _POINTER),
@@ -118,18 +119,66 @@ class CpuEncoder:
         `types`, int64 [tokens], tell the two texts of a pair apart (None: all 0), and `lengths` are those of texts.
         With `importance` that of each token comes with it, [tokens] (see `importance.received`).
         """
-        shape, firsts = self._shape, self._head.pooling == ("cls",)
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        tokens, texts = int(starts[-1]), len(lengths)
-        states = np.empty((texts if firsts else tokens, shape.hidden), np.float32)
-        received = np.zeros((shape.heads, tokens), np.float32) if importance else None
-        places = self._places(ids, starts)
+        received = np.zeros((self._shape.heads, len(ids)), np.float32) if importance else None
+        starts = _starts(lengths)
+        found = self.answers(self._run(ids, types, starts, 0, self._shape.layers, None, received), lengths)
+        return found, None if received is None else received.sum(0)
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        return self._shape.layers
+
+    def states(
+        self,
+        ids: np.ndarray,
+        types: np.ndarray | None,
+        lengths: Sequence[int],
+        layers: range,
+        before: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """float32 [tokens, hidden] behind consecutive `layers`; for the rest of the arguments see `__call__`.
+
+        `before` are the states behind the layers before these, unless they begin with the first. Behind the last layer
+        there are as many as `answers` reads: of a head that reads first tokens, [texts, hidden].
+        """
+        return self._run(ids, types, _starts(lengths), layers.start, layers.stop, before, None)
+
+    def answers(self, states: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+        """What the head makes of the states behind the last layer, of texts of these lengths: see `__call__`."""
+        if not self._reads_firsts and self._head.pooling:
+            starts = _starts(lengths)
+            states = np.concatenate([_pooled(states, starts, how) for how in self._head.pooling], 1)
+        return self._answers(states)
+
+    @property
+    def _reads_firsts(self) -> bool:
+        return self._head.pooling == ("cls",)
+
+    def _run(
+        self,
+        ids: np.ndarray,
+        types: np.ndarray | None,
+        starts: np.ndarray,
+        first: int,
+        end: int,
+        before: np.ndarray | None,
+        received: np.ndarray | None,
+    ) -> np.ndarray:
+        """The states behind the layers from `first` up to, but without, `end`; adds to `received`."""
+        tokens, texts = int(starts[-1]), len(starts) - 1
+        firsts = self._reads_firsts and end == self._shape.layers
+        states = np.empty((texts if firsts else tokens, self._shape.hidden), np.float32)
+        places = None if first else self._places(ids, starts)
         given = _Pass(
             ids.ctypes.data,
             None if places is None else places.ctypes.data,
             None if types is None else types.ctypes.data,
             starts.ctypes.data,
             texts,
+            first,
+            end,
+            None if before is None else before.ctypes.data,
             firsts,
             None if received is None else received.ctypes.data,
             states.ctypes.data,
@@ -138,9 +187,7 @@ class CpuEncoder:
         if needed > len(self._workspace):
             self._workspace = _aligned(needed)
         self._encode(self._pool, ctypes.byref(self._encoder), ctypes.byref(given), self._workspace.ctypes.data)
-        if not firsts and self._head.pooling:
-            states = np.concatenate([_pooled(states, starts, how) for how in self._head.pooling], 1)
-        return self._answers(states), None if received is None else received.sum(0)
+        return states
 
     def _answers(self, states: np.ndarray) -> np.ndarray:
         """What the head makes of states, [texts or tokens, hidden]."""
@@ -233,6 +280,11 @@ class CpuEncoder:
     def _keep(self, array: np.ndarray) -> int:
         self._kept.append(array)
         return array.ctypes.data
+
+
+def _starts(lengths: Sequence[int]) -> np.ndarray:
+    """int64 [texts + 1]: the first token of each text, and where the last one ends."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def _far(buckets: int) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 from pliant.kernels import c_compiler
 from pliant.kernels.encoder import weights
 from pliant.kernels.encoder.cpu_encoder import CpuEncoder
+from pliant.kernels.encoder.exits import Exits, run_early
 from pliant.kernels.encoder.texts import Accepted, Output, Text
 from pliant.models.decoder_info import read_json
 from pliant.models.encoder_shape import EncoderShape
@@ -41,12 +42,22 @@ class PackedRuntime:
 
     dynamic = True
 
-    def __init__(self, encode: Encode, backend: str, accepted: Accepted, *, labels_tokens: bool) -> None:
+    def __init__(
+        self,
+        encode: Encode,
+        backend: str,
+        accepted: Accepted,
+        *,
+        labels_tokens: bool,
+        encoder: CpuEncoder | None = None,
+    ) -> None:
         self.backend = backend
         self.max_length = accepted.max_length
         self._encode = encode
         self._accepted = accepted
         self._labels_tokens = labels_tokens
+        self._encoder = encoder
+        self._exits: Exits | None = None
         self.times: PassTimes | None = None
         """What passes were measured to take; None until they are."""
 
@@ -54,8 +65,16 @@ class PackedRuntime:
         """The logits (see `Output`) of the text with these token ids. Raises ValueError as `run_all` does."""
         return self.run_all([Text(ids, types)])[0].logits
 
+    def leave_early(self, exits: Exits) -> None:
+        """From now on, have texts leave at `exits`. Raises ValueError unless the backend is "c"."""
+        if self._encoder is None:
+            raise ValueError(f"texts leave early in C only, not in {self.backend}")
+        self._exits = exits
+
     def run_all(self, texts: Sequence[Text], *, importance: bool = False) -> list[Output]:
         """What there is to say of each text, with the importance of its tokens if that is wanted; none knows of others.
+
+        With importance, no text leaves early: it is that of all layers.
 
         Raises ValueError if there are no texts, and as `Accepted.check` does.
         """
@@ -69,6 +88,9 @@ class PackedRuntime:
         if self._accepted.token_types > 1 and any(text.types is not None for text in texts):
             given = (np.zeros(len(text.ids)) if text.types is None else np.asarray(text.types) for text in texts)
             types = np.concatenate(list(given)).astype(np.int64)
+        if self._exits and self._encoder and not importance:
+            answered, layers = run_early(self._encoder, self._exits, ids, types, lengths)
+            return [Output(answer, None, depth) for answer, depth in zip(answered, layers.tolist(), strict=True)]
         found, received = self._encode(ids, types, lengths, importance)
         ends = np.cumsum(lengths)[:-1]
         answers = np.split(found, ends) if self._labels_tokens else list(found)
@@ -97,7 +119,8 @@ def load(
         else:
             accepted = Accepted(max_length, shape.vocab, shape.token_types)
             encode = functools.partial(_encode, encoder)
-            return PackedRuntime(encode, "c", accepted, labels_tokens=read.head.task == "tokens")
+            labels_tokens = read.head.task == "tokens"
+            return PackedRuntime(encode, "c", accepted, labels_tokens=labels_tokens, encoder=encoder)
     from pliant.kernels.encoder import packed_in_torch
 
     return packed_in_torch.load(folder, max_length, device, dtype, threads)

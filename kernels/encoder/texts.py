@@ -22,6 +22,8 @@ class Output(NamedTuple):
     """float32 [labels], [tokens, labels] of a model that labels tokens, or an embedding [dimensions]."""
     importance: np.ndarray | None
     """float32 [tokens]: the attention that each token received (see `importance.received`), if the runtime gives it."""
+    layers: int | None = None
+    """How many were computed, by a runtime that texts leave early."""
 
 
 class Accepted(NamedTuple):

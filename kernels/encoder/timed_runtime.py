@@ -11,6 +11,7 @@ from typing import Any
 from pliant.cache import cache_folder, made, made_once
 from pliant.errors import CannotCompileError
 from pliant.formats.pass_times import PassTimes
+from pliant.kernels.encoder import exits as encoder_exits
 from pliant.kernels.encoder import packed_runtime, pass_times
 from pliant.kernels.encoder.packed_runtime import PackedRuntime
 from pliant.kernels.runtime_cache import RuntimeSpec
@@ -21,16 +22,21 @@ RECIPE = 1
 _BUDGET_S = 5.0
 
 
-def load(folder: Path, max_length: int, *, measuring: bool = True, **options: Any) -> PackedRuntime:
+def load(
+    folder: Path, max_length: int, *, measuring: bool = True, exits: bool = False, **options: Any
+) -> PackedRuntime:
     """The packed runtime of the encoder in `folder`, with what its passes take.
 
-    Without `measuring`, passes that were not measured yet stay so. `options` are those of `packed_runtime.load`. Raises
+    Without `measuring`, passes that were not measured yet stay so. With `exits` texts leave early by those that the
+    folder has; passes are measured without, through all layers. `options` are those of `packed_runtime.load`. Raises
     `CannotCompileError` where texts cannot be computed together, and ModelError as that does.
     """
     runtime = _load(folder, max_length, options)
     table = _table(folder, max_length, options)
     if measuring or made(table):
         runtime.times = _times(runtime, table)
+    if exits:
+        runtime.leave_early(encoder_exits.load(folder))
     return runtime
 
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from pliant import zoo
 from pliant.config.cluster import check_models
 from pliant.config.encoder import Arlo, EncoderConfig
 from pliant.deployments.kinds import parse
 from pliant.errors import ConfigError
+from pliant.models import encoder_exits
+from pliant.models.encoder_exits import ExitsInfo
 
 SERVICE = {"kind": "encoder", "model": "zoo/topics-small", "lengths": [32, 64], "replicas": 2}
 
@@ -103,3 +106,20 @@ def test_only_classifiers_tell_of_importance() -> None:
     serving = parse({"services": {"s": {**SERVICE, "model": "zoo/topics-embedding", "importance": True}}})
     with pytest.raises(ConfigError, match=r"services\.s\.importance: only what labels texts"):
         check_models(serving)
+
+
+def test_exits_must_be_trained_and_be_computed(tmp_path: Path) -> None:
+    for changes, line in (
+        ({}, "services.s.model: zoo/topics-small: has no exits; train some with pliant train-exits"),
+        ({"gpus": 1}, "services.s.exits: only CPUs compute them, in float32; got cuda, float32"),
+        ({"dtype": "bfloat16"}, "services.s.exits: only CPUs compute them, in float32; got cpu, bfloat16"),
+        ({"residency": "one"}, "services.s.exits: texts leave early only where a replica computes all lengths"),
+    ):
+        serving = parse({"services": {"s": {**SERVICE, "exits": True, **changes}}})
+        with pytest.raises(ConfigError) as error:
+            check_models(serving)
+        assert error.value.problems[0].startswith(line)
+    zoo.describe("topics-small", tmp_path)
+    (tmp_path / "exits").mkdir()
+    encoder_exits.write(tmp_path, ExitsInfo(after=(1,), cut_off=0.5))
+    check_models(parse({"services": {"s": {**SERVICE, "model": str(tmp_path), "exits": True}}}))

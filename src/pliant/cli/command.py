@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from pliant import traces, zoo
+from pliant.cli import exits as exits_cli
 from pliant.cli import vision as vision_cli
 from pliant.cli.serve import serve_cluster
 from pliant.cli.terminal import console, progress
@@ -236,6 +237,7 @@ def dashboards(folder: Annotated[Path, typer.Argument(help="Receives the files."
     console.print(f"Written to {folder}.")
 
 
+app.command()(exits_cli.train_exits)
 app.command()(vision_cli.train_prompts)
 app.command()(vision_cli.register_task)
 

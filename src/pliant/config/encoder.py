@@ -79,6 +79,9 @@ class EncoderConfig(ElasticServiceConfig):
     importance: bool = False
     """Tell which tokens of a text are important, for a cascade that prunes; on wherever one needs it."""
 
+    exits: bool = False
+    """Let texts leave after the layers for which the model's folder has exits, where these are sure enough."""
+
     def longest(self, model_takes: int) -> int:
         """The longest text that is served, in tokens, for a model that takes `model_takes`."""
         return self.lengths[-1] if self.lengths else model_takes
@@ -94,6 +97,14 @@ class EncoderConfig(ElasticServiceConfig):
             return f"lengths: got {longest}; {self.model} takes at most {info.max_length} tokens"
         if self.importance and info.task != "classify":
             return f"importance: only what labels texts tells which tokens are important; {self.model} does not"
+        return self._misfit_of_exits() if self.exits else None
+
+    def _misfit_of_exits(self) -> str | None:
+        if (self.device, self.dtype) != ("cpu", "float32"):
+            return f"exits: only CPUs compute them, in float32; got {self.device}, {self.dtype}"
+        if self.residency == "one":
+            return "exits: texts leave early only where a replica computes all lengths; leave residency: one out"
+        sources.check_exits(self.model)
         return None
 
     def example(self, name: str) -> Example:

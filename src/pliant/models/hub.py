@@ -21,14 +21,14 @@ _OLD_TOKENIZERS = ("vocab.*", "*.model")
 _BESIDE_TOKENIZERS = ("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 DESCRIPTION = (
     *(CONFIG, "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
-    *("tokenizer_config.json", "[0-9]*_*/config.json"),
+    *("tokenizer_config.json", "[0-9]*_*/config.json", "exits/config.json"),
 )
 """Patterns of what says what an encoder is for."""
 _MODULE_WEIGHTS = "[0-9]*_*/model.safetensors"
 """Of a sentence-transformers module."""
 FILES = (
     *DESCRIPTION,
-    *("generation_config.json", WEIGHTS, INDEX, _SHARDS, _MODULE_WEIGHTS),
+    *("generation_config.json", WEIGHTS, INDEX, _SHARDS, _MODULE_WEIGHTS, "exits/model.safetensors"),
     *(TOKENIZER, *_OLD_TOKENIZERS, *_BESIDE_TOKENIZERS),
 )
 """Patterns of all that is read of a model."""

@@ -12,7 +12,7 @@ from typing import Any
 from pliant import zoo
 from pliant.cache import cache_folder, made_once
 from pliant.errors import ModelError
-from pliant.models import decoder_info, encoder_info, hub, vision_info
+from pliant.models import decoder_info, encoder_exits, encoder_info, hub, vision_info
 from pliant.models.decoder_info import DecoderInfo as DecoderInfo
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.encoder_info import EncoderInfo as EncoderInfo
@@ -117,6 +117,13 @@ def check(model: str) -> EncoderInfo:
             zoo.describe(_zoo_name(model), Path(described))
             return _described(Path(described), model)
     return _described(_local_folder(model, _HELD) or hub.download_description(model), model)
+
+
+def check_exits(model: str) -> None:
+    """Raise ModelError unless exits have been trained for the encoder `model`; fetches no weights."""
+    if model.startswith("zoo/"):
+        raise ModelError(f"{model}: has no exits; {encoder_exits.TRAIN}")
+    encoder_exits.read(_local_folder(model, _HELD) or hub.download_description(model))
 
 
 def _described(folder: Path, model: str) -> EncoderInfo:

@@ -18,6 +18,8 @@ from pliant.zoo import corpus
 
 ZOO = "zoo/topics"
 """The paragraphs of the Python documentation that the zoo's text classifiers have not seen in training."""
+ZOO_TRAINING = "zoo/topics-training"
+"""Those that they have seen."""
 FEWEST, MOST = 200, 2000
 """Texts that are needed, and after which others are left out, as a profile would take too long."""
 CALIBRATE = (100, 500)
@@ -43,7 +45,8 @@ def read(data: str, labels: Collection[str]) -> list[LabelledText]:
     Raises DataError that names the line if one is wrong, and if there are fewer than FEWEST.
     """
     found: dict[str, LabelledText] = {}
-    for number, item in enumerate(corpus.held_out(), 1) if data == ZOO else _file(data):
+    zoo = {ZOO: corpus.held_out, ZOO_TRAINING: corpus.training}.get(data)
+    for number, item in enumerate(zoo(), 1) if zoo else _file(data):
         if item.label not in labels:
             known = ", ".join(sorted(labels)[:20]) + ", …" * (len(labels) > 20)
             raise DataError(f"{data}, line {number}: got label {item.label!r}; the levels know: {known}")

@@ -1,0 +1,37 @@
+"""Where texts leave an encoder that has exits: one cut-off for all of them, as their confidences are calibrated."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+STEPS = 100
+"""Cut-offs are multiples of one over that."""
+
+
+def stops(sure: Floats, cut_off: float) -> Integers:
+    """The first exit that is sure enough of each text, [n]; as many as there are exits, if none is.
+
+    `sure` are the calibrated confidences, [exits, n].
+    """
+    enough = np.vstack([sure > cut_off, np.ones((1, sure.shape[1]), bool)])
+    first: Integers = enough.argmax(axis=0)
+    return first
+
+
+def choose_cut_off(sure: Floats, right: NDArray[np.bool_], loss: float) -> float:
+    """The lowest cut-off from which on all keep the accuracy within `loss` of the whole model's; 1 if none does.
+
+    `sure` is [exits, n], and `right`, [exits + 1, n], tells which answers are, the whole model's last.
+    """
+    texts = np.arange(right.shape[1])
+    least = float(right[-1].mean()) - loss
+    chosen = 1.0
+    for cut_off in (step / STEPS for step in reversed(range(STEPS))):
+        if right[stops(sure, cut_off), texts].mean() < least - 1e-12:
+            break
+        chosen = cut_off
+    return chosen

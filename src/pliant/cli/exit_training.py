@@ -1,0 +1,165 @@
+"""From labelled texts to a model's folder with exits: heads are trained, calibrated, and given a cut-off."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from pliant.errors import ModelError
+from pliant.kernels.encoder import weights
+from pliant.kernels.encoder.cpu_encoder import CpuEncoder
+from pliant.kernels.encoder.exits import means
+from pliant.models import encoder_exits, hub
+from pliant.models.decoder_info import read_json
+from pliant.models.encoder_exits import ExitsInfo
+from pliant.models.encoder_info import EncoderInfo
+from pliant.models.encoder_shape import EncoderShape
+from pliant.policies.cascade.calibration import fit_temperature
+from pliant.policies.encoder.confidence import confidence, softmax
+from pliant.policies.encoder.exits import choose_cut_off, stops
+from pliant.training.labelled_texts import LabelledText
+
+_PASS = 16
+"""Texts that are computed together."""
+
+Texts = Sequence[LabelledText]
+
+
+class Splits(NamedTuple):
+    """Labelled texts, none in two of them."""
+
+    train: Texts
+    """May be what the model has learned from."""
+    calibrate: Texts
+    choose: Texts
+
+
+class Trained(NamedTuple):
+    """What the exits do, on the texts that the cut-off was chosen on."""
+
+    after: tuple[int, ...]
+    cut_off: float
+    accuracies: tuple[float, ...]
+    """Of each exit if all texts left there, and of the whole model."""
+    shares: tuple[float, ...]
+    """Of texts that leave at each, and of those that go through all layers."""
+    accuracy: float
+    """With texts that leave early."""
+
+
+def train(
+    folder: Path,
+    info: EncoderInfo,
+    after: Sequence[int],
+    texts: Splits,
+    loss: float,
+    out: Path,
+    report: Callable[[str, float], object],
+) -> Trained:
+    """Write the text classifier in `folder` to `out`, with exits behind so many of its layers.
+
+    Texts leave where that loses at most `loss` of the model's accuracy. Raises ModelError for a model that our C code
+    does not compute, layers that it does not have, and exits of which none is good enough; `CompilerError` without a
+    compiler.
+    """
+    reader = _Reader(folder, info, after)
+    truth = [np.array([info.labels.index(text.label) for text in part]) for part in texts]
+    read = []
+    for part, what in zip(texts, Splits._fields, strict=True):
+        read.append(reader.read(part, lambda done, what=what: report(f"reading texts to {what}", done)))
+    heads = []
+    for index, behind in enumerate(after):
+        report(f"training the exit behind layer {behind}", index / len(after))
+        heads.append(_head(*(states[index] for states, _ in read[:2]), truth[0], truth[1], len(info.labels)))
+    states, whole = read[2]
+    said = [each @ weight.T + bias for each, (weight, bias) in zip(states, heads, strict=True)]
+    sure = np.stack([confidence(softmax(logits)) for logits in said])
+    right = np.stack([logits.argmax(1) == truth[2] for logits in (*said, whole)])
+    cut_off = choose_cut_off(sure, right, loss)
+    if cut_off == 1.0:
+        raise ModelError(
+            f"{folder}: no text can leave early within an accuracy loss of {loss:g}; allow more, give more texts to "
+            "train on, or choose later layers"
+        )
+    left = stops(sure, cut_off)
+    _write(folder, out, ExitsInfo(after=tuple(after), cut_off=cut_off), heads)
+    return Trained(
+        tuple(after),
+        cut_off,
+        tuple(right.mean(1).tolist()),
+        tuple((np.bincount(left, minlength=len(after) + 1) / len(left)).tolist()),
+        float(right[left, np.arange(len(left))].mean()),
+    )
+
+
+class _Reader:
+    """Computes what exits read, and what the whole model says."""
+
+    def __init__(self, folder: Path, info: EncoderInfo, after: Sequence[int]) -> None:
+        config = read_json(folder / hub.CONFIG)
+        shape = EncoderShape.from_config(config)
+        if shape is None or not CpuEncoder.takes(shape) or not info.chooses:
+            raise ModelError(
+                f"{folder}: exits are for models that choose one of several labels and that our C code computes"
+            )
+        if list(after) != sorted({*after} & {*range(1, shape.layers)}):
+            raise ModelError(f"{folder}: layers with exits must rise from 1 to {shape.layers - 1}; got {list(after)}")
+        self._encoder = CpuEncoder(weights.read(folder, config, shape), len(os.sched_getaffinity(0)))
+        self._tokenizer = Tokenizer.from_file(str(folder / hub.TOKENIZER))
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(info.max_length)
+        self._ends = (*after, shape.layers)
+
+    def read(self, texts: Texts, report: Callable[[float], object]) -> tuple[list[np.ndarray], np.ndarray]:
+        """What each exit reads [n, hidden], and the model's logits [n, labels]."""
+        found: list[list[np.ndarray]] = []
+        for start in range(0, len(texts), _PASS):
+            report(start / len(texts))
+            found.append(self._pass([text.text for text in texts[start : start + _PASS]]))
+        *read, logits = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return read, logits
+
+    def _pass(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._tokenizer.encode_batch(list(texts))
+        ids = np.concatenate([np.array(encoding.ids, np.int64) for encoding in encodings])
+        lengths = [len(encoding) for encoding in encodings]
+        states, done = None, 0
+        found = []
+        for end in self._ends:
+            states = self._encoder.states(ids, None, lengths, range(done, end), states)
+            done = end
+            last = end == self._encoder.layers
+            found.append(self._encoder.answers(states, lengths) if last else means(states, np.array(lengths)))
+        return found
+
+
+def _head(
+    states: np.ndarray, calibrating: np.ndarray, truth: NDArray[np.int64], true: NDArray[np.int64], labels: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and biases of calibrated logits, trained by states and their labels, calibrated by others'."""
+    from pliant.training.exits import fit
+
+    weight, bias = fit(states, truth, labels)
+    temperature = np.float32(fit_temperature(calibrating @ weight.T + bias, true))
+    return weight / temperature, bias / temperature
+
+
+def _write(folder: Path, out: Path, info: ExitsInfo, heads: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    """The model's files, and the exits."""
+    for file in {file for pattern in hub.FILES for file in folder.glob(pattern)}:
+        copy = out / file.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+    into = out / encoder_exits.FOLDER
+    into.mkdir(exist_ok=True)
+    tensors = {"weights": np.stack([weight for weight, _ in heads]), "biases": np.stack([bias for _, bias in heads])}
+    save_file(tensors, into / hub.WEIGHTS)
+    encoder_exits.write(out, info)

@@ -1,0 +1,131 @@
+"""Texts that leave early are answered as the plain model's states say behind that layer; others as ever."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from support import tiny_classifiers
+from support.tiny_classifiers import LABELS, LAYERS, VOCABULARY
+
+from pliant.errors import ModelError
+from pliant.kernels import c_compiler
+from pliant.kernels.encoder import exits as encoder_exits
+from pliant.kernels.encoder import packed_runtime, timed_runtime
+from pliant.kernels.encoder.exits import Exits
+from pliant.kernels.encoder.packed_runtime import PackedRuntime
+from pliant.kernels.encoder.texts import Accepted, Text
+from pliant.models.encoder_exits import ExitsInfo, write
+
+pytestmark = pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C compiler")
+
+HIDDEN = 32
+LENGTHS = (3, 60, 1, 1, 17, 8, 30)
+
+
+@pytest.fixture
+def texts() -> list[Text]:
+    rng = np.random.default_rng(7)
+    return [Text(rng.integers(2, VOCABULARY, length), rng.integers(0, 2, length)) for length in LENGTHS]
+
+
+def heads(cut_off: float) -> Exits:
+    rng = np.random.default_rng(3)
+    weights = rng.normal(size=(2, LABELS, HIDDEN)) / [[[8]], [[2]]]
+    return Exits((1, 2), weights.astype(np.float32), rng.normal(size=(2, LABELS)).astype(np.float32) / 8, cut_off)
+
+
+def save(folder: Path, exits: Exits) -> None:
+    (folder / "exits").mkdir()
+    save_file({"weights": exits.weights, "biases": exits.biases}, folder / "exits" / "model.safetensors")
+    write(folder, ExitsInfo(after=exits.after, cut_off=exits.cut_off))
+
+
+@torch.inference_mode()
+def expected(model: Any, text: Text, exits: Exits) -> tuple[Any, int]:
+    """Of one text alone, by transformers' hidden states."""
+    ids, types = (torch.tensor(np.asarray(each))[None] for each in (text.ids, text.types))
+    kinds = {"token_type_ids": types} if getattr(model.config, "type_vocab_size", 0) > 1 else {}
+    output = model(input_ids=ids, output_hidden_states=True, **kinds)
+    for after, weight, bias in zip(exits.after, exits.weights, exits.biases, strict=True):
+        logits = weight @ output.hidden_states[after][0].mean(0).numpy() + bias
+        if torch.tensor(logits).softmax(0).max() > exits.cut_off:
+            return logits, after
+    return output.logits[0], LAYERS
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2", "distilbert"])
+def test_answers_as_the_plain_model_at_each_exit(kind: str, texts: list[Text], tmp_path: Path) -> None:
+    folder = tiny_classifiers.save(tmp_path, kind)
+    theirs = tiny_classifiers.read(folder)
+    runtime = packed_runtime.load(folder, 60, threads=2)
+    left = set()
+    for cut_off in (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
+        exits = heads(cut_off)
+        runtime.leave_early(exits)
+        given = texts if kind == "bert" else [Text(text.ids, np.zeros(len(text.ids), np.int64)) for text in texts]
+        for text, output in zip(given, runtime.run_all(given), strict=True):
+            logits, layers = expected(theirs, text, exits)
+            assert output.layers == layers
+            np.testing.assert_allclose(output.logits, logits, atol=1e-4)
+            left.add(layers)
+    assert left == {1, 2, LAYERS}
+
+
+def test_only_those_that_stay_are_computed_further() -> None:
+    """A stand-in for the encoder, whose states are the ids, counts the tokens of each pass."""
+    passes: list[tuple[list[int], range]] = []
+
+    def states(ids: Any, types: Any, lengths: Any, layers: range, before: Any = None) -> Any:
+        assert before is None or before[:, 0].tolist() == ids.tolist()
+        assert types.tolist() == (ids % 2).tolist()
+        assert sum(lengths) == len(ids)
+        passes.append((ids.tolist(), layers))
+        return ids[:, None].astype(np.float32)
+
+    encoder: Any = SimpleNamespace(
+        layers=6, states=states, answers=lambda _states, lengths: np.zeros((len(lengths), 2))
+    )
+    exits = Exits((2, 4), np.array([[[1], [0]]] * 2, np.float32), np.zeros((2, 2), np.float32), 0.99)
+    ids = np.array([1, 1, 90, 90, 90, -99, -99, 40])
+    logits, layers = encoder_exits.run_early(encoder, exits, ids, ids % 2, [2, 3, 2, 1])
+    assert layers.tolist() == [6, 2, 2, 2]
+    assert passes == [(ids.tolist(), range(2)), ([1, 1], range(2, 4)), ([1, 1], range(4, 6))]
+    assert logits.shape == (4, 2)
+
+
+def test_with_importance_no_text_leaves_early(texts: list[Text], tmp_path: Path) -> None:
+    folder = tiny_classifiers.save(tmp_path, "bert")
+    plain, runtime = packed_runtime.load(folder, 60), packed_runtime.load(folder, 60)
+    runtime.leave_early(heads(0.0))
+    for one, other in zip(plain.run_all(texts, importance=True), runtime.run_all(texts, importance=True), strict=True):
+        np.testing.assert_array_equal(one.logits, other.logits)
+        np.testing.assert_array_equal(one.importance, other.importance)
+
+
+def test_exits_are_read_from_the_models_folder(texts: list[Text], tmp_path: Path) -> None:
+    folder = tiny_classifiers.save(tmp_path, "bert")
+    with pytest.raises(ModelError, match="has no exits; train some with pliant train-exits"):
+        timed_runtime.load(folder, 60, measuring=False, exits=True)
+    save(folder, heads(0.0))
+    found = timed_runtime.load(folder, 60, measuring=False, exits=True).run_all(texts)
+    assert {output.layers for output in found} == {1}
+    assert {output.layers for output in timed_runtime.load(folder, 60, measuring=False).run_all(texts)} == {None}
+
+
+def test_exits_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = tiny_classifiers.save(tmp_path, "bert")
+    save(folder, heads(0.0))
+    (folder / "exits" / "config.json").write_text('{"after": [0], "cut_off": 0.5}')
+    with pytest.raises(ModelError, match=r"after\.0: .* train some"):
+        encoder_exits.load(folder)
+
+
+def test_only_the_c_code_lets_texts_leave() -> None:
+    accepted = Accepted(60, VOCABULARY, 2)
+    runtime = PackedRuntime(lambda *_: (np.zeros(1), None), "torch", accepted, labels_tokens=False)
+    with pytest.raises(ValueError, match="in C only, not in torch"):
+        runtime.leave_early(heads(0.0))
