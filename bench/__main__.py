@@ -6,10 +6,13 @@ import argparse
 import importlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pliant.bench.load import LoadError
-from pliant.bench.report import Options, Report, load_average, machine, write
+from pliant.bench.gpu.compare import main as gpu
 from pliant.errors import PliantError
+
+if TYPE_CHECKING:
+    from pliant.bench.report import Report
 
 _BENCHES = {
     "start": "pliant.bench.start.compare",
@@ -33,9 +36,15 @@ _BENCHES = {
 
 
 def main() -> None:
-    """Run one benchmark, print its figures and write them to a folder."""
+    """Run one benchmark, print its figures and write them to a folder; `gpu` has arguments of its own, and runs where
+    little is installed."""
+    if sys.argv[1:2] == ["gpu"]:
+        sys.exit(gpu(sys.argv[2:]))
+    from pliant.bench.load import LoadError
+    from pliant.bench.report import Options, load_average, machine, write
+
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("name", choices=_BENCHES)
+    parser.add_argument("name", choices=("gpu", *_BENCHES))
     parser.add_argument("--quick", action="store_true", help="end within minutes on two idle cores")
     parser.add_argument("--data", type=Path, help="a folder of public data sets; without it, the zoo's own texts")
     parser.add_argument("--cells", nargs="+", metavar="PART:FAULT", help="only these, of a bench that has such")

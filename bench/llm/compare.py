@@ -31,6 +31,7 @@ from pliant.bench.llm.systems import ConcurrentInstances, DynamicBatching, Syste
 from pliant.bench.llm.workload import PAPER_LAMBDAS_MS, Integers, at_once, prompts, uniform_lengths
 from pliant.bench.report import Figure, Options, Report, median, paper_and_here
 from pliant.deployments.llm.engine import Engine
+from pliant.errors import PliantError
 from pliant.kernels.decoder import executor
 
 _REQUESTS = 32
@@ -92,7 +93,7 @@ _FULL = _Plan(
 def run(options: Options) -> Report:
     """All of it, into one report; the table "paper / here" is printed."""
     if options.device == "cuda":
-        return _on_gpu(options)
+        raise PliantError("language models on a GPU are a part of `python -m bench gpu`")
     plan = _QUICK if options.quick else _FULL
     threads = torch.get_num_threads()
     against_others = plan.llama_cpp and llama_cpp.INSTALLED
@@ -113,17 +114,6 @@ def run(options: Options) -> Report:
     rows = [row._asdict() for row in found.rows]
     config = {**asdict(plan), "threads": threads, "requests": _REQUESTS, "prompt": _PROMPT, "paper_and_here": rows}
     return Report(found.figures, config, found.plots)
-
-
-def _on_gpu(options: Options) -> Report:
-    """Steps against memory's bandwidth and latencies in company, on 8B parameters; imports what needs Triton."""
-    from pliant.bench.llm import gpu
-
-    options.out.mkdir(parents=True, exist_ok=True)
-    scale = gpu.Scale(answer=64, repetitions=3) if options.quick else gpu.Scale()
-    found = gpu.measure(gpu.LLAMA_3_8B, scale, torch.device("cuda"), options.out)
-    figures = [median(name, [value]) for name, value in found["figures"].items()]
-    return Report(figures, {**found["config"], **{key: found[key] for key in ("milliseconds", "machine")}}, {})
 
 
 def _runs(plan: _Plan, against_others: bool) -> int:

@@ -1,4 +1,4 @@
-"""Whether the GPU's kernels compute what the readable ones do, in the widths of the model that is measured."""
+"""Whether a device's kernels compute what the readable ones do, in the widths of the model that is measured."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from torch import Tensor
 
 from pliant.bench.llm.our_kernels import tables_of
 from pliant.errors import PliantError
-from pliant.kernels.decoder.cuda_executor import CudaExecutor
-from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.decode_step import Prefill, Step
-from pliant.kernels.decoder.executor import Executor
+from pliant.kernels.decoder.executor import Executor, kernels_for
 from pliant.kernels.decoder.kernels import DecoderKernels, TorchKernels
 from pliant.kernels.decoder.kv_pages import PAGE, KVPages, pages_of
 from pliant.kernels.decoder.model import Decoder
@@ -48,10 +46,11 @@ def check(shape: DecoderShape, device: torch.device) -> dict[str, float]:
     """Relative errors of two layers' logits. Raises WrongNumbersError if they are more than rounding explains."""
     small = replace(shape, layers=2, windows=(None, 64))
     seed = time.time_ns() % 2**32
+    theirs, _ = kernels_for(device, threads=1)
     expected = _logits(small, TorchKernels(), torch.float32, device, seed)
     variants: dict[str, tuple[DecoderKernels, torch.dtype]] = {
-        "float32": (CudaKernels(), torch.float32),
-        "bfloat16": (CudaKernels(), torch.bfloat16),
+        "float32": (theirs, torch.float32),
+        "bfloat16": (theirs, torch.bfloat16),
         "bfloat16 in plain torch": (TorchKernels(), torch.bfloat16),
     }
     errors = {}
@@ -66,7 +65,6 @@ def check(shape: DecoderShape, device: torch.device) -> dict[str, float]:
     ]:
         raise WrongNumbersError(f"with seed {seed}, the logits' relative error is too large for {'; '.join(wrong)}")
     _check_tokens(small, device, seed)
-    torch.cuda.empty_cache()
     return errors
 
 
@@ -84,21 +82,22 @@ def _logits(
         spans = [(Span(a, b - a), table) for a, b, table in zip(begins, ends, tables, strict=True) if b > a]
         ids = np.concatenate([text[a:b] for text, a, b in zip(texts, begins, ends, strict=True)])
         batch = ragged(_NO_ROWS, tables[:0], spans, PAGE, device)
-        found.append(decoder.run(torch.from_numpy(ids).long().to(device), batch).float())
+        found.append(decoder.run(torch.from_numpy(ids).long().to(device), batch).to(torch.float32, copy=True))
     for step, tokens in enumerate(random_texts(shape, (5, 5, 5), seed + 1)):
         batch = ragged(np.array(sizes, np.int32) + np.int32(step), tables, [], PAGE, device)
-        found.append(decoder.run(torch.from_numpy(tokens).long().to(device), batch).float())
+        found.append(decoder.run(torch.from_numpy(tokens).long().to(device), batch).to(torch.float32, copy=True))
     return torch.cat(found)
 
 
 def _check_tokens(shape: DecoderShape, device: torch.device, seed: int) -> None:
-    """Recorded and pipelined steps give the tokens of plain ones."""
+    """The device's executor, whose steps may be recorded and pipelined, gives the tokens of the plain one."""
     answers = []
-    for kind, kernels in ((Executor, TorchKernels()), (CudaExecutor, CudaKernels())):
+    theirs, kind_there = kernels_for(device, threads=1)
+    for kind, kernels in ((Executor, TorchKernels()), (kind_there, theirs)):
         executor = kind(*parts(shape, kernels, torch.float32, device, 7, 512, seed))
         answers.append(_answers(executor, random_texts(shape, (1, 2, 64, 65, 400), seed), offset=2, steps=24))
     if answers[0] != answers[1]:
-        raise WrongNumbersError(f"with seed {seed}, recorded steps give other tokens than plain ones: {answers}")
+        raise WrongNumbersError(f"with seed {seed}, its steps give other tokens than plain ones: {answers}")
 
 
 def parts(

@@ -1,0 +1,112 @@
+"""Text classifiers by runtime: static, dynamic and packed, one text and many (Arlo §2.2, figure 2).
+
+Weights are random. Runtimes are compiled here, where a C++ compiler is there; each says in the record what computed it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pliant.bench.gpu.record import Record
+from pliant.bench.gpu.scale import Scale
+from pliant.cache import cache_folder, made_once
+from pliant.kernels.encoder import compiled_classifier, packed_runtime
+from pliant.kernels.encoder.texts import Text
+from pliant.torchvision_ops import declare
+
+_SHAPES: dict[str, dict[str, int]] = {
+    "BERT-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "MiniLM": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
+}
+_TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+_LONGEST = 512
+_LENGTHS = tuple(range(64, _LONGEST + 1, 64))
+_STATIC = (64, 512, 128, 256)
+"""In the order of what they are worth, as each takes half a minute to compile."""
+_TOGETHER = (1, 8, 32, 128)
+
+
+def run(record: Record, scale: Scale) -> None:
+    """What needs no compiling first."""
+    shapes = {"BERT-base": _TINY} if scale.dry else _SHAPES
+    lengths, static, together = ((16, 32), (16,), (1, 2)) if scale.dry else (_LENGTHS, _STATIC, _TOGETHER)
+    folders = {name: _folder(name, sizes, scale.dry) for name, sizes in shapes.items()}
+    for name, folder in folders.items():
+        with record.part(f"{name}, packed"):
+            _packed(record, name, folder, scale, lengths, together)
+    for name, folder in folders.items():
+        with record.part(f"{name}, dynamic"):
+            _alone(record, name, folder, scale, max(lengths), lengths, dynamic=True)
+        for length in static:
+            with record.part(f"{name}, static {length}"):
+                _alone(record, name, folder, scale, length, (length,), dynamic=False)
+                seconds = record.tables[name]
+                both = seconds["static_s"][str(length)] / seconds["dynamic_s"][str(length)]
+                record.figures[f"static_vs_dynamic_{name}_{length}"] = both
+    for name, folder in folders.items():
+        with record.part(f"{name}, batches"):
+            _batched(record, name, folder, scale, min(lengths), max(together[:3]))
+
+
+def _packed(
+    record: Record, name: str, folder: Path, scale: Scale, lengths: tuple[int, ...], together: tuple[int, ...]
+) -> None:
+    """Seconds of one text by its length, and of several of the shortest by their number."""
+    runtime = packed_runtime.load(folder, max(lengths), device=scale.device.type, dtype=scale.dtype_name)
+    alone = {str(length): scale.wall_s(partial(runtime, _ids(length))) for length in lengths}
+    shortest = [Text(_ids(min(lengths)), None)]
+    many = {str(count): scale.wall_s(partial(runtime.run_all, shortest * count)) for count in together}
+    found = {"packed": runtime.backend, "packed_s": alone, "packed_s_by_texts": many}
+    record.tables.setdefault(name, {}).update(found)
+    per_s = {int(count): int(count) / seconds for count, seconds in many.items()}
+    record.figures[f"texts_per_s_packed_vs_one_{name}"] = max(per_s.values()) / per_s[1]
+
+
+def _alone(
+    record: Record, name: str, folder: Path, scale: Scale, longest: int, lengths: tuple[int, ...], *, dynamic: bool
+) -> None:
+    """Seconds of one text at each length on a runtime for up to `longest` tokens."""
+    runtime = _compiled(folder, longest, scale, dynamic=dynamic)
+    kind = "dynamic" if dynamic else "static"
+    found: dict[str, Any] = record.tables.setdefault(name, {})
+    found[kind] = runtime.backend
+    seconds = found.setdefault(f"{kind}_s", {})
+    for length in lengths:
+        seconds[str(length)] = scale.wall_s(partial(runtime, _ids(length)))
+
+
+def _batched(record: Record, name: str, folder: Path, scale: Scale, length: int, texts: int) -> None:
+    """A static runtime for several texts of one length."""
+    runtime = _compiled(folder, length, scale, batch=texts)
+    batch = [Text(_ids(length), None)] * texts
+    found = {"texts": texts, "length": length, "seconds": scale.wall_s(lambda: runtime.run_all(batch))}
+    record.tables.setdefault(name, {})["static_batch"] = found | {"backend": runtime.backend}
+
+
+def _compiled(folder: Path, longest: int, scale: Scale, **options: Any) -> compiled_classifier.Runtime:
+    """Not compiled if it is dry, which takes half a minute for each."""
+    return compiled_classifier.load(
+        folder, longest, device=scale.device.type, dtype=scale.dtype_name, compiling=not scale.dry, **options
+    )
+
+
+def _ids(length: int) -> np.ndarray:
+    return np.random.default_rng(length).integers(5, 400, length)
+
+
+def _folder(name: str, sizes: dict[str, int], dry: bool) -> Path:
+    """A classifier of these sizes with random weights, made once."""
+
+    def make(into: Path) -> None:
+        declare()
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        models: Any = AutoModelForSequenceClassification
+        options = {**sizes, "vocab_size": 400 if dry else 30522, "max_position_embeddings": _LONGEST, "num_labels": 2}
+        models.from_config(AutoConfig.for_model("bert", **options)).save_pretrained(into)
+
+    return made_once(cache_folder() / "bench" / f"random-{name}{'-tiny' * dry}", make)

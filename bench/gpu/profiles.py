@@ -1,0 +1,40 @@
+"""What stages measured, in the forms that simulations read.
+
+profile-gpu.json has the arguments of `pliant.simulation.llm.hardware.Gpu`, with what was measured in place of what the
+maker says. profile-vision.json is for `pliant.bench.vision.profiles.read`, with the accuracies of the paper's tasks, as
+weights are random here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pliant.bench.vision import profiles
+from pliant.simulation.llm.hardware import Gpu
+
+
+def write(out: Path) -> None:
+    """Those of the stages whose files are in `out`; none of a stage that did not get that far, or ran on a CPU."""
+    probe, vision = (_read(out / f"{name}.json") for name in ("probe", "vision"))
+    figures, device = probe["figures"], probe["device"]
+    if {"bytes_per_s", "flops"} <= figures.keys() and "memory_bytes" in device:
+        gpu = Gpu(device["name"], device["memory_bytes"], figures["bytes_per_s"], figures["flops"])
+        (out / "profile-gpu.json").write_text(json.dumps(asdict(gpu), indent=1) + "\n")
+    if vision["tables"]:
+        table = list(vision["tables"].values())[-1]  # prepared, if it came to that
+        measured = profiles.measured(
+            vision["device"]["name"],
+            table["gammas"],
+            table["batches"],
+            table["seconds"],
+            profiles.paper().accuracies,
+        )
+        profiles.write(measured, out / "profile-vision.json")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = {"figures": {}, "tables": {}, "device": {}}
+    return content | (json.loads(file.read_text()) if file.exists() else {})
