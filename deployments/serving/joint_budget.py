@@ -32,8 +32,6 @@ logger = logging.getLogger("pliant")
 
 PERIOD_S = 10.0
 SETTLED_S = 60.0
-_START_S = 30.0
-"""What a start is taken to last, which forecasts look ahead."""
 _HOLD_S = 3600.0
 """For so long a split is taken to last: the limit on moves an hour is what keeps it calm."""
 _PRICE = 0.03
@@ -69,7 +67,7 @@ class JointBudget:
         self._clock = clock
         self._began = self._binned = clock()
         self._arrived: Counter[str] = Counter()
-        self._forecasts = {name: Forecast(PERIOD_S, 1 + math.ceil(_START_S / PERIOD_S)) for name in self._valuers}
+        self._forecasts = {name: Forecast(PERIOD_S, self._ahead(name)) for name in self._valuers}
         self._rates = {name: deque([0.0], maxlen=_LASTING) for name in self._valuers}
         self._policy = Joint(hold_s=_HOLD_S)
         self._wanted: dict[str, int] = {}
@@ -114,6 +112,7 @@ class JointBudget:
         seconds, self._binned = now - self._binned, now
         for name, forecast in self._forecasts.items():
             rate = self._arrived.pop(name, 0) / seconds
+            forecast.look(self._ahead(name))
             forecast.observe(rate)
             self._rates[name].append(rate)
         nodes = await self._nodes()
@@ -143,6 +142,8 @@ class JointBudget:
                 "demand_per_s": round(self._rate(name), 3),
                 "in_time": round(float(curve[count]), 4),
                 "one_more": round(more, 4),
+                "start_s": round(self._starting.seconds(name), 1),
+                "start_measured": self._starting.measured(name),
             }
 
     def _curve(self, name: str) -> Floats | None:
@@ -159,6 +160,10 @@ class JointBudget:
         """What is planned for, per second: what is coming, but no less than there was lately, as one quiet moment is
         no reason to do with less."""
         return max(self._forecasts[name].rate, fmean(self._rates[name]))
+
+    def _ahead(self, name: str) -> int:
+        """Periods that forecasts look ahead: what is decided now serves after a start."""
+        return 1 + math.ceil(self._starting.seconds(name) / PERIOD_S)
 
     def _running(self, name: str) -> int:
         """Replicas that were decided on, or that serve or start."""
@@ -177,8 +182,8 @@ class JointBudget:
         assert isinstance(config, ElasticServiceConfig)
         worth = config.weight * curve
         price = _PRICE * (float(worth.max()) or config.weight) / max(1, int(worth.argmax()))
-        shape = shape_of(*self._reserved(name), nodes)
-        service = Service(name, shape, sizes.min, sizes.max, self._running(name), _START_S, price=price)
+        shape, start_s = shape_of(*self._reserved(name), nodes), self._starting.seconds(name)
+        service = Service(name, shape, sizes.min, sizes.max, self._running(name), start_s, price=price)
         return Offer((service,), ((worth,),))
 
     def _unchanging(self, curves: Mapping[str, Floats]) -> list[Shape]:

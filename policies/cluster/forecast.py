@@ -59,6 +59,22 @@ class Forecast:
         """Features, rate and forecast of the bins whose horizon has not come."""
         self._ratios: deque[float] = deque(maxlen=_KEPT)
 
+    def look(self, ahead: int) -> None:
+        """Forecast so many bins ahead from the next bin on. Raises ValueError unless positive.
+
+        A nearer horizon begins with a part of what was learned, a farther one with all of it: both are as unsure of it
+        as at first, and learn on.
+        """
+        if ahead < 1:
+            raise ValueError(f"ahead must be at least 1, got {ahead}")
+        if ahead == self._ahead:
+            return
+        self._weights *= min(1.0, ahead / self._ahead)
+        self._covariance = _PRIOR * np.eye(_FEATURES)
+        self._ahead = ahead
+        while len(self._made) > ahead:
+            self._made.popleft()
+
     def observe(self, rate: float) -> None:
         """The rate of the bin that is over; bins follow each other without a gap."""
         if len(self._made) == self._ahead:

@@ -12,7 +12,7 @@ from pliant.cli.plan import show
 from pliant.cli.terminal import console
 from pliant.errors import PliantError
 
-BUDGET = {"demand_per_s": 12.0, "in_time": 0.91, "one_more": 0.04}
+BUDGET = {"demand_per_s": 12.0, "in_time": 0.91, "one_more": 0.04, "start_s": 8.4, "start_measured": True}
 
 
 def stats(because: str, **budget: Any) -> bytes:
@@ -25,9 +25,16 @@ def test_each_service_that_shares_is_shown_with_the_reason() -> None:
     with answering(200, stats("what it could earn", budget=BUDGET)) as url, console.capture() as printed:
         show(url)
     text = printed.get()
-    for said in ("chat", "2", "3", "12.00", "91.0%", "4.0%", "earn"):
+    for said in ("chat", "2", "3", "12.00", "91.0%", "4.0%", "8 s", "earn"):
         assert said in text
     assert "digits" not in text
+
+
+def test_a_start_that_nobody_has_measured_is_marked() -> None:
+    assumed = {**BUDGET, "start_s": 30.0, "start_measured": False}
+    with answering(200, stats("why", budget=assumed)) as url, console.capture() as printed:
+        show(url)
+    assert "30 s?" in printed.get()
 
 
 def test_before_the_first_decision_the_reason_is_there() -> None:

@@ -24,7 +24,7 @@ def show(url: str) -> None:
             f"{url} shares no budget out: write `budget: {{}}` into cluster.yaml, beside services with replicas: "
             "{min: 1, max: 4}"
         )
-    table = Table("service", "replicas", "wanted", "demand/s", "in time", "one more would add", "why")
+    table = Table("service", "replicas", "wanted", "demand/s", "in time", "one more would add", "a start takes", "why")
     for name, plan in plans.items():
         table.add_row(
             name,
@@ -36,8 +36,9 @@ def show(url: str) -> None:
     console.print(table)
 
 
-def _judged(budget: Mapping[str, float] | None) -> tuple[str, str, str]:
+def _judged(budget: Mapping[str, float] | None) -> tuple[str, str, str, str]:
     """What is known once the planner has decided on the service."""
     if budget is None:
-        return "", "", ""
-    return f"{budget['demand_per_s']:.2f}", f"{budget['in_time']:.1%}", f"{budget['one_more']:.1%}"
+        return "", "", "", ""
+    start = f"{budget['start_s']:.0f} s" if budget["start_measured"] else f"{budget['start_s']:.0f} s?"
+    return f"{budget['demand_per_s']:.2f}", f"{budget['in_time']:.1%}", f"{budget['one_more']:.1%}", start

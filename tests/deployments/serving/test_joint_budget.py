@@ -17,10 +17,11 @@ from pliant.deployments.kinds import parse
 from pliant.deployments.llm.valuer import AnswerValuer
 from pliant.deployments.serving.joint_budget import PERIOD_S, SETTLED_S, JointBudget
 from pliant.deployments.serving.least_held import LeastHeld
-from pliant.deployments.serving.messages import News
+from pliant.deployments.serving.messages import STARTING, News, Step
 from pliant.deployments.serving.starting_replicas import StartingReplicas
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.policies.cluster.budget import Nodes
+from pliant.policies.cluster.forecast import Forecast
 
 TEXT_S = 0.05
 PROMPT, ANSWER = 100, 50
@@ -61,11 +62,12 @@ class Cluster:
         """The planner is another one from now on."""
         self.tables: dict[str, ReplicaTable[Any, Any]] = {name: ReplicaTable(LeastHeld()) for name in self.counts}
         self._loads = dict.fromkeys(self.counts, 0.0)
+        self.starting = StartingReplicas(lambda: self.now)
         self.budget = JointBudget(
             self._config,
             {"texts": TextValuer(self._config.services["texts"]), "chat": AnswerValuer(self._config.services["chat"])},  # type: ignore[arg-type]
             self.tables,
-            StartingReplicas(lambda: self.now),
+            self.starting,
             self._nodes,
             lambda: self.now,
         )
@@ -163,6 +165,25 @@ async def test_a_planner_that_starts_anew_keeps_what_runs() -> None:
     assert cluster.budget.wanted() == {}
     await cluster.run(300, steady(60, 0.3))
     assert cluster.counts == before
+
+
+@pytest.mark.parametrize(("seconds", "periods"), [(1.0, 2), (100.0, 11)])
+async def test_forecasts_look_ahead_by_what_starts_took(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, periods: int
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(Forecast, "look", lambda _, ahead: looked.append(ahead))
+    cluster = Cluster(serving())
+    cluster.now = 60.0
+    for _ in range(20):
+        cluster.starting.hear("texts", "a", Step(STARTING, 0.0))
+        cluster.now += seconds / 20
+    cluster.starting.hear("texts", "a", None)
+    await cluster.run(120, steady(30, CHAT_EACH))
+    assert set(looked[-2:]) == {periods, 4}, "chat's is assumed"
+    facts = cluster.budget.facts("texts")["budget"]
+    assert (facts["start_s"], facts["start_measured"]) == (seconds, True)
+    assert not cluster.budget.facts("chat")["budget"]["start_measured"]
 
 
 async def test_what_is_not_measured_keeps_its_replicas() -> None:

@@ -133,6 +133,42 @@ def test_a_replica_that_starts_is_forgotten_when_it_answers_or_ends() -> None:
     assert starting.now() == {}
 
 
+def start(starting: StartingReplicas, now: list[float], replica: str, seconds: float) -> None:
+    """Of `topics`; the replica says every five seconds that it loads."""
+    ends = now[0] + seconds
+    while now[0] < ends:
+        starting.hear("topics", replica, Step("loading", 0.0))
+        now[0] += min(5.0, ends - now[0])
+    starting.hear("topics", replica, None)
+
+
+def test_starts_are_measured_by_service_and_smoothed() -> None:
+    now = [0.0]
+    starting = StartingReplicas(lambda: now[0])
+    now[0] = 60.0
+    assert not starting.measured("topics")
+    start(starting, now, "a", 8.0)
+    assert starting.measured("topics")
+    assert starting.seconds("topics") == pytest.approx(8.0)
+    starting.hear("topics", "a", None)  # said again
+    assert starting.seconds("topics") == pytest.approx(8.0)
+    start(starting, now, "b", 24.0)
+    assert starting.seconds("topics") == pytest.approx(16.0)
+    assert not starting.measured("chat")
+    assert starting.seconds("chat") == 30.0
+
+
+def test_starts_that_may_have_begun_before_the_planner_or_that_fail_are_not_measured() -> None:
+    now = [0.0]
+    starting = StartingReplicas(lambda: now[0])
+    start(starting, now, "first", 90.0)
+    starting.hear("topics", "b", Step("loading", 0.0))
+    now[0] += 3
+    starting.hear("topics", "b", Step("failed: m", 0.0, failed=True))
+    starting.hear("topics", "unheard of", None)
+    assert not starting.measured("topics")
+
+
 def test_why_replicas_failed_is_known_until_another_one_starts() -> None:
     now = [0.0]
     starting = StartingReplicas(lambda: now[0])

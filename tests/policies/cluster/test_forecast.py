@@ -51,6 +51,20 @@ def test_noise_is_smoothed_and_a_ramp_continued() -> None:
     assert ours < 0.3 * naive
 
 
+@pytest.mark.parametrize(("before", "after"), [(6, 2), (2, 6), (3, 3), (5, 1)])
+def test_another_horizon_is_learned(before: int, after: int) -> None:
+    forecast = Forecast(BIN_S, before)
+    for rate in range(200):
+        forecast.observe(5.0 * rate)
+    assert forecast.rate - 5 * 199 == pytest.approx(5 * before, rel=0.3)
+    forecast.look(after)
+    for rate in range(200, 500):
+        forecast.observe(5.0 * rate)
+    assert forecast.rate - 5 * 499 == pytest.approx(5 * after, rel=0.3)
+    with pytest.raises(ValueError, match="ahead"):
+        forecast.look(0)
+
+
 def test_quantiles_hold_as_often_as_they_say() -> None:
     rates = np.random.default_rng(3).lognormal(3, 0.3, 2000)
     forecast = Forecast(BIN_S, 2)
