@@ -111,8 +111,8 @@ class Trial:
         if self._span:
             self._span.set_attributes({**said, "pliant.outcome": outcome})
             self._span.end()
-        told = (f"{name.rpartition('.')[2]} {value}" for name, value in said.items() if name != COMPUTE_MS)
-        self._note("attempt", took_s, "; ".join((f"{self._asked} {outcome}", *told)))
+        details = (f"{name.rpartition('.')[2]} {value}" for name, value in said.items() if name != COMPUTE_MS)
+        self._note("attempt", took_s, "; ".join((f"{self._asked} {outcome}", *details)))
         if (compute_ms := said.get(COMPUTE_MS)) is not None:
             compute_s = float(compute_ms) / 1e3
             self._note("queue", max(0.0, took_s - compute_s))
