@@ -81,15 +81,15 @@ class Startup:
         """Report each step, and at last that there is none any more, or why there is none."""
         replica = serve.get_replica_context().replica_id.unique_id
         planner = await asyncio.to_thread(serve.get_deployment_handle, PLANNER)  # it asks Serve's controller
-        told, quiet_s = None, 0.0
+        reported, quiet_s = None, 0.0
         while True:
             step = self._step
-            if step != told or quiet_s >= _AGAIN_S or not self._gateways.is_set():
+            if step != reported or quiet_s >= _AGAIN_S or not self._gateways.is_set():
                 with suppress(Exception):  # the planner may start, too
                     async with asyncio.timeout(_ANSWER_WITHIN_S):
                         if await answer(planner.starting.remote(self._service, replica, step)):
                             self._gateways.set()
-                    told, quiet_s = step, 0.0
+                    reported, quiet_s = step, 0.0
             if step is None or step.failed:
                 return
             await asyncio.sleep(_EVERY_S)

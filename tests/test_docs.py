@@ -72,11 +72,17 @@ def first_cells(page: Path, head: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-def strings(folder: Path) -> Iterator[str]:
+def strings(folder: Path) -> Iterator[tuple[Path, str]]:
     for module in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
+                yield module, node.value
+
+
+def metric_names() -> Iterator[tuple[Path, str]]:
+    for module, text in strings(ROOT / "deployments"):
+        if re.fullmatch(r"pliant_\w+", text) and text not in NO_METRICS:
+            yield module, text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -102,9 +108,16 @@ def test_keys_of_cluster_yaml(head: str) -> None:
 
 
 def test_metrics() -> None:
-    named = {text for text in strings(ROOT / "deployments") if re.fullmatch(r"pliant_\w+", text)} - NO_METRICS
+    named = {name for _, name in metric_names()}
     told = set(re.findall(r"`(pliant_\w+)`", (DOCS / "metrics.md").read_text()))
     assert {name.removesuffix("_total") for name in told} == {name.removesuffix("_total") for name in named}
+
+
+def test_metric_names_stand_in_one_file_a_kind() -> None:
+    elsewhere = {
+        (str(module.relative_to(ROOT)), name) for module, name in metric_names() if module.name != "metrics.py"
+    }
+    assert not elsewhere
 
 
 def test_commands_and_flags() -> None:

@@ -114,5 +114,5 @@ def _described(certified: _Certified, conformal: ConformalConfig) -> str:
         known = best.setdefault(level, found)
         if (len(found.certified), found.early) > (len(known.certified), known.early):
             best[level] = found
-    told = "; ".join(f"{level} {found}" if found.certified else f"{level}: {found}" for level, found in best.items())
-    return f"epsilon {conformal.epsilon:g}, delta {conformal.delta:g}: {told}"
+    listed = "; ".join(f"{level} {found}" if found.certified else f"{level}: {found}" for level, found in best.items())
+    return f"epsilon {conformal.epsilon:g}, delta {conformal.delta:g}: {listed}"

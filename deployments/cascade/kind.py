@@ -13,9 +13,8 @@ from pliant.config.cluster import ServingConfig
 from pliant.deployments.cascade import panels
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.follower import CascadeFollower
-from pliant.deployments.cascade.metrics import CascadeMetrics
+from pliant.deployments.cascade.metrics import CascadeMetrics, cascade_metrics
 from pliant.deployments.cascade.planner import CascadePart
-from pliant.deployments.cascade.status import cascade_metrics
 from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning

@@ -81,10 +81,10 @@ def attention_agreements(profiled: Profiled, level: str, config: EncoderConfig) 
 
     The model is run here, as it comes, on some of the texts. What has no attention weights to compare is left out.
     """
-    told = next(iter(profiled.importance.items()), None)
-    if told is None or level in profiled.importance:
+    measured = next(iter(profiled.importance.items()), None)
+    if measured is None or level in profiled.importance:
         return profiled
-    pruner, words = told
+    pruner, words = measured
     try:
         same = agreement(zip(words[:_COMPARED], _read_eagerly(words[:_COMPARED], config), strict=True))
     except (ModelError, ValueError):

@@ -1,13 +1,39 @@
-"""What a cascade counts; its levels' own metrics count its texts, too."""
+"""What cascades count, beside their levels, and what /stats says of them, as metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from prometheus_client.core import Metric
+
+from pliant.deployments.serving.metric_table import Described, Rows, Table, labelled
 from pliant.deployments.serving.metrics import Requests, counter, gauge, histogram
 from pliant.deployments.serving.outcome import Trouble
 
 _SURE = [0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0]
+
+_DRIFTING = Described(
+    False,
+    "pliant_cascade_reroute_drifting",
+    "Whether the level sends on another share of texts now than in the profile.",
+)
+_DRIFTS = Described(True, "pliant_cascade_reroute_drifts", "Times that such a drift began.")
+_ALL: Table = {
+    "ready": Described(False, "pliant_cascade_ready", "Whether a candidate is chosen and its levels are up."),
+}
+_CHOSEN: Table = {
+    "kept": Described(False, "pliant_cascade_promise_kept", "Whether what serves meets what was asked for."),
+    "accuracy": Described(False, "pliant_cascade_profiled_accuracy", "Of what serves, on the labelled texts."),
+}
+_REROUTES: Table = {
+    "profiled_share": Described(
+        False, "pliant_cascade_profiled_reroute_share", "Of texts that the level sent on in the profile."
+    ),
+    "drifting": _DRIFTING,
+    "drifts": _DRIFTS,
+}
 
 
 class CascadeMetrics(Requests):
@@ -23,15 +49,8 @@ class CascadeMetrics(Requests):
         self._words_pruned = counter(
             service, "pliant_cascade_words_pruned_total", "Words that the level after did not read.", "level"
         )
-        self._drifting = gauge(
-            service,
-            "pliant_cascade_reroute_drifting",
-            "Whether the level sends on another share of texts now than in the profile.",
-            "level",
-        )
-        self._drifts = counter(
-            service, "pliant_cascade_reroute_drifts_total", "Times that such a drift began.", "level"
-        )
+        self._drifting = gauge(service, *_DRIFTING[1:], "level")
+        self._drifts = counter(service, f"{_DRIFTS.name}_total", _DRIFTS.description, "level")
         self._degraded = counter(
             service,
             "pliant_cascade_degraded_total",
@@ -65,3 +84,17 @@ class CascadeMetrics(Requests):
 
     def degraded(self, level: str, reason: Trouble) -> None:
         self._degraded.inc(tags={"level": level, "reason": reason})
+
+
+def cascade_metrics(views: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    """What "/stats" says of cascades, for Prometheus."""
+    chosen = {name: view for name, view in views.items() if "levels" in view}
+    yield from labelled(_ALL, [((name,), view) for name, view in views.items()], "service")
+    kept: Rows = [((name,), {**view, "kept": view["unmet"] is None}) for name, view in chosen.items()]
+    yield from labelled(_CHOSEN, kept, "service")
+    reroutes: Rows = [
+        ((name, level), {**one, "drifting": one["drift"] is not None})
+        for name, view in chosen.items()
+        for level, one in view["reroutes"].items()
+    ]
+    yield from labelled(_REROUTES, reroutes, "service", "level")

@@ -111,11 +111,11 @@ class Readings:
         goes for a text of which nothing is pruned, or whose rest it cannot take. What importance takes is not in it.
         """
         found = []
-        for number, (told, whole) in enumerate(given):
+        for number, (pruner_reading, whole) in enumerate(given):
             self._progress(f"{level} reads texts pruned by {pruner}, alpha {alpha:g}", number / len(given))
-            assert told.words
+            assert pruner_reading.words
             started = time.perf_counter()
-            rest = told.words.prune(alpha)
+            rest = pruner_reading.words.prune(alpha)
             prune_s = time.perf_counter() - started
             one = (await self._read(level, rest.text, False) if rest.pruned else None) or whole
             found.append(one._replace(seconds=one.compute_s + self._hop_s[level] + prune_s))

@@ -259,9 +259,9 @@ def compute(runtime: Runtime, queries: Sequence[Query]) -> list[Computation]:
     ids, types = _text(query)
     started = time.perf_counter()
     if query.importance_request and isinstance(runtime, ImportanceRuntime):
-        told = runtime.with_importance(ids, query.importance_request.wants)
-        seconds = time.perf_counter() - started - told.importance_s
-        return [Computation(told.logits, told.importance, told.importance_s, seconds)]
+        output = runtime.with_importance(ids, query.importance_request.wants)
+        seconds = time.perf_counter() - started - output.importance_s
+        return [Computation(output.logits, output.importance, output.importance_s, seconds)]
     logits = runtime(ids, types)
     return [Computation(logits, None, 0.0, time.perf_counter() - started)]
 
@@ -278,9 +278,9 @@ def _compute_together(runtime: BatchRuntime, queries: Sequence[Query]) -> list[C
         if query.importance_request and query.importance_request.wants(answer.logits)
     ]
     started = time.perf_counter()
-    told = runtime.run_all([texts[place] for place in wanted], importance=True) if wanted else []
+    outputs = runtime.run_all([texts[place] for place in wanted], importance=True) if wanted else []
     importance_s = (time.perf_counter() - started) / max(1, len(wanted))
-    importance = {place: output.importance for place, output in zip(wanted, told, strict=True)}
+    importance = {place: output.importance for place, output in zip(wanted, outputs, strict=True)}
     return [
         Computation(
             answer.logits,

@@ -14,8 +14,7 @@ from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.embedder import Embedder
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.messages import MOST_WAITING
-from pliant.deployments.encoder.metric_tables import encoder_metrics
-from pliant.deployments.encoder.metrics import TextMetrics
+from pliant.deployments.encoder.metrics import TextMetrics, encoder_metrics
 from pliant.deployments.encoder.planner import EncoderPart
 from pliant.deployments.encoder.reading import Reader
 from pliant.deployments.encoder.tagger import Tagger

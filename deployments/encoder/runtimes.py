@@ -89,13 +89,13 @@ class ModelRuntimes:
         except ModelError as error:
             if not self._importance:
                 raise
-            untold = error
+            unavailable = error
         plain = self._load(max_length, importance=False)
         self._importance = False
         logger.warning(
             "%s answers, but cascades that begin with it leave out no words; say prune: false there: %s",
             self._config.model,
-            untold,
+            unavailable,
         )
         return plain
 

@@ -131,7 +131,7 @@ class _Answer:
         else:
             self._reason += message.get("body", b"")
             if not message.get("more_body", False):
-                await self._told(self._refusal)(self._scope, self._receive, self._send)
+                await self._rewritten(self._refusal)(self._scope, self._receive, self._send)
 
     def _is_refusal(self, start: Message) -> bool:
         """Whether it is Serve's: of all answers only its own errors are plain text."""
@@ -140,7 +140,7 @@ class _Answer:
         headers = {name.lower(): value for name, value in start["headers"]}
         return bytes(headers.get(b"content-type", b"")).startswith(b"text/plain")
 
-    def _told(self, start: Message) -> Response:
+    def _rewritten(self, start: Message) -> Response:
         outcome = Outcome.SHED if start["status"] == BUSY else Outcome.FAILED
         response = error_response(self._scope, RequestError(outcome, self._reason.decode(errors="replace")))
         response.status_code = start["status"]

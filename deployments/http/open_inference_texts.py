@@ -151,11 +151,11 @@ def _entities(found: Sequence[Tagged]) -> dict[str, OutputTensor]:
     most = max(len(tagged.entities) for tagged in found)
     for tagged in found:
         entities = tagged.entities
-        told: dict[str, list[Any]] = {
+        values_by_name: dict[str, list[Any]] = {
             "entity": [entity.label for entity in entities],
             **{name: [getattr(entity, name) for entity in entities] for name in ("score", "word", "start", "end")},
         }
-        for name, values in told.items():
+        for name, values in values_by_name.items():
             columns[name].append(values + [_EMPTY[_ENTITIES[name]]] * (most - len(values)))
         columns["count"].append([len(entities)])
     return {name: OutputTensor(_ENTITIES[name], rows) for name, rows in columns.items()}

@@ -74,9 +74,9 @@ def document(app: FastAPI, open_paths: Collection[str] | None) -> Callable[[], J
 
 
 def _made(app: FastAPI, open_paths: Collection[str] | None) -> Json:
-    told = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    page = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas = dict(_ERRORS)
-    for path, operations in told["paths"].items():
+    for path, operations in page["paths"].items():
         for operation in operations.values():
             body = operation.get("requestBody")
             _gather(body, schemas)
@@ -84,10 +84,10 @@ def _made(app: FastAPI, open_paths: Collection[str] | None) -> Json:
             operation["responses"] = good | _failures(speaks_openai({"path": path}), body is not None)
             if open_paths is not None and path not in open_paths:
                 operation["security"] = [{"key": []}]
-    told["components"] = {"schemas": schemas}
+    page["components"] = {"schemas": schemas}
     if open_paths is not None:
-        told["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    return told
+        page["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return page
 
 
 def _gather(part: Any, schemas: Json) -> None:

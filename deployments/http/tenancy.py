@@ -46,7 +46,7 @@ class Tenancy:
             return
         act_for(account)
         steps = follow() if TIMING in headers and account.may("observe") else None
-        await self._limited(account, scope, receive, _telling(account, send, steps))
+        await self._limited(account, scope, receive, _with_headers(account, send, steps))
 
     async def _limited(self, account: Account, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in _NO_WORK:
@@ -63,10 +63,10 @@ class Tenancy:
             account.end()
 
 
-def _telling(account: Account, send: Send, steps: Sequence[Step] | None) -> Send:
+def _with_headers(account: Account, send: Send, steps: Sequence[Step] | None) -> Send:
     """`send`, with the tenant's limits and the `steps` so far in the head of the answer, whose status is counted."""
 
-    async def told(message: Message) -> None:
+    async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
             account.answered(message["status"])
             if limits := account.headers():
@@ -75,4 +75,4 @@ def _telling(account: Account, send: Send, steps: Sequence[Step] | None) -> Send
                 MutableHeaders(scope=message)["Server-Timing"] = server_timing(steps)
         await send(message)
 
-    return told
+    return sent

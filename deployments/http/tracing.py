@@ -39,7 +39,7 @@ class Tracing:
             attributes["pliant.request_id"] = headers["x-request-id"]
         span = self._tracer.start_span(scope["method"], _CONTEXT.extract(headers), SpanKind.SERVER, attributes)
 
-        async def told(message: Message) -> None:
+        async def traced_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 span.set_attribute("http.response.status_code", message["status"])
                 if message["status"] >= _FAILED:
@@ -47,7 +47,7 @@ class Tracing:
             await send(message)
 
         with trace.use_span(span, end_on_exit=True):
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, traced_send)
             if route := scope.get("route"):
                 span.update_name(f"{scope['method']} {route.path}")
                 span.set_attribute("http.route", route.path)

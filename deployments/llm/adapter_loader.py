@@ -3,7 +3,7 @@
 Whoever asks for loads counts their bytes first; here is only bounded how many may be under way, and for how long. What
 is read is handed over to the engine's thread, which alone puts it where iterations use it, and kept in the host's
 memory as far as that goes: such an adapter waits for no read, neither its own nor others'. A read that never ends
-cannot be ended from outside: then all loads fail until it does, and the replica tells that it is ill.
+cannot be ended from outside: then all loads fail until it does, and the replica reports an error.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.llm.chooser import NearPrefix, Prompted
 from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.messages import Registered
-from pliant.deployments.llm.metric_tables import llm_metrics
-from pliant.deployments.llm.metrics import AnswerMetrics
+from pliant.deployments.llm.metrics import AnswerMetrics, llm_metrics
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.served_models import ServedModels
 from pliant.deployments.llm.valuer import AnswerValuer

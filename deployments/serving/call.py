@@ -255,8 +255,8 @@ class _Course(Generic[Want, Query, Item]):
         attempt, self._next = self._next, None
         while not (attempt := attempt or self._choose_now(self._why)):
             if self._failed >= _MOST_FAILED:
-                told = f"{self._failed} replicas of {self.errand.subject} failed over this request"
-                raise RequestError(Outcome.UNAVAILABLE, f"{told}; the last: {self._reason}")
+                failures = f"{self._failed} replicas of {self.errand.subject} failed over this request"
+                raise RequestError(Outcome.UNAVAILABLE, f"{failures}; the last: {self._reason}")
             if self._refusals and (self._refused or not self._begun):
                 raise self.errand.refused(list(self._refusals.values()))
             if not self.errand.waits:

@@ -217,8 +217,8 @@ class _Planner:
         self._handle = handle
 
     async def exchange(self, gateway: str, seen: str, news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
-        told: tuple[str, Mapping[str, Guidance]] = await answer(self._handle.exchange.remote(gateway, seen, news))
-        return told
+        answered: tuple[str, Mapping[str, Guidance]] = await answer(self._handle.exchange.remote(gateway, seen, news))
+        return answered
 
     async def ask(self, kind: str, method: str, *args: Any) -> Any:
         """See `Planner.ask`."""

@@ -31,17 +31,25 @@ def replicas_of(views: Mapping[str, Any]) -> Rows:
 
 
 def families(table: Table, rows: Rows, *more: str) -> Iterator[Metric]:
-    """Each metric of `table`, of those that report it: a replica of another version may not. Its labels are service,
-    replica and `more`."""
+    """Each metric of `table`, of replicas. Its labels are service, replica and `more`."""
+    return labelled(table, rows, "service", "replica", *more)
+
+
+def labelled(table: Table, rows: Rows, *labels: str) -> Iterator[Metric]:
+    """Each metric of `table`, with the values of those rows that have one: a replica of another version may not."""
     for key, described in table.items():
-        made = family(described, *more)
-        for labels, values in rows:
+        made = _family(described, *labels)
+        for values_of_labels, values in rows:
             if key in values:
-                made.add_metric(labels, values[key])
+                made.add_metric(values_of_labels, values[key])
         yield made
 
 
 def family(described: Described, *more: str) -> GaugeMetricFamily | CounterMetricFamily:
     """One without values yet. Its labels are service, replica and `more`."""
+    return _family(described, "service", "replica", *more)
+
+
+def _family(described: Described, *labels: str) -> GaugeMetricFamily | CounterMetricFamily:
     kind = CounterMetricFamily if described.counts else GaugeMetricFamily
-    return kind(described.name, described.description, labels=("service", "replica", *more))
+    return kind(described.name, described.description, labels=labels)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter as Count
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from prometheus_client.core import GaugeMetricFamily, Metric
 from ray.serve.metrics import Counter, Gauge, Histogram
 
 from pliant.deployments.serving.metric_table import Table
@@ -117,6 +118,25 @@ class Followed:
             count = self._counts[key, *values] = report[key]
             if more := count - before if count >= before else count:
                 self._counters[key].inc(more, tags)
+
+
+def stats_metrics(stats: Mapping[str, Any]) -> Iterator[Metric]:
+    """What "/stats" says of the planner and of services of all kinds, for Prometheus."""
+    yield GaugeMetricFamily("pliant_planner_reached", "Whether the planner answered of late.", stats["planner_reached"])
+    labels = ("service", "kind")
+    ready = GaugeMetricFamily("pliant_service_ready", "Whether the service can answer.", labels=labels)
+    there = GaugeMetricFamily("pliant_service_replicas", "Replicas that the gateway knows.", labels=labels)
+    ejected = GaugeMetricFamily("pliant_service_replicas_ejected", "Those that are left alone.", labels=labels)
+    problems = GaugeMetricFamily(
+        "pliant_service_problems", "Adapters, tasks or promises that need a person.", labels=labels
+    )
+    for name, view in stats["services"].items():
+        of = (name, view["kind"])
+        ready.add_metric(of, view["ready"])
+        there.add_metric(of, len(view["replicas"]))
+        ejected.add_metric(of, sum(bool(report.get("ejected")) for report in view["replicas"].values()))
+        problems.add_metric(of, len(view.get("problems", ())) + bool(view.get("problem")))
+    yield from (ready, there, ejected, problems)
 
 
 def _requests(service: str) -> Counter:

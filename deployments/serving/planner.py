@@ -77,12 +77,12 @@ class Planner:
         Answers after a second in any case, so that news keep coming. The first element is what the gateway has seen
         then.
         """
-        self._gateways.hear(gateway, {service: told.requests for service, told in news.items()})
-        for service, told in news.items():
+        self._gateways.hear(gateway, {service: each.requests for service, each in news.items()})
+        for service, each in news.items():
             if part := self._parts.get(self._kinds[service].name):
-                part.hear(service, told)
+                part.hear(service, each)
             if self._budget:
-                self._budget.hear(service, told)
+                self._budget.hear(service, each)
         if seen == self._state:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._change.wait(), _ANSWER_WITHIN_S)

@@ -113,8 +113,8 @@ class Trial:
             self._span.end()
         if self._way is None:
             return
-        told = (f"{name.rpartition('.')[2]} {value}" for name, value in said.items() if name != COMPUTE_MS)
-        self._note("attempt", took_s, "; ".join((f"{self._asked} {outcome}", *told)))
+        details = (f"{name.rpartition('.')[2]} {value}" for name, value in said.items() if name != COMPUTE_MS)
+        self._note("attempt", took_s, "; ".join((f"{self._asked} {outcome}", *details)))
         if (compute_ms := said.get(COMPUTE_MS)) is not None:
             compute_s = float(compute_ms) / 1e3
             self._note("queue", max(0.0, took_s - compute_s))

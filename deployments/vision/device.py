@@ -161,8 +161,8 @@ class ExecutorDevice:
         assumed = {gamma: info.accuracies[0] * share for gamma, share in shares.items()}
         if assumed and not info.profiling_images:
             numbers = ", ".join(f"{accuracy:.3f} with gamma {gamma}" for gamma, accuracy in sorted(assumed.items()))
-            told = "task %s: nothing tells how accurate it is with merged tokens, assumed is %s; profiling images would"
-            logger.warning(told, info.name, numbers)
+            text = "task %s: nothing tells how accurate it is with merged tokens, assumed is %s; profiling images would"
+            logger.warning(text, info.name, numbers)
         known = {**assumed, **info.accuracies}
         return {gamma: known[gamma] for gamma in self._usable(info) if gamma in known}
 

@@ -19,8 +19,7 @@ from pliant.deployments.serving.services import Answers, Service, Services
 from pliant.deployments.vision import panels, task_routes
 from pliant.deployments.vision.endpoint import VisionClassifier
 from pliant.deployments.vision.messages import RegisteredTask
-from pliant.deployments.vision.metric_tables import vision_metrics
-from pliant.deployments.vision.metrics import ImageMetrics
+from pliant.deployments.vision.metrics import ImageMetrics, vision_metrics
 from pliant.deployments.vision.task_follower import TaskFollower
 from pliant.deployments.vision.task_registry import TaskRegistry
 from pliant.models import sources

@@ -104,8 +104,8 @@ class TaskRegistry(Registry[RegisteredTask, TaskSource]):
         if known is not None:
             _check_movable(known)
             if not replace:
-                told = f"{service} has {name!r} already"
-                raise _rejected(f"{told}; unload it first, or send replace: true", Fault.CONFLICT)
+                taken = f"{service} has {name!r} already"
+                raise _rejected(f"{taken}; unload it first, or send replace: true", Fault.CONFLICT)
             self._check_owner(by, name, known.owner)
         elif sum(each.service == service and not each.coming for each in self.catalog.entries.values()) >= MOST_TASKS:
             raise _rejected(f"{service} has {MOST_TASKS} tasks, as many as there may be; unload some")

@@ -69,7 +69,7 @@ class Tasks:
         self._users: Counter[TaskRef] = Counter()
         self._loads: dict[TaskRef, asyncio.Task[None]] = {}
         self._failed: dict[TaskRef, tuple[float, str]] = {}
-        """Until when, and why: an error that is raised again and again would hold on to all who were told."""
+        """Until when, and why: an error that is raised again and again would hold on to all that got it."""
         self._leaving: set[TaskRef] = set()
         """Those that images still need, and that are not registered any more."""
         self._moving = asyncio.Lock()
@@ -149,8 +149,8 @@ class Tasks:
         try:
             return await self._loader.load(task)
         except Exception as error:
-            told = isinstance(error, TaskError)
-            reason = str(error) if told else f"task {task.name}: cannot be loaded: {type(error).__name__}: {error}"
+            explained = isinstance(error, TaskError)
+            reason = str(error) if explained else f"task {task.name}: cannot be loaded: {type(error).__name__}: {error}"
             self._failed[task] = asyncio.get_running_loop().time() + _RETRY_S, reason
             raise TaskError(reason) from None
 

@@ -50,8 +50,8 @@ class UsefulGammas:
     def _follow(self, dropped: Mapping[int, int]) -> None:
         for gamma, better in dropped.items():
             if gamma not in self._dropped:
-                told = "%s: gamma %d is not used: gamma %d is at least as fast, and as accurate for every task"
-                logger.info(told, self._service, gamma, better)
+                text = "%s: gamma %d is not used: gamma %d is at least as fast, and as accurate for every task"
+                logger.info(text, self._service, gamma, better)
         for gamma in self._dropped.keys() - dropped.keys():
             logger.info("%s: gamma %d is used again, with the tasks that there are now", self._service, gamma)
         self._dropped = dropped

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pliant.deployments.encoder.metric_tables import encoder_metrics
-from pliant.deployments.llm.metric_tables import llm_metrics
-from pliant.deployments.vision.metric_tables import vision_metrics
+from pliant.deployments.encoder.metrics import encoder_metrics
+from pliant.deployments.llm.metrics import llm_metrics
+from pliant.deployments.vision.metrics import vision_metrics
 
 
 @pytest.mark.parametrize("metrics", [encoder_metrics, llm_metrics, vision_metrics])

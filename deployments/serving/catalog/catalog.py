@@ -78,7 +78,7 @@ class Catalog(Generic[Entry]):
         self._version += 1
         self._move()
 
-    def told(self, seen: Seen) -> bool:
+    def gave(self, seen: Seen) -> bool:
         """Whether it was this catalog of which a gateway has `seen` so much."""
         return seen[0] == self._life
 

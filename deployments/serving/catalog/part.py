@@ -38,7 +38,7 @@ class CatalogPart(Part, Generic[Entry]):
         where another planner may know better: one that has not heard of a change takes no gateway back behind it, and
         gives no answer that is not to `wait`.
         """
-        if not wait or (seen[0] and not self._registry.catalog.told(seen)):
+        if not wait or (seen[0] and not self._registry.catalog.gave(seen)):
             await self._registry.confirm()
         return await self._registry.catalog.follow(follower, seen, _NEWS_WITHIN_S if wait else 0, failed)
 

@@ -260,9 +260,9 @@ class Registry(ABC, Generic[Entry, S]):
 
     def _misfit(self, errors: Iterable[PliantError]) -> RejectedError:
         """What to tell a client whose path led to these `errors`, of one or several services."""
-        told = max(errors, key=lambda error: list(_ENDS).index(_kind(error)))
-        outcome, fault = _ENDS[_kind(told)]
-        return RejectedError(outcome, f"{self.path}: {told}", self.path, fault)
+        error = max(errors, key=lambda each: list(_ENDS).index(_kind(each)))
+        outcome, fault = _ENDS[_kind(error)]
+        return RejectedError(outcome, f"{self.path}: {error}", self.path, fault)
 
     async def _change(self, change: Callable[[], Awaitable[Entry]]) -> Entry:
         """Carry out `change` when no other is under way, and tell those who follow the catalog.
@@ -276,8 +276,8 @@ class Registry(ABC, Generic[Entry, S]):
                 writing = asyncio.ensure_future(self._alone(change))
                 changed = await asyncio.shield(writing)
         except TimeoutError:
-            told = f"this may yet come about: see {self.see}" if writing else "nothing was changed: retry later"
-            reason = f"this could not be stored within {_CHANGE_WITHIN_S:g} s; {told}"
+            state = f"this may yet come about: see {self.see}" if writing else "nothing was changed: retry later"
+            reason = f"this could not be stored within {_CHANGE_WITHIN_S:g} s; {state}"
             raise RejectedError(Outcome.UNAVAILABLE, reason) from None
         await self.catalog.spread(self.spread_within_s)
         return changed

@@ -68,14 +68,14 @@ class RegistryFollower(CatalogFollower[Entry]):
                         await asyncio.sleep(_AGAIN_S)
         except Exception as error:
             logger.warning("%s could not be changed: %r", self._what, error)
-            told = (
+            reason = (
                 f"the planner, which keeps the {self._what}, does not answer; see {self._see} for what became of this"
             )
-            raise RequestError(Outcome.UNAVAILABLE, told, COME_BACK_S) from None
+            raise RequestError(Outcome.UNAVAILABLE, reason, COME_BACK_S) from None
         if isinstance(done, Rejected):
             if done.outcome is not Outcome.REJECTED and change is again:
-                told = f"the planner was replaced meanwhile; see {self._see} for what became of this"
-                raise RequestError(Outcome.UNAVAILABLE, told, COME_BACK_S)
+                reason = f"the planner was replaced meanwhile; see {self._see} for what became of this"
+                raise RequestError(Outcome.UNAVAILABLE, reason, COME_BACK_S)
             if done.outcome is not Outcome.REJECTED:
                 raise RequestError(done.outcome, done.reason, COME_BACK_S)
             raise RequestError(done.outcome, done.reason, fault=done.fault, param=done.param)
