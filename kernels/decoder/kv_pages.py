@@ -66,7 +66,8 @@ def length_that_fits(shape: DecoderShape, texts: int, dtype: torch.dtype, budget
 def allowed_bytes(device: torch.device, budget_bytes: int | None, reserved: int = 0) -> int:
     """What keys and values may take: `budget_bytes`, if so much is free beside `reserved` bytes that others will take.
 
-    None stands for nine tenths of what this process may take on a GPU, and for half of it in a machine, which has other tenants.
+    None stands for nine tenths of what this process may take on a GPU, and for half of what is free in a machine, which
+    has other tenants.
     """
     on_gpu = device.type == "cuda"
     free = max(0, (gpu_memory.free_bytes(device) if on_gpu else _free_bytes()) - reserved)

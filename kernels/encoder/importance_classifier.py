@@ -56,7 +56,8 @@ class ImportanceRuntime:
 
         Raises ValueError as `Runtime` does.
         """
-        logits, importance = self._for(ids).run(ids)
+        output = self._for(ids).run(ids)
+        logits, importance = output.logits, output.importance
         if not wanted(logits):
             return WithImportance(logits, None, 0.0)
         if importance is not None:

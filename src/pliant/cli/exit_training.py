@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,11 +75,12 @@ def train(
     truth = [np.array([info.labels.index(text.label) for text in part]) for part in texts]
     read = []
     for part, what in zip(texts, Splits._fields, strict=True):
-        read.append(reader.read(part, lambda done, what=what: report(f"reading texts to {what}", done)))
+        read.append(reader.read(part, partial(report, f"reading texts to {what}")))
     heads = []
     for index, behind in enumerate(after):
         report(f"training the exit behind layer {behind}", index / len(after))
-        heads.append(_head(*(states[index] for states, _ in read[:2]), truth[0], truth[1], len(info.labels)))
+        learned, calibrating = (states[index] for states, _ in read[:2])
+        heads.append(_head(learned, calibrating, truth[0], truth[1], len(info.labels)))
     states, whole = read[2]
     said = [each @ weight.T + bias for each, (weight, bias) in zip(states, heads, strict=True)]
     sure = np.stack([confidence(softmax(logits)) for logits in said])
