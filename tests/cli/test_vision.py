@@ -288,8 +288,8 @@ def test_what_the_zoo_lacks_is_trained_while_ray_starts_the_cheapest_first(monke
     trained: list[str] = []
     monkeypatch.setattr(zoo, "ensure", lambda name, _progress: trained.append(name))
     serve_cli._train_ahead(read(ROOT / "cluster.yaml").serving)
-    wait_until(lambda: len(trained) == 7)
-    classifiers = ["topics-small", "digits-vit", "topics-large", "topics-embedding"]
+    wait_until(lambda: len(trained) == 8)
+    classifiers = ["library", "topics-small", "digits-vit", "topics-large", "topics-embedding"]
     assert trained == [*classifiers, "digits-tasks", "tiny-llama", "adapters"]
 
 
