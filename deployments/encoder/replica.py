@@ -14,7 +14,7 @@ from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.engine import Engine, LoadError, Runtimes
 from pliant.deployments.encoder.messages import Answer, Assignment, Query, Report
 from pliant.deployments.encoder.metrics import ReplicaMetrics
-from pliant.deployments.encoder.runtimes import ModelRuntimes
+from pliant.deployments.encoder.runtimes import ModelRuntimes, compile_ahead
 from pliant.deployments.encoder.upgrades import CompiledLater, Upgrades
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.serving.replica import Desk, Obedience
@@ -42,7 +42,8 @@ class EncoderReplica:
         self._metrics = ReplicaMetrics(service)
         self._obedience = Obedience()
         async with Startup(service) as startup:
-            folder = await asyncio.to_thread(sources.fetch, config.model, progress=startup)
+            fetching = asyncio.to_thread(sources.fetch, config.model, progress=startup)
+            folder, _ = await asyncio.gather(fetching, asyncio.to_thread(compile_ahead, config))
             self._revision = await asyncio.to_thread(revision, folder)
             self._reads = interface(folder, sources.describe(folder))
             async with startup.loading(folder):

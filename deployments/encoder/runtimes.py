@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any
@@ -156,6 +157,16 @@ def device(config: EncoderConfig) -> str:
     from pliant.kernels.runtime_cache import device_name
 
     return f"{device_name(config.device)}, torch {version('torch')}"
+
+
+def compile_ahead(config: EncoderConfig) -> None:
+    """Have what is compiled here whatever the model, while that is fetched or trained."""
+    from pliant.kernels.c_compiler import CompilerError
+    from pliant.kernels.encoder import cpu_encoder
+
+    if config.device == "cpu":
+        with suppress(CompilerError):  # whoever loads a model says what it means
+            cpu_encoder.compile_ahead()
 
 
 def profile(config: EncoderConfig, progress: sources.Progress | None = None) -> Profile:

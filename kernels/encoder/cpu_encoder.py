@@ -75,6 +75,11 @@ class _HeadStage(ctypes.Structure):
     _fields_ = (("linear", _Dense), ("norm", _Norm), ("activation", ctypes.c_int32), ("eps", ctypes.c_float))
 
 
+def compile_ahead(options: Sequence[str] = c_compiler.THIS_MACHINE) -> None:
+    """Have the C code compiled, which needs no model. Raises `CompilerError` if it cannot be."""
+    native.library([SOURCE], options)
+
+
 class CpuEncoder:
     """What the model of these weights computes of packed texts in float32, on `threads` threads.
 

@@ -81,6 +81,12 @@ def turn(
         place.give_up()
 
 
+def busy(queue: Queue) -> bool:
+    """Whether a job of `queue` runs on this machine."""
+    folder = cache_folder() / "turns" / queue.name
+    return any(_Place(folder, number).busy() for number in range(queue.places)) if folder.exists() else False
+
+
 class _Place:
     """Where a job runs."""
 
@@ -92,8 +98,15 @@ class _Place:
         """Whether it was free, and is held now."""
         return _taken(self._lock)
 
+    def busy(self) -> bool:
+        """Whether another holds it."""
+        if not self.taken():
+            return True
+        self._lock.release()
+        return False
+
     def name(self, job: str) -> None:
-        """Tell others what runs."""
+        """Let others know what runs."""
         self._job.write_text(json.dumps(job))
 
     def give_up(self) -> None:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -32,7 +31,7 @@ from pliant.cli.terminal import console
 from pliant.config.cluster import ClusterConfig, ServingConfig
 from pliant.config.http import HttpOptions
 from pliant.dashboards.files import boards
-from pliant.errors import ConfigError, PliantError
+from pliant.errors import ConfigError
 
 _EVERY_S = 0.5
 _READY_EVERY_S = 2.0
@@ -70,14 +69,7 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
 def _train_ahead(serving: ServingConfig) -> None:
     """Begin to train what the zoo lacks while Ray starts; replicas on this machine wait for it."""
     named = [name for service in serving.services.values() for name in service.fetched()]
-    wanted = {name.removeprefix("zoo/") for name in named if name.startswith("zoo/")}
-
-    def train(name: str) -> None:
-        with suppress(PliantError, OSError):  # whoever needs it says why
-            zoo.ensure(name, lambda _text, _done: None)
-
-    for name in sorted(wanted, key=zoo.cost):
-        threading.Thread(target=train, args=(name,), daemon=True).start()
+    zoo.train_ahead({name.removeprefix("zoo/") for name in named if name.startswith("zoo/")})
 
 
 def write_boards() -> None:

@@ -5,15 +5,18 @@ Neither torch nor transformers is imported: `ensure` trains in a process of its 
 """
 
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pliant.background import BEHIND_OTHERS
 from pliant.cache import cache_folder, made_once, shared
-from pliant.turns import BACKGROUND, LONG, TRAIN, turn
+from pliant.errors import PliantError
+from pliant.turns import BACKGROUND, LONG, TRAIN, busy, turn
 from pliant.zoo import shapes
 from pliant.zoo.training_process import train_apart
 
@@ -35,7 +38,8 @@ _COSTS = {
     ADAPTERS: 178,
 }
 _LONG_S = 90
-"""Of what takes longer than that, one at a time is trained beside what takes less."""
+"""Of what takes longer than that, one at a time is trained beside what takes less, once the first model is there."""
+_POLL_S = 0.2
 _MEASURED = ("accuracy", "perplexity", "base_perplexity", "prompted_accuracy")
 
 
@@ -106,13 +110,43 @@ def ensure(name: str, progress: Callable[[str, float], object], niceness: int = 
     if isinstance(shape := shapes.SHAPES.get(name), shapes.EmbeddingShape):
         return made_once(folder(name), lambda unfinished: _link(name, shape, unfinished))
     job = f"training zoo/{name}"
-    told = shared(folder(name), progress)
+    report = shared(folder(name), progress)
 
     def make(unfinished: Path) -> None:
-        with turn(job, lambda: (TRAIN, cost(name)), told, LONG if cost(name) > _LONG_S else BACKGROUND):
-            train_apart(name, unfinished, lambda _text, done: told(job, done), niceness)
+        while _long(name) and _nothing_answers_yet():
+            report("waiting for the first model that can answer", 0.0)
+            time.sleep(_POLL_S)
+        with turn(job, lambda: (TRAIN, cost(name)), report, LONG if _long(name) else BACKGROUND):
+            train_apart(name, unfinished, lambda _text, done: report(job, done), niceness)
 
     return made_once(folder(name), make, progress)
+
+
+def train_ahead(names: Iterable[str]) -> None:
+    """Begin to train what this user lacks of `names`, in the order of `ensure`; whoever needs one waits for it there.
+
+    What fails, fails again for whoever needs it, who learns why.
+    """
+    ordered = sorted(names, key=cost)
+    short, long = [name for name in ordered if not _long(name)], [name for name in ordered if _long(name)]
+    one_is_there = threading.Event()
+    if not short:
+        one_is_there.set()
+
+    def train(waiting: Iterator[str]) -> None:
+        for name in waiting:
+            with suppress(PliantError, OSError):
+                ensure(name, lambda _text, _done: None)
+            one_is_there.set()
+
+    def train_long() -> None:
+        one_is_there.wait()
+        train(iter(long))
+
+    waiting = iter(short)
+    for _ in range(BACKGROUND.places):
+        threading.Thread(target=train, args=(waiting,), daemon=True).start()
+    threading.Thread(target=train_long, daemon=True).start()
 
 
 def cost(name: str) -> float:
@@ -125,6 +159,15 @@ def _base(name: str) -> str | None:
     if isinstance(shape := shapes.SHAPES.get(name), shapes.EmbeddingShape | shapes.PairShape):
         return shape.of
     return {ADAPTERS: shapes.BASE, TASKS: shapes.BACKBONE}.get(name)
+
+
+def _long(name: str) -> bool:
+    return cost(name) > _LONG_S
+
+
+def _nothing_answers_yet() -> bool:
+    """Whether the first of all models is being trained."""
+    return not any(folder(name).exists() for name in NAMES) and busy(BACKGROUND)
 
 
 def _version(name: str) -> int:
@@ -146,8 +189,6 @@ def train(name: str, into: Path, progress: Callable[[str, float], object]) -> No
 
 
 def _train_model(name: str, into: Path, progress: Callable[[str, float], object]) -> None:
-    from pliant.zoo import digits_vit, llama, pairs, topics
-
     started = time.perf_counter()
     shape = shapes.SHAPES[name]
 
@@ -155,12 +196,20 @@ def _train_model(name: str, into: Path, progress: Callable[[str, float], object]
         return progress(f"{text}: zoo/{name}", done)
 
     if isinstance(shape, shapes.LlamaShape):
+        from pliant.zoo import llama
+
         measured = asdict(llama.train(shape, into, report))
     elif isinstance(shape, shapes.VitShape):
+        from pliant.zoo import digits_vit
+
         measured = asdict(digits_vit.train(shape, into, report))
     elif isinstance(shape, shapes.PairShape):
+        from pliant.zoo import pairs
+
         measured = asdict(pairs.train(shape, folder(shape.of), into, report))
     else:
+        from pliant.zoo import topics
+
         assert isinstance(shape, shapes.Shape)
         measured = asdict(topics.train(shape, into, report))
     _write_card(into, name, shape.version, measured, started)
