@@ -17,6 +17,7 @@ from pliant.deployments.http.openai_schemas import Ids, Lists, Texts, parsed
 from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.parameters import EmbedParameters
 from pliant.deployments.http.places import hold
+from pliant.deployments.http.routes import DirectRoute
 from pliant.deployments.http.text_models import embeds, find
 from pliant.deployments.http.texts import Embedding, Input, TextEmbedder, TokenIds, many_numbers, warning_of
 from pliant.deployments.http.validation import bounded
@@ -67,7 +68,7 @@ class EmbeddingRequest(PriorityBody):
 
 def router(services: Services, max_body: int, at_once: int) -> APIRouter:
     """The route over `services`. `max_body` is in bytes; texts are sent `at_once`, and then as many again."""
-    api = APIRouter(prefix="/v1", tags=["OpenAI"])
+    api = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=DirectRoute)
 
     @api.post("/embeddings", openapi_extra=json_body(EmbeddingRequest), responses=answers("application/json"))
     async def embed(request: Request) -> Response:

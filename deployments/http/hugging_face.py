@@ -22,6 +22,7 @@ from pliant.deployments.http.image_tensors import decoded
 from pliant.deployments.http.openapi import json_body
 from pliant.deployments.http.parameters import VisionParameters, explain, validated_json
 from pliant.deployments.http.places import hold
+from pliant.deployments.http.routes import DirectRoute
 from pliant.deployments.http.validation import bounded, finder
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
@@ -42,7 +43,7 @@ class ImageClassificationRequest(BaseModel):
 
 def router(services: Services, max_body: int, most: int) -> APIRouter:
     """The route over `services`. `max_body` is in bytes, `most` texts or images are in a request."""
-    api = APIRouter(tags=["Hugging Face"])
+    api = APIRouter(tags=["Hugging Face"], route_class=DirectRoute)
     find = finder(services, "texts", "images")
     image = {"type": "string", "format": "binary"}
     schema = json_body(*BODIES, ImageClassificationRequest, **{"image/*": image})

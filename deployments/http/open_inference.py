@@ -21,6 +21,7 @@ from pliant.deployments.http.open_inference_texts import described, infer_texts,
 from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.parameters import VisionParameters, validated, validated_json
 from pliant.deployments.http.places import hold
+from pliant.deployments.http.routes import DirectRoute
 from pliant.deployments.http.tensors import (
     HEADER_LENGTH,
     InferRequest,
@@ -37,7 +38,7 @@ _IMAGE_OUTPUTS = {"label": "BYTES", "score": "FP32", "gamma": "INT32", "fate": "
 
 def router(services: Services, max_body: int, most: int) -> APIRouter:
     """The protocol's routes over `services`. `max_body` is in bytes, `most` texts or images are in a request."""
-    api = APIRouter(prefix="/v2", tags=["Open Inference Protocol v2"])
+    api = APIRouter(prefix="/v2", tags=["Open Inference Protocol v2"], route_class=DirectRoute)
     kinds: tuple[Answers, ...] = ("texts", "images")
     find = finder(services, *kinds)
 

@@ -21,6 +21,7 @@ from pliant.deployments.http.openai_schemas import Texts, parsed
 from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.http.places import hold
+from pliant.deployments.http.routes import DirectRoute
 from pliant.deployments.http.text_models import find, labels, scores
 from pliant.deployments.http.texts import Pair, Prediction, Scorer, TextClassifier, warning_of
 from pliant.deployments.http.validation import bounded, check_count
@@ -80,7 +81,7 @@ class LabelRequest(PriorityBody):
 
 def router(services: Services, max_body: int, most: int) -> APIRouter:
     """The routes over `services`. `max_body` is in bytes, `most` texts or documents are in a request."""
-    api = APIRouter(tags=["Reranking"])
+    api = APIRouter(tags=["Reranking"], route_class=DirectRoute)
     media = answers("application/json")
 
     @api.post("/rerank", openapi_extra=json_body(RerankRequest), responses=media)

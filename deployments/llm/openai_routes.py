@@ -25,6 +25,7 @@ from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.places import hold
 from pliant.deployments.http.response_events import Writer, stream, whole
 from pliant.deployments.http.resumption import Delivered, answered_by, drawn, last_event, rest
+from pliant.deployments.http.routes import DirectRoute
 from pliant.deployments.http.tool_calls import grammar, parser
 from pliant.deployments.llm.generations import bound
 from pliant.deployments.llm.generations import generations as asked
@@ -37,7 +38,7 @@ Call = TypeVar("Call", CompletionRequest, ChatRequest, ResponsesRequest)
 
 def router(models: ServedModels, max_body: int) -> APIRouter:
     """The routes over `models`. `max_body` is in bytes."""
-    api = APIRouter(prefix="/v1", tags=["OpenAI"])
+    api = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=DirectRoute)
     media = answers("application/json", "text/event-stream")
 
     async def read(request: Request, kind: type[Call]) -> tuple[Call, ServedModel]:
