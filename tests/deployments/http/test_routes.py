@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response, routing
+from fastapi.dependencies import utils as dependencies
 from fastapi.testclient import TestClient
 
 from pliant.deployments.http.routes import DirectRoute
@@ -54,15 +55,13 @@ def test_what_is_no_number_is_refused(client: TestClient) -> None:
 
 def test_only_what_needs_no_search_is_called_without(monkeypatch: pytest.MonkeyPatch, client: TestClient) -> None:
     searched: list[str] = []
-    import fastapi.routing
-
-    solve = fastapi.routing.solve_dependencies
+    solve = dependencies.solve_dependencies
 
     async def noted(**given: object) -> object:
         searched.append(given["request"].url.path)  # type: ignore[attr-defined]
         return await solve(**given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(fastapi.routing, "solve_dependencies", noted)
+    monkeypatch.setattr(routing, "solve_dependencies", noted)
     for path in ("/direct/a/b", "/number/3", "/query", "/object"):
         client.get(path)
     assert searched == ["/number/3", "/query", "/object"]
