@@ -20,10 +20,10 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, StreamingResponse
 
-from pliant.deployments.http.console.charts import draw, number
+from pliant.deployments.http.console.charts import draw
 from pliant.deployments.http.places import CONSOLE, CONSOLE_STREAM
 from pliant.deployments.serving.history import GOOD, MISSED, STEP_S, Event, History, Past, troubles
-from pliant.deployments.serving.panels import Chart
+from pliant.deployments.serving.panels import Chart, number
 from pliant.deployments.serving.tenants import current
 
 _EVERY_S = 1.0

@@ -19,7 +19,7 @@ from rich.text import Text
 from pliant.cli.terminal import console
 from pliant.deployments.kinds import loaded
 from pliant.deployments.serving.history import GOOD, MISSED, STEP_S, History, Past, troubles
-from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel
+from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel, Stacks, number
 from pliant.errors import PliantError
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -133,26 +133,39 @@ def line(values: Sequence[float]) -> str:
 def _panel(panel: Panel) -> RenderableType:
     if isinstance(panel, Chart):
         return _chart(panel)
+    if isinstance(panel, Stacks):
+        return _stacks(panel)
     if isinstance(panel, Flow):
         panel = Bars(panel.title, panel.shares, unit="%", most=1.0)
     if isinstance(panel, Bars):
         return _rows(panel.title, _bars(panel))
     table = Table(*map(str, panel.columns), title=panel.title, title_justify="left", box=None)
     for row in islice(panel.rows, _REPLICAS):
-        table.add_row(*(each if isinstance(each, str) else f"{each:.4g}" for each in row))
+        table.add_row(*(each if isinstance(each, str) else number(each) for each in row))
     return table
 
 
 def _chart(chart: Chart) -> RenderableType:
     return _rows(
-        chart.title, ((name, f"{values[-1]:.4g} {chart.unit}", line(values)) for name, values in chart.lines.items())
+        chart.title, ((name, number(values[-1], chart.unit), line(values)) for name, values in chart.lines.items())
     )
 
 
 def _bars(panel: Bars) -> Iterator[tuple[str, str, str]]:
     most = panel.most or max(panel.bars.values(), default=0.0) or 1.0
     for name, value in panel.bars.items():
-        yield name, f"{value:.4g} {panel.unit}", "█" * round(min(1.0, value / most) * _WIDTH)
+        yield name, number(value, panel.unit), "█" * round(min(1.0, value / most) * _WIDTH)
+
+
+def _stacks(panel: Stacks) -> RenderableType:
+    """The parts in words: a bar in one colour could not tell them apart."""
+    return _rows(
+        panel.title,
+        (
+            (name, ", ".join(f"{part} {number(value, panel.unit)}" for part, value in parts.items()), "")
+            for name, parts in panel.rows.items()
+        ),
+    )
 
 
 def _rows(title: str, rows: Iterator[tuple[str, str, str]]) -> Table:

@@ -17,12 +17,12 @@ from support.tenants import tenants
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
-from pliant.deployments.http.console.charts import draw, number
+from pliant.deployments.http.console.charts import draw
 from pliant.deployments.http.console.console import Console, _page
 from pliant.deployments.kinds import KINDS, loaded
 from pliant.deployments.serving.history import STEPS, History
 from pliant.deployments.serving.outcome import Outcome
-from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel, Table
+from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel, Stacks, Table, number
 from pliant.deployments.serving.services import Services
 
 REPORTS: dict[str, list[dict[str, Any]]] = {
@@ -71,6 +71,8 @@ def console(clock: list[float], past: History | None = None) -> Console:
         Chart("nothing", {}, stacked=True),
         Bars("<b>", {"<i>": 0.5}, unit="%", most=1.0),
         Bars("nothing", {}),
+        Stacks("<b>", {"<i>": {"<p>": 3.0, "free": 1.0}, "b": {"<p>": 0.0, "free": 0.0}}, unit="bytes"),
+        Stacks("nothing", {}),
         Flow("<b>", {"<i>": 0.5, "b": 0.5}),
         Flow("nothing", {}),
         Table("<b>", ("<c>",), [("<d>",), (1234.5,)]),
@@ -93,6 +95,15 @@ def test_what_is_drawn_is_said_in_words_too() -> None:
     behind, before = (polygon.attrib["points"].split() for polygon in image.findall("polygon"))
     assert (behind[-4], before[-4]) == ("178,1", "178,30"), "one value stands on the other"
     assert len(before) == 6, "equal heights need no points of their own"
+
+
+def test_a_stack_is_as_wide_as_what_its_parts_hold() -> None:
+    parts = {"requests": 1.0 * 2**20, "adapters": 2.0 * 2**20, "free": 1.0 * 2**20}
+    drawn = ElementTree.fromstring(draw(Stacks("memory", {"r1": parts}, unit="bytes")))
+    [image] = drawn.iter("svg")
+    assert image.attrib["aria-label"] == "r1: requests 1.0 MiB, adapters 2.0 MiB, free 1.0 MiB"
+    assert [(each.attrib["x"], each.attrib["width"]) for each in image] == [("0.0", "60.0"), ("60.0", "120.0")]
+    assert "".join(next(drawn.iter("li")).itertext()) == "r1 3.0 MiB of 4.0 MiB"
 
 
 def test_a_band_is_as_high_as_what_flows_through_it() -> None:
