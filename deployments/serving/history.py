@@ -105,7 +105,8 @@ class History:
     def _values(
         self, service: str, view: Mapping[str, Any], before: Mapping[tuple[str, str, str], float], passed_s: float
     ) -> dict[str, float]:
-        values: dict[str, float] = {"replicas": float(len(view["replicas"]))}
+        running = len(view["replicas"])
+        values: dict[str, float] = {"replicas": float(running), "gpus": running * view.get("gpus", 0.0)}
         counters = [
             (gateway, outcome, f"requests/{outcome}", count)
             for gateway, requests in view["requests_by_gateway"].items()

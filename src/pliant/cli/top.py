@@ -84,7 +84,7 @@ def screen(stats: Mapping[str, Any], history: History, service: str | None) -> R
         past = history.of(service)
         shown = Group(
             _chart(Chart("Requests per second", past.lines("requests/"))),
-            *map(_panel, history.kinds[views[service]["kind"]].panels(views[service], past)),
+            *map(drawn, history.kinds[views[service]["kind"]].panels(views[service], past)),
         )
     events = islice(reversed(history.events), _EVENTS)
     told = [
@@ -130,7 +130,8 @@ def line(values: Sequence[float]) -> str:
     return "".join(_BLOCKS[round(max(0.0, value) / most * (len(_BLOCKS) - 1))] for value in shown)
 
 
-def _panel(panel: Panel) -> RenderableType:
+def drawn(panel: Panel) -> RenderableType:
+    """A panel in characters."""
     if isinstance(panel, Chart):
         return _chart(panel)
     if isinstance(panel, Stacks):

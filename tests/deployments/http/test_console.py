@@ -7,6 +7,7 @@ import random
 import re
 import tracemalloc
 import xml.etree.ElementTree as ElementTree
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -125,7 +126,11 @@ def test_numbers(value: float, unit: str, said: str) -> None:
 
 def test_all_kinds_are_shown_with_what_is_wrong_first() -> None:
     sections = console([1.0]).sections()
-    assert list(sections) == ["trouble", "now", "budget", *(f"service-a-{kind}" for kind in REPORTS), "events", "try"]
+    assert list(sections) == [
+        *("trouble", "now", "services", "budget"),
+        *(f"service-a-{kind}" for kind in REPORTS),
+        *("events", "try"),
+    ]
     for html in sections.values():
         ElementTree.fromstring(f"<section>{html}</section>")
     assert "All services are ready" in sections["trouble"]
@@ -175,6 +180,57 @@ def test_a_quarter_of_an_hour_of_fifty_replicas_is_small_to_keep_and_to_show() -
     page, _ = _page()
     shown = Console(lambda: busy(50, STEPS, chance), past).sections()
     assert len(page.encode()) + len(json.dumps(dict(shown)).encode()) < 150_000
+
+
+def many(services: int, replicas: int, step: int, chance: random.Random) -> dict[str, Any]:
+    """What /stats says of so many services, each of a kind and with as many replicas."""
+    views = {}
+    for index in range(services):
+        kind, view = list(busy(replicas, step, chance)["services"].items())[index % len(REPORTS)]
+        views[f"{kind}-{index}"] = view
+    return {**stats(), "services": views}
+
+
+def test_of_many_services_each_is_in_the_overview_and_one_is_shown_by_name() -> None:
+    chance, past = random.Random(1), History(loaded(KINDS))
+    for step in range(STEPS + 1):
+        past.record(5.0 * step, many(32, 12, step, chance))
+    shown = Console(lambda: many(32, 12, STEPS, chance), past)
+    assert all(shown.sections(service)["services"].count("#service-") == 32 for service in ("", "a-llm-30", "nobody"))
+    details = [[name for name in shown.sections(each) if name.startswith("service-")] for each in ("a-llm-30", "")]
+    assert details[0] == ["service-a-llm-30"]
+    assert len(details[1]) == 8
+    assert shown.sections("nobody").keys() == shown.sections().keys()
+
+
+@pytest.mark.virtual_time
+async def test_the_page_and_its_first_event_are_small_however_many_services_are_busy() -> None:
+    chance, past = random.Random(1), History(loaded(KINDS))
+    for step in range(STEPS + 1):
+        past.record(5.0 * step, many(32, 12, step, chance))
+    gateway = application(GatewayConfig(), Services([]), lambda: many(32, 12, STEPS, chance), lambda: b"", history=past)
+    packed = [(b"accept-encoding", b"gzip, br")]
+    page = await Exchange(gateway, "/console", "GET", packed).over()
+    viewer = await Exchange(gateway, "/console/stream", "GET", packed).settled()
+    assert viewer.headers["content-encoding"] == "gzip"
+    event = zlib.decompressobj(wbits=31).decompress(viewer.body)
+    assert json.loads(event.removeprefix(b"data: ")).keys() >= {"services", "try"}
+    assert len(page.body) + len(viewer.body) < 150_000
+    await viewer.left()
+
+
+def test_who_holds_which_gpus_and_why_is_shown_where_there_are_any() -> None:
+    found = stats()
+    assert "GPUs" not in Console(lambda: found, history()).sections()["budget"]
+    llm = found["services"]["a-llm"]
+    judged = {"demand_per_s": 2.5, "in_time": 0.91, "one_more": 0.04, "start_s": 8.4, "start_measured": True}
+    llm |= {"gpus": 4.0, "plan": {"wanted_replicas": 3, "wanted_because": "<it earns>", "budget": judged}}
+    past = History(loaded(KINDS))
+    past.record(0.0, found)
+    budget = Console(lambda: found, past).sections()["budget"]
+    assert 'aria-label="GPUs, by the service that holds them: a-llm 8"' in budget
+    for said in ("<td>3</td>", "2.50", "91.0%", "4.0%", "8 s", "&lt;it earns&gt;"):
+        assert said in budget
 
 
 @pytest.mark.parametrize(
