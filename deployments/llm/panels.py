@@ -34,7 +34,7 @@ def readings(report: Mapping[str, Any]) -> Readings:
 def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
     """Of one service."""
     yield Chart("Answers under way", past.lines("answers/"), stacked=True)
-    yield Chart("Answers that wait, by queue: 1 has the smallest", past.lines("queues/"), stacked=True)
+    yield Chart("Answers that wait, by queue", past.lines("queues/"), stacked=True)
     yield Chart("Wait for a slot, mean", {"wait": _means(past, "waited s", "admitted", 1e3)}, unit="ms")
     yield Chart("Time between two tokens, mean", {"step": _means(past, "step ms", "replicas")}, unit="ms")
     yield Chart("Answers completed per second", {"answers": past.line("answered")})
@@ -45,11 +45,11 @@ def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
         unit="bytes",
     )
     if view.get("adapters"):
-        yield Chart("Requests per second whose adapter was", past.lines("adapters/"), stacked=True)
+        yield Chart("Adapters asked for per second", past.lines("adapters/"), stacked=True)
         held = Counter(
             name for report in view["replicas"].values() for name in report.get("adapters", {}).get("resident", ())
         )
-        yield Bars("Adapters in memory, by replicas that hold them", dict(held.most_common(12)))
+        yield Bars("Adapters, by replicas that hold them", dict(held.most_common(12)))
     rows = []
     for name, report in sorted(view["replicas"].items()):
         adapters = report.get("adapters", {})

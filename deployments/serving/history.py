@@ -40,8 +40,8 @@ class Past:
         self._steps = steps
 
     def line(self, name: str) -> list[float]:
-        """Its `STEPS` values, newest last; 0 where it was not there."""
-        return [0.0] * (STEPS - len(self._steps)) + [step.get(name, 0.0) for step in self._steps]
+        """Its values since this began, `STEPS` at most, newest last; 0 where it was not there."""
+        return [step.get(name, 0.0) for step in self._steps]
 
     def lines(self, prefix: str) -> dict[str, list[float]]:
         """All whose names begin with `prefix`, by what follows it."""
@@ -162,8 +162,8 @@ def _happened(now: float, service: str, before: Mapping[str, Any], after: Mappin
         )
     plan, old = after["plan"], before["plan"]
     if plan.get("replicas") != old.get("replicas"):
-        wanted = ", ".join(f"{count} of {length}" for length, count in plan.get("replicas", {}).items())
-        yield Event(now, service, f"new plan ({plan.get('reason', 'start')}): {wanted}")
+        wanted = ", ".join(f"{count} at {length}" for length, count in plan.get("replicas", {}).items() if count)
+        yield Event(now, service, f"new plan ({plan.get('reason', 'start')}): replicas by home length: {wanted}")
     before_that, wanted_now = old.get("wanted_replicas"), plan.get("wanted_replicas")
     if None not in (before_that, wanted_now) and before_that != wanted_now:
         why = f": {plan['wanted_because']}" if plan.get("wanted_because") else ""

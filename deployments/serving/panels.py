@@ -19,7 +19,7 @@ class Readings:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over the last quarter of an hour, newest last; `stacked` where their sum means something."""
+    """Lines of equal length, a quarter of an hour at most, newest last; `stacked` where their sum means something."""
 
     title: str
     lines: Mapping[str, Sequence[float]]

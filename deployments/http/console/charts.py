@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from pliant.deployments.serving.history import STEPS
+from pliant.deployments.serving.history import STEP_S
 from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel, Stacks, Table, number
 
 _HEIGHT = 60
-"""Of a drawing, which is as many units wide as it has values."""
+"""Of a drawing, which is as many units wide as it has steps."""
 _WIDTH = 240
 _GAP = 4
 """Of a diagram, and between its bands."""
@@ -38,9 +38,10 @@ def draw(panel: Panel) -> str:
 
 def _chart(chart: Chart) -> str:
     lines = {name: list(values) for name, values in chart.lines.items() if any(values)}
+    last = max((len(values) for values in lines.values()), default=2) - 1
     if chart.stacked:
         top = max((sum(values) for values in zip(*lines.values(), strict=True)), default=0.0)
-        drawn = _areas(lines, top)
+        drawn = _areas(lines, top, last)
     else:
         top = max((max(values) for values in lines.values()), default=0.0)
         drawn = [
@@ -54,20 +55,24 @@ def _chart(chart: Chart) -> str:
         for index, (name, value) in enumerate(now.items())
     )
     svg = (
-        f'<svg viewBox="0 0 {STEPS - 1} {_HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'<svg viewBox="0 0 {last} {_HEIGHT}" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(f"{chart.title}: {words}")}">{"".join(drawn)}</svg>'
     )
-    highest = f"<small>{escape(number(top, chart.unit))} at most, 15 min</small>" if lines else ""
+    highest = f"<small>{escape(number(top, chart.unit))} at most in {_span(last * STEP_S)}</small>" if lines else ""
     return _figure(chart.title, f"{svg}{highest}<ul>{legend or '<li>nothing yet</li>'}</ul>")
 
 
-def _areas(lines: Mapping[str, Sequence[float]], top: float) -> list[str]:
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def _areas(lines: Mapping[str, Sequence[float]], top: float, last: int) -> list[str]:
     """What all lines up to each are together, so that it lies behind those before it."""
     drawn: list[str] = []
-    sums = [0.0] * STEPS
+    sums = [0.0] * (last + 1)
     for index, values in enumerate(lines.values()):
         sums = [below + value for below, value in zip(sums, values, strict=True)]
-        corners = f"{STEPS - 1},{_HEIGHT} 0,{_HEIGHT}"
+        corners = f"{last},{_HEIGHT} 0,{_HEIGHT}"
         drawn.append(f'<polygon class="c{index % _COLOURS}" points="{_points(sums, top)} {corners}"/>')
     return drawn[::-1]
 

@@ -23,6 +23,8 @@ function show(changed) {
       if (name === "trouble") section.setAttribute("role", "status");
       sections.insertBefore(section, name.startsWith("service-") ? document.getElementById("events") : null);
     }
+    if (section.shown === html) continue;
+    section.shown = html;
     replace(section, html);
     if (name === "try") choose();
   }
