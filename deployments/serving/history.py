@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from pliant.dashboards.rules import OBJECTIVE
 from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.panels import Panel, Readings
 
 STEP_S = 5.0
 """How often `record` is called."""
 STEPS = 180
+MINUTE = round(60 / STEP_S)
 _EVENTS = 100
 
 GOOD = (Outcome.OK, Outcome.DEGRADED)
@@ -101,6 +103,12 @@ class History:
     def of(self, service: str) -> Past:
         """What is remembered of `service`."""
         return Past(list(self._steps.get(service, ())))
+
+    def shortfalls(self) -> list[str]:
+        """Services that answered too few of the last minute's requests in time; the worst first."""
+        shares = {service: self.of(service).attained(MINUTE) for service in self._steps}
+        missed = sorted((share, name) for name, share in shares.items() if share is not None and share < OBJECTIVE)
+        return [f"{name} answered {share:.1%} of the last minute's requests in time" for share, name in missed]
 
     def _values(
         self, service: str, view: Mapping[str, Any], before: Mapping[tuple[str, str, str], float], passed_s: float

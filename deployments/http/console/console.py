@@ -24,13 +24,12 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 
 from pliant.deployments.http.console.charts import draw
 from pliant.deployments.http.places import CONSOLE, CONSOLE_STREAM
-from pliant.deployments.serving.history import GOOD, MISSED, STEP_S, Event, History, Past, troubles
+from pliant.deployments.serving.history import GOOD, MINUTE, MISSED, Event, History, Past, troubles
 from pliant.deployments.serving.panels import Chart, Panel, number
 from pliant.deployments.serving.plans import shares
 from pliant.deployments.serving.tenants import current
 
 _EVERY_S = 1.0
-_MINUTE = round(60 / STEP_S)
 _EVENTS_SHOWN = 30
 _GZIP = 16 + zlib.MAX_WBITS
 _DETAILED = 8
@@ -76,7 +75,7 @@ class Console:
         stats = self._stats()
         views: Mapping[str, Mapping[str, Any]] = stats["services"]
         pasts = {name: self._history.of(name) for name in views}
-        yield "trouble", _trouble(stats)
+        yield "trouble", _trouble(troubles(stats) + self._history.shortfalls())
         yield "now", "".join(_tiles(stats, views, pasts))
         yield "services", _overview(views, pasts)
         yield "budget", "".join(map(draw, _budget(views, pasts)))
@@ -142,9 +141,8 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _trouble(stats: Mapping[str, Any]) -> str:
+def _trouble(wrong: Sequence[str]) -> str:
     """One sentence on what is wrong, if something is."""
-    wrong = troubles(stats)
     if not wrong:
         return '<p class="good">All services are ready.</p>'
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
@@ -173,7 +171,7 @@ def _overview(views: Mapping[str, Mapping[str, Any]], pasts: Mapping[str, Past])
     head = "".join(f'<th scope="col">{column}</th>' for column in columns)
     rows = []
     for name, view in views.items():
-        share, good, missed = pasts[name].attained(_MINUTE), _mean(pasts[name], GOOD), _mean(pasts[name], MISSED)
+        share, good, missed = pasts[name].attained(MINUTE), _mean(pasts[name], GOOD), _mean(pasts[name], MISSED)
         link = f'<a href="#service-{escape(name)}">{escape(name)}</a>'
         told = f"<td>{escape(view['kind'])}</td><td>{'' if share is None else f'{share:.1%}'}</td>"
         told += f'<td>{number(good)}</td><td class="{"bad" if missed else ""}">{number(missed)}</td>'
@@ -189,7 +187,7 @@ def _overview(views: Mapping[str, Mapping[str, Any]], pasts: Mapping[str, Past])
 
 def _mean(past: Past, outcomes: Sequence[str]) -> float:
     """Requests per second of the last minute that ended so."""
-    return sum(sum(past.line(f"requests/{outcome}")[-_MINUTE:]) for outcome in outcomes) / _MINUTE
+    return sum(sum(past.line(f"requests/{outcome}")[-MINUTE:]) for outcome in outcomes) / MINUTE
 
 
 def _budget(views: Mapping[str, Mapping[str, Any]], pasts: Mapping[str, Past]) -> Iterator[Panel]:

@@ -18,14 +18,13 @@ from rich.text import Text
 
 from pliant.cli.terminal import console
 from pliant.deployments.kinds import loaded
-from pliant.deployments.serving.history import GOOD, MISSED, STEP_S, History, Past, troubles
+from pliant.deployments.serving.history import GOOD, MINUTE, MISSED, STEP_S, History, Past, troubles
 from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel, Stacks, number
 from pliant.errors import PliantError
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 24
 """Characters of a line over time: so many steps of the history."""
-_MINUTE = round(60 / STEP_S)
 _EVENTS = 8
 _REPLICAS = 30
 """Rows of a table, at most."""
@@ -76,7 +75,7 @@ def ask(http: httpx.Client, url: str) -> Mapping[str, Any]:
 def screen(stats: Mapping[str, Any], history: History, service: str | None) -> RenderableType:
     """All that is shown now."""
     views = stats["services"]
-    wrong = troubles(stats)
+    wrong = troubles(stats) + history.shortfalls()
     trouble = Text("; ".join(wrong), style="red") if wrong else Text("All services are ready.", style="green")
     if service is None:
         shown: RenderableType = _services(views, history)
@@ -105,7 +104,7 @@ def _services(views: Mapping[str, Any], history: History) -> Table:
     for name, view in views.items():
         past = history.of(name)
         good, missed = (_sum(past, outcomes) for outcomes in (GOOD, MISSED))
-        share = past.attained(_MINUTE)
+        share = past.attained(MINUTE)
         table.add_row(
             name,
             view["kind"],

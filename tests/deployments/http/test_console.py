@@ -248,6 +248,16 @@ def test_what_is_wrong_is_one_sentence(change: Mapping[str, Any], said: str) -> 
     assert said in Console(lambda: found, history(0)).sections()["trouble"]
 
 
+def test_requests_that_were_not_answered_in_time_are_what_is_wrong() -> None:
+    past, found = History(loaded(KINDS)), stats()
+    past.record(0.0, found)
+    for name, missed in (("a-llm", 2), ("a-vision", 8), ("a-encoder", 0)):
+        found["services"][name]["requests_by_gateway"] = {"g": {"ok": 10 - missed, "shed": missed}}
+    past.record(5.0, found)
+    said = Console(lambda: found, past).sections()["trouble"]
+    assert "A-vision answered 20.0% of the last minute&#x27;s requests in time (and 1 more)" in said
+
+
 @pytest.mark.virtual_time
 async def test_only_what_has_changed_is_sent() -> None:
     clock = [1.0]
