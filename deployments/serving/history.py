@@ -21,7 +21,9 @@ MINUTE = round(60 / STEP_S)
 _EVENTS = 100
 
 GOOD = (Outcome.OK, Outcome.DEGRADED)
-MISSED = (Outcome.SHED, Outcome.TOO_LATE, Outcome.UNAVAILABLE, Outcome.FAILED)
+REFUSED = (Outcome.SHED, Outcome.TOO_LATE)
+FAILED = (Outcome.UNAVAILABLE, Outcome.FAILED)
+MISSED = (*REFUSED, *FAILED)
 """Outcomes that are the service's fault; what clients sent wrong, or left, is not."""
 
 

@@ -140,3 +140,16 @@ def test_a_killed_replica_is_among_the_events(page: Page, cluster: Cluster) -> N
     cluster.replica_processes("echo")[0].kill()
     wait_until(lambda: len(set(cluster.stats("echo")) - before) == 1, cluster.progress)
     expect(page.locator("#events")).to_contain_text("has left")
+
+
+def test_the_page_goes_on_with_the_gateway_that_takes_over(browser: Browser, cluster: Cluster) -> None:
+    page = browser.new_page()  # one that may say that nobody answered
+    page.goto(f"{cluster.address}/console", timeout=PATIENT_MS)
+    gateway = page.locator("#now div").last
+    expect(gateway).to_contain_text("1 of", timeout=PATIENT_MS)
+    before = gateway.inner_text()
+    for process in cluster.replica_processes("gateway"):
+        process.kill()
+    expect(gateway).not_to_have_text(before, timeout=PATIENT_MS, use_inner_text=True)
+    expect(page.locator("#state")).to_have_text("live", timeout=PATIENT_MS)
+    page.close()

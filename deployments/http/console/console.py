@@ -24,7 +24,7 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 
 from pliant.deployments.http.console.charts import draw
 from pliant.deployments.http.places import CONSOLE, CONSOLE_STREAM
-from pliant.deployments.serving.history import GOOD, MINUTE, MISSED, Event, History, Past, troubles
+from pliant.deployments.serving.history import FAILED, GOOD, MINUTE, MISSED, REFUSED, Event, History, Past, troubles
 from pliant.deployments.serving.panels import Chart, Panel, number
 from pliant.deployments.serving.plans import shares
 from pliant.deployments.serving.tenants import current
@@ -151,11 +151,15 @@ def _trouble(wrong: Sequence[str]) -> str:
 
 def _tiles(stats: Mapping[str, Any], views: Mapping[str, Any], pasts: Mapping[str, Past]) -> Iterator[str]:
     """The last minute in numbers."""
-    good, missed = (sum(_mean(past, outcomes) for past in pasts.values()) for outcomes in (GOOD, MISSED))
+    good, refused, failed = (
+        sum(_mean(past, outcomes) for past in pasts.values()) for outcomes in (GOOD, REFUSED, FAILED)
+    )
+    asked = good + refused + failed
     running = sum(len(view["replicas"]) for view in views.values())
-    yield _tile("in time", f"{good / (good + missed):.1%}" if good + missed else "none asked")
+    yield _tile("in time", f"{good / asked:.1%}" if asked else "none asked")
     yield _tile("answers per second", number(good))
-    yield _tile("refused or failed per second", number(missed))
+    yield _tile("refused per second", number(refused))
+    yield _tile("failed per second", number(failed))
     yield _tile("replicas", str(running))
     gateways = max((len(view["requests_by_gateway"]) for view in views.values()), default=1)
     yield _tile("gateway", f"{stats['gateway']}, 1 of {gateways}")

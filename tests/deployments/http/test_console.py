@@ -254,8 +254,14 @@ def test_requests_that_were_not_answered_in_time_are_what_is_wrong() -> None:
     for name, missed in (("a-llm", 2), ("a-vision", 8), ("a-encoder", 0)):
         found["services"][name]["requests_by_gateway"] = {"g": {"ok": 10 - missed, "shed": missed}}
     past.record(5.0, found)
-    said = Console(lambda: found, past).sections()["trouble"]
-    assert "A-vision answered 20.0% of the last minute&#x27;s requests in time (and 1 more)" in said
+    found["services"]["a-encoder"]["requests_by_gateway"] = {"g": {"ok": 10, "failed": 3}}
+    past.record(10.0, found)
+    sections = Console(lambda: found, past).sections()
+    tiles = {tile[1].text: tile[0].text for tile in ElementTree.fromstring(f"<p>{sections['now']}</p>")}
+    assert tiles["in time"] == "60.6%"
+    assert [tiles[f"{what} per second"] for what in ("answers", "refused", "failed")] == ["0.333", "0.167", "0.05"]
+    said = sections["trouble"]
+    assert "A-vision answered 20.0% of the last minute&#x27;s requests in time (and 2 more)" in said
 
 
 @pytest.mark.virtual_time
