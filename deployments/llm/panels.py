@@ -49,7 +49,7 @@ def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
         held = Counter(
             name for report in view["replicas"].values() for name in report.get("adapters", {}).get("resident", ())
         )
-        yield Bars("Adapters, by replicas that hold them", dict(held.most_common(12)))
+        yield Bars("Adapters held, by replicas", dict(held.most_common(12)))
     rows = []
     for name, report in sorted(view["replicas"].items()):
         adapters = report.get("adapters", {})
