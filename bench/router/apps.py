@@ -1,6 +1,6 @@
 """Bare Ray Serve, and our gateway and router, each in front of the same model that does nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,17 @@ def ours(model: str, replicas: int, cpus: float, service: str, gateways: int = 1
         }
     )
     return assemble(config, {service: NoopReplica})
+
+
+def traced(application: Application, collector: str) -> Application:
+    """`application`, one of ours, whose gateway and replicas send their spans to `collector`."""
+    services: Mapping[str, Application] = list(application._bound_deployment.init_args)[2]
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector}
+    for each in (*services.values(), application):
+        bound = each._bound_deployment
+        options = {**(bound.ray_actor_options or {}), "runtime_env": {"env_vars": environment}}
+        each._bound_deployment = bound.options(ray_actor_options=options)
+    return application
 
 
 def _deployment(target: type, cpus: float, **options: Any) -> serve.Deployment:

@@ -1,7 +1,8 @@
 """What our gateway and router cost over bare Ray Serve, and what the dispatcher costs by itself.
 
 The same model, which does nothing, stands behind both, in one cluster: what is measured is parsing, validation,
-tokenization, routing and metrics. Bare Serve parses the body and tokenizes nothing, so 1 cannot be reached.
+tokenization, routing and metrics. Bare Serve parses the body and tokenizes nothing, so 1 cannot be reached. What ours
+costs while its console is looked at, and with traces, is compared with ours without.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from pliant.bench import workloads
 from pliant.bench.cluster import cluster
 from pliant.bench.load import Block, LoadError, closed_loop, session
 from pliant.bench.report import Options, Report, median, ratio
-from pliant.bench.router.apps import bare, ours
+from pliant.bench.router.apps import bare, ours, traced
 from pliant.bench.router.dispatch_cost import cost_in_method_calls
 from pliant.bench.router.streams import FEW, MANY, paced, tpot_p99
 from pliant.bench.router.two_gateways import p98_against_one
+from pliant.bench.router.watched import VIEWERS, Collector, collector, watched
 from pliant.models import sources
 
 _MODEL = "zoo/topics-large"
@@ -34,6 +36,7 @@ _LANGUAGE_MODEL = "zoo/tiny-llama"
 _OURS = "ours"
 _PACED = "paced"
 _BARE = ("bare", "bare-same-loop")
+_TRACED, _WATCHED = "ours-traced", "ours-watched"
 _REPLICA_CPUS = 0.05
 _MANY = 32
 _TEXTS = 64
@@ -88,15 +91,18 @@ def run(options: Options) -> Report:
         for replicas in _SHARED_FLEETS
         for load in _LOADS
     }
-    applications = {
-        _OURS: ours(_MODEL, plan.replicas, _REPLICA_CPUS, _SERVICE),
-        _BARE[0]: bare(_MODEL, plan.replicas, _REPLICA_CPUS, same_loop=False),
-        _BARE[1]: bare(_MODEL, plan.replicas, _REPLICA_CPUS, same_loop=True),
-        _PACED: paced(_LANGUAGE_MODEL, _REPLICA_CPUS),
-    }
-    with cluster(applications) as address:
-        alone, together, batches = asyncio.run(_measure(address, workloads.texts(options.data, rng), plan, rng))
-        few, many = asyncio.run(_streams(f"{address}/{_PACED}", plan))
+    with collector() as spans:
+        applications = {
+            _OURS: ours(_MODEL, plan.replicas, _REPLICA_CPUS, _SERVICE),
+            _BARE[0]: bare(_MODEL, plan.replicas, _REPLICA_CPUS, same_loop=False),
+            _BARE[1]: bare(_MODEL, plan.replicas, _REPLICA_CPUS, same_loop=True),
+            _TRACED: traced(ours(_MODEL, plan.replicas, _REPLICA_CPUS, _SERVICE), spans.address),
+            _PACED: paced(_LANGUAGE_MODEL, _REPLICA_CPUS),
+        }
+        with cluster(applications) as address:
+            texts = workloads.texts(options.data, rng)
+            alone, together, batches = asyncio.run(_measure(address, texts, plan, rng, spans))
+            few, many = asyncio.run(_streams(f"{address}/{_PACED}", plan))
 
     latencies = {
         system: [float(np.median(block.latencies)) * 1e3 for block in blocks] for system, blocks in alone.items()
@@ -106,6 +112,8 @@ def run(options: Options) -> Report:
     widest = max(_BARE, key=lambda system: statistics.median(rates[system]))
     figures = [
         ratio("gateway_latency_ratio_c1", latencies[_OURS], latencies[quickest], "<= 1.15", _beside(latencies, "ms")),
+        ratio("console_latency_ratio_c1", latencies[_WATCHED], latencies[_OURS], "<= 1.05", f"with {VIEWERS} viewers"),
+        ratio("tracing_latency_ratio_c1", latencies[_TRACED], latencies[_OURS], "<= 1.1", "every request is sampled"),
         ratio("gateway_throughput_ratio_c32", rates[_OURS], rates[widest], ">= 0.95", _beside(rates, "requests/s")),
         ratio(
             "batch64_latency_vs_64_calls",
@@ -134,25 +142,30 @@ def run(options: Options) -> Report:
 
 
 async def _measure(
-    address: str, texts: list[str], plan: _Plan, rng: random.Random
+    address: str, texts: list[str], plan: _Plan, rng: random.Random, spans: Collector
 ) -> tuple[dict[str, list[Block]], dict[str, list[Block]], list[tuple[float, float]]]:
-    """The blocks of each system with 1 client, and with 32; and the seconds until ours has answered 64 texts, that come
-    in one request or in as many."""
+    """The blocks of each system with 1 client, and of some with 32; and the seconds until ours has answered 64 texts,
+    which come in one request or in as many."""
     parameters = {"slo_ms": _NEVER_LATE_MS}
     bodies = [json.dumps({"inputs": text, "parameters": parameters}).encode() for text in texts]
-    urls = {system: f"{address}/{system}/models/{_SERVICE}" for system in (_OURS, *_BARE)}
-    alone: dict[str, list[Block]] = {system: [] for system in urls}
-    together: dict[str, list[Block]] = {system: [] for system in urls}
+    urls = {system: f"{address}/{system}/models/{_SERVICE}" for system in (_OURS, *_BARE, _TRACED)}
+    alone: dict[str, list[Block]] = {system: [] for system in (*urls, _WATCHED)}
+    together: dict[str, list[Block]] = {system: [] for system in (_OURS, *_BARE)}
     batches = []
     async with session() as http:
         for url in urls.values():
             await closed_loop(http, url, rng.choices(bodies, k=plan.together), _MANY)
+        await spans.some()
         for _ in track(range(plan.repetitions), "router", transient=True):
             sent = rng.choices(bodies, k=plan.alone)
-            for system in rng.sample(sorted(urls), len(urls)):
-                alone[system].append(await closed_loop(http, urls[system], sent, 1))
+            for system in rng.sample(sorted(alone), len(alone)):
+                if system == _WATCHED:
+                    async with watched(http, f"{address}/{_OURS}"):
+                        alone[system].append(await closed_loop(http, urls[_OURS], sent, 1))
+                else:
+                    alone[system].append(await closed_loop(http, urls[system], sent, 1))
             sent = rng.choices(bodies, k=plan.together)
-            for system in rng.sample(sorted(urls), len(urls)):
+            for system in rng.sample(sorted(together), len(together)):
                 together[system].append(await closed_loop(http, urls[system], sent, _MANY))
             chosen = rng.choices(texts, k=_TEXTS)
             batch = json.dumps({"inputs": chosen, "parameters": parameters}).encode()

@@ -25,13 +25,13 @@ def readings(report: Mapping[str, Any]) -> Readings:
 
 def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
     """Of one service."""
-    yield Chart("Texts per second, by the home length of replicas", past.lines("texts/"), stacked=True)
+    yield Chart("Texts per second, by home length", past.lines("texts/"), stacked=True)
     yield Chart("Replicas, by home length", past.lines("homes/"), stacked=True)
-    yield Chart("Texts that wait in replicas, or run", {"texts": past.line("waiting")})
-    yield Chart("Tokens computed per second, padding included", {"tokens": past.line("tokens")})
+    yield Chart("Texts that wait or run", {"texts": past.line("waiting")})
+    yield Chart("Tokens per second, with padding", {"tokens": past.line("tokens")})
     plan = view["plan"]
     if demand := plan.get("demand_per_s"):
-        yield Bars("Demand that the plan is for, texts per second by length", {str(key): demand[key] for key in demand})
+        yield Bars("Planned demand, texts per second", {str(key): demand[key] for key in demand})
     rows = [
         (
             name,

@@ -31,7 +31,7 @@ class Answer:
     __slots__ = (
         *("_detokenizer", "_ends", "_fresh", "_logprobs"),
         *("adapter", "begun", "count", "deadline", "ended", "id", "ids"),
-        *("foreseen", "guide", "most", "pages", "predicted", "running", "sampling", "size", "tenant"),
+        *("foreseen", "guide", "most", "pages", "placed", "predicted", "running", "sampling", "size", "tenant"),
     )
 
     def __init__(
@@ -76,6 +76,8 @@ class Answer:
         self.tenant = generation.tenant
         self.foreseen = self.most
         """Its tokens at the end, as its tenant is charged for it when it gets its memory."""
+        self.placed = 0.0
+        """By the engine's clock: when it got its slot."""
         self.running = False
         """Whether it holds memory, from its admission to its end or until it is put back."""
         self.ended = False

@@ -253,7 +253,7 @@ class Engine:
         self._put_back(decisions.squash, items)
         self._adapters.evict(decisions.evict)
         self._adapters.load(decisions.load)
-        self._place(decisions.admit)
+        self._place(now, decisions.admit)
         granted = self._granted(budget)
         self._make_room(self._batch.lacking(granted))
         self._batch.compact()
@@ -289,10 +289,11 @@ class Engine:
             if answer.ended:
                 self._room.cancel(answer, self._clock())
 
-    def _place(self, admitted: Iterable[AnswerJob]) -> None:
+    def _place(self, now: float, admitted: Iterable[AnswerJob]) -> None:
         """These have slots from now on."""
         for job in admitted:
             self._room.take(job.key)
+            job.key.placed = now
             self._batch.place(job.key, job.arrived)
 
     def _granted(self, budget: int) -> list[tuple[Answer, int]]:
@@ -360,6 +361,8 @@ class Engine:
             if answer is None or answer.ended:
                 continue
             piece = answer.read(token, row)
+            if answer.count == answer.begun + 1:
+                piece = piece._replace(prompt_s=self._clock() - answer.placed)
             if answer.running:
                 scheduler.generated(answer, answer.count - answer.begun)
             items.append((answer.id, piece))

@@ -11,7 +11,7 @@ from pliant.deployments.serving.errand import Errand
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.tenants import in_background
-from pliant.deployments.serving.tracing import Attributes
+from pliant.deployments.serving.tracing import PROMPT_MS, Attributes
 
 _BACKGROUND_S = 24 * 3600.0
 """How long an answer may stand still for which nobody waits."""
@@ -35,6 +35,7 @@ class AnswerErrand(Errand[Prompted, Generation, Piece]):
         self._deadline = time.monotonic() + slo_s
         self._slo_s = slo_s
         self._received: list[int] = []
+        self._prompt_s: float | None = None
         size = len(generation.prompt) + generation.max_tokens
         adapter, tenant = generation.adapter, None if share_prefixes else self.tenant.name
         self._want = Prompted(size, adapter and adapter.name, None, root_name(adapter, tenant), generation.prompt)
@@ -50,15 +51,19 @@ class AnswerErrand(Errand[Prompted, Generation, Piece]):
 
     def take(self, item: Piece) -> bool:
         self._received += item.tokens
+        if item.prompt_s is not None:
+            self._prompt_s = item.prompt_s
         return item.finish is not None
 
     def facts(self, item: Piece) -> Attributes:
         adapter = self._generation.adapter
+        known = {} if self._prompt_s is None else {PROMPT_MS: self._prompt_s * 1e3}
         return {
             "gen_ai.request.model": adapter.name if adapter else self.subject,
             "gen_ai.request.max_tokens": self._generation.max_tokens,
             "gen_ai.usage.input_tokens": len(self._generation.prompt),
             "gen_ai.usage.output_tokens": len(self._received),
+            **known,
         }
 
     def waited(self) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pliant.deployments.serving.history import Past
-from pliant.deployments.serving.panels import Bars, Chart, Panel, Readings, Table
+from pliant.deployments.serving.panels import Bars, Chart, Panel, Readings, Stacks, Table
 
 _COLUMNS = ("replica", "live", "waiting", "tokens/s", "step ms", "adapters in memory", "hits", "loads", "answers")
 
@@ -15,9 +15,14 @@ _COLUMNS = ("replica", "live", "waiting", "tokens/s", "step ms", "adapters in me
 def readings(report: Mapping[str, Any]) -> Readings:
     """Of one replica's report."""
     adapters, memory = report.get("adapters", {}), report.get("memory", {})
+    queues = report.get("classes", ())
     levels = {f"answers/{name}": float(report.get(name, 0)) for name in ("live", "waiting")}
+    levels |= {f"queues/{number}": float(queue["waiting"]) for number, queue in enumerate(queues, 1)}
+    levels["step ms"] = report.get("step_ms", 0.0)
     counters = {
         "served": ("answered", report.get("served", 0)),
+        "admitted": ("admitted", sum(queue["admitted"] for queue in queues)),
+        "waited_s": ("waited s", sum(queue["waited_s"] for queue in queues)),
         "hits": ("adapters/in memory", adapters.get("hits", 0)),
         "misses": ("adapters/loaded first", adapters.get("misses", 0)),
         "hit": ("prefixes/there already", memory.get("hit", 0)),
@@ -29,15 +34,22 @@ def readings(report: Mapping[str, Any]) -> Readings:
 def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
     """Of one service."""
     yield Chart("Answers under way", past.lines("answers/"), stacked=True)
+    yield Chart("Answers that wait, by queue", past.lines("queues/"), stacked=True)
+    yield Chart("Wait for a slot, mean", {"wait": _means(past, "waited s", "admitted", 1e3)}, unit="ms")
+    yield Chart("Time between two tokens, mean", {"step": _means(past, "step ms", "replicas")}, unit="ms")
     yield Chart("Answers completed per second", {"answers": past.line("answered")})
     yield Chart("Tokens of prompts per second", past.lines("prefixes/"), stacked=True)
-    yield _memory(view["replicas"].values())
+    yield Stacks(
+        "Memory, by what holds it",
+        {name: parts for name, report in sorted(view["replicas"].items()) if (parts := _memory(report))},
+        unit="bytes",
+    )
     if view.get("adapters"):
-        yield Chart("Requests per second whose adapter was", past.lines("adapters/"), stacked=True)
+        yield Chart("Adapters asked for per second", past.lines("adapters/"), stacked=True)
         held = Counter(
             name for report in view["replicas"].values() for name in report.get("adapters", {}).get("resident", ())
         )
-        yield Bars("Adapters in memory, by replicas that hold them", dict(held.most_common(12)))
+        yield Bars("Adapters held, by replicas", dict(held.most_common(12)))
     rows = []
     for name, report in sorted(view["replicas"].items()):
         adapters = report.get("adapters", {})
@@ -57,14 +69,18 @@ def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
     yield Table("Replicas", _COLUMNS, rows)
 
 
-def _memory(reports: Iterable[Mapping[str, Any]]) -> Bars:
-    """What pages and adapters of all replicas take."""
-    held, most = Counter[str](), 0
-    for report in reports:
-        memory, adapters = report.get("memory", {}), report.get("adapters", {})
-        page_bytes = memory.get("page_bytes", 0)
-        held["requests"] += memory.get("live", 0) * page_bytes
-        held["prefixes kept"] += memory.get("idle", 0) * page_bytes
-        held["adapters"] += adapters.get("bytes", 0)
-        most += memory.get("pages", 0) * page_bytes
-    return Bars("Memory, by what holds it", dict(held), unit="bytes", most=most or None)
+def _means(past: Past, sums: str, counts: str, times: float = 1.0) -> list[float]:
+    """A line divided by another; 0 where that is."""
+    pairs = zip(past.line(sums), past.line(counts), strict=True)
+    return [times * value / count if count else 0.0 for value, count in pairs]
+
+
+def _memory(report: Mapping[str, Any]) -> dict[str, float]:
+    """What holds how many bytes of what pages and adapters may take; {} while that is not known."""
+    if not (memory := report.get("memory")):
+        return {}
+    page_bytes = memory["page_bytes"]
+    live, idle, whole = (memory[pages] * page_bytes for pages in ("live", "idle", "pages"))
+    adapters = report["adapters"]["bytes"]
+    free = max(0, whole - live - idle - adapters)
+    return {"requests": live, "prefixes kept": idle, "adapters": adapters, "free": free}

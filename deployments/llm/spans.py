@@ -1,4 +1,5 @@
-"""What a trace says of an answer in a replica: how long its first tokens took, and all steps after that in one."""
+"""What a trace says of an answer in a replica: how long it waited for a slot, how long its prompt took, and all steps
+after that in one."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Steps:
             self._longest_s = max(self._longest_s, now - self._last)
             self._tokens += len(piece.tokens)
         else:
-            self._work.part("first tokens")
+            self._work.part("queue", but_s=piece.prompt_s or 0.0)
+            self._work.part("prompt")
         self._last = now
         self._pieces += 1
 

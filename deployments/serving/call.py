@@ -140,7 +140,7 @@ class Caller(Generic[Want, Query, Item]):
                     async for item in pieces:
                         last = errand.take(item)
                         if attempt.trial:
-                            attempt.trial.got()
+                            attempt.trial.got(item)
                         yield item
                         if last:
                             if attempt.trial:

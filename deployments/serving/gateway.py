@@ -200,6 +200,7 @@ class Gateway:
             "requests": self._outcomes[name],
             "requests_by_gateway": {**self._follower.of(name).requests, self._name: self._outcomes[name]},
             "plan": self._follower.of(name).plan,
+            "gpus": self._config.services[name].resources().get("num_gpus", 0.0),
             "replicas": self._tables[name].replicas(),
             **kind.facts(service, self._catalogs[kind.name]),
         }

@@ -10,16 +10,20 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from pliant.dashboards.rules import OBJECTIVE
 from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.serving.panels import Panel, Readings
 
 STEP_S = 5.0
 """How often `record` is called."""
 STEPS = 180
+MINUTE = round(60 / STEP_S)
 _EVENTS = 100
 
 GOOD = (Outcome.OK, Outcome.DEGRADED)
-MISSED = (Outcome.SHED, Outcome.TOO_LATE, Outcome.UNAVAILABLE, Outcome.FAILED)
+REFUSED = (Outcome.SHED, Outcome.TOO_LATE)
+FAILED = (Outcome.UNAVAILABLE, Outcome.FAILED)
+MISSED = (*REFUSED, *FAILED)
 """Outcomes that are the service's fault; what clients sent wrong, or left, is not."""
 
 
@@ -40,8 +44,8 @@ class Past:
         self._steps = steps
 
     def line(self, name: str) -> list[float]:
-        """Its `STEPS` values, newest last; 0 where it was not there."""
-        return [0.0] * (STEPS - len(self._steps)) + [step.get(name, 0.0) for step in self._steps]
+        """Its values since this began, `STEPS` at most, newest last; 0 where it was not there."""
+        return [step.get(name, 0.0) for step in self._steps]
 
     def lines(self, prefix: str) -> dict[str, list[float]]:
         """All whose names begin with `prefix`, by what follows it."""
@@ -102,10 +106,17 @@ class History:
         """What is remembered of `service`."""
         return Past(list(self._steps.get(service, ())))
 
+    def shortfalls(self) -> list[str]:
+        """Services that answered too few of the last minute's requests in time; the worst first."""
+        shares = {service: self.of(service).attained(MINUTE) for service in self._steps}
+        missed = sorted((share, name) for name, share in shares.items() if share is not None and share < OBJECTIVE)
+        return [f"{name} answered {share:.1%} of the last minute's requests in time" for share, name in missed]
+
     def _values(
         self, service: str, view: Mapping[str, Any], before: Mapping[tuple[str, str, str], float], passed_s: float
     ) -> dict[str, float]:
-        values: dict[str, float] = {"replicas": float(len(view["replicas"]))}
+        running = len(view["replicas"])
+        values: dict[str, float] = {"replicas": float(running), "gpus": running * view.get("gpus", 0.0)}
         counters = [
             (gateway, outcome, f"requests/{outcome}", count)
             for gateway, requests in view["requests_by_gateway"].items()
@@ -161,8 +172,8 @@ def _happened(now: float, service: str, before: Mapping[str, Any], after: Mappin
         )
     plan, old = after["plan"], before["plan"]
     if plan.get("replicas") != old.get("replicas"):
-        wanted = ", ".join(f"{count} of {length}" for length, count in plan.get("replicas", {}).items())
-        yield Event(now, service, f"new plan ({plan.get('reason', 'start')}): {wanted}")
+        wanted = ", ".join(f"{count} at {length}" for length, count in plan.get("replicas", {}).items() if count)
+        yield Event(now, service, f"new plan ({plan.get('reason', 'start')}): replicas by home length: {wanted}")
     before_that, wanted_now = old.get("wanted_replicas"), plan.get("wanted_replicas")
     if None not in (before_that, wanted_now) and before_that != wanted_now:
         why = f": {plan['wanted_because']}" if plan.get("wanted_because") else ""

@@ -19,7 +19,7 @@ class Readings:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over the last quarter of an hour, newest last; `stacked` where their sum means something."""
+    """Lines of equal length, a quarter of an hour at most, newest last; `stacked` where their sum means something."""
 
     title: str
     lines: Mapping[str, Sequence[float]]
@@ -35,6 +35,16 @@ class Bars:
     bars: Mapping[str, float]
     unit: str = ""
     most: float | None = None
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """What is so now, one bar for each row: its parts, by name, side by side, and the last of them what is left."""
+
+    title: str
+    rows: Mapping[str, Mapping[str, float]]
+    """All have the same parts, in the same order."""
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,4 +65,14 @@ class Table:
     rows: Sequence[Sequence[str | float]]
 
 
-Panel = Chart | Bars | Flow | Table
+Panel = Chart | Bars | Stacks | Flow | Table
+
+
+def number(value: float, unit: str = "") -> str:
+    """In at most four digits, for people."""
+    if unit == "bytes":
+        return f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value / 2**10:.0f} KiB"
+    if unit == "%":
+        return f"{value:.1%}"
+    text = f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+    return f"{text} {unit}" if unit else text

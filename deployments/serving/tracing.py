@@ -26,6 +26,8 @@ logger = logging.getLogger("pliant")
 Attributes = Mapping[str, str | int | float | bool]
 COMPUTE_MS: Final = "pliant.compute_ms"
 """What of an attempt was computing; the rest of it is the queue, and the way there and back."""
+PROMPT_MS: Final = "pliant.prompt_ms"
+"""What of the time to an attempt's first piece was computing; the rest of it is the queue, and the way."""
 
 tracer: Tracer | None = None
 """Makes the spans of this process; None: nobody wants any."""
@@ -89,14 +91,19 @@ class Trial:
         context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
-    def got(self) -> None:
-        """A piece of the answer came, the first perhaps."""
+    def got(self, piece: Any) -> None:
+        """A `piece` of the answer came, the first perhaps."""
         if self._begun:
             return
         self._begun = True
         if self._span:
             self._span.add_event("first piece")
-        self._note("first", time.monotonic() - self._began, self._asked)
+        if self._way is None:
+            return
+        took_s = time.monotonic() - self._began
+        self._note("first", took_s, self._asked)
+        if (prompt_ms := self._facts(piece).get(PROMPT_MS)) is not None:
+            self._note_parts(took_s, "prompt", float(prompt_ms) / 1e3)
 
     def over(self, reply: Any) -> None:
         """It ended with `reply`: an answer or its last piece, a refusal, or an exception; None: nobody waits any more.
@@ -113,12 +120,11 @@ class Trial:
             self._span.end()
         if self._way is None:
             return
-        details = (f"{name.rpartition('.')[2]} {value}" for name, value in said.items() if name != COMPUTE_MS)
+        timed = (COMPUTE_MS, PROMPT_MS)
+        details = (f"{name.rpartition('.')[2]} {value}" for name, value in said.items() if name not in timed)
         self._note("attempt", took_s, "; ".join((f"{self._asked} {outcome}", *details)))
         if (compute_ms := said.get(COMPUTE_MS)) is not None:
-            compute_s = float(compute_ms) / 1e3
-            self._note("queue", max(0.0, took_s - compute_s))
-            self._note("compute", compute_s)
+            self._note_parts(took_s, "compute", float(compute_ms) / 1e3)
 
     def _ended(self, reply: Any) -> tuple[str, Attributes]:
         if reply is None:
@@ -128,6 +134,11 @@ class Trial:
         if isinstance(reply, Exception):
             return "lost", {"pliant.reason": str(reply) or type(reply).__name__}
         return "answered", self._facts(reply)
+
+    def _note_parts(self, took_s: float, name: str, computing_s: float) -> None:
+        """Of what `took_s` seconds, so many were computing; before that was the queue."""
+        self._note("queue", max(0.0, took_s - computing_s))
+        self._note(name, computing_s)
 
     def _note(self, name: str, seconds: float, about: str = "") -> None:
         if self._way is not None:

@@ -26,8 +26,8 @@ def readings(report: Mapping[str, Any]) -> Readings:
 
 def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
     """Of one service."""
-    yield Chart("Images per second, by tokens added to each layer (gamma)", past.lines("gammas/"), stacked=True)
-    yield Chart("Images per second, by what became of them", past.lines("fates/"), stacked=True)
+    yield Chart("Images per second, by gamma", past.lines("gammas/"), stacked=True)
+    yield Chart("Images per second, by fate", past.lines("fates/"), stacked=True)
     yield Chart("Utility per second", {"utility": past.line("utility")})
     yield Chart("Images that wait", {"images": past.line("waiting")})
     rows = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,16 +105,24 @@ async def test_queue_and_compute_share_the_time_and_what_breaks_down_ends_too(mo
     assert (compute.start_time, compute.end_time) == (12 * 10**9, 13 * 10**9)
 
 
-async def test_steps_of_an_answer_are_summed_up() -> None:
+async def test_an_answer_waits_then_its_prompt_is_computed_and_then_its_steps_are_summed_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = iter((10, 15, 15, 20))
+    clock = SimpleNamespace(time_ns=lambda: next(seconds) * 10**9, monotonic=time.monotonic)
+    monkeypatch.setattr(tracing, "time", clock)
     with collected() as spans:
         with steps("chat", f"00-{TRACE}-{PARENT}-01") as noted:
             assert noted
-            for tokens in ((1,), (2, 3), (4,)):
+            noted.gave(Piece((1,), "", prompt_s=3.0))
+            for tokens in ((2, 3), (4,)):
                 noted.gave(Piece(tokens, ""))
         with steps("chat", "") as noted:
             assert noted is None
-        [first], [rest], [replica] = spans.named("first tokens"), spans.named("steps"), spans.named("replica")
-    assert first.end_time == rest.start_time
+        [queue], [prompt] = spans.named("queue"), spans.named("prompt")
+        [rest], [replica] = spans.named("steps"), spans.named("replica")
+    parts = [(part.start_time, part.end_time) for part in (queue, prompt, rest)]
+    assert parts == [(10 * 10**9, 12 * 10**9), (12 * 10**9, 15 * 10**9), (15 * 10**9, 20 * 10**9)]
     assert rest.parent
     assert replica.context
     assert rest.parent.span_id == replica.context.span_id
@@ -199,7 +208,7 @@ async def test_the_first_piece_of_each_replica_is_an_event(tmp_path: Path) -> No
 async def test_the_way_of_an_answer_names_each_replica_that_was_asked(tmp_path: Path) -> None:
     steps = follow()
     await ask_llm(tmp_path)
-    assert [step.name for step in steps] == ["choose", "first", "attempt"] * 2
+    assert [step.name for step in steps] == ["choose", "first", "queue", "prompt", "attempt"] * 2
     lost, answered = (step.about for step in steps if step.name == "attempt")
     assert "lost; reason" in lost
     assert answered.endswith("output_tokens 20")

@@ -58,12 +58,53 @@ def test_it_shows_every_service_under_load(page: Page, cluster: Cluster) -> None
     with load.running():
         load.go_on()
         for service in SERVICES:
+            page.get_by_role("link", name=service, exact=True).click()
             expect(page.locator(f"#service-{service} h2")).to_contain_text(service)
             expect(page.locator(f"#service-{service} figcaption").first).to_have_text("Requests per second")
-        for service in ("topics", "echo"):
-            expect(page.locator(f"#service-{service} figure").first).to_contain_text("ok")
+            if service in ("topics", "echo"):
+                expect(page.locator(f"#service-{service} figure").first).to_contain_text("ok")
         expect(page.locator("#now div").first).to_contain_text("%")
+        page.get_by_role("link", name="topics", exact=True).click()
         expect(page.locator("#service-topics table")).to_contain_text(next(iter(cluster.stats())))
+
+
+def test_it_is_there_after_two_requests_of_less_than_150_kb(browser: Browser, cluster: Cluster) -> None:
+    page = browser.new_page()
+    network = page.context.new_cdp_session(page)
+    network.send("Network.enable")
+    asked: list[str] = []
+    received: list[int] = []
+    page.on("request", lambda request: asked.append(request.url) if request.url.startswith("http") else None)
+    network.on("Network.dataReceived", lambda event: received.append(event["encodedDataLength"]))
+    page.goto(f"{cluster.address}/console", timeout=PATIENT_MS)
+    expect(page.locator("#try button")).to_be_visible(timeout=PATIENT_MS)
+    [paint] = page.evaluate("performance.getEntriesByName('first-contentful-paint').map(entry => entry.startTime)")
+    print(f"first paint after {paint:.0f} ms, everything with {sum(received)} bytes")
+    page.close()
+    assert len(asked) == 2
+    assert 0 < sum(received) < 150_000
+
+
+def test_a_service_is_found_by_its_name(page: Page) -> None:
+    page.get_by_role("link", name="digits", exact=True).click()
+    expect(page).to_have_url(re.compile("#service-digits$"))
+    expect(page.locator("#service-digits h2")).to_be_in_viewport()
+
+
+def test_a_page_of_one_service_shows_that_alone_and_the_way_back(page: Page, cluster: Cluster) -> None:
+    page.goto("about:blank")
+    page.goto(f"{cluster.address}/console#service-chat")
+    expect(page.locator("#service-chat h2")).to_be_in_viewport()
+    expect(page.locator("#service-topics")).to_have_count(0)
+    page.fill("#try textarea", "as it was")
+    page.get_by_role("link", name="pliant").click()
+    expect(page.locator("#service-topics h2")).to_be_visible()
+    expect(page.locator("#try textarea")).to_have_value("as it was")
+
+
+def test_memory_of_a_language_model_is_one_bar_for_each_replica(page: Page, cluster: Cluster) -> None:
+    for replica in cluster.stats("chat"):
+        expect(page.get_by_role("img", name=re.compile(f"{replica}: requests .*, free .* MiB"))).to_be_visible()
 
 
 @pytest.mark.parametrize("width", [390, 1600])
@@ -99,3 +140,16 @@ def test_a_killed_replica_is_among_the_events(page: Page, cluster: Cluster) -> N
     cluster.replica_processes("echo")[0].kill()
     wait_until(lambda: len(set(cluster.stats("echo")) - before) == 1, cluster.progress)
     expect(page.locator("#events")).to_contain_text("has left")
+
+
+def test_the_page_goes_on_with_the_gateway_that_takes_over(browser: Browser, cluster: Cluster) -> None:
+    page = browser.new_page()  # one that may say that nobody answered
+    page.goto(f"{cluster.address}/console", timeout=PATIENT_MS)
+    gateway = page.locator("#now div").last
+    expect(gateway).to_contain_text("1 of", timeout=PATIENT_MS)
+    before = gateway.inner_text()
+    for process in cluster.replica_processes("gateway"):
+        process.kill()
+    expect(gateway).not_to_have_text(before, timeout=PATIENT_MS, use_inner_text=True)
+    expect(page.locator("#state")).to_have_text("live", timeout=PATIENT_MS)
+    page.close()

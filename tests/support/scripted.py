@@ -139,6 +139,7 @@ class Replicas(Played[Generation, Piece, ReplicaReport, AnswerRecorder]):
                     str(TOKENIZER.decode([chosen])),
                     None if wanted is None else (row(chosen, wanted),),
                     "length" if index + 1 == generation.max_tokens else None,
+                    replica.pause_s if index == len(generation.generated) else None,
                 )
         finally:
             replica.live -= 1

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from pliant.deployments.serving.history import STEPS
-from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel, Table
+from pliant.deployments.serving.history import STEP_S
+from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel, Stacks, Table, number
 
 _HEIGHT = 60
-"""Of a drawing, which is as many units wide as it has values."""
+"""Of a drawing, which is as many units wide as it has steps."""
 _WIDTH = 240
 _GAP = 4
 """Of a diagram, and between its bands."""
@@ -28,27 +28,20 @@ def draw(panel: Panel) -> str:
             return _chart(panel)
         case Bars():
             return _bars(panel)
+        case Stacks():
+            return _stacks(panel)
         case Flow():
             return _flow(panel)
         case Table():
             return _table(panel)
 
 
-def number(value: float, unit: str = "") -> str:
-    """In at most four digits, for people."""
-    if unit == "bytes":
-        return f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value / 2**10:.0f} KiB"
-    if unit == "%":
-        return f"{value:.1%}"
-    text = f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
-    return f"{text} {unit}" if unit else text
-
-
 def _chart(chart: Chart) -> str:
     lines = {name: list(values) for name, values in chart.lines.items() if any(values)}
+    last = max((len(values) for values in lines.values()), default=2) - 1
     if chart.stacked:
         top = max((sum(values) for values in zip(*lines.values(), strict=True)), default=0.0)
-        drawn = _areas(lines, top)
+        drawn = _areas(lines, top, last)
     else:
         top = max((max(values) for values in lines.values()), default=0.0)
         drawn = [
@@ -62,20 +55,24 @@ def _chart(chart: Chart) -> str:
         for index, (name, value) in enumerate(now.items())
     )
     svg = (
-        f'<svg viewBox="0 0 {STEPS - 1} {_HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'<svg viewBox="0 0 {last} {_HEIGHT}" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(f"{chart.title}: {words}")}">{"".join(drawn)}</svg>'
     )
-    highest = f"<small>{escape(number(top, chart.unit))} at most, 15 min</small>" if lines else ""
+    highest = f"<small>{escape(number(top, chart.unit))} at most in {_span(last * STEP_S)}</small>" if lines else ""
     return _figure(chart.title, f"{svg}{highest}<ul>{legend or '<li>nothing yet</li>'}</ul>")
 
 
-def _areas(lines: Mapping[str, Sequence[float]], top: float) -> list[str]:
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def _areas(lines: Mapping[str, Sequence[float]], top: float, last: int) -> list[str]:
     """What all lines up to each are together, so that it lies behind those before it."""
     drawn: list[str] = []
-    sums = [0.0] * STEPS
+    sums = [0.0] * (last + 1)
     for index, values in enumerate(lines.values()):
         sums = [below + value for below, value in zip(sums, values, strict=True)]
-        corners = f"{STEPS - 1},{_HEIGHT} 0,{_HEIGHT}"
+        corners = f"{last},{_HEIGHT} 0,{_HEIGHT}"
         drawn.append(f'<polygon class="c{index % _COLOURS}" points="{_points(sums, top)} {corners}"/>')
     return drawn[::-1]
 
@@ -127,6 +124,34 @@ def _bars(panel: Bars) -> str:
         for name, value in panel.bars.items()
     )
     return _figure(panel.title, f'<ul class="bars">{rows or "<li>nothing yet</li>"}</ul>')
+
+
+def _stacks(panel: Stacks) -> str:
+    rows = "".join(_stack(name, parts, panel.unit) for name, parts in list(panel.rows.items())[:_MOST_ROWS])
+    *held, left = next(iter(panel.rows.values()), {"": 0.0})
+    legend = "".join(f'<li class="c{index % _COLOURS}">{escape(name)}</li>' for index, name in enumerate(held))
+    legend += f'<li class="left">{escape(left)}</li>'
+    more = len(panel.rows) - _MOST_ROWS
+    note = f"<small>and {more} more: see /stats</small>" if more > 0 else ""
+    body = f'<ul class="bars">{rows}</ul>{note}<ul>{legend}</ul>' if rows else "<p>nothing yet</p>"
+    return _figure(panel.title, body)
+
+
+def _stack(name: str, parts: Mapping[str, float], unit: str) -> str:
+    *held, (_, left) = parts.items()
+    taken = sum(value for _, value in held)
+    whole = taken + left
+    words = ", ".join(f"{part} {number(value, unit)}" for part, value in parts.items())
+    drawn, at = [], 0.0
+    for index, (_, value) in enumerate(held):
+        wide = value / whole * _WIDTH if whole else 0.0
+        drawn.append(f'<rect class="c{index % _COLOURS}" x="{at:.1f}" width="{wide:.1f}" height="1"/>')
+        at += wide
+    return (
+        f"<li>{escape(name)} <b>{escape(number(taken, unit))}</b> of {escape(number(whole, unit))}"
+        f'<svg class="stack" viewBox="0 0 {_WIDTH} 1" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(f"{name}: {words}")}">{"".join(drawn)}</svg></li>'
+    )
 
 
 def _table(table: Table) -> str:

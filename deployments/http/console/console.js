@@ -10,6 +10,10 @@ function headers() {
   return key ? {Authorization: `Bearer ${key}`} : {};
 }
 
+function keepOnly(all) {
+  for (const section of [...sections.children]) if (!(section.id in all)) section.remove();
+}
+
 function show(changed) {
   for (const [name, html] of Object.entries(changed)) {
     let section = document.getElementById(name);
@@ -17,8 +21,10 @@ function show(changed) {
       section = document.createElement("section");
       section.id = name;
       if (name === "trouble") section.setAttribute("role", "status");
-      sections.append(section);
+      sections.insertBefore(section, name.startsWith("service-") ? document.getElementById("events") : null);
     }
+    if (section.shown === html) continue;
+    section.shown = html;
     replace(section, html);
     if (name === "try") choose();
   }
@@ -32,18 +38,34 @@ function replace(section, html) {
   wide()[focused]?.focus({preventScroll: true});
 }
 
+function named() {
+  return location.hash.startsWith("#service-") ? decodeURIComponent(location.hash.slice("#service-".length)) : "";
+}
+
+let service = named(), leave = new AbortController();
+
 async function follow() {
-  const answer = await fetch(`${root}/console/stream`, {headers: headers()});
+  leave = new AbortController();
+  const stream = `${root}/console/stream?service=${encodeURIComponent(service)}`;
+  const answer = await fetch(stream, {headers: headers(), signal: leave.signal});
   keyForm.hidden = answer.status !== 401 && answer.status !== 403;
   if (!answer.ok) throw new Error((await answer.json()).error);
   state.textContent = "live";
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let all = true;
   for (let text = ""; ;) {
     const {value, done} = await reader.read();
     if (done) throw new Error("the gateway has ended the connection");
     const events = (text + value).split("\n\n");
     text = events.pop();
-    for (const event of events) if (event.startsWith("data: ")) show(JSON.parse(event.slice(6)));
+    for (const event of events) {
+      if (!event.startsWith("data: ")) continue;
+      const changed = JSON.parse(event.slice(6));
+      if (all) keepOnly(changed);
+      show(changed);
+      if (all && service) document.getElementById(`service-${service}`)?.scrollIntoView();
+      all = false;
+    }
   }
 }
 
@@ -52,6 +74,7 @@ async function followForEver() {
     try {
       await follow();
     } catch (error) {
+      if (leave.signal.aborted) continue;
       state.textContent = `${error.message}; trying again`;
     }
     await new Promise(resolve => setTimeout(resolve, 1000));
@@ -108,6 +131,11 @@ async function ask(form, out) {
   }
 }
 
+window.addEventListener("hashchange", () => {
+  if (named() && document.getElementById(`service-${named()}`)) return;
+  service = named();
+  leave.abort();
+});
 document.addEventListener("change", event => { if (event.target.name === "service") choose(); });
 document.addEventListener("submit", async event => {
   event.preventDefault();

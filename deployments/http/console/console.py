@@ -12,23 +12,28 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from itertools import islice
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
 
-from pliant.deployments.http.console.charts import draw, number
+from pliant.deployments.http.console.charts import draw
 from pliant.deployments.http.places import CONSOLE, CONSOLE_STREAM
-from pliant.deployments.serving.history import GOOD, MISSED, STEP_S, Event, History, Past, troubles
-from pliant.deployments.serving.panels import Chart
+from pliant.deployments.serving.history import FAILED, GOOD, MINUTE, MISSED, REFUSED, Event, History, Past, troubles
+from pliant.deployments.serving.panels import Chart, Panel, number
+from pliant.deployments.serving.plans import shares
 from pliant.deployments.serving.tenants import current
 
 _EVERY_S = 1.0
-_MINUTE = round(60 / STEP_S)
 _EVENTS_SHOWN = 30
+_GZIP = 16 + zlib.MAX_WBITS
+_DETAILED = 8
+"""Services of which a viewer sees everything at once. Of clusters with more, whoever wants another one's names it."""
 
 
 class Console:
@@ -44,35 +49,38 @@ class Console:
         self._history = history
         self._clock = clock
         self._made_at = 0.0
-        self._made: dict[str, str] = {}
+        self._made: dict[str, Mapping[str, str]] = {}
+        """By the service that is wanted; none: the first ones."""
 
-    def sections(self) -> Mapping[str, str]:
-        """HTML, at most a second old."""
+    def sections(self, service: str = "") -> Mapping[str, str]:
+        """HTML, at most a second old: of `service` everything, or if there is none of that name of the first ones."""
         now = self._clock()
         if not 0 <= now - self._made_at < _EVERY_S:
-            self._made_at, self._made = now, dict(self._make(now))
-        return self._made
+            self._made_at, self._made = now, {}
+        if service not in self._made:
+            self._made[service] = dict(self._make(now, service))
+        return self._made[service]
 
-    async def changes(self) -> AsyncIterator[str]:
-        """Server-sent events, each a JSON object of the sections that have changed, for ever."""
+    async def changes(self, service: str = "") -> AsyncIterator[str]:
+        """Server-sent events, each a JSON object of the sections that have changed, the first of all, for ever."""
         seen: dict[str, str] = {}
         while True:
-            sections = self.sections()
+            sections = self.sections(service)
             changed = {name: html for name, html in sections.items() if seen.get(name) != html}
             seen = {**sections}
             yield f"data: {json.dumps(changed)}\n\n" if changed else ": nothing new\n\n"
             await asyncio.sleep(_EVERY_S)
 
-    def _make(self, now: float) -> Iterator[tuple[str, str]]:
+    def _make(self, now: float, service: str) -> Iterator[tuple[str, str]]:
         stats = self._stats()
         views: Mapping[str, Mapping[str, Any]] = stats["services"]
         pasts = {name: self._history.of(name) for name in views}
-        yield "trouble", _trouble(stats)
+        yield "trouble", _trouble(troubles(stats) + self._history.shortfalls())
         yield "now", "".join(_tiles(stats, views, pasts))
-        lines = {name: past.line("replicas") for name, past in pasts.items()}
-        yield "budget", draw(Chart("Replicas that run", lines, stacked=True))
-        for name, view in views.items():
-            yield f"service-{name}", self._service(name, view, pasts[name])
+        yield "services", _overview(views, pasts)
+        yield "budget", "".join(map(draw, _budget(views, pasts)))
+        for name in (service,) if service in views else islice(views, _DETAILED):
+            yield f"service-{name}", self._service(name, views[name], pasts[name])
         yield "events", _events(now, list(self._history.events)[-_EVENTS_SHOWN:])
         yield "try", _forms(views, {name: self._history.kinds[view["kind"]].answers for name, view in views.items()})
 
@@ -81,7 +89,7 @@ class Console:
         panels = [outcomes, *self._history.kinds[view["kind"]].panels(view, past)]
         mark = "good" if view["ready"] else "bad"
         head = f"<h2>{escape(name)} <small>{escape(view['kind'])}</small></h2>"
-        state = f'<p class="{mark}">{escape(view["state"])}{_attained(past)}</p>'
+        state = f'<p class="{mark}">{escape(view["state"])}</p>'
         return f'{head}{state}<div class="panels">{"".join(map(draw, panels))}</div>'
 
 
@@ -96,13 +104,26 @@ def router(console: Console) -> APIRouter:
         return HTMLResponse(page, headers={"Content-Security-Policy": policy, "Cache-Control": "no-store"})
 
     @routes.get(CONSOLE_STREAM, include_in_schema=False)
-    async def console_stream() -> StreamingResponse:
+    async def console_stream(request: Request, service: str = "") -> StreamingResponse:
         """What the page shows, as server-sent events; for the page alone, so its form may change."""
         current().check("observe")
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(console.changes(), media_type="text/event-stream", headers=headers)
+        changes = console.changes(service)
+        packs = "gzip" in request.headers.get("accept-encoding", "")
+        if packs:
+            headers["Content-Encoding"] = "gzip"
+        return StreamingResponse(
+            _gzipped(changes) if packs else changes, media_type="text/event-stream", headers=headers
+        )
 
     return routes
+
+
+async def _gzipped(events: AsyncIterator[str]) -> AsyncIterator[bytes]:
+    """Each can be read as soon as it came."""
+    packer = zlib.compressobj(1, wbits=_GZIP)
+    async for event in events:
+        yield packer.compress(event.encode()) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
 def _page() -> tuple[str, str]:
@@ -120,9 +141,8 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _trouble(stats: Mapping[str, Any]) -> str:
+def _trouble(wrong: Sequence[str]) -> str:
     """One sentence on what is wrong, if something is."""
-    wrong = troubles(stats)
     if not wrong:
         return '<p class="good">All services are ready.</p>'
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
@@ -131,14 +151,15 @@ def _trouble(stats: Mapping[str, Any]) -> str:
 
 def _tiles(stats: Mapping[str, Any], views: Mapping[str, Any], pasts: Mapping[str, Past]) -> Iterator[str]:
     """The last minute in numbers."""
-    good, missed = (
-        sum(sum(past.line(f"requests/{outcome}")[-_MINUTE:]) for past in pasts.values() for outcome in outcomes)
-        for outcomes in (GOOD, MISSED)
+    good, refused, failed = (
+        sum(_mean(past, outcomes) for past in pasts.values()) for outcomes in (GOOD, REFUSED, FAILED)
     )
+    asked = good + refused + failed
     running = sum(len(view["replicas"]) for view in views.values())
-    yield _tile("in time", f"{good / (good + missed):.1%}" if good + missed else "none asked")
-    yield _tile("answers per second", number(good / _MINUTE))
-    yield _tile("refused or failed per second", number(missed / _MINUTE))
+    yield _tile("in time", f"{good / asked:.1%}" if asked else "none asked")
+    yield _tile("answers per second", number(good))
+    yield _tile("refused per second", number(refused))
+    yield _tile("failed per second", number(failed))
     yield _tile("replicas", str(running))
     gateways = max((len(view["requests_by_gateway"]) for view in views.values()), default=1)
     yield _tile("gateway", f"{stats['gateway']}, 1 of {gateways}")
@@ -148,9 +169,41 @@ def _tile(what: str, value: str) -> str:
     return f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>"
 
 
-def _attained(past: Past) -> str:
-    share = past.attained(_MINUTE)
-    return "" if share is None else f"; {share:.1%} in time in the last minute"
+def _overview(views: Mapping[str, Mapping[str, Any]], pasts: Mapping[str, Past]) -> str:
+    """The last minute of each service in one line."""
+    columns = ("service", "kind", "in time", "answers/s", "refused or failed/s", "state")
+    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
+    rows = []
+    for name, view in views.items():
+        share, good, missed = pasts[name].attained(MINUTE), _mean(pasts[name], GOOD), _mean(pasts[name], MISSED)
+        link = f'<a href="#service-{escape(name)}">{escape(name)}</a>'
+        told = f"<td>{escape(view['kind'])}</td><td>{'' if share is None else f'{share:.1%}'}</td>"
+        told += f'<td>{number(good)}</td><td class="{"bad" if missed else ""}">{number(missed)}</td>'
+        mark = "good" if view["ready"] else "bad"
+        rows.append(f'<tr><th scope="row">{link}</th>{told}<td class="{mark}">{escape(view["state"])}</td></tr>')
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    title = "Services, in the last minute"
+    return (
+        f'<figure class="whole"><figcaption>{title}</figcaption>'
+        f'<div class="wide" tabindex="0" role="region" aria-label="{title}">{table}</div></figure>'
+    )
+
+
+def _mean(past: Past, outcomes: Sequence[str]) -> float:
+    """Requests per second of the last minute that ended so."""
+    return sum(sum(past.line(f"requests/{outcome}")[-MINUTE:]) for outcome in outcomes) / MINUTE
+
+
+def _budget(views: Mapping[str, Mapping[str, Any]], pasts: Mapping[str, Past]) -> Iterator[Panel]:
+    """Who holds what there is; where it is shared out, why."""
+    gpus = {name: past.line("gpus") for name, past in pasts.items()}
+    if any(any(line) for line in gpus.values()):
+        yield Chart("GPUs, by the service that holds them", gpus, stacked=True)
+    replicas = {name: past.line("replicas") for name, past in pasts.items()}
+    yield Chart("Replicas that run, by service", replicas, stacked=True)
+    shared = shares(views)
+    if shared.rows:
+        yield shared
 
 
 def _events(now: float, events: list[Event]) -> str:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from rich.table import Table
-
 from pliant.cli.terminal import console
-from pliant.cli.top import ask, client
+from pliant.cli.top import ask, client, drawn
+from pliant.deployments.serving.plans import shares
 from pliant.errors import PliantError
 
 
@@ -17,28 +14,10 @@ def show(url: str) -> None:
     Raises PliantError if the cluster does not answer, or has no budget to share.
     """
     with client(url) as http:
-        services = ask(http, url)["services"]
-    plans = {name: view["plan"] for name, view in services.items() if "wanted_because" in view["plan"]}
-    if not plans:
+        table = shares(ask(http, url)["services"])
+    if not table.rows:
         raise PliantError(
             f"{url} shares no budget out: write `budget: {{}}` into cluster.yaml, beside services with replicas: "
             "{min: 1, max: 4}"
         )
-    table = Table("service", "replicas", "wanted", "demand/s", "in time", "one more would add", "a start takes", "why")
-    for name, plan in plans.items():
-        table.add_row(
-            name,
-            str(len(services[name]["replicas"])),
-            str(plan["wanted_replicas"]),
-            *_judged(plan.get("budget")),
-            plan["wanted_because"],
-        )
-    console.print(table)
-
-
-def _judged(budget: Mapping[str, float] | None) -> tuple[str, str, str, str]:
-    """What is known once the planner has decided on the service."""
-    if budget is None:
-        return "", "", "", ""
-    start = f"{budget['start_s']:.0f} s" if budget["start_measured"] else f"{budget['start_s']:.0f} s?"
-    return f"{budget['demand_per_s']:.2f}", f"{budget['in_time']:.1%}", f"{budget['one_more']:.1%}", start
+    console.print(drawn(table))

@@ -18,14 +18,13 @@ from rich.text import Text
 
 from pliant.cli.terminal import console
 from pliant.deployments.kinds import loaded
-from pliant.deployments.serving.history import GOOD, MISSED, STEP_S, History, Past, troubles
-from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel
+from pliant.deployments.serving.history import GOOD, MINUTE, MISSED, STEP_S, History, Past, troubles
+from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel, Stacks, number
 from pliant.errors import PliantError
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 24
 """Characters of a line over time: so many steps of the history."""
-_MINUTE = round(60 / STEP_S)
 _EVENTS = 8
 _REPLICAS = 30
 """Rows of a table, at most."""
@@ -76,7 +75,7 @@ def ask(http: httpx.Client, url: str) -> Mapping[str, Any]:
 def screen(stats: Mapping[str, Any], history: History, service: str | None) -> RenderableType:
     """All that is shown now."""
     views = stats["services"]
-    wrong = troubles(stats)
+    wrong = troubles(stats) + history.shortfalls()
     trouble = Text("; ".join(wrong), style="red") if wrong else Text("All services are ready.", style="green")
     if service is None:
         shown: RenderableType = _services(views, history)
@@ -84,7 +83,7 @@ def screen(stats: Mapping[str, Any], history: History, service: str | None) -> R
         past = history.of(service)
         shown = Group(
             _chart(Chart("Requests per second", past.lines("requests/"))),
-            *map(_panel, history.kinds[views[service]["kind"]].panels(views[service], past)),
+            *map(drawn, history.kinds[views[service]["kind"]].panels(views[service], past)),
         )
     events = islice(reversed(history.events), _EVENTS)
     told = [
@@ -105,7 +104,7 @@ def _services(views: Mapping[str, Any], history: History) -> Table:
     for name, view in views.items():
         past = history.of(name)
         good, missed = (_sum(past, outcomes) for outcomes in (GOOD, MISSED))
-        share = past.attained(_MINUTE)
+        share = past.attained(MINUTE)
         table.add_row(
             name,
             view["kind"],
@@ -130,29 +129,43 @@ def line(values: Sequence[float]) -> str:
     return "".join(_BLOCKS[round(max(0.0, value) / most * (len(_BLOCKS) - 1))] for value in shown)
 
 
-def _panel(panel: Panel) -> RenderableType:
+def drawn(panel: Panel) -> RenderableType:
+    """A panel in characters."""
     if isinstance(panel, Chart):
         return _chart(panel)
+    if isinstance(panel, Stacks):
+        return _stacks(panel)
     if isinstance(panel, Flow):
         panel = Bars(panel.title, panel.shares, unit="%", most=1.0)
     if isinstance(panel, Bars):
         return _rows(panel.title, _bars(panel))
     table = Table(*map(str, panel.columns), title=panel.title, title_justify="left", box=None)
     for row in islice(panel.rows, _REPLICAS):
-        table.add_row(*(each if isinstance(each, str) else f"{each:.4g}" for each in row))
+        table.add_row(*(each if isinstance(each, str) else number(each) for each in row))
     return table
 
 
 def _chart(chart: Chart) -> RenderableType:
     return _rows(
-        chart.title, ((name, f"{values[-1]:.4g} {chart.unit}", line(values)) for name, values in chart.lines.items())
+        chart.title, ((name, number(values[-1], chart.unit), line(values)) for name, values in chart.lines.items())
     )
 
 
 def _bars(panel: Bars) -> Iterator[tuple[str, str, str]]:
     most = panel.most or max(panel.bars.values(), default=0.0) or 1.0
     for name, value in panel.bars.items():
-        yield name, f"{value:.4g} {panel.unit}", "█" * round(min(1.0, value / most) * _WIDTH)
+        yield name, number(value, panel.unit), "█" * round(min(1.0, value / most) * _WIDTH)
+
+
+def _stacks(panel: Stacks) -> RenderableType:
+    """The parts in words: a bar in one colour could not tell them apart."""
+    return _rows(
+        panel.title,
+        (
+            (name, ", ".join(f"{part} {number(value, panel.unit)}" for part, value in parts.items()), "")
+            for name, parts in panel.rows.items()
+        ),
+    )
 
 
 def _rows(title: str, rows: Iterator[tuple[str, str, str]]) -> Table:

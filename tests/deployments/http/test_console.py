@@ -7,6 +7,7 @@ import random
 import re
 import tracemalloc
 import xml.etree.ElementTree as ElementTree
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,12 +18,12 @@ from support.tenants import tenants
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
-from pliant.deployments.http.console.charts import draw, number
+from pliant.deployments.http.console.charts import draw
 from pliant.deployments.http.console.console import Console, _page
 from pliant.deployments.kinds import KINDS, loaded
 from pliant.deployments.serving.history import STEPS, History
 from pliant.deployments.serving.outcome import Outcome
-from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel, Table
+from pliant.deployments.serving.panels import Bars, Chart, Flow, Panel, Stacks, Table, number
 from pliant.deployments.serving.services import Services
 
 REPORTS: dict[str, list[dict[str, Any]]] = {
@@ -71,6 +72,8 @@ def console(clock: list[float], past: History | None = None) -> Console:
         Chart("nothing", {}, stacked=True),
         Bars("<b>", {"<i>": 0.5}, unit="%", most=1.0),
         Bars("nothing", {}),
+        Stacks("<b>", {"<i>": {"<p>": 3.0, "free": 1.0}, "b": {"<p>": 0.0, "free": 0.0}}, unit="bytes"),
+        Stacks("nothing", {}),
         Flow("<b>", {"<i>": 0.5, "b": 0.5}),
         Flow("nothing", {}),
         Table("<b>", ("<c>",), [("<d>",), (1234.5,)]),
@@ -95,6 +98,15 @@ def test_what_is_drawn_is_said_in_words_too() -> None:
     assert len(before) == 6, "equal heights need no points of their own"
 
 
+def test_a_stack_is_as_wide_as_what_its_parts_hold() -> None:
+    parts = {"requests": 1.0 * 2**20, "adapters": 2.0 * 2**20, "free": 1.0 * 2**20}
+    drawn = ElementTree.fromstring(draw(Stacks("memory", {"r1": parts}, unit="bytes")))
+    [image] = drawn.iter("svg")
+    assert image.attrib["aria-label"] == "r1: requests 1.0 MiB, adapters 2.0 MiB, free 1.0 MiB"
+    assert [(each.attrib["x"], each.attrib["width"]) for each in image] == [("0.0", "60.0"), ("60.0", "120.0")]
+    assert "".join(next(drawn.iter("li")).itertext()) == "r1 3.0 MiB of 4.0 MiB"
+
+
 def test_a_band_is_as_high_as_what_flows_through_it() -> None:
     drawn = ElementTree.fromstring(draw(Flow("texts", {"small": 0.5, "large": 0.4, "largest": 0.1})))
     image = drawn.find("svg")
@@ -114,7 +126,11 @@ def test_numbers(value: float, unit: str, said: str) -> None:
 
 def test_all_kinds_are_shown_with_what_is_wrong_first() -> None:
     sections = console([1.0]).sections()
-    assert list(sections) == ["trouble", "now", "budget", *(f"service-a-{kind}" for kind in REPORTS), "events", "try"]
+    assert list(sections) == [
+        *("trouble", "now", "services", "budget"),
+        *(f"service-a-{kind}" for kind in REPORTS),
+        *("events", "try"),
+    ]
     for html in sections.values():
         ElementTree.fromstring(f"<section>{html}</section>")
     assert "All services are ready" in sections["trouble"]
@@ -166,6 +182,57 @@ def test_a_quarter_of_an_hour_of_fifty_replicas_is_small_to_keep_and_to_show() -
     assert len(page.encode()) + len(json.dumps(dict(shown)).encode()) < 150_000
 
 
+def many(services: int, replicas: int, step: int, chance: random.Random) -> dict[str, Any]:
+    """What /stats says of so many services, each of a kind and with as many replicas."""
+    views = {}
+    for index in range(services):
+        kind, view = list(busy(replicas, step, chance)["services"].items())[index % len(REPORTS)]
+        views[f"{kind}-{index}"] = view
+    return {**stats(), "services": views}
+
+
+def test_of_many_services_each_is_in_the_overview_and_one_is_shown_by_name() -> None:
+    chance, past = random.Random(1), History(loaded(KINDS))
+    for step in range(STEPS + 1):
+        past.record(5.0 * step, many(32, 12, step, chance))
+    shown = Console(lambda: many(32, 12, STEPS, chance), past)
+    assert all(shown.sections(service)["services"].count("#service-") == 32 for service in ("", "a-llm-30", "nobody"))
+    details = [[name for name in shown.sections(each) if name.startswith("service-")] for each in ("a-llm-30", "")]
+    assert details[0] == ["service-a-llm-30"]
+    assert len(details[1]) == 8
+    assert shown.sections("nobody").keys() == shown.sections().keys()
+
+
+@pytest.mark.virtual_time
+async def test_the_page_and_its_first_event_are_small_however_many_services_are_busy() -> None:
+    chance, past = random.Random(1), History(loaded(KINDS))
+    for step in range(STEPS + 1):
+        past.record(5.0 * step, many(32, 12, step, chance))
+    gateway = application(GatewayConfig(), Services([]), lambda: many(32, 12, STEPS, chance), lambda: b"", history=past)
+    packed = [(b"accept-encoding", b"gzip, br")]
+    page = await Exchange(gateway, "/console", "GET", packed).over()
+    viewer = await Exchange(gateway, "/console/stream", "GET", packed).settled()
+    assert viewer.headers["content-encoding"] == "gzip"
+    event = zlib.decompressobj(wbits=31).decompress(viewer.body)
+    assert json.loads(event.removeprefix(b"data: ")).keys() >= {"services", "try"}
+    assert len(page.body) + len(viewer.body) < 150_000
+    await viewer.left()
+
+
+def test_who_holds_which_gpus_and_why_is_shown_where_there_are_any() -> None:
+    found = stats()
+    assert "GPUs" not in Console(lambda: found, history()).sections()["budget"]
+    llm = found["services"]["a-llm"]
+    judged = {"demand_per_s": 2.5, "in_time": 0.91, "one_more": 0.04, "start_s": 8.4, "start_measured": True}
+    llm |= {"gpus": 4.0, "plan": {"wanted_replicas": 3, "wanted_because": "<it earns>", "budget": judged}}
+    past = History(loaded(KINDS))
+    past.record(0.0, found)
+    budget = Console(lambda: found, past).sections()["budget"]
+    assert 'aria-label="GPUs, by the service that holds them: a-llm 8"' in budget
+    for said in ("<td>3</td>", "2.50", "91.0%", "4.0%", "8 s", "&lt;it earns&gt;"):
+        assert said in budget
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -179,6 +246,22 @@ def test_what_is_wrong_is_one_sentence(change: Mapping[str, Any], said: str) -> 
     found = stats()
     (found if "planner_reached" in change else found["services"]["a-llm"]).update(change)
     assert said in Console(lambda: found, history(0)).sections()["trouble"]
+
+
+def test_requests_that_were_not_answered_in_time_are_what_is_wrong() -> None:
+    past, found = History(loaded(KINDS)), stats()
+    past.record(0.0, found)
+    for name, missed in (("a-llm", 2), ("a-vision", 8), ("a-encoder", 0)):
+        found["services"][name]["requests_by_gateway"] = {"g": {"ok": 10 - missed, "shed": missed}}
+    past.record(5.0, found)
+    found["services"]["a-encoder"]["requests_by_gateway"] = {"g": {"ok": 10, "failed": 3}}
+    past.record(10.0, found)
+    sections = Console(lambda: found, past).sections()
+    tiles = {tile[1].text: tile[0].text for tile in ElementTree.fromstring(f"<p>{sections['now']}</p>")}
+    assert tiles["in time"] == "60.6%"
+    assert [tiles[f"{what} per second"] for what in ("answers", "refused", "failed")] == ["0.333", "0.167", "0.05"]
+    said = sections["trouble"]
+    assert "A-vision answered 20.0% of the last minute&#x27;s requests in time (and 2 more)" in said
 
 
 @pytest.mark.virtual_time

@@ -62,7 +62,7 @@ def by_request(items: list[Item]) -> dict[str, Piece]:
         assert isinstance(item, Piece), item
         assert not (pieces[id] and pieces[id][-1].finish)
         pieces[id].append(item)
-    return {id: merged(parts) for id, parts in pieces.items()}
+    return {id: merged(parts)._replace(prompt_s=None) for id, parts in pieces.items()}
 
 
 def right(generation: Generation, max_length: int = MAX_LENGTH) -> Piece:
@@ -164,7 +164,7 @@ def test_an_answer_is_resumed_where_it_was(wanted: Generation, cut: int, pipelin
     second = engine(ScriptedExecutor(2, MAX_LENGTH, pipelined))
     second.add(wanted._replace(generated=whole.tokens[:cut]))
     pieces += [piece for _, piece in run(second) if isinstance(piece, Piece)]
-    assert merged(pieces) == whole
+    assert merged(pieces)._replace(prompt_s=None) == whole
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
@@ -178,6 +178,22 @@ def test_a_request_joins_the_next_iteration_and_takes_the_slot_that_just_became_
     assert executor.steps[3].prefills[0].slot == 0  # that of "a", whose last token came from the step before
     assert executor.moves == []
     assert set(by_request(run_items + run(served))) == {"a", "b", "c"}
+
+
+def test_the_first_piece_says_how_long_its_prompt_took_and_not_how_long_it_waited() -> None:
+    clock, executor = Clock(), ScriptedExecutor(slots=1)
+    served = engine(executor, clock=clock)
+    launch = executor.launch
+
+    def timed(step: Any) -> Any:
+        clock.now += 2.0
+        return launch(step)
+
+    executor.launch = timed  # type: ignore[method-assign]
+    served.add(generation("first", max_tokens=3, ignore_eos=True))
+    served.add(generation("waits", max_tokens=3, ignore_eos=True))
+    said = [(id, piece.prompt_s) for id, piece in run(served) if isinstance(piece, Piece)]
+    assert said == [(id, prompt_s) for id in ("first", "waits") for prompt_s in (2.0, None, None)]
 
 
 def test_gaps_are_closed_with_what_is_shortest() -> None:

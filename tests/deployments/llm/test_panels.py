@@ -6,8 +6,10 @@ from typing import Any
 
 from support.scripted import report
 
+from pliant.deployments.kinds import KINDS, loaded
 from pliant.deployments.llm.panels import panels, readings
-from pliant.deployments.serving.panels import Bars
+from pliant.deployments.serving.history import History
+from pliant.deployments.serving.panels import Chart, Stacks
 
 
 class Nothing:
@@ -20,10 +22,10 @@ class Nothing:
         return {}
 
 
-def held(**replicas: Any) -> Bars:
+def held(**replicas: Any) -> Stacks:
     past: Any = Nothing()
     drawn = panels({"replicas": replicas}, past)
-    return next(panel for panel in drawn if isinstance(panel, Bars) and panel.title == "Memory, by what holds it")
+    return next(panel for panel in drawn if isinstance(panel, Stacks))
 
 
 def told(live: int, idle: int, adapters: int) -> Any:
@@ -33,15 +35,36 @@ def told(live: int, idle: int, adapters: int) -> Any:
     return given
 
 
-def test_memory_is_shown_by_what_holds_it_of_all_replicas() -> None:
-    bars = held(one=told(3, 2, 50), other=told(1, 0, 0))
-    assert bars.bars == {"requests": 400, "prefixes kept": 200, "adapters": 50}
-    assert bars.most == 1600
+def test_memory_is_shown_of_each_replica_by_what_holds_it() -> None:
+    assert held(one=told(3, 2, 50), other=told(1, 0, 0)).rows == {
+        "one": {"requests": 300, "prefixes kept": 200, "adapters": 50, "free": 250},
+        "other": {"requests": 100, "prefixes kept": 0, "adapters": 0, "free": 700},
+    }
 
 
-def test_a_replica_of_another_version_is_shown_too() -> None:
-    old: Any = {key: value for key, value in report().items() if key != "memory"}
-    assert held(one=old).bars == {"requests": 0, "prefixes kept": 0, "adapters": 0}
+def test_adapters_that_are_loaded_into_what_prefixes_still_hold_leave_nothing_free() -> None:
+    assert held(one=told(3, 5, 50)).rows["one"]["free"] == 0
+
+
+def test_a_replica_that_has_not_reported_its_memory_is_left_out() -> None:
+    assert held(one={}).rows == {}
+
+
+def test_waits_are_means_of_those_admitted_and_steps_of_replicas() -> None:
+    past = History(loaded(KINDS))
+    for step in range(3):
+        given = told(1, 1, 0)
+        given |= {
+            "step_ms": 30.0 + 10 * step,
+            "classes": [{"waiting": 2, "admitted": 4 * step, "waited_s": 2.0 * step}],
+        }
+        view = {"kind": "llm", "ready": True, "state": "", "plan": {}, "requests_by_gateway": {}}
+        view["replicas"] = {"one": given, "other": {**given, "step_ms": 10.0}}
+        past.record(5.0 * step, {"planner_reached": True, "services": {"chat": view}})
+    charts = {panel.title: panel for panel in panels(view, past.of("chat")) if isinstance(panel, Chart)}
+    assert charts["Wait for a slot, mean"].lines["wait"][-3:] == [0, 500, 500]
+    assert charts["Time between two tokens, mean"].lines["step"][-3:] == [20, 25, 30]
+    assert charts["Answers that wait, by queue"].lines["1"][-1] == 4
 
 
 def test_tokens_that_were_there_are_counted_beside_those_computed() -> None:

@@ -45,8 +45,8 @@ def test_levels_are_added_up_and_counters_become_rates(history: History) -> None
     assert latest(history, "texts/64") == 0, "nothing is known of the time before"
     history.record(5.0, stats({"x": report(20, waiting=1), "y": report(10, 512, waiting=2)}, ok=35))
     assert history.of("a").lines("texts/") == {
-        "64": [0.0] * (STEPS - 1) + [2.0],
-        "512": [0.0] * (STEPS - 1) + [1.0],
+        "64": [0.0, 2.0],
+        "512": [0.0, 1.0],
     }
     assert (latest(history, "waiting"), latest(history, "replicas"), latest(history, "requests/ok")) == (3, 2, 3)
 
@@ -98,6 +98,6 @@ def test_events_say_what_happened(history: History) -> None:
         Event(2.0, "a", "not ready: loading", True),
         Event(2.0, "", "the planner answers again"),
         Event(3.0, "a", "ready"),
-        Event(3.0, "a", "new plan (shift): 1 of 64, 2 of 512"),
+        Event(3.0, "a", "new plan (shift): replicas by home length: 1 at 64, 2 at 512"),
         Event(4.0, "a", "3 → 4 replicas wanted: took 1 from b"),
     ]

@@ -1,0 +1,34 @@
+"""How the planner shares one budget out, as a table: for `pliant plan` and the console."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pliant.deployments.serving.panels import Table
+
+_COLUMNS = ("service", "replicas", "wanted", "demand/s", "in time", "one more would add", "a start takes", "why")
+
+
+def shares(views: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A row for each service that has a part in the budget. `views` are as /stats has them, by service."""
+    plans = {name: view["plan"] for name, view in views.items() if "wanted_because" in view["plan"]}
+    rows = [
+        (
+            name,
+            str(len(views[name]["replicas"])),
+            str(plan["wanted_replicas"]),
+            *_judged(plan.get("budget")),
+            plan["wanted_because"],
+        )
+        for name, plan in plans.items()
+    ]
+    return Table("One budget: who gets how many replicas, and why", _COLUMNS, rows)
+
+
+def _judged(budget: Mapping[str, float] | None) -> tuple[str, str, str, str]:
+    """What is known once the planner has decided on the service."""
+    if budget is None:
+        return "", "", "", ""
+    start = f"{budget['start_s']:.0f} s" if budget["start_measured"] else f"{budget['start_s']:.0f} s?"
+    return f"{budget['demand_per_s']:.2f}", f"{budget['in_time']:.1%}", f"{budget['one_more']:.1%}", start
