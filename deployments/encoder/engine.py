@@ -1,4 +1,4 @@
-"""One replica's engine: holds a runtime, answers what fits it and has time, refuses the rest (Arlo §3.1).
+"""One replica's engine: holds runtimes, answers what fits it and has time, refuses the rest (Arlo §3.1).
 
 Plain asyncio, without Ray: the Serve shell is `replica.py`.
 """
@@ -9,6 +9,7 @@ import asyncio
 import statistics
 import time
 from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -60,11 +61,12 @@ class LoadError(PliantError):
 
 
 class Engine:
-    """Answers requests on the runtime it holds, one at a time or in batches: see `computing.Worker`.
+    """Answers requests on the shortest runtime it holds that they fit into, one at a time or in batches: see
+    `computing.Worker`.
 
-    Its *home* is the length of the texts that it is to have first: the max_length of its runtime, or, where that takes
-    all lengths, any of them. Runtimes are loaded and measured in threads, so the event loop never blocks. The queue is
-    bounded by the requests' budgets, and by `limit`.
+    Its *home* is the length of the texts that it is to have first: the max_length of one of its runtimes, or, where
+    that takes all lengths, any of them. Runtimes are loaded and measured in threads, so the event loop never blocks.
+    The queue is bounded by the requests' budgets, and by `limit`.
     """
 
     def __init__(self, runtimes: Runtimes, limit: int = MOST_WAITING) -> None:
@@ -77,7 +79,8 @@ class Engine:
         self._switching = asyncio.Lock()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._held: Held | None = None
+        self._held: dict[int, Held] = {}
+        """By the length that was asked for, in rising order."""
         self._home = 0
         self._version = 0
         self._outstanding = 0
@@ -100,8 +103,13 @@ class Engine:
 
     @property
     def held(self) -> Runtime | None:
-        """What it computes on; None while it switches."""
-        return self._held.runtime if self._held else None
+        """What it computes the longest texts on; None while it switches."""
+        return self._longest.runtime if self._held else None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Those that it was last asked to hold; none while it switches."""
+        return tuple(self._held)
 
     @property
     def home(self) -> int:
@@ -111,50 +119,74 @@ class Engine:
     async def renew(self) -> None:
         """Load what is held once more, as a faster one may be there now, while requests are answered as before."""
         async with self._switching:
-            if self._held is not None:
-                self._compute_on(await asyncio.to_thread(self._load, self._home), self._home)
+            if self._held:
+                self._compute_on(await asyncio.to_thread(self._load_all, self.lengths, {}), self._home)
 
-    async def hold(self, length: int) -> Report:
-        """Be at home at `length`: refuse new requests, finish the accepted ones, load; or, where its runtime takes all
-        lengths, do no more than say so.
+    async def hold(self, length: int, lengths: Sequence[int] = ()) -> Report:
+        """Be at home at `length`, with the runtimes for `lengths` (none: the one for `length`): refuse new requests,
+        finish the accepted ones, load what is not there; or, where nothing is to be loaded, do no more than say so.
 
         Raises LoadError when it cannot be loaded. What was held before is then held again; only when that fails too, or
         nothing was held, `failure` is set. Once begun it goes on, even if its caller is cancelled.
         """
-        return await asyncio.shield(asyncio.ensure_future(self._hold(length)))
+        return await asyncio.shield(asyncio.ensure_future(self._hold(length, tuple(lengths) or (length,))))
 
-    async def _hold(self, length: int) -> Report:
+    async def _hold(self, length: int, lengths: tuple[int, ...]) -> Report:
         async with self._switching:
             held, home = self._held, self._home
-            if held and self._runtimes.resident and held.runtime.max_length >= length:
+            takes_all = self._runtimes.resident and held and self._longest.runtime.max_length >= length
+            if takes_all:
+                self._compute_on({length: self._longest}, length)
+            elif tuple(held) == lengths:
                 self._compute_on(held, length)
-            elif held is None or home != length:
-                self._held = None
+            else:
+                self._held = {}
                 self._version += 1
                 await self._idle.wait()
+                former = tuple(held)
+                kept = {each: held[each] for each in lengths if each in held}
+                held.clear()
                 try:
-                    await self._switch(length)
-                except Exception as failure:
-                    error = self._quarantined(length, failure)
-                    await self._restore(home if held else None, error)
-                    raise error from failure
+                    await self._switch(length, lengths, kept)
+                except LoadError as error:
+                    await self._restore(home, former, kept, error)
+                    raise
             return self.report()
 
-    async def _restore(self, held: int | None, error: LoadError) -> None:
-        if held is None:
+    async def _restore(self, home: int, lengths: tuple[int, ...], kept: Mapping[int, Held], error: LoadError) -> None:
+        if not lengths:
             self.failure = error
             return
         try:
-            await self._switch(held)
-        except Exception:
+            await self._switch(home, lengths, kept)
+        except LoadError:
             self.failure = error
 
-    async def _switch(self, length: int) -> None:
-        self._compute_on(await self._worker.idly(lambda: self._load(length)), length)
-        self._failed.pop(length, None)
+    async def _switch(self, home: int, lengths: tuple[int, ...], kept: Mapping[int, Held]) -> None:
+        self._compute_on(await self._worker.idly(lambda: self._load_all(lengths, kept)), home)
         self.failure = None
 
-    def _compute_on(self, held: Held, home: int) -> None:
+    def _load_all(self, lengths: Sequence[int], kept: Mapping[int, Held]) -> dict[int, Held]:
+        """But for those that are `kept`. Raises LoadError."""
+        found: dict[int, Held] = {}
+        for length in lengths:
+            try:
+                found[length] = kept.get(length) or self._load(length)
+            except Exception as failure:
+                raise self._quarantined(length, failure) from failure
+            self._failed.pop(length, None)
+        return found
+
+    @property
+    def _longest(self) -> Held:
+        return next(reversed(self._held.values()))
+
+    def _curve(self) -> ServiceCurve:
+        """What to expect of what is held."""
+        now = time.monotonic()
+        return ServiceCurve.of_set({held.runtime.max_length: held.times.curve(now) for held in self._held.values()})
+
+    def _compute_on(self, held: dict[int, Held], home: int) -> None:
         """From now on."""
         if (held, home) != (self._held, self._home):
             self._held, self._home = held, home
@@ -179,8 +211,8 @@ class Engine:
 
         Raises what the runtime does.
         """
-        held = self._held
-        if held is None or query.length > held.runtime.max_length:
+        held = next((each for each in self._held.values() if query.length <= each.runtime.max_length), None)
+        if held is None:
             return Refusal("moved", "it does not hold a runtime for this length", report=self.report())
         curve = held.times.curve(time.monotonic())
         ahead_s = self._worker.ahead_s(query, self._queued_s)
@@ -225,18 +257,19 @@ class Engine:
 
     def report(self) -> Report:
         recent = sorted(self._latencies)
-        held = self._held
-        expected = held.times.curve(time.monotonic()) if held else None
+        held = self.held
+        expected = self._curve() if held else None
         curve = expected.points if expected else ()
         return Report(
             version=self._version,
-            max_length=held.runtime.max_length if held else 0,
+            max_length=held.max_length if held else 0,
             home=self._home if held else 0,
+            lengths=tuple(each.runtime.max_length for each in self._held.values()),
             held={},
             service_s=curve[-1][1] if curve else 0.0,
             curve=curve,
             shares=expected.shares if expected else (),
-            backend=held.runtime.backend if held else "",
+            backend=held.backend if held else "",
             device=self._runtimes.device,
             resident=self._runtimes.resident,
             reason=self._runtimes.reason,
@@ -260,8 +293,7 @@ class Engine:
 
     def seconds(self, query: Query) -> float:
         """By which `query` should hold up others here; 0 if nobody knows."""
-        held = self._held
-        return held.times.curve(time.monotonic()).work_seconds(query.length) if held else 0.0
+        return self._curve().work_seconds(query.length) if self._held else 0.0
 
     def _must_wait_s(self, curve: ServiceCurve, query: Query, ahead_s: float) -> float:
         """Seconds until `query` could be admitted behind work for `ahead_s`; 0 when it can be now."""

@@ -19,13 +19,12 @@ _SHORTEST_HOME = 32
 
 def measured_kind(config: EncoderConfig, profile: Profile | None) -> tuple[RuntimeKind, str] | None:
     """What the service's replicas compute on, and why; None if that is still to be measured."""
-    one = config.residency == "one"
-    if one and config.lengths:
-        return "static", "static: residency is one"
+    if config.room and config.lengths:
+        return "static", f"static: residency is {config.residency}"
     if profile is None:
         return None
-    if one:
-        return "static" if profile.static_pays else "dynamic", f"residency is one. {profile.summary()}"
+    if config.room:
+        return "static" if profile.static_pays else "dynamic", f"residency is {config.residency}. {profile.summary()}"
     if config.exits:
         return "packed", "packed: texts leave early"
     return profile.fastest(config.lengths), profile.reason(config.lengths)

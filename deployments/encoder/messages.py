@@ -18,12 +18,14 @@ MOST_WAITING = 1024
 
 @message
 class Assignment(NamedTuple):
-    """What one replica, and no other, is told: to be at home at `max_length`, and to hold the runtime of that."""
+    """What one replica, and no other, is to do: be at home at `max_length`, and hold the runtimes for `lengths`."""
 
     replica: str
     max_length: int
     epoch: int = 0
     """Of the planner, on the way to the replica. 0: it is of a version that has none."""
+    lengths: tuple[int, ...] = ()
+    """In rising order; empty: only that of `max_length`."""
 
 
 @message
@@ -88,12 +90,14 @@ class Report(parcels.Report):
     max_length: int
     """0 while it switches."""
     home: int
-    """The length of the texts that it is to have first: max_length, or any if its runtime takes all; 0 while it
+    """The length of the texts that it is to have first: one of `lengths`, or any if its runtime takes all; 0 while it
     switches."""
+    lengths: NotRequired[tuple[int, ...]]
+    """The max_lengths of its runtimes, in rising order; none while it switches."""
     service_s: float
     """Seconds that a text of max_length takes."""
     curve: tuple[tuple[int, float, float], ...]
-    """Points of the `ServiceCurve` of what it holds; none while it switches."""
+    """Points of the `ServiceCurve` of all that it holds; none while it switches."""
     shares: tuple[float, ...]
     """Of the same, if it computes texts together."""
     reads: NotRequired[str]
@@ -131,3 +135,8 @@ class Report(parcels.Report):
 def home(report: Report) -> int:
     """That a replica reports, of whichever version it is."""
     return report.get("home", report["max_length"])
+
+
+def held_lengths(report: Report) -> tuple[int, ...]:
+    """The runtimes that it reports, of whichever version it is."""
+    return report.get("lengths", (report["max_length"],) if report["max_length"] else ())

@@ -8,7 +8,7 @@ from typing import Any
 from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.panels import Bars, Chart, Panel, Readings, Table
 
-_COLUMNS = ("replica", "home", "computed by", "waiting", "p50 ms", "p98 ms", "texts")
+_COLUMNS = ("replica", "home", "lengths", "computed by", "waiting", "p50 ms", "p98 ms", "texts")
 
 
 def readings(report: Mapping[str, Any]) -> Readings:
@@ -36,6 +36,7 @@ def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
         (
             name,
             str(_home(report)),
+            ", ".join(map(str, report.get("lengths", ()))),
             str(report.get("backend", "")),
             report.get("waiting", 0),
             report.get("p50_ms", 0.0),

@@ -1,4 +1,4 @@
-"""The Ray Serve shell of the encoder engine: one replica on one GPU or a few CPU threads, one runtime at a time."""
+"""The Ray Serve shell of the encoder engine: one replica on one GPU or a few CPU threads, and its runtimes."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ class EncoderReplica:
             yield part
 
     async def hold(self, assignment: Assignment) -> Report:
-        """Switch to another max_length. Raises LoadError, and OutdatedPlannerError: the replica then holds what it held
+        """Switch to other runtimes. Raises LoadError, and OutdatedPlannerError: the replica then holds what it held
         before."""
         self._obedience.check(assignment.epoch)
-        await self._engine.hold(assignment.max_length)
+        await self._engine.hold(assignment.max_length, assignment.lengths)
         if self._upgrades:
             self._upgrades.look()
         return self._report()

@@ -7,7 +7,6 @@ not report: a scheduler that starts anew goes on from what they hold.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
 import time
@@ -18,12 +17,13 @@ from typing import Any, NamedTuple, Protocol
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.lengths import Lengths
-from pliant.deployments.encoder.messages import Assignment, Report, home
+from pliant.deployments.encoder.messages import Assignment, Report, held_lengths, home
 from pliant.deployments.serving.errors import OutdatedPlannerError
 from pliant.deployments.serving.messages import Guidance, News
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.policies.cluster.autoscaling import TargetTracking
-from pliant.policies.encoder.planning import Planner, Reason, Residency, solve
+from pliant.policies.encoder.configurations import Configuration
+from pliant.policies.encoder.planning import Plan, Planner, Reason, Residency, solve
 from pliant.policies.encoder.replacement import batches
 from pliant.policies.encoder.service_curve import ServiceCurve
 from pliant.policies.encoder.service_times import LengthTimes, service_times
@@ -92,7 +92,8 @@ class RuntimeScheduler:
         self._changed = changed
         self._clock = clock
         self._slo_s = config.slo_ms / 1e3
-        residency = Residency(dict.fromkeys(lengths.current, 0.0), 0.0) if lengths.resident else None
+        self._sets = not lengths.resident and config.room is not None and config.room > 1
+        residency = _residency(lengths, config.room or 1) if lengths.resident or self._sets else None
         self._planner = Planner(lengths.longest, self._slo_s, config.period_s, config.demand_quantile, residency)
         self._tracking = TargetTracking(config.replicas.min, config.replicas.max)
         self._started = clock()
@@ -151,7 +152,7 @@ class RuntimeScheduler:
             reports = self._present(now)
         plan = self._planner.plan
         if plan and sum(plan.counts.values()) == len(reports) and not reports.keys() & self._moving.keys():
-            self._move(reports, plan.counts, barred)
+            self._move(reports, self._wanted(plan), barred)
 
     def _present(self, now: float) -> dict[str, Report]:
         """What replicas report, but for those that have been moving for too long."""
@@ -166,8 +167,7 @@ class RuntimeScheduler:
         for report in reports.values():
             if report["curve"]:
                 curve = ServiceCurve(report["curve"])
-                lengths = self._lengths.current if self._lengths.resident else (report["max_length"],)
-                for length in lengths:
+                for length in self._lengths.current if self._lengths.resident else held_lengths(report):
                     held[report["device"]][length].append(curve.seconds(length))
         for device, seconds in held.items():
             self._seconds[device].learn({length: median(each) for length, each in seconds.items()})
@@ -233,16 +233,32 @@ class RuntimeScheduler:
         self._changed()
 
     def _move(
-        self, reports: Mapping[str, Report], counts: Mapping[int, int], barred: Mapping[str, Collection[int]]
+        self,
+        reports: Mapping[str, Report],
+        counts: Mapping[Configuration, int],
+        barred: Mapping[str, Collection[int]],
     ) -> None:
         """The first batch of what still differs from `counts`: stop routing, drain and load, publish."""
-        holds = {replica: home(report) for replica, report in reports.items()}
+        holds = {replica: self._configuration(report) for replica, report in reports.items()}
         busy = {replica: report["waiting"] for replica, report in reports.items()}
-        for batch in batches(holds, counts, busy, barred)[:1]:
+        longest = self._lengths.longest
+        listed = _batches(holds, counts, busy, barred)
+        for batch in [next((each for each in listed if _covered(holds, each, longest)), listed[0])] if listed else []:
             now = self._clock()
-            for assignment in itertools.starmap(Assignment, batch.items()):
+            for replica, wanted in batch.items():
+                assignment = Assignment(replica, wanted.home, lengths=wanted.lengths if self._sets else ())
                 self._moving[assignment.replica] = _Move(now, asyncio.create_task(self._hold(assignment)))
             self._changed()
+
+    def _configuration(self, report: Report) -> Configuration:
+        at = home(report)
+        return Configuration(at, held_lengths(report) if self._sets else (at,))
+
+    def _wanted(self, plan: Plan) -> Mapping[Configuration, int]:
+        """By home alone where that is all that can be asked for."""
+        if self._sets:
+            return plan.configurations
+        return {Configuration(length, (length,)): count for length, count in plan.counts.items()}
 
     async def _hold(self, assignment: Assignment) -> None:
         started = time.perf_counter()
@@ -255,7 +271,7 @@ class RuntimeScheduler:
             self._failed(assignment, failure)
         else:
             self._moves += 1
-            self._failures.pop(assignment, None)
+            self._failures.pop(Assignment(assignment.replica, assignment.max_length), None)
             self._table.observe(assignment.replica, report)
             self._moved[assignment.replica] = self._clock(), report
         finally:
@@ -266,8 +282,9 @@ class RuntimeScheduler:
     def _failed(self, assignment: Assignment, failure: Exception) -> None:
         """Do not ask the replica for this length again for some time."""
         self._failed_moves += 1
-        times = self._failures[assignment].times if assignment in self._failures else 0
-        self._failures[assignment] = _Failures(times + 1, self._clock())
+        failed = Assignment(assignment.replica, assignment.max_length)
+        times = self._failures[failed].times if failed in self._failures else 0
+        self._failures[failed] = _Failures(times + 1, self._clock())
         reason = " ".join(str(failure).split()) or type(failure).__name__
         logger.warning(
             "%s: replica %s cannot hold %d: %s", self._service, assignment.replica, assignment.max_length, reason[-300:]
@@ -297,13 +314,47 @@ class RuntimeScheduler:
         return facts
 
 
+def _residency(lengths: Lengths, room: int) -> Residency:
+    """In runtimes, which take about as much memory each: their weights; nothing where one takes all lengths."""
+    each = 0.0 if lengths.resident else 1.0
+    return Residency(dict.fromkeys({*lengths.current, *lengths.service_s}, each), float(room))
+
+
+def _batches(
+    holds: Mapping[str, Configuration],
+    counts: Mapping[Configuration, int],
+    busy: Mapping[str, int],
+    barred: Mapping[str, Collection[int]],
+) -> list[dict[str, Configuration]]:
+    """`batches` of configurations, which are numbered for it: those with longer runtimes are greater."""
+    known = sorted({*holds.values(), *counts}, key=lambda each: (each.lengths[-1:], each.lengths, each.home))
+    number = {each: place if each.home else 0 for place, each in enumerate(known, 1)}
+    barred_numbers = {
+        replica: [number[each] for each in counts if not lengths.isdisjoint(each.lengths)]
+        for replica, lengths in ((replica, frozenset(each)) for replica, each in barred.items())
+    }
+    found = batches(
+        {replica: number[each] for replica, each in holds.items()},
+        {number[each]: count for each, count in counts.items()},
+        busy,
+        barred_numbers,
+    )
+    return [{replica: known[place - 1] for replica, place in batch.items()} for batch in found]
+
+
+def _covered(holds: Mapping[str, Configuration], moving: Collection[str], longest: int) -> bool:
+    """Whether texts of `longest` tokens still have a replica while others move, if they have one now."""
+    holders = {replica for replica, each in holds.items() if longest in each.lengths}
+    return not holders or not holders <= set(moving)
+
+
 def _usable(
     lengths: Collection[int], reports: Mapping[str, Report], barred: Mapping[str, Collection[int]]
 ) -> tuple[int, ...]:
     """The lengths that plans may use: those that some replica holds, or that few enough failed to load lately."""
     number, share = _ENOUGH_FAILURES
     enough = min(max(number, math.ceil(share * len(reports))), len(reports))
-    held = {home(report) for report in reports.values()}
+    held = set().union(*({home(report), *held_lengths(report)} for report in reports.values()))
     return tuple(
         length
         for length in sorted(lengths)

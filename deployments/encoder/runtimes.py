@@ -36,7 +36,6 @@ class ModelRuntimes:
         self.device = device(config)
         self._longest = config.lengths[-1] if config.lengths else sources.describe(self._folder).max_length
         self._importance = config.importance
-        self._one = config.residency == "one"
         self._held: set[int] = set()
         self._settle(None)
 
@@ -51,7 +50,7 @@ class ModelRuntimes:
     @property
     def resident(self) -> bool:
         """Whether one runtime takes all lengths."""
-        return self._kind == "packed" or (self._kind == "dynamic" and not self._one)
+        return self._kind == "packed" or (self._kind == "dynamic" and self._config.room != 1)
 
     def missing(self) -> set[int]:
         """Of `lengths`, and of what was loaded, those that are not compiled yet; the longest where one takes all."""
@@ -63,7 +62,7 @@ class ModelRuntimes:
 
     def settle_lengths(self) -> None:
         """Profile the device if what there is follows from that, unless a process on this machine has done so."""
-        if not (self._one and self._config.lengths):
+        if not (self._config.room and self._config.lengths):
             self._settle(profile(self._config))
 
     def compile(self, max_length: int, urgency: Callable[[], float]) -> None:
@@ -109,7 +108,7 @@ class ModelRuntimes:
 
     def _presumed(self) -> RuntimeKind:
         """What there is until it is measured."""
-        if self._one:
+        if self._config.room:
             return "dynamic"
         from pliant.kernels.encoder import packed_runtime
 
@@ -180,6 +179,6 @@ def profile(config: EncoderConfig, progress: sources.Progress | None = None) -> 
         device=config.device,
         dtype=config.dtype,
         threads=config.threads,
-        static=config.residency == "one",
+        static=config.room is not None,
         progress=progress,
     )

@@ -85,6 +85,26 @@ class ServiceCurve:
         """Of a runtime that takes `seconds` for every text."""
         return cls(((1, seconds, seconds),))
 
+    @classmethod
+    def of_set(cls, curves: Mapping[int, ServiceCurve]) -> ServiceCurve:
+        """Of runtimes by max_length, of which each text has the shortest that it fits into.
+
+        A shorter text is never taken to need longer than a longer one. Raises ValueError without runtimes.
+        """
+        if len(curves) == 1:
+            return next(iter(curves.values()))
+        points: list[tuple[int, float, float]] = []
+        shares: list[float] = []
+        before = 0
+        for max_length, curve in sorted(curves.items()):
+            inside = (length for length, *_ in curve.points if before < length < max_length)
+            for length in sorted({before + 1, *inside, max_length}):
+                points.append((length, curve.seconds(length), float(np.interp(length, *curve._measured()))))
+                shares.append(float(np.interp(length, *curve._shares())))
+            before = max_length
+        lengths, expected, measured = zip(*points, strict=True)
+        return cls(tuple(zip(lengths, _rising(expected), _rising(measured), strict=True)), tuple(shares))
+
     def seconds(self, length: int) -> float:
         """Expected for a text of `length` tokens."""
         return float(np.interp(length, *self._expected()))
@@ -105,6 +125,9 @@ class ServiceCurve:
 
     def _expected(self) -> tuple[list[int], list[float]]:
         return [point[0] for point in self.points], [point[1] for point in self.points]
+
+    def _measured(self) -> tuple[list[int], list[float]]:
+        return [point[0] for point in self.points], [point[2] for point in self.points]
 
     def _shares(self) -> tuple[list[int], list[float]]:
         lengths = [point[0] for point in self.points]

@@ -26,6 +26,12 @@ def _auto(lengths: object) -> object:
     return None if lengths == "auto" else lengths
 
 
+def _residency(room: object) -> object:
+    if room not in ("all", "one") and not (type(room) is int and room > 1):
+        raise ValueError("must be all, one, or how many runtimes, from 2 on")
+    return room
+
+
 def _dispatch(rule: object) -> object:
     if rule is None or rule == "finish":
         return None
@@ -62,8 +68,9 @@ class EncoderConfig(ElasticServiceConfig):
     "auto", kept as None: chosen from the device's latency profile and the lengths that arrive, up to what the model
     takes.
     """
-    residency: Literal["all", "one"] = "all"
-    """Whether a replica computes texts of all lengths, or those of one length only, as in the paper."""
+    residency: Annotated[Literal["all", "one"] | int, BeforeValidator(_residency)] = "all"
+    """Whether a replica computes texts of all lengths, or those of one length only, as in the paper; or how many static
+    runtimes its memory has room for."""
     dispatch: Annotated[Arlo | None, BeforeValidator(_dispatch)] = None
     """The numbers of the paper's Algorithm 1; None: to the replica that is predicted to finish first."""
     slo_ms: Milliseconds = 500
@@ -81,6 +88,17 @@ class EncoderConfig(ElasticServiceConfig):
 
     exits: bool = False
     """Let texts leave after the layers for which the model's folder has exits, where these are sure enough."""
+
+    @property
+    def room(self) -> int | None:
+        """Runtimes of a length each that a replica holds at most; None where one takes all lengths."""
+        match self.residency:
+            case "all":
+                return None
+            case "one":
+                return 1
+            case int(number):
+                return number
 
     def longest(self, model_takes: int) -> int:
         """The longest text that is served, in tokens, for a model that takes `model_takes`."""
@@ -102,8 +120,9 @@ class EncoderConfig(ElasticServiceConfig):
     def _misfit_of_exits(self) -> str | None:
         if (self.device, self.dtype) != ("cpu", "float32"):
             return f"exits: only CPUs compute them, in float32; got {self.device}, {self.dtype}"
-        if self.residency == "one":
-            return "exits: texts leave early only where a replica computes all lengths; leave residency: one out"
+        if self.room:
+            only = "exits: texts leave early only where a replica computes all lengths"
+            return f"{only}; leave residency: {self.residency} out"
         sources.check_exits(self.model)
         return None
 

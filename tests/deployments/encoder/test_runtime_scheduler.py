@@ -12,6 +12,7 @@ from support.doubles import Sleepers, report
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.engine import Engine
+from pliant.deployments.encoder.errand import TextWant
 from pliant.deployments.encoder.lengths import Lengths
 from pliant.deployments.encoder.messages import Answer, Assignment, Query, Report
 from pliant.deployments.encoder.runtime_scheduler import RuntimeScheduler
@@ -58,18 +59,19 @@ class Replicas:
         self.holds.append(assignment)
         if assignment.replica in self.hangs:
             await self.hangs[assignment.replica].wait()
-        return await self.engines[assignment.replica].hold(assignment.max_length)
+        return await self.engines[assignment.replica].hold(assignment.max_length, assignment.lengths)
 
 
 class World:
     """A scheduler with its replicas, its clock, and what a gateway would have been told."""
 
-    def __init__(self, resident: bool = False) -> None:
+    def __init__(self, resident: bool = False, **options: Any) -> None:
         self.resident = resident
         self.now = 1000.0
         self.table: Table = ReplicaTable(EncoderChooser(1.0))
         self.replicas = Replicas(self.table)
-        self.config = EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 3, "slo_ms": 1000})
+        keys = {"kind": "encoder", "model": "m", "replicas": 3, "slo_ms": 1000, **options}
+        self.config = EncoderConfig.model_validate(keys)
         self.moving: list[frozenset[str]] = []
         self.scheduler = self.restarted()
 
@@ -104,6 +106,58 @@ async def world() -> World:
     for name, length in (("a", 16), ("b", 4), ("c", 8)):
         await world.replicas.add(name, length)
     return world
+
+
+@pytest.fixture
+async def roomy() -> World:
+    """Whose replicas have room for two runtimes each, and start with one."""
+    world = World(residency=2)
+    for name, length in (("a", 16), ("b", 4), ("c", 8)):
+        await world.replicas.add(name, length)
+    return world
+
+
+def sets(world: World) -> Counter[tuple[int, ...]]:
+    return Counter(engine.report()["lengths"] for engine in world.replicas.engines.values())
+
+
+async def test_replicas_with_room_for_two_hold_the_short_ones_that_arrive_and_the_longest(roomy: World) -> None:
+    await roomy.run(30, 3)
+    assert sets(roomy) == {(4, 16): 3}
+    await roomy.run(60, 7)
+    assert sets(roomy) == {(8, 16): 3}
+    loaded = [[sleeper.max_length for sleeper in each.loaded] for each in roomy.replicas.sleepers.values()]
+    assert all(lengths.count(16) == 1 for lengths in loaded), "what is in both sets is not loaded again"
+
+
+async def test_texts_of_the_longest_have_a_replica_while_sets_change(roomy: World) -> None:
+    hold, holders = roomy.replicas.hold, []
+
+    async def watched(assignment: Assignment) -> Report:
+        others = [engine for name, engine in roomy.replicas.engines.items() if name != assignment.replica]
+        holders.append(sum(16 in engine.lengths for engine in others))
+        return await hold(assignment)
+
+    roomy.replicas.hold = watched  # type: ignore[method-assign]
+    await roomy.run(30, 3)
+    await roomy.run(60, 7)
+    assert len(holders) >= 6
+    assert min(holders) >= 1
+
+
+async def test_the_chooser_predicts_by_the_runtime_of_the_set_that_a_text_gets(roomy: World) -> None:
+    await roomy.run(30, 3)
+    seconds = {length: roomy.table.choose(TextWant(length, None, 1.0)).predicted_s or 0.0 for length in (3, 15)}
+    assert seconds[15] > 2 * seconds[3]
+
+
+async def test_a_set_of_which_one_cannot_be_loaded_leaves_the_replica_as_it_was(roomy: World) -> None:
+    roomy.replicas.sleepers["c"].broken = {4}
+    await roomy.run(60, 3)
+    assert roomy.scheduler.guidance().plan["failed_moves"] == 1
+    assert 4 not in roomy.replicas.engines["c"].lengths
+    assert roomy.replicas.engines["c"].failure is None
+    assert sets(roomy)[4, 16] == 2
 
 
 async def test_without_demand_nothing_moves(world: World) -> None:

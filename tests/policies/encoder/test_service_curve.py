@@ -32,6 +32,23 @@ def test_what_lies_between_measured_lengths_is_interpolated() -> None:
     assert expected.tolist() == [curve.seconds(length) for length in range(129)]
 
 
+@given(st.dictionaries(st.integers(1, 40), st.floats(0.001, 1.0), min_size=1, max_size=5))
+def test_of_a_set_each_text_has_the_fastest_runtime_that_it_fits_into(service_s: dict[int, float]) -> None:
+    longest = max(service_s)
+    curve = ServiceCurve.of_set({length: ServiceCurve.constant(seconds) for length, seconds in service_s.items()})
+    for length in range(1, longest + 1):
+        least = min(seconds for max_length, seconds in service_s.items() if max_length >= length)
+        assert curve.seconds(length) == curve.idle_seconds(length) == pytest.approx(least)
+        assert curve.work_seconds(length) == pytest.approx(least)
+
+
+def test_of_a_set_runtimes_that_do_not_pad_keep_their_curves() -> None:
+    short = ServiceCurve(((8, 0.001, 0.002), (16, 0.002, 0.003)), (0.5, 1.0))
+    curve = ServiceCurve.of_set({16: short, 64: ServiceCurve(((16, 0.01, 0.01), (64, 0.04, 0.04)))})
+    assert [curve.seconds(length) for length in (1, 12, 16, 40)] == pytest.approx([0.001, 0.0015, 0.002, 0.025])
+    assert curve.work_seconds(8) == pytest.approx(0.0005)
+
+
 def test_where_runtimes_are_measured() -> None:
     assert lengths_to_measure(512, dynamic=False) == (512,)
     assert lengths_to_measure(512, dynamic=True) == (16, 32, 64, 128, 256, 512)
