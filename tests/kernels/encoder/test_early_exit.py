@@ -17,8 +17,9 @@ from pliant.kernels.encoder import exits as encoder_exits
 from pliant.kernels.encoder import packed_runtime, timed_runtime
 from pliant.kernels.encoder.exits import Exits
 from pliant.kernels.encoder.packed_runtime import PackedRuntime
-from pliant.kernels.encoder.texts import Accepted, Text
+from pliant.kernels.encoder.texts import Accepted, Stop, Text
 from pliant.models.encoder_exits import ExitsInfo, write
+from pliant.policies.encoder.confidence import softmax
 
 pytestmark = pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C compiler")
 
@@ -91,10 +92,52 @@ def test_only_those_that_stay_are_computed_further() -> None:
     )
     exits = Exits((2, 4), np.array([[[1], [0]]] * 2, np.float32), np.zeros((2, 2), np.float32), 0.99)
     ids = np.array([1, 1, 90, 90, 90, -99, -99, 40])
-    logits, layers = encoder_exits.run_early(encoder, exits, ids, ids % 2, [2, 3, 2, 1])
-    assert layers.tolist() == [6, 2, 2, 2]
+    found = encoder_exits.run_early(encoder, exits, ids, ids % 2, [2, 3, 2, 1], [exits.stops] * 4)
+    assert [output.layers for output in found] == [6, 2, 2, 2]
     assert passes == [(ids.tolist(), range(2)), ([1, 1], range(2, 4)), ([1, 1], range(4, 6))]
-    assert logits.shape == (4, 2)
+    assert [len(output.earlier) for output in found] == [2, 0, 0, 0]
+
+
+@pytest.mark.parametrize("unasked", [False, True])
+def test_each_text_leaves_where_it_says_and_hears_of_the_exits_before(
+    unasked: bool, texts: list[Text], tmp_path: Path
+) -> None:
+    folder = tiny_classifiers.save(tmp_path, "bert")
+    exits, runtime = heads(0.0), packed_runtime.load(folder, 60, threads=2)
+    everywhere = [text._replace(stops=(Stop(1, 1.0, np.inf), Stop(2, 1.0, np.inf))) for text in texts]
+    runtime.leave_early(exits, unasked=unasked)
+    whole = runtime.run_all(everywhere)
+    plain = packed_runtime.load(folder, 60, threads=2).run_all(texts)
+    sure = np.array([[softmax(row.astype(np.float64) / 2).max() for row in output.earlier] for output in whole])
+    given, expected = [], []
+    for place, (text, at) in enumerate(zip(texts, sure, strict=True)):
+        middle = float(at[0]) + (1e-6 if place % 2 else -1e-6)
+        stops = ((), (Stop(1, 2.0, middle), Stop(2, 1.0, 0.0)), (Stop(2, 2.0, middle),))[place % 3]
+        given.append(text._replace(stops=stops))
+        if not stops:
+            expected.append([1] if unasked else [LAYERS])
+        elif len(stops) == 2:
+            expected.append([1, 2] if place % 2 else [1])
+        else:
+            expected.append([2] if at[1] >= middle else [2, LAYERS])
+    for text, output, read, one, everything in zip(given, runtime.run_all(given), expected, plain, whole, strict=True):
+        assert output.layers == read[-1]
+        known = {1: everything.earlier[0], 2: everything.earlier[1], LAYERS: one.logits}
+        for row, layers in zip([*output.earlier, output.logits], read, strict=True):
+            np.testing.assert_allclose(row, known[layers], atol=1e-5)
+        assert list(output.earlier_s) == sorted(output.earlier_s)
+        assert len(output.earlier_s) == len(output.earlier)
+        assert text.stops or not output.earlier
+
+
+def test_a_stop_where_there_is_no_exit(texts: list[Text], tmp_path: Path) -> None:
+    runtime = packed_runtime.load(tiny_classifiers.save(tmp_path, "bert"), 60)
+    asked = [texts[0]._replace(stops=(Stop(3, 1.0, 0.5),))]
+    with pytest.raises(ValueError, match="there are no exits"):
+        runtime.run_all(asked)
+    runtime.leave_early(heads(0.5))
+    with pytest.raises(ValueError, match=r"no exits behind \[3\] layers; there are behind \[1, 2\]"):
+        runtime.run_all(asked)
 
 
 def test_with_importance_no_text_leaves_early(texts: list[Text], tmp_path: Path) -> None:
