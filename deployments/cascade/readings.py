@@ -136,7 +136,7 @@ class Readings:
         exits = [level_at(level.name).exit for level in levels]
         try:
             seen = await self._reader.read(
-                service, text, any(level.importance for level in levels), [each for each in exits if each]
+                service, text, any(level.importance for level in levels), [each for each in exits if each is not None]
             )
         except UnreadableError:
             return [None] * len(levels)

@@ -48,7 +48,7 @@ class Route:
         ats = list(enumerate(map(level_at, candidate.levels)))
         for name, of_one in groupby(ats, key=lambda numbered: numbered[1].service):
             indices, places = zip(*of_one, strict=True)
-            exits = tuple(at.exit for at in places if at.exit)
+            exits = tuple(at.exit for at in places if at.exit is not None)
             service = services[name]
             reads = range(indices[0], indices[-1] + 1)
             self.visits.append(Visit(service, reads, exits, list(columns(labels, service.labels))))

@@ -14,7 +14,7 @@ from pliant.errors import DataError
 from pliant.models import sources
 from pliant.training import labelled_texts
 
-LevelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(@[1-9][0-9]*)?$")]
+LevelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(@(0|[1-9][0-9]*))?$")]
 
 
 class ConformalConfig(Strict):
@@ -111,14 +111,15 @@ class CascadeConfig(ServiceConfig):
             if at.service not in encoders:
                 kind = services[at.service].kind if at.service in services else "no service"
                 yield f"levels.{index}: got {level}, {kind}; must be an encoder service: {there}"
-            elif at.exit and encoders[at.service].exits:
+            elif at.exit is not None and encoders[at.service].exits:
                 yield (
                     f"levels.{index}: {level} is to have a cut-off of this cascade, and texts of {at.service} leave at "
                     f"one of its own; leave out exits: true there, or name {at.service} alone"
                 )
-            if layers.get(at.service, 0) > (at.exit or math.inf):
+            behind = math.inf if at.exit is None else at.exit
+            if layers.get(at.service, 0) > behind:
                 yield f"levels.{index}: {level} comes before what the text has been through; list exits in rising order"
-            layers[at.service] = at.exit or math.inf
+            layers[at.service] = behind
         cutting = ""
         for level in self.parts():
             index = self._first(level)
@@ -154,9 +155,12 @@ class CascadeConfig(ServiceConfig):
                     f"{shortest}; give both the same longest length"
                 )
             shortest = min(shortest, longest)
+
+        def exits(service: str) -> tuple[int, ...]:
+            return sources.check_exits(encoders[service].model).after
+
         for index, at in enumerate(self.ats):
-            there = sources.check_exits(encoders[at.service].model).after if at.exit else ()
-            if at.exit and at.exit not in there:
+            if at.exit is not None and at.exit not in (there := exits(at.service)):
                 return (
                     f"levels.{index}: got {self.levels[index]}; {at.service} has exits behind layers "
                     f"{', '.join(map(str, there))}, and all of it is {at.service}"

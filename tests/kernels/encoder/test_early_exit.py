@@ -33,10 +33,10 @@ def texts() -> list[Text]:
     return [Text(rng.integers(2, VOCABULARY, length), rng.integers(0, 2, length)) for length in LENGTHS]
 
 
-def heads(cut_off: float) -> Exits:
+def heads(cut_off: float, after: tuple[int, int] = (1, 2)) -> Exits:
     rng = np.random.default_rng(3)
     weights = rng.normal(size=(2, LABELS, HIDDEN)) / [[[8]], [[2]]]
-    return Exits((1, 2), weights.astype(np.float32), rng.normal(size=(2, LABELS)).astype(np.float32) / 8, cut_off)
+    return Exits(after, weights.astype(np.float32), rng.normal(size=(2, LABELS)).astype(np.float32) / 8, cut_off)
 
 
 def save(folder: Path, exits: Exits) -> None:
@@ -58,14 +58,17 @@ def expected(model: Any, text: Text, exits: Exits) -> tuple[Any, int]:
     return output.logits[0], LAYERS
 
 
+@pytest.mark.parametrize("after", [(0, 2), (1, 2)])
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2", "distilbert"])
-def test_answers_as_the_plain_model_at_each_exit(kind: str, texts: list[Text], tmp_path: Path) -> None:
+def test_answers_as_the_plain_model_at_each_exit(
+    kind: str, after: tuple[int, int], texts: list[Text], tmp_path: Path
+) -> None:
     folder = tiny_classifiers.save(tmp_path, kind)
     theirs = tiny_classifiers.read(folder)
     runtime = packed_runtime.load(folder, 60, threads=2)
     left = set()
     for cut_off in (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
-        exits = heads(cut_off)
+        exits = heads(cut_off, after)
         runtime.leave_early(exits)
         given = texts if kind == "bert" else [Text(text.ids, np.zeros(len(text.ids), np.int64)) for text in texts]
         for text, output in zip(given, runtime.run_all(given), strict=True):
@@ -73,7 +76,7 @@ def test_answers_as_the_plain_model_at_each_exit(kind: str, texts: list[Text], t
             assert output.layers == layers
             np.testing.assert_allclose(output.logits, logits, atol=1e-4)
             left.add(layers)
-    assert left == {1, 2, LAYERS}
+    assert left == {*after, LAYERS}
 
 
 def test_only_those_that_stay_are_computed_further() -> None:
@@ -162,8 +165,8 @@ def test_exits_are_read_from_the_models_folder(texts: list[Text], tmp_path: Path
 def test_exits_that_cannot_be_read(tmp_path: Path) -> None:
     folder = tiny_classifiers.save(tmp_path, "bert")
     save(folder, heads(0.0))
-    (folder / "exits" / "config.json").write_text('{"after": [0], "cut_off": 0.5}')
-    with pytest.raises(ModelError, match=r"after: must be .* got \[0\]; train some"):
+    (folder / "exits" / "config.json").write_text('{"after": [-1], "cut_off": 0.5}')
+    with pytest.raises(ModelError, match=r"after: must be .* got \[-1\]; train some"):
         encoder_exits.load(folder)
 
 
