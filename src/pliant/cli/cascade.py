@@ -95,7 +95,7 @@ def _print(table: CascadeTable, chosen: Candidate | None) -> None:
             f"{same.pruner} and {same.reader} share {same.top_half:.0%} of the more important half of a text's words "
             f"(rank correlation {same.spearman:.2f}, {same.texts} texts)."
         )
-    shown = front(table.candidates)
+    shown = list({f"{one.accuracy:.1%}": one for one in reversed(front(table.candidates))}.values())[::-1]
     if chosen and chosen not in shown:
         shown = sorted([*shown, chosen], key=lambda one: one.mean_latency_s)
     candidates = Table("", "cascade", "cut-off", "alpha", "accuracy", "mean, ms", "p99, ms", "early", "gap")
