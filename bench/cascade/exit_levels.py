@@ -1,7 +1,8 @@
-"""A cascade through the exits of one model against a cascade of two models, at the same promise (Tabi §7.5).
+"""A cascade of two models and their exits against one of two models, at the same promise (Tabi §7.5).
 
-Both are profiled, chosen and computed as a service does, on the same runtime: packed texts in C. Two models may prune,
-which exits cannot.
+Its levels are an exit before the first layer of the smallest model, that model, an exit in the middle of the largest,
+and that: which of these serve is the choice's. Both cascades are profiled, chosen and computed as a service does, on
+the same runtime: packed texts in C. Two models may be any two of the task, and may prune.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ from pliant.training import labelled_texts
 
 LOSSES = (0.01, 0.04)
 """Of accuracy; the second is what the default cluster's cascade may lose."""
-_MOST_EXITS = 4
 _SEED = 0
 _ALWAYS = ImportanceRequest(1.0, np.inf)
 
@@ -59,12 +59,9 @@ class _Model:
         self.labels = list(info.labels)
         self.most_characters = 1 << 30
         self.bytes = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-        self.exits: tuple[int, ...] = ()
         self._runtime = packed_runtime.load(folder, info.max_length)
         if (folder / "exits").is_dir():
-            exits = encoder_exits.load(folder)
-            self._runtime.leave_early(exits, unasked=False)
-            self.exits = exits.after
+            self._runtime.leave_early(encoder_exits.load(folder), unasked=False)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(info.max_length)
@@ -116,11 +113,11 @@ class _Chosen:
 def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object]) -> list[Figure]:
     """For each of LOSSES: mean latency, accuracy and memory of exits beside those of two models."""
     name, splits = prepared.name, prepared.splits
-    folders = dict(prepared.folders)
-    large = [*folders][-1]
+    small, *_, large = prepared.folders
     progress(f"{name}: training exits")
-    with_exits = _Model(_with_exits(prepared, folders[large]))
-    models = {one: _Model(folder) for one, folder in folders.items()}
+    middle = int(read_json(prepared.folders[large] / "config.json")["num_hidden_layers"]) // 2
+    with_exits = {one: _Model(_with_exits(prepared, one, after)) for one, after in ((small, 0), (large, middle))}
+    models = {one: _Model(folder) for one, folder in prepared.folders.items()}
     labels = splits.labels
 
     def tell(what: str, done: float) -> None:
@@ -136,8 +133,9 @@ def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object])
         return [_chosen(choose(candidates, accuracy_loss=loss), models, labels, test, scale.seeds) for loss in LOSSES]
 
     two = chosen(models, [Level(one, tuple(model.labels), one != large) for one, model in models.items()], longest=2)
-    names = [*(f"{large}@{after}" for after in with_exits.exits), large]
-    exits = chosen({large: with_exits}, [Level(one, tuple(with_exits.labels), False) for one in names], longest=3)
+    names = [f"{small}@0", small, f"{large}@{middle}", large]
+    levels = [Level(one, tuple(with_exits[level_at(one).service].labels), one == small) for one in names]
+    exits = chosen(with_exits, levels, longest=3)
     found = []
     for loss, ours, theirs in zip(LOSSES, exits, two, strict=True):
         texts = [text.text for text in splits.test[: scale.timed]]
@@ -182,19 +180,17 @@ def _said(chosen: _Chosen) -> str:
     return f"{one}{cutoffs}, {chosen.right.mean():.2%} accurate"
 
 
-def _with_exits(prepared: Prepared, folder: Path) -> Path:
-    """The model with exits behind none and some of its first layers, trained once."""
-    layers = int(read_json(folder / "config.json")["num_hidden_layers"])
-    after = range(min(layers, _MOST_EXITS))
-    given = prepared.splits
+def _with_exits(prepared: Prepared, model: str, after: int) -> Path:
+    """The model with an exit behind so many layers, trained once."""
+    folder, given = prepared.folders[model], prepared.splits
     info = describe(folder)
     train: Texts = given.train or labelled_texts.read(labelled_texts.ZOO_TRAINING, info.labels)
 
     def make(into: Path) -> None:
         texts = Splits(train, given.calibrate, given.choose)
-        exit_training.train(folder, info, after, texts, 1.0, into, lambda _what, _done: None)
+        exit_training.train(folder, info, (after,), texts, 1.0, into, lambda _what, _done: None)
 
-    return made_once(cache_folder() / "bench" / "cascade" / f"{folder.name}-exits-to-{after[-1]}", make)
+    return made_once(cache_folder() / "bench" / "cascade" / f"{folder.name}-exit-{after}", make)
 
 
 def _chosen(
