@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.progress import Progress
 
-from pliant.bench.cascade import figures, levels, live, plots
+from pliant.bench.cascade import exit_levels, figures, levels, live, plots
 from pliant.bench.cascade.levels import Prepared
 from pliant.bench.cascade.rows import rows
 from pliant.bench.cascade.study import LOSSES, Scale, Studied, study
@@ -29,7 +29,12 @@ def run(options: Options) -> Report:
     """
     scale, live_scale = _QUICK if options.quick else _FULL
     found = Findings()
-    config: dict[str, object] = {**asdict(scale), "live": asdict(live_scale), "losses": LOSSES}
+    config: dict[str, object] = {
+        **asdict(scale),
+        "live": asdict(live_scale),
+        "losses": LOSSES,
+        "exit_losses": exit_levels.LOSSES,
+    }
     last: tuple[Prepared, Studied] | None = None
     with Progress(transient=True) as progress:
         task = progress.add_task("models", total=None)
@@ -40,6 +45,7 @@ def run(options: Options) -> Report:
         for prepared in _prepared(options, tell):
             studied = study(prepared, scale, tell)
             found.add(Findings(figures.figures(studied), rows(studied), plots.evaluation(studied)))
+            found.figures += exit_levels.figures(prepared, scale, tell)
             config[prepared.name] = figures.config(studied)
             last = prepared, studied
         assert last

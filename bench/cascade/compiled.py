@@ -68,8 +68,8 @@ class CompiledReader:
     def __init__(self, models: Mapping[str, Model]) -> None:
         self._models = models
 
-    async def read(self, level: str, text: str, importance: bool) -> Seen:
-        model = self._models[level]
+    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
+        model = self._models[service]
         started = time.perf_counter()
         encoding = model.encode(text)
         encoded = time.perf_counter()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from pliant.config.cascade import CascadeConfig, ConformalConfig
+from pliant.config.cascade import CascadeConfig, ConformalConfig, LevelAt, level_at
 from pliant.deployments.cascade.table import Profiled
 from pliant.message import message
 from pliant.policies.cascade.candidates import CUTOFFS, SLOPES, Candidate
@@ -20,11 +21,12 @@ class Choice(NamedTuple):
     unmet: str | None
     """What it does not keep of what was promised, and why; None if it keeps everything."""
     latency_s: tuple[float, ...]
-    """The mean of each of its levels on whole texts."""
+    """What each of its levels adds on average to a whole text that gets there."""
     texts: int
     """That it was profiled on."""
     fallback: Candidate | None = None
-    """What may answer when the first level cannot: the fastest other level alone; None unless answers may degrade."""
+    """What may answer when the first level cannot: the fastest of another service alone; None unless answers may
+    degrade."""
     conformal: str | None = None
     """For people: what the conformal promise came to; None without one."""
 
@@ -49,11 +51,10 @@ def choose_for(config: CascadeConfig, profiled: Profiled) -> Choice:
         if not config.degrade:
             raise
         candidate, unmet = _closest(config, allowed), str(error)
-    means = {level.name: level.mean_latency_s for level in table.levels}
     return Choice(
         candidate=candidate,
         unmet=unmet,
-        latency_s=tuple(means[level] for level in candidate.levels),
+        latency_s=_added_s(candidate, {level.name: level.mean_latency_s for level in table.levels}),
         texts=table.chosen_on,
         fallback=_fallback(candidate, table.candidates) if config.degrade else None,
         conformal=promise,
@@ -66,8 +67,20 @@ def _closest(config: CascadeConfig, allowed: tuple[Candidate, ...]) -> Candidate
     return min(allowed, key=lambda one: (one.loss, one.mean_latency_s))
 
 
+def _added_s(candidate: Candidate, means: Mapping[str, float]) -> tuple[float, ...]:
+    """An exit's mean is that of all layers up to there, of which the exit before has taken its own."""
+    added, before = [], LevelAt("", None)
+    for level in candidate.levels:
+        at = level_at(level)
+        taken_s = means[f"{before.service}@{before.exit}"] if at.service == before.service else 0.0
+        added.append(max(0.0, means[level] - taken_s))
+        before = at
+    return tuple(added)
+
+
 def _fallback(candidate: Candidate, candidates: tuple[Candidate, ...]) -> Candidate | None:
-    others = [one for one in candidates if len(one.levels) == 1 and one.levels[0] != candidate.levels[0]]
+    first = level_at(candidate.levels[0]).service
+    others = [one for one in candidates if len(one.levels) == 1 and level_at(one.levels[0]).service != first]
     return min(others, key=lambda one: one.mean_latency_s, default=None)
 
 

@@ -28,21 +28,21 @@ _COME_BACK_S = 5.0
 
 
 class CascadeClassifier:
-    """Answers texts. `levels` are the services that `config` names, `entry` is what the planner last said."""
+    """Answers texts. `services` are those of the levels that `config` names, `entry` is what the planner last said."""
 
     def __init__(
         self,
         name: str,
         config: CascadeConfig,
-        levels: Mapping[str, Classifier],
+        services: Mapping[str, Classifier],
         entry: Callable[[], CascadeEntry | None],
         recorder: CascadeRecorder,
     ) -> None:
         self.name = name
         self.levels = config.levels
-        self.labels = list(levels[config.levels[0]].labels)
+        self.labels = list(services[config.parts()[0]].labels)
         self._config = config
-        self._classifiers = {level: levels[level] for level in config.levels}
+        self._classifiers = {name: services[name] for name in config.parts()}
         self._entry = entry
         self._recorder = recorder
         self._serving: Serving | None = None
@@ -55,7 +55,7 @@ class CascadeClassifier:
             return False
         if self._config.degrade:
             return any(level.ready for level in serving.starts)
-        return all(level.ready for level in serving.route.levels)
+        return all(visit.service.ready for visit in serving.route.visits)
 
     @property
     def refused(self) -> bool:
@@ -85,7 +85,7 @@ class CascadeClassifier:
         """Answer all `texts`, or raise the RequestError of the first that fails."""
         single = [text for text in texts if isinstance(text, str)]
         if len(single) < len(texts):
-            reason = f"{self.name} is a cascade, which reads single texts; ask one of {', '.join(self.levels)}"
+            reason = f"{self.name} is a cascade, which reads single texts; ask one of {', '.join(self._classifiers)}"
             raise RequestError(Outcome.REJECTED, reason)
         if parameters.candidate_labels is not None:
             reason = f"parameters.candidate_labels: {self.name} is a cascade, which knows its own labels alone"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pliant.config.cascade import CascadeConfig
 from pliant.config.encoder import EncoderConfig
@@ -13,6 +13,7 @@ from pliant.deployments.cascade.readings import Level, Seen, UnreadableError
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Report
 from pliant.deployments.serving.outcome import Outcome, RequestError, Retry
+from pliant.kernels.encoder.texts import Stop
 
 _ALWAYS = ImportanceRequest(temperature=1.0, below=math.inf)
 _RETRY_S = 1.0
@@ -21,7 +22,7 @@ _PATIENCE_S = 120.0
 
 
 class ClassifierReader:
-    """Reads through `classifiers` by level, one text after the other.
+    """Reads through `classifiers` by service, one text after the other.
 
     A text whose replica dies, is too busy or was not there is read again: its latency would tell nothing. Raises the
     last RequestError when that goes on for `patience_s`.
@@ -31,12 +32,13 @@ class ClassifierReader:
         self._classifiers = classifiers
         self._patience_s = patience_s
 
-    async def read(self, level: str, text: str, importance: bool) -> Seen:
+    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
+        stops = tuple(Stop(after, 1.0, math.inf) for after in exits)
         give_up = time.monotonic() + self._patience_s
         while True:
             try:
-                found = await self._classifiers[level].read(
-                    text, None, importance_request=_ALWAYS if importance else None
+                found = await self._classifiers[service].read(
+                    text, None, importance_request=_ALWAYS if importance else None, stops=stops
                 )
             except RequestError as error:
                 if error.outcome is Outcome.REJECTED:
@@ -49,7 +51,14 @@ class ClassifierReader:
                     assert found.encoding
                     seconds = found.seconds - found.importance_s
                     return Seen(
-                        found.logits, found.importance, found.encoding, seconds, found.importance_s, found.compute_s
+                        found.logits,
+                        found.importance,
+                        found.encoding,
+                        seconds,
+                        found.importance_s,
+                        found.compute_s,
+                        found.earlier,
+                        found.earlier_s,
                     )
 
 
@@ -72,8 +81,12 @@ def levels_of(
 ) -> list[Level]:
     """The levels, as the profile wants them described."""
     return [
-        Level(name, tuple(classifiers[name].labels), config.prune and encoders[name].importance)
-        for name in config.levels
+        Level(
+            name,
+            tuple(classifiers[at.service].labels),
+            config.prune and at.exit is None and encoders[at.service].importance,
+        )
+        for name, at in zip(config.levels, config.ats, strict=True)
     ]
 
 

@@ -114,7 +114,7 @@ class CascadePart(Part):
     async def _compiled(self, config: CascadeConfig) -> None:
         """Wait until no level is being compiled."""
         while True:
-            if not any(map(self._compiles, config.levels)):
+            if not any(map(self._compiles, config.parts())):
                 return
             await asyncio.sleep(_WAIT_S)
 
@@ -143,17 +143,17 @@ class CascadePart(Part):
 
     async def _choose(self, name: str, config: CascadeConfig) -> tuple[bool, Choice]:
         """Whether the choice is provisional, and the choice."""
-        classifiers = {level: await self._planning.open(level) for level in config.levels}
+        classifiers = {level: await self._planning.open(level) for level in config.parts()}
         await self._ready(name, classifiers)
-        provisional = any(map(self._compiles, config.levels))
+        provisional = any(map(self._compiles, config.parts()))
         folders = {
-            level: await asyncio.to_thread(sources.fetch, self._encoders[level].model) for level in config.levels
+            level: await asyncio.to_thread(sources.fetch, self._encoders[level].model) for level in config.parts()
         }
         try:
-            labels = classifiers[config.levels[0]].labels
+            labels = classifiers[config.parts()[0]].labels
             texts = await asyncio.to_thread(labelled_texts.read, config.data, labels)
             self._profiled_on[name] = texts, labels
-            backends = {level: run_on(self._planning.tables[level].reports().values()) for level in config.levels}
+            backends = {level: run_on(self._planning.tables[level].reports().values()) for level in config.parts()}
             named = await asyncio.to_thread(identity, config, self._encoders, folders, texts, backends)
             folder = folder_of(name, named)
             profiled = await self._profiled(name, config, classifiers, texts, folder, lasting=not provisional)

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from pliant.config.cascade import level_at
 from pliant.deployments.cascade.pruning import Words
 from pliant.deployments.cascade.pruning_agreement import NothingToCompareError, agreement
 from pliant.deployments.cascade.readings import Level, One, Progress, Reader, Readings, readable
@@ -164,14 +165,15 @@ def _check_labels(levels: Sequence[_Level]) -> None:
 
 
 def _all_tell(levels: Sequence[_Level]) -> bool:
-    """Whether each level that may be the first of several tells which words are important."""
-    rising = sorted(levels, key=lambda level: (level.accuracy, level.mean_latency_s))
+    """Whether each whole model that may be the first of several tells which words are important."""
+    whole = [level for level in levels if level_at(level.name).exit is None]
+    rising = sorted(whole, key=lambda level: (level.accuracy, level.mean_latency_s))
     if all(level.words for level in rising[:-1]):
         return True
     logger.warning(
         "texts are not pruned, as the levels are not listed in rising accuracy (%s), or one does not tell which words "
         "are important: list them so",
-        ", ".join(f"{level.name} {level.accuracy:.1%}" for level in levels),
+        ", ".join(f"{level.name} {level.accuracy:.1%}" for level in whole),
     )
     return False
 
@@ -193,7 +195,14 @@ async def _find(levels: Sequence[_Level], readings: Readings | None) -> list[Can
     """
     named = {level.name: level for level in levels}
     profiles = [
-        LevelProfile(level.name, level.temperature, Reading(level.probabilities, level.latency_s), level.importance_s)
+        LevelProfile(
+            level.name,
+            level.temperature,
+            Reading(level.probabilities, level.latency_s),
+            level.importance_s,
+            (at := level_at(level.name)).service,
+            at.exit is None,
+        )
         for level in levels
     ]
 

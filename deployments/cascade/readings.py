@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
+from pliant.config.cascade import level_at
 from pliant.deployments.cascade.pruning import Words, read_words
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.label_agreement import columns
@@ -41,6 +42,10 @@ class Seen(NamedTuple):
     """What that took."""
     compute_s: float
     """Of `seconds`, what the model itself took: the rest is the way there and back, and whatever was in it."""
+    earlier: Sequence[NDArray[np.float32]] = ()
+    """What the exits that were asked have said, each as `logits`."""
+    earlier_s: Sequence[float] = ()
+    """Of `compute_s`, what it took up to each of them."""
 
 
 class UnreadableError(Exception):
@@ -48,9 +53,10 @@ class UnreadableError(Exception):
 
 
 class Reader(Protocol):
-    """Where the levels are. Raises UnreadableError, or anything else if a level cannot be reached."""
+    """Where the levels' services are. Raises UnreadableError, or anything else if one cannot be reached."""
 
-    async def read(self, level: str, text: str, importance: bool) -> Seen: ...
+    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
+        """What all of its model says of `text`, and the `exits` behind so many of the layers."""
 
 
 class Level(NamedTuple):
@@ -93,16 +99,18 @@ class Readings:
     async def whole(self, texts: Sequence[str]) -> dict[str, list[One | None]]:
         """By level, what it says of each of `texts`; None where it cannot take the text."""
         found: dict[str, list[One | None]] = {}
-        for index, level in enumerate(self._levels):
-            read: list[One | None] = []
+        services = list(dict.fromkeys(level_at(level.name).service for level in self._levels))
+        for index, service in enumerate(services):
+            levels = [level for level in self._levels if level_at(level.name).service == service]
+            read: list[list[One | None]] = []
             for number, text in enumerate([*texts[:_WARM_UP], *texts]):
-                done = (index + max(0, number - _WARM_UP) / len(texts)) / len(self._levels)
-                self._progress(f"{level.name} reads the labelled texts", done)
-                read.append(await self._read(level.name, text, level.importance))
-            del read[:_WARM_UP]
-            self._hop_s[level.name] = hop_s = _hop_s(read)
-            found[level.name] = [one and one._replace(seconds=one.compute_s + hop_s) for one in read]
-        return found
+                done = (index + max(0, number - _WARM_UP) / len(texts)) / len(services)
+                self._progress(f"{service} reads the labelled texts", done)
+                read.append(await self._read(service, text, levels))
+            for level, ones in zip(levels, zip(*read[_WARM_UP:], strict=True), strict=True):
+                self._hop_s[level.name] = hop_s = _hop_s(ones)
+                found[level.name] = [one and one._replace(seconds=one.compute_s + hop_s) for one in ones]
+        return {level.name: found[level.name] for level in self._levels}
 
     async def pruned(self, level: str, pruner: str, alpha: float, given: Sequence[tuple[One, One]]) -> list[One]:
         """What `level` says of texts less the words that `pruner` gave too little attention; with the time to prune.
@@ -111,28 +119,44 @@ class Readings:
         goes for a text of which nothing is pruned, or whose rest it cannot take. What importance takes is not in it.
         """
         found = []
+        reading = [Level(level, (), False)]
         for number, (pruner_reading, whole) in enumerate(given):
             self._progress(f"{level} reads texts pruned by {pruner}, alpha {alpha:g}", number / len(given))
             assert pruner_reading.words
             started = time.perf_counter()
             rest = pruner_reading.words.prune(alpha)
             prune_s = time.perf_counter() - started
-            one = (await self._read(level, rest.text, False) if rest.pruned else None) or whole
+            [one] = await self._read(level, rest.text, reading) if rest.pruned else [None]
+            one = one or whole
             found.append(one._replace(seconds=one.compute_s + self._hop_s[level] + prune_s))
         return found
 
-    async def _read(self, level: str, text: str, importance: bool) -> One | None:
+    async def _read(self, service: str, text: str, levels: Sequence[Level]) -> list[One | None]:
+        """As each of the service's `levels` has read it, all of its model last if it is one."""
+        exits = [level_at(level.name).exit for level in levels]
         try:
-            seen = await self._reader.read(level, text, importance)
+            seen = await self._reader.read(
+                service, text, any(level.importance for level in levels), [each for each in exits if each is not None]
+            )
         except UnreadableError:
-            return None
+            return [None] * len(levels)
         words = None
         started = time.perf_counter()
         if seen.importance is not None:
             [words] = read_words([text], seen.encoding, seen.importance)
         importance_s = seen.importance_s + time.perf_counter() - started
-        logits = seen.logits.astype(np.float64)[self._columns[level]]
-        return One(logits, seen.seconds, seen.compute_s, words, importance_s)
+        hop_s = seen.seconds - seen.compute_s
+        said = [*zip(seen.earlier, seen.earlier_s, strict=True), (seen.logits, seen.compute_s)]
+        return [
+            One(
+                logits.astype(np.float64)[self._columns[level.name]],
+                hop_s + compute_s,
+                compute_s,
+                words if level.importance else None,
+                importance_s if level.importance else 0.0,
+            )
+            for level, (logits, compute_s) in zip(levels, said, strict=False)
+        ]
 
 
 def _hop_s(read: Sequence[One | None]) -> float:

@@ -3,43 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
+from pliant.config.cascade import level_at
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.reroutes import Reroutes
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.messages import ImportanceRequest
+from pliant.kernels.encoder.texts import Stop
 from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.label_agreement import columns
+
+
+class Visit(NamedTuple):
+    """Levels, one behind the other, for which one service reads a text in one go."""
+
+    service: Classifier
+    levels: range
+    """Indices of the route's levels."""
+    exits: tuple[int, ...]
+    """Behind how many layers those are that are exits."""
+    columns: list[int]
+    """The service's labels in the order of the cascade's."""
 
 
 class Route:
     """The levels that may read a text, one after another, and how sure is sure enough.
 
-    `latency_s` is the mean of each of the candidate's levels on whole texts; `labels` are those of the cascade.
+    `latency_s` is what each of the candidate's levels adds on average; `services` are those of the levels by name;
+    `labels` are those of the cascade.
     """
 
     def __init__(
         self,
         candidate: Candidate,
         latency_s: Sequence[float],
-        levels: Mapping[str, Classifier],
+        services: Mapping[str, Classifier],
         labels: Sequence[str],
         seed: int,
     ) -> None:
-        self.levels = [levels[name] for name in candidate.levels]
+        self.levels = candidate.levels
+        self.visits: list[Visit] = []
+        ats = list(enumerate(map(level_at, candidate.levels)))
+        for name, of_one in groupby(ats, key=lambda numbered: numbered[1].service):
+            indices, places = zip(*of_one, strict=True)
+            exits = tuple(at.exit for at in places if at.exit is not None)
+            service = services[name]
+            reads = range(indices[0], indices[-1] + 1)
+            self.visits.append(Visit(service, reads, exits, list(columns(labels, service.labels))))
         self.policy = candidate.cascade(seed)
         self.alphas = candidate.alphas
-        self.latency_s = tuple(latency_s)
-        self.columns = [list(columns(labels, level.labels)) for level in self.levels]
+        self.latency_s = [sum(latency_s[index] for index in visit.levels) for visit in self.visits]
+        """What each visit takes on average of a text that does not leave early."""
 
     def budget_s(self, index: int, left_s: float) -> float:
-        """Of the `left_s` seconds that a text has left, those in which level `index` should answer.
+        """Of the `left_s` seconds that a text has left, those that visit `index` should take.
 
-        The levels after it get what they take on average, unless too little is left for itself: a text may well stop
+        Those after it get what they take on average, unless too little is left for itself: a text may well stop
         there. The more is left, the more there is.
         """
         after_s = sum(self.latency_s[index + 1 :])
         return max(left_s - after_s, min(left_s, 2 * self.latency_s[index]))
+
+    def stops(self, text: str, visit: Visit) -> tuple[Stop, ...]:
+        """Where `text` may leave the model of a visit: where it is sure, or at the visit's last level in any case."""
+        return tuple(
+            Stop(after, self.policy.temperatures[level], self.policy.sure_from(text, level))
+            if level < visit.levels[-1]
+            else Stop(after, self.policy.temperatures[level], 0.0)
+            for level, after in zip(visit.levels, visit.exits, strict=False)
+        )
 
     def importance_request(self, text: str) -> ImportanceRequest | None:
         """The first level tells which tokens are important if the text will go on, and lose words."""
@@ -48,33 +82,33 @@ class Route:
         return ImportanceRequest(self.policy.temperatures[0], self.policy.sure_from(text, 0))
 
     def most_characters(self, index: int) -> int:
-        """Of a text that are read by a level after `index`."""
-        return max(level.most_characters for level in self.levels[index + 1 :])
+        """Of a text that are read after visit `index`."""
+        return max(visit.service.most_characters for visit in self.visits[index + 1 :])
 
 
 class Serving:
     """The route that texts take, and the single level that answers them while its first one cannot, if there is one."""
 
-    def __init__(self, choice: Choice, levels: Mapping[str, Classifier], labels: Sequence[str], seed: int) -> None:
+    def __init__(self, choice: Choice, services: Mapping[str, Classifier], labels: Sequence[str], seed: int) -> None:
         self.choice = choice
-        self.route = Route(choice.candidate, choice.latency_s, levels, labels, seed)
+        self.route = Route(choice.candidate, choice.latency_s, services, labels, seed)
         self.fallback = None
         if choice.fallback:
             mean_s = choice.fallback.mean_latency_s
-            self.fallback = Route(choice.fallback, (mean_s,), levels, labels, seed)
+            self.fallback = Route(choice.fallback, (mean_s,), services, labels, seed)
         self.reroutes = Reroutes(choice.candidate, choice.texts)
 
     @property
     def starts(self) -> list[Classifier]:
-        """The levels that may read a text first."""
-        return [route.levels[0] for route in (self.route, self.fallback) if route]
+        """The services that may read a text first."""
+        return [route.visits[0].service for route in (self.route, self.fallback) if route]
 
     @property
     def troubles(self) -> list[str]:
-        """For people: which levels cannot take texts now."""
-        names = dict.fromkeys([*self.route.levels, *self.starts])
+        """For people: which services of levels cannot take texts now."""
+        services = dict.fromkeys([*(visit.service for visit in self.route.visits), *self.starts])
         return [
-            f"{level.name} is down" if level.down else f"{level.name} takes no long texts now"
-            for level in names
-            if level.down or not level.ready
+            f"{service.name} is down" if service.down else f"{service.name} takes no long texts now"
+            for service in services
+            if service.down or not service.ready
         ]

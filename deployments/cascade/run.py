@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.deployments.cascade.pruning import Pruned, Words, read_words
-from pliant.deployments.cascade.route import Serving
+from pliant.deployments.cascade.route import Serving, Visit
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.reading import Reading
 from pliant.deployments.serving.outcome import BECAUSE, Fault, Outcome, Recorder, RequestError, Trouble, trouble_of
@@ -84,7 +84,7 @@ class CascadeRun:
     @property
     def level(self) -> str:
         """The last one that has read the text."""
-        return self._route.levels[len(self._logits) - 1].name
+        return self._route.levels[len(self._logits) - 1]
 
     @property
     def probabilities(self) -> Floats:
@@ -98,7 +98,7 @@ class CascadeRun:
         """
         words: Words | None = None
         text, left_out = self._text, 0
-        for index, level in enumerate(self._route.levels):
+        for index, visit in enumerate(self._route.visits):
             within_s = self._within_s(index)
             try:
                 reading = await self._read(index, text, within_s)
@@ -108,23 +108,37 @@ class CascadeRun:
                 await self._do_without(index, error)
                 return
             self.pruned = left_out
-            decision = self._route.policy.decide(self._text, index, self._logits[-1])
-            changed = self._serving.reroutes.observe(self._cascade, index, decision.reroute)
-            if changed is not None:
-                self._recorder.drifted(level.name, changed)
-            if not decision.reroute:
+            if not self._goes_on(visit):
                 return
-            alpha = self._route.alphas[index]
+            last = visit.levels[-1]
+            alpha = self._route.alphas[last]
             words, pruned = await _prune(self._text, words, reading, alpha, self._route.most_characters(index))
             text, left_out = pruned.text, pruned.pruned
-            self._recorder.rerouted(level.name, pruned.words, pruned.pruned)
+            self._recorder.rerouted(self._route.levels[last], pruned.words, pruned.pruned)
+
+    def _goes_on(self, visit: Visit) -> bool:
+        """Whether the text goes on from the last level of `visit`; what became of it at each is taken note of.
+
+        Where it left within the visit, the replica has decided, by the stops that it was given.
+        """
+        reached = len(self._logits) - 1
+        for level in range(visit.levels.start, reached + 1):
+            reroute = level < reached
+            if level == visit.levels[-1]:
+                reroute = self._route.policy.decide(self._text, level, self._logits[level]).reroute
+            changed = self._serving.reroutes.observe(self._cascade, level, reroute)
+            if changed is not None:
+                self._recorder.drifted(self._route.levels[level], changed)
+            if level < reached:
+                self._recorder.rerouted(self._route.levels[level], 0, 0)
+        return reroute
 
     @property
     def _left_s(self) -> float:
         return self._slo_s + self._waited_s - self.seconds
 
     def _within_s(self, index: int) -> float | None:
-        """How long to wait for the level, if the answer can do without it; None if it is needed.
+        """How long to wait for a visit, if the answer can do without it; None if it is needed.
 
         Time is kept back for the answer, and for the level that answers instead of the first one.
         """
@@ -136,11 +150,12 @@ class CascadeRun:
         return left_s - min(max(_MARGIN_S, _MARGIN * self._slo_s) + instead_s, left_s / 2)
 
     async def _read(self, index: int, text: str, within_s: float | None) -> Reading:
-        """What level `index` of the route says; taken note of.
+        """What visit `index` of the route says; taken note of.
 
-        Raises RequestError; other failures only of a level that is needed.
+        Raises RequestError; other failures only of a visit that is needed.
         """
-        level, left_s = self._route.levels[index], self._left_s
+        visit, left_s = self._route.visits[index], self._left_s
+        level = visit.service
         budget_s = None if self._interrupted else self._route.budget_s(index, left_s)
         importance_request = None if index else self._route.importance_request(self._text)
         try:
@@ -148,8 +163,10 @@ class CascadeRun:
                 raise RequestError(Outcome.UNAVAILABLE, f"{level.name} is down", 1, Fault.DOWN)
             if within_s == 0:
                 raise RequestError(Outcome.TOO_LATE, f"no time is left for {level.name}", 1, Fault.SHORT_SLO)
-            reading = await level.read(text, budget_s, self._slack_share, importance_request, within_s)
-            if not np.isfinite(reading.logits).all():
+            stops = self._route.stops(self._text, visit)
+            reading = await level.read(text, budget_s, self._slack_share, importance_request, within_s, stops=stops)
+            said = [*reading.earlier, reading.logits]
+            if not np.isfinite(said).all():
                 raise RequestError(Outcome.FAILED, f"{level.name} failed: what it computed of this text are no numbers")
         except RequestError as error:
             raise self._explained(index, left_s, error) from None
@@ -162,16 +179,16 @@ class CascadeRun:
         self._interrupted |= reading.interrupted
         if reading.warning and reading.warning not in self.warnings:
             self.warnings.append(reading.warning)
-        self._logits.append(reading.logits[self._route.columns[index]])
+        self._logits += [logits[visit.columns] for logits in said]
         return reading
 
     def _explained(self, index: int, left_s: float, error: RequestError) -> RequestError:
         """`error` of a level, told to somebody who asked the cascade."""
         if not index:
             return error
-        level = self._route.levels[index].name
+        level = self._route.visits[index].service.name
         if error.outcome is Outcome.TOO_LATE:
-            earlier = " and ".join(before.name for before in self._route.levels[:index])
+            earlier = " and ".join(before.service.name for before in self._route.visits[:index])
             left = f"{1e3 * max(0.0, left_s):.1f} ms of slo_ms {1e3 * self._slo_s:g}"
             needs = f"{1e3 * self._route.latency_s[index]:.1f} ms on average"
             return _again(
@@ -182,11 +199,11 @@ class CascadeRun:
         return _again(error, f"{error.reason}; {self._cascade} needs it for this text")
 
     async def _do_without(self, index: int, error: RequestError) -> None:
-        """Have the text answered though level `index` has failed with `error`: by those before, or by the fallback.
+        """Have the text answered though visit `index` has failed with `error`: by those before, or by the fallback.
 
         Raises RequestError when the fallback fails, too, or is no better.
         """
-        level, reason = self._route.levels[index], trouble_of(error)
+        level, reason = self._route.visits[index].service, trouble_of(error)
         fallback = None if index else self._serving.fallback
         if fallback:
             faster = fallback.latency_s[0] < self._route.latency_s[0]

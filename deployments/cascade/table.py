@@ -22,6 +22,7 @@ from pliant.cache import cache_folder, made_once
 from pliant.config.cascade import CascadeConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.pruning import Words
+from pliant.models import encoder_exits
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.tables import reference
@@ -124,20 +125,22 @@ def identity(
 ) -> str:
     """Names a profile: another one is needed when a model, what runs it, or the texts change.
 
-    `folders` are those of the levels' models, whose files count by their content, so that all nodes name it alike, and
-    `run_on` says on what each level runs (`levels.run_on`). Reads them whole, once.
+    `folders` are those of the models by service, whose files count by their content, so that all nodes name it alike,
+    and `run_on` says on what each runs (`levels.run_on`). Reads them whole, once.
     """
     digest = hashlib.sha256()
     for text in texts:
         digest.update(json.dumps(text).encode())
     levels = []
-    for name in config.levels:
+    for name in config.parts():
         service = encoders[name]
-        kept = {"lengths", "dtype", "cpus", "gpus", "importance", "truncate"}
+        kept = {"lengths", "dtype", "cpus", "gpus", "importance", "truncate", "exits"}
         files = [*folders[name].glob("*.safetensors"), *(folders[name] / each for each in _DESCRIPTIONS)]
+        if service.with_exits:
+            files += (folders[name] / encoder_exits.FOLDER).iterdir()
         digests = [(file.name, _digest(file, file.stat().st_mtime_ns)) for file in sorted(files) if file.is_file()]
         levels.append([name, service.model_dump(include=kept), digests, run_on[name]])
-    whole = json.dumps([RECIPE, levels, digest.hexdigest(), config.seed, config.prune], default=str)
+    whole = json.dumps([RECIPE, config.levels, levels, digest.hexdigest(), config.seed, config.prune], default=str)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from pliant.deployments.encoder.messages import Query
+from pliant.errors import CannotCompileError
 from pliant.formats.pass_times import PassTimes
 from pliant.kernels.encoder.texts import Output, Text
 from pliant.policies.cluster.fair_share import FairShare
@@ -90,6 +91,10 @@ class Computation(NamedTuple):
     """Of the pass that it was computed in, its share; those for importance left out."""
     layers: int | None = None
     """How many were computed of it, where texts leave early."""
+    earlier: Sequence[np.ndarray] = ()
+    """The logits of those of the query's stops that it went past."""
+    earlier_s: Sequence[float] = ()
+    """Of `seconds`, those up to each of these."""
 
 
 class Held:
@@ -252,11 +257,13 @@ class Worker:
 
 
 def compute(runtime: Runtime, queries: Sequence[Query]) -> list[Computation]:
-    """What `runtime` says of each; of several only if it is a `BatchRuntime`."""
+    """What `runtime` says of each; of several only if it is a `BatchRuntime`, as for a query with stops."""
     if isinstance(runtime, BatchRuntime):
         return _compute_together(runtime, queries)
     [query] = queries
-    ids, types = _text(query)
+    if query.stops:
+        raise CannotCompileError(f"exits are computed in C, and this replica computes on {runtime.backend}")
+    ids, types, _ = _text(query)
     started = time.perf_counter()
     if query.importance_request and isinstance(runtime, ImportanceRuntime):
         output = runtime.with_importance(ids, query.importance_request.wants)
@@ -271,7 +278,8 @@ def _compute_together(runtime: BatchRuntime, queries: Sequence[Query]) -> list[C
     texts = [_text(query) for query in queries]
     started = time.perf_counter()
     answers = runtime.run_all(texts)
-    share = (time.perf_counter() - started) / sum(query.length for query in queries)
+    pass_s = time.perf_counter() - started
+    tokens = sum(query.length for query in queries)
     wanted = [
         place
         for place, (query, answer) in enumerate(zip(queries, answers, strict=True))
@@ -286,8 +294,10 @@ def _compute_together(runtime: BatchRuntime, queries: Sequence[Query]) -> list[C
             answer.logits,
             importance.get(place),
             importance_s * (place in importance),
-            share * query.length,
+            pass_s * query.length / tokens,
             answer.layers,
+            answer.earlier if query.stops else (),
+            tuple(seconds * query.length / tokens for seconds in answer.earlier_s) if query.stops else (),
         )
         for place, (query, answer) in enumerate(zip(queries, answers, strict=True))
     ]
@@ -295,7 +305,7 @@ def _compute_together(runtime: BatchRuntime, queries: Sequence[Query]) -> list[C
 
 def _text(query: Query) -> Text:
     types = np.frombuffer(query.types, dtype="u1") if query.types else None
-    return Text(np.frombuffer(query.ids, dtype="<i4"), types)
+    return Text(np.frombuffer(query.ids, dtype="<i4"), types, query.stops)
 
 
 def _answer(batch: Sequence[Waiting], found: Sequence[Computation]) -> None:

@@ -253,6 +253,8 @@ class Engine:
             importance=b"" if computation.importance is None else computation.importance.tobytes(),
             importance_s=computation.importance_s,
             compute_s=computation.seconds,
+            earlier=b"".join(row.tobytes() for row in computation.earlier),
+            earlier_s=tuple(computation.earlier_s),
         )
 
     def report(self) -> Report:

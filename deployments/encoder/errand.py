@@ -14,6 +14,7 @@ from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.table import NoTimeError
 from pliant.deployments.serving.tracing import COMPUTE_MS, Attributes
+from pliant.kernels.encoder.texts import Stop
 
 
 class TextWant(NamedTuple):
@@ -33,7 +34,8 @@ class TextWant(NamedTuple):
 class TextErrand(Errand[TextWant, Query, Answer]):
     """A text of `length` tokens, which `service` should answer within `slo_s` seconds of `started`; None: however late.
 
-    `ids` are its tokens, and `types` what `Query` says. A caller that can do without an answer waits for no replicas.
+    `ids` are its tokens, `types` and `stops` what `Query` says. A caller that can do without an answer waits for no
+    replicas.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class TextErrand(Errand[TextWant, Query, Answer]):
         timeout_s: float,
         waits: bool,
         types: bytes = b"",
+        stops: tuple[Stop, ...] = (),
     ) -> None:
         super().__init__()
         self.subject = service
@@ -57,6 +60,7 @@ class TextErrand(Errand[TextWant, Query, Answer]):
         """Until there was a replica for it, the last time that there was none: they do not count towards its SLO."""
         self._ids = ids
         self._types = types
+        self._stops = stops
         self._length = length
         self._started = started
         self._slo_s = slo_s
@@ -81,6 +85,7 @@ class TextErrand(Errand[TextWant, Query, Answer]):
             self._importance_request,
             self.tenant,
             self._types,
+            self._stops,
         )
 
     def facts(self, item: Answer) -> Attributes:

@@ -25,7 +25,7 @@ def measured_kind(config: EncoderConfig, profile: Profile | None) -> tuple[Runti
         return None
     if config.room:
         return "static" if profile.static_pays else "dynamic", f"residency is {config.residency}. {profile.summary()}"
-    if config.exits:
+    if config.with_exits:
         return "packed", "packed: texts leave early"
     return profile.fastest(config.lengths), profile.reason(config.lengths)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from pliant.deployments.serving import parcels
 from pliant.deployments.serving.tenants import Tenant
+from pliant.kernels.encoder.texts import Stop
 from pliant.message import message
 from pliant.policies.encoder.confidence import confidence, softmax
 
@@ -58,6 +59,8 @@ class Query(NamedTuple):
     tenant: Tenant = Tenant()
     types: bytes = b""
     """uint8 per token: of which of two texts it is; empty if of the first, as all are of a single text."""
+    stops: tuple[Stop, ...] = ()
+    """Exits at which a cascade lets it leave; it hears of all that have read it."""
 
 
 @message
@@ -77,6 +80,10 @@ class Answer:
     """Seconds that the logits took."""
     revision: str = ""
     """Of the model that computed them (see `models.revision`)."""
+    earlier: bytes = b""
+    """float32 [exits, labels]: what the query's stops before the one that answered have said."""
+    earlier_s: tuple[float, ...] = ()
+    """Of `compute_s`, the seconds up to each of these."""
 
     @property
     def seconds(self) -> float:

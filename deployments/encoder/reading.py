@@ -25,6 +25,7 @@ from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, Request
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.deployments.serving.tenants import current
 from pliant.deployments.serving.tokenizing import CHARACTERS_PER_TOKEN, tokenize, tokenize_pair
+from pliant.kernels.encoder.texts import Stop
 from pliant.models.encoder_info import EncoderInfo
 
 
@@ -71,6 +72,10 @@ class Reading:
     """How many were read."""
     revision: str = ""
     """See `Answer.revision`."""
+    earlier: tuple[NDArray[np.float32], ...] = ()
+    """What the exits that it went past have said of it, each as `logits`."""
+    earlier_s: tuple[float, ...] = ()
+    """Of `compute_s`, the seconds up to each of these."""
 
 
 class Reader:
@@ -129,13 +134,14 @@ class Reader:
         importance_request: ImportanceRequest | None = None,
         within_s: float | None = None,
         truncate: bool | None = None,
+        stops: tuple[Stop, ...] = (),
     ) -> Reading:
         """What a replica says of `text` within `slo_s` seconds; None: however late.
 
         `importance_request` asks for the importance of its tokens, too. A caller that can do without an answer waits
         for it no longer than `within_s`, and not at all for replicas that are not there. `truncate` says whether a text
-        that is too long is cut; None: as configured. Raises RequestError; its fault is TIMED_OUT when the time was too
-        short, and DOWN when no replica is there.
+        that is too long is cut; None: as configured. It may leave the model at `stops`. Raises RequestError; its fault
+        is TIMED_OUT when the time was too short, and DOWN when no replica is there.
         """
         started = time.monotonic()
         timeout_s = max(self._config.timeout_s, slo_s or 0.0) if within_s is None else within_s
@@ -155,6 +161,7 @@ class Reader:
                 timeout_s,
                 within_s is None,
                 tokens.types,
+                stops,
             )
             try:
                 answer, interrupted = await self._caller.answer(errand)
@@ -166,6 +173,7 @@ class Reader:
         self._recorder.answered(seconds, self._config.slo_ms / 1e3 if slo_s is None else slo_s, length, answer)
         received = np.frombuffer(answer.importance, dtype="<f4") if answer.importance else None
         logits = np.frombuffer(answer.logits, dtype="<f4")
+        earlier = np.frombuffer(answer.earlier, dtype="<f4").reshape(-1, len(logits)) if answer.earlier else ()
         return Reading(
             logits,
             received,
@@ -178,6 +186,8 @@ class Reader:
             interrupted,
             length,
             answer.revision,
+            tuple(earlier),
+            answer.earlier_s,
         )
 
     async def ask(self, text: Input, priority: Priority, truncate: bool | None = None) -> Reading:

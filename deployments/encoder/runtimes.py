@@ -76,8 +76,13 @@ class ModelRuntimes:
         """The packed runtime, the compiled one if it is there, or else the uncompiled model. Raises ModelError."""
         if self._kind == "packed":
             try:
-                exits = self._config.exits
-                packed: Runtime = _timed().load(max_length=self._longest, measuring=False, exits=exits, **self._model)
+                packed: Runtime = _timed().load(
+                    max_length=self._longest,
+                    measuring=False,
+                    exits=self._config.with_exits,
+                    unasked=self._config.exits,
+                    **self._model,
+                )
                 return packed
             except CannotCompileError as reason:  # the compiler has gone, or cannot compile it
                 logger.warning(str(reason))

@@ -1,12 +1,14 @@
 """Early exit: texts whose answer is sure behind some of the layers leave there, and the others go on together.
 
 An exit reads the mean of a text's states. One that leaves makes the pass shorter for those that stay: their states move
-together, and the layers that follow compute them alone (DeeBERT; Tabi §7.5).
+together, and the layers that follow compute them alone (DeeBERT; Tabi §7.5). Each text has its own exits and cut-offs.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from math import inf, nextafter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ import numpy as np
 
 from pliant.errors import ModelError
 from pliant.kernels.encoder.cpu_encoder import CpuEncoder
+from pliant.kernels.encoder.texts import Output, Stop
 from pliant.kernels.saved_tensors import SavedTensors
 from pliant.models import encoder_exits
 
@@ -28,7 +31,12 @@ class Exits(NamedTuple):
     biases: np.ndarray
     """float32 [exits, labels]"""
     cut_off: float
-    """A text leaves at the first exit whose confidence is above that."""
+    """A text leaves at the first exit whose confidence is above that, unless it says where it may."""
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        """Where a text may leave that does not say so."""
+        return tuple(Stop(after, 1.0, nextafter(self.cut_off, inf)) for after in self.after)
 
 
 def load(folder: Path) -> Exits:
@@ -41,29 +49,59 @@ def load(folder: Path) -> Exits:
 
 
 def run_early(
-    encoder: CpuEncoder, exits: Exits, ids: np.ndarray, types: np.ndarray | None, lengths: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Logits, float32 [texts, labels], and the layers that were computed, [texts]; for arguments see `CpuEncoder`."""
-    answers = np.empty((len(lengths), exits.biases.shape[1]), np.float32)
-    layers = np.full(len(lengths), encoder.layers)
+    encoder: CpuEncoder,
+    exits: Exits,
+    ids: np.ndarray,
+    types: np.ndarray | None,
+    lengths: Sequence[int],
+    stops: Sequence[Sequence[Stop]],
+) -> list[Output]:
+    """What there is to say of each text, which may leave at its `stops`; for other arguments see `CpuEncoder`.
+
+    Raises ValueError for a stop where there is no exit.
+    """
+    started = time.perf_counter()
+    plans = [{stop.after: stop for stop in each} for each in stops]
+    if unknown := {after for plan in plans for after in plan} - {*exits.after}:
+        raise ValueError(f"there are no exits behind {sorted(unknown)} layers; there are behind {list(exits.after)}")
+    said: list[list[np.ndarray]] = [[] for _ in lengths]
+    known_s: list[list[float]] = [[] for _ in lengths]
+    layers = [encoder.layers] * len(lengths)
     places, sizes = np.arange(len(lengths)), np.asarray(lengths)
     states, done = None, 0
     for after, weight, bias in zip(exits.after, exits.weights, exits.biases, strict=True):
+        readers = np.flatnonzero([after in plans[place] for place in places.tolist()])
+        if not len(readers):
+            continue
         states = encoder.states(ids, types, sizes.tolist(), range(done, after), states)
         done = after
-        logits = means(states, sizes) @ weight.T + bias
-        leaving = _confidence(logits) > exits.cut_off
-        answers[places[leaving]], layers[places[leaving]] = logits[leaving], after
-        if leaving.all():
-            return answers, layers
+        logits = means(states, sizes)[readers] @ weight.T + bias
+        texts = places[readers].tolist()
+        at = [plans[text][after] for text in texts]
+        leaving = np.zeros(len(places), bool)
+        sure = _confidence(logits / np.array([[stop.temperature] for stop in at]))
+        leaving[readers] = sure >= [stop.sure_from for stop in at]
+        seconds = time.perf_counter() - started
+        for text, row in zip(texts, logits, strict=True):
+            said[text].append(row)
+            known_s[text].append(seconds)
+        for text in places[leaving].tolist():
+            layers[text] = after
+        places, staying = places[~leaving], np.repeat(~leaving, sizes)
+        sizes = sizes[~leaving]
+        if not len(places):
+            break
         if leaving.any():
-            staying = np.repeat(~leaving, sizes)
             ids, states = ids[staying], states[staying]
             types = None if types is None else types[staying]
-            places, sizes = places[~leaving], sizes[~leaving]
-    states = encoder.states(ids, types, sizes.tolist(), range(done, encoder.layers), states)
-    answers[places] = encoder.answers(states, sizes.tolist())
-    return answers, layers
+    if len(places):
+        states = encoder.states(ids, types, sizes.tolist(), range(done, encoder.layers), states)
+        for text, row in zip(places.tolist(), encoder.answers(states, sizes.tolist()), strict=True):
+            said[text].append(row)
+    return [
+        Output(rows[-1], None, depth, rows[:-1], seconds[: len(rows) - 1])
+        for rows, depth, seconds in zip(said, layers, known_s, strict=True)
+    ]
 
 
 def means(states: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from pliant.kernels import c_compiler
 from pliant.kernels.encoder import weights
 from pliant.kernels.encoder.cpu_encoder import CpuEncoder
 from pliant.kernels.encoder.exits import Exits, run_early
-from pliant.kernels.encoder.texts import Accepted, Output, Text
+from pliant.kernels.encoder.texts import Accepted, Output, Stop, Text
 from pliant.models.decoder_info import read_json
 from pliant.models.encoder_shape import EncoderShape
 
@@ -58,6 +58,8 @@ class PackedRuntime:
         self._labels_tokens = labels_tokens
         self._encoder = encoder
         self._exits: Exits | None = None
+        self._stops: tuple[Stop, ...] = ()
+        """Where texts may leave that do not say so."""
         self.times: PassTimes | None = None
         """What passes were measured to take; None until they are."""
 
@@ -65,18 +67,21 @@ class PackedRuntime:
         """The logits (see `Output`) of the text with these token ids. Raises ValueError as `run_all` does."""
         return self.run_all([Text(ids, types)])[0].logits
 
-    def leave_early(self, exits: Exits) -> None:
-        """From now on, have texts leave at `exits`. Raises ValueError unless the backend is "c"."""
+    def leave_early(self, exits: Exits, *, unasked: bool = True) -> None:
+        """From now on, have texts leave at `exits`; only those that say where if not `unasked`.
+
+        Raises ValueError unless the backend is "c".
+        """
         if self._encoder is None:
             raise ValueError(f"texts leave early in C only, not in {self.backend}")
-        self._exits = exits
+        self._exits, self._stops = exits, exits.stops if unasked else ()
 
     def run_all(self, texts: Sequence[Text], *, importance: bool = False) -> list[Output]:
         """What there is to say of each text, with the importance of its tokens if that is wanted; none knows of others.
 
         With importance, no text leaves early: it is that of all layers.
 
-        Raises ValueError if there are no texts, and as `Accepted.check` does.
+        Raises ValueError if there are no texts, for a stop where there is no exit, and as `Accepted.check` does.
         """
         if not texts:
             raise ValueError("got no texts; this runtime takes 1 or more")
@@ -88,9 +93,11 @@ class PackedRuntime:
         if self._accepted.token_types > 1 and any(text.types is not None for text in texts):
             given = (np.zeros(len(text.ids)) if text.types is None else np.asarray(text.types) for text in texts)
             types = np.concatenate(list(given)).astype(np.int64)
-        if self._exits and self._encoder and not importance:
-            answered, layers = run_early(self._encoder, self._exits, ids, types, lengths)
-            return [Output(answer, None, depth) for answer, depth in zip(answered, layers.tolist(), strict=True)]
+        stops = [text.stops or self._stops for text in texts]
+        if any(stops) and not importance:
+            if self._exits is None or self._encoder is None:
+                raise ValueError(f"there are no exits, which {self.backend} computes for services that say so")
+            return run_early(self._encoder, self._exits, ids, types, lengths, stops)
         found, received = self._encode(ids, types, lengths, importance)
         ends = np.cumsum(lengths)[:-1]
         answers = np.split(found, ends) if self._labels_tokens else list(found)

@@ -5,6 +5,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pliant.message import message
+
+
+@message
+class Stop(NamedTuple):
+    """An exit at which a text may leave its encoder."""
+
+    after: int
+    """Behind how many layers it is."""
+    temperature: float
+    """That its logits are calibrated with."""
+    sure_from: float
+    """The calibrated confidence from which on the text leaves there: always with 0, never with infinity."""
+
 
 class Text(NamedTuple):
     """One text, or two that are read together."""
@@ -13,6 +27,8 @@ class Text(NamedTuple):
     """Of its tokens, special ones included."""
     types: np.ndarray | Sequence[int] | None = None
     """1 for tokens of the second of two texts, else 0; None: all 0, as for models that do not tell them apart."""
+    stops: Sequence[Stop] = ()
+    """Where it may leave, in rising order, if not where the runtime has all texts leave."""
 
 
 class Output(NamedTuple):
@@ -24,6 +40,10 @@ class Output(NamedTuple):
     """float32 [tokens]: the attention that each token received (see `importance.received`), if the runtime gives it."""
     layers: int | None = None
     """How many were computed, by a runtime that texts leave early."""
+    earlier: Sequence[np.ndarray] = ()
+    """The logits of the exits that read it before."""
+    earlier_s: Sequence[float] = ()
+    """Seconds from the start of the pass until each of these was known."""
 
 
 class Accepted(NamedTuple):

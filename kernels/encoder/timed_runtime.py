@@ -23,20 +23,27 @@ _BUDGET_S = 5.0
 
 
 def load(
-    folder: Path, max_length: int, *, measuring: bool = True, exits: bool = False, **options: Any
+    folder: Path,
+    max_length: int,
+    *,
+    measuring: bool = True,
+    exits: bool = False,
+    unasked: bool = True,
+    **options: Any,
 ) -> PackedRuntime:
     """The packed runtime of the encoder in `folder`, with what its passes take.
 
     Without `measuring`, passes that were not measured yet stay so. With `exits` texts leave early by those that the
-    folder has; passes are measured without, through all layers. `options` are those of `packed_runtime.load`. Raises
-    `CannotCompileError` where texts cannot be computed together, and ModelError as that does.
+    folder has, without `unasked` only where they say so; passes are measured through all layers. `options` are those
+    of `packed_runtime.load`. Raises `CannotCompileError` where texts cannot be computed together, and ModelError as
+    that does.
     """
     runtime = _load(folder, max_length, options)
     table = _table(folder, max_length, options)
     if measuring or made(table):
         runtime.times = _times(runtime, table)
     if exits:
-        runtime.leave_early(encoder_exits.load(folder))
+        runtime.leave_early(encoder_exits.load(folder), unasked=unasked)
     return runtime
 
 

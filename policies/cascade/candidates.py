@@ -14,6 +14,8 @@ Beside the paper:
   small model for all chains.) Either way the number of runs does not depend on the cut-offs.
 - The slope k is swept as well. §4.1 says it is profiled, §5 leaves it out.
 - Single models are candidates, of one level.
+- Levels may be exits of one encoder: a text that goes on to the next is computed on, and not from its words.
+- Chains of three models on the front are then tried with another cut-off for the second level than for the first.
 - Standard errors are those of two more texts, one for and one against (the rule of succession): that all of a hundred
   texts went well does not make it certain that others do.
 """
@@ -22,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import sqrt
 
 import numpy as np
@@ -35,6 +37,8 @@ from pliant.policies.cascade.tables import LevelProfile, Reading, Reread, check,
 CUTOFFS = tuple(round(0.95 - 0.05 * step, 2) for step in range(19))
 ALPHAS = tuple(round(0.5 + 0.1 * step, 1) for step in range(11))
 """How far words are pruned, rising; a word goes when it gets less than so many times the mean attention."""
+SECOND_STEP = 2
+"""Of the cut-offs, every second is tried for the second level."""
 SLOPES = (SLOPE, 4 * SLOPE)
 READER_LOSS = 0.02
 TAIL, TAIL_FACTOR = 0.75, 1.5
@@ -98,18 +102,45 @@ def find_candidates(
     check(levels, truth)
     search = _Search(levels, truth, cutoffs, slopes)
     found = [search.single(level) for level in levels]
-    chains = [chain for length in (2, 3) for chain in combinations(search.rising, length)]
+    chains = [chain for length in (2, 3) for chain in combinations(search.rising, length) if _goes_on(chain)]
     for chain in chains:
         found += search.sweep(chain, 0.0, [level.reading for level in chain])
+    on_front = {candidate.levels for candidate in front(found)}
+    promising = [chain for chain in chains if tuple(level.name for level in chain) in on_front]
+    for chain in promising:
+        if len(chain) == 3:
+            found += search.apart(chain)
     if reread is None:
         return found
     ladders = _Ladders(search, reread)
-    on_front = {candidate.levels for candidate in front(found)}
-    for chain in chains:
-        if tuple(level.name for level in chain) in on_front:
+    for chain in promising:
+        if all(level.whole for level in chain):
             for alpha, readings in ladders.of(chain):
                 found += search.sweep(chain, alpha, readings)
     return found
+
+
+def _goes_on(chain: Sequence[LevelProfile]) -> bool:
+    """Whether no level has been passed by those before it."""
+    return all(
+        not _continued(one, other) or (other.reading.latency_s > one.reading.latency_s).all()
+        for one, other in pairwise(chain)
+    )
+
+
+def _continued(one: LevelProfile, other: LevelProfile) -> bool:
+    """Whether a text goes from `one` to `other` through the encoder of both."""
+    return one.encoder is not None and one.encoder == other.encoder
+
+
+def _added_s(chain: Sequence[LevelProfile], readings: Sequence[Reading]) -> list[Floats]:
+    """What each level takes of a text that it gets, [n] each, beyond what the level before has taken."""
+    return [
+        reading.latency_s - readings[level - 1].latency_s
+        if level and _continued(chain[level - 1], chain[level])
+        else reading.latency_s
+        for level, reading in enumerate(readings)
+    ]
 
 
 def front(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -160,14 +191,24 @@ class _Search:
     def single(self, level: LevelProfile) -> Candidate:
         return self._evaluate((level,), 0.0, [level.reading], (), self._slopes[0])
 
-    def sweep(self, chain: Sequence[LevelProfile], alpha: float, readings: Sequence[Reading]) -> Iterator[Candidate]:
-        """The chain over falling cut-offs, where its last levels read texts pruned by `alpha`."""
+    def apart(self, chain: Sequence[LevelProfile]) -> Iterator[Candidate]:
+        """The chain of three on whole texts, where the cut-off of its second level is not that of the first."""
+        for second in self._cutoffs[::SECOND_STEP]:
+            for candidate in self.sweep(chain, 0.0, [level.reading for level in chain], second):
+                if candidate.cutoffs[0] != second:
+                    yield candidate
+
+    def sweep(
+        self, chain: Sequence[LevelProfile], alpha: float, readings: Sequence[Reading], second: float | None = None
+    ) -> Iterator[Candidate]:
+        """The chain over falling cut-offs, of later levels `second` if given, which read texts pruned by `alpha`."""
         least = float(np.mean([self.accuracy(level.reading) for level in chain])) - ROUNDING
         slowest = max((level.reading.latency_s for level in chain), key=lambda latency: float(latency.mean()))
         most = (1 + ROUNDING) * TAIL_FACTOR * weighted_quantile(slowest, np.ones_like(slowest), TAIL)
         for slope in self._slopes:
             for cutoff in self._cutoffs:
-                candidate = self._evaluate(chain, alpha, readings, (cutoff,) * (len(chain) - 1), slope)
+                later = (cutoff if second is None else second,) * (len(chain) - 2)
+                candidate = self._evaluate(chain, alpha, readings, (cutoff, *later), slope)
                 if candidate.accuracy < least:
                     break
                 if candidate.p75_latency_s <= most:
@@ -193,7 +234,7 @@ class _Search:
             expected += stops[level] * self.right(_voted(readings[: level + 1], weights[level]))
             reached = reached * onward
         mass = np.stack(stops)
-        latency = np.cumsum([reading.latency_s for reading in readings], axis=0)
+        latency = np.cumsum(_added_s(chain, readings), axis=0)
         if alpha and chain[0].importance_s is not None:
             latency[1:] += chain[0].importance_s
         right, lost = float(expected.sum()), float((self._best - expected).sum())

@@ -79,11 +79,11 @@ class Models:
         logits: Floats = np.eye(3)[said] * np.where(wrong, rng.uniform(0.2, 3), rng.uniform(1, 8, TEXTS))[:, None]
         return logits.astype(np.float32).astype(np.float64)
 
-    async def read(self, level: str, text: str, importance: bool) -> Seen:
+    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
         words = text.split()
-        of = self.whole[level] if len(words) == 4 else self.pruned
+        of = self.whole[service] if len(words) == 4 else self.pruned
         told = np.array([5, 0.1, 0.1, 1], np.float32) if importance else None
-        compute_s = SECONDS[level] * len(words)
+        compute_s = SECONDS[service] * len(words)
         logits = of[int(words[0])].astype(np.float32)
         return Seen(logits, told, self._tokenizer.encode(text), compute_s + HOP_S, 0.0, compute_s)
 

@@ -39,11 +39,11 @@ class Made:
         rng = np.random.default_rng(0)
         self._right = {name: rng.random(TEXTS) < accuracy for name, accuracy in ACCURACIES.items()}
 
-    async def read(self, level: str, text: str, importance: bool) -> Seen:
+    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
         number = int(text.removeprefix("text "))
-        right = self._right[level][number]
+        right = self._right[service][number]
         logits = np.eye(3, dtype=np.float32)[(number + (not right)) % 3] * (3 if right else 1)
-        return Seen(logits, None, TOKENIZER.encode(text), SECONDS[level], 0.0, SECONDS[level])
+        return Seen(logits, None, TOKENIZER.encode(text), SECONDS[service], 0.0, SECONDS[service])
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,6 @@ def test_the_folder_with_exits_is_a_model_of_its_own(folder: Path, tmp_path: Pat
 
 
 def test_layers_that_the_model_does_not_have(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"must rise from 1 to 2; got \[2, 3\]"):
+    with pytest.raises(ModelError, match=r"must rise from 0 to 2; got \[2, 3\]"):
         train(folder, tmp_path / "out", (2, 3))
     assert not (tmp_path / "out").exists()

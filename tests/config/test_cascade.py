@@ -13,7 +13,8 @@ from pliant.config.cluster import ServingConfig, check_models
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments import kinds
 from pliant.errors import ConfigError
-from pliant.models import sources
+from pliant.models import encoder_exits, sources
+from pliant.models.encoder_exits import ExitsInfo
 
 CASCADE = {"kind": "cascade", "levels": ["small", "large"], "data": "zoo/topics", "accuracy_loss": 0.01}
 SMALL = {"kind": "encoder", "model": "zoo/topics-small", "replicas": 1}
@@ -125,3 +126,46 @@ def test_the_labelled_texts_are_looked_at(tmp_path: Path) -> None:
     assert "services.c.data: nowhere: cannot be read" in problem(check=True, data="nowhere")
     (tmp_path / "few").write_text('{"text": "a", "label": "strings"}\n')
     assert "has 1 different texts" in problem(check=True, data=str(tmp_path / "few"))
+
+
+def with_exits(tmp_path: Path, *levels: str, **changes: Any) -> ServingConfig:
+    labels = list(sources.check("zoo/topics-small").labels)
+    service = {**model(tmp_path, labels), **changes}
+    (tmp_path / "model" / "exits").mkdir()
+    encoder_exits.write(tmp_path / "model", ExitsInfo((0, 1, 3), 0.5))
+    parsed = parse(large=service, levels=list(levels))
+    check_models(parsed)
+    return parsed
+
+
+def test_exits_are_levels_and_their_service_has_them_read(tmp_path: Path) -> None:
+    parsed = with_exits(tmp_path, "large@0", "large@3", "large", "small")
+    assert parsed.of(CascadeConfig)["c"].parts() == ("large", "small")
+    large, small = (parsed.of(EncoderConfig)[name] for name in ("large", "small"))
+    assert (large.exit_levels, large.exits, large.importance) == (True, False, True)
+    assert (small.exit_levels, small.importance) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("levels", "changes", "line"),
+    [
+        (["large@2", "large"], {}, "c.levels.0: got large@2; large has exits behind layers 0, 1, 3, and all of it is"),
+        (
+            ["small", "large@12"],
+            {},
+            "c.levels.1: got large@12; large has exits behind layers 0, 1, 3, and all of it is",
+        ),
+        (["large", "large@1"], {}, "c.levels.1: large@1 comes before what the text has been through; list exits in"),
+        (["large@3", "large@1"], {}, "c.levels.1: large@1 comes before what the text has been through; list exits in"),
+        (["large@1", "large"], {"exits": True}, "c.levels.0: large@1 is to have a cut-off of this cascade, and texts"),
+        (["large@1", "large"], {"dtype": "bfloat16"}, "large.exits: only CPUs compute them, in float32"),
+        (["large@1", "large"], {"residency": "one"}, "large.exits: texts leave early only where a replica computes"),
+        (["small@1", "large"], {}, "small.model: zoo/topics-small: has no exits; train some with pliant train-exits"),
+        (["huge@1", "large"], {}, "c.levels.0: got huge@1, no service; must be an encoder service: small, large"),
+        (["large@01", "large"], {}, "c.levels.0: got 'large@01'; string should match pattern"),
+    ],
+)
+def test_exits_that_cannot_be_levels(tmp_path: Path, levels: list[str], changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        with_exits(tmp_path, *levels, **changes)
+    assert error.value.problems[0].startswith(f"services.{line}")

@@ -15,7 +15,9 @@ from pliant.deployments.cascade.readings import Seen, UnreadableError
 from pliant.deployments.encoder.messages import ImportanceRequest
 from pliant.deployments.encoder.reading import Reading
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
+from pliant.kernels.encoder.texts import Stop
 from pliant.policies.cascade.candidates import Candidate
+from pliant.policies.encoder.confidence import confidence, softmax
 from pliant.training.labelled_texts import LabelledText
 
 LABELS = ("no", "perhaps", "yes")
@@ -52,6 +54,8 @@ class Model:
         self.accuracy = accuracy
         self.seconds = seconds
         self.attentive = attentive
+        self.exits: dict[int, Model] = {}
+        """What those behind so many layers say, of which each takes its seconds from the first layer on."""
         self.read_texts: list[str] = []
 
     def logits(self, text: str) -> np.ndarray:
@@ -75,15 +79,17 @@ class Levels:
         self.models = {level.name: level for level in levels}
         self.pause: asyncio.Event | None = None
 
-    async def read(self, level: str, text: str, importance: bool) -> Seen:
+    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
         if self.pause:
             await self.pause.wait()
-        model, words = self.models[level], len(text.split())
+        model, words = self.models[service], len(text.split())
         if words > TOO_LONG:
             raise UnreadableError
         model.read_texts.append(text)
         told = model.importance(text) if importance and model.attentive else None
-        return Seen(model.logits(text), told, TOKENIZER.encode(text), model.seconds * words, 0.0, model.seconds * words)
+        seconds, asked = model.seconds * words, [model.exits[layers] for layers in exits]
+        earlier, earlier_s = [one.logits(text) for one in asked], [one.seconds * words for one in asked]
+        return Seen(model.logits(text), told, TOKENIZER.encode(text), seconds, 0.0, seconds, earlier, earlier_s)
 
 
 class Service:
@@ -100,6 +106,7 @@ class Service:
         self.fails: Exception | None = None
         self.hangs = False
         self.calls: list[tuple[str, float | None, float, bool]] = []
+        self.stops: list[tuple[Stop, ...]] = []
         self.cancelled = self.late = 0
         self.most_characters = 5000
 
@@ -110,7 +117,9 @@ class Service:
         slack_share: float = 1.0,
         importance_request: ImportanceRequest | None = None,
         within_s: float | None = None,
+        stops: Sequence[Stop] = (),
     ) -> Reading:
+        self.stops.append(tuple(stops))
         self.calls.append((text, slo_s, slack_share, importance_request is not None))
         await asyncio.sleep(0)
         if self.hangs:
@@ -127,7 +136,14 @@ class Service:
             raise self.fails
         if len(text.split()) > TOO_LONG:
             raise RequestError(Outcome.REJECTED, "too long", fault=Fault.TOO_LONG)
+        earlier: list[np.ndarray] = []
         logits = self.model.logits(text)
+        for stop in stops:
+            logits = self.model.exits[stop.after].logits(text)
+            if confidence(softmax(logits, stop.temperature)) >= stop.sure_from:
+                break
+            earlier.append(logits)
+            logits = self.model.logits(text)
         told = (
             self.model.importance(text)
             if importance_request and self.model.attentive and importance_request.wants(logits)
@@ -135,7 +151,19 @@ class Service:
         )
         seconds = self.model.seconds * len(text.split())
         encoding = TOKENIZER.encode(text)
-        return Reading(logits, told, encoding, seconds, 0.0, seconds, self.waited_s, None, self.interrupted)
+        return Reading(
+            logits,
+            told,
+            encoding,
+            seconds,
+            0.0,
+            seconds,
+            self.waited_s,
+            None,
+            self.interrupted,
+            earlier=tuple(earlier),
+            earlier_s=tuple(self.model.exits[stop.after].seconds for stop in stops[: len(earlier)]),
+        )
 
 
 class CascadeRecorder(Recorder):

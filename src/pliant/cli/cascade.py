@@ -60,10 +60,10 @@ async def _profiled(
     name: str, config: CascadeConfig, serving: ServingConfig, update: sources.Progress
 ) -> tuple[Path, Profiled]:
     every = serving.of(EncoderConfig)
-    encoders = {level: every[level] for level in config.levels}
-    folders = {level: sources.fetch(service.model, progress=update) for level, service in encoders.items()}
+    encoders = {service: every[service] for service in config.parts()}
+    folders = {name: sources.fetch(service.model, progress=update) for name, service in encoders.items()}
     classifiers, run_on = await local_classifiers(encoders, update)
-    texts = labelled_texts.read(config.data, classifiers[config.levels[0]].labels)
+    texts = labelled_texts.read(config.data, classifiers[config.parts()[0]].labels)
     folder = folder_of(f"{name}-alone", identity(config, encoders, folders, texts, run_on))
     found = load(folder)
     if found is None:
@@ -72,7 +72,8 @@ async def _profiled(
         parts = labelled_texts.split(texts, config.seed)
         found = await profile(reader, levels, *parts, config.seed, config.prune, update)
         update("compares what levels attend to", 0.0)
-        found = attention_agreements(found, config.levels[-1], encoders[config.levels[-1]])
+        if config.ats[-1].exit is None:
+            found = attention_agreements(found, config.levels[-1], encoders[config.levels[-1]])
         keep(folder, found)
     return folder, found
 
@@ -94,7 +95,7 @@ def _print(table: CascadeTable, chosen: Candidate | None) -> None:
             f"{same.pruner} and {same.reader} share {same.top_half:.0%} of the more important half of a text's words "
             f"(rank correlation {same.spearman:.2f}, {same.texts} texts)."
         )
-    shown = front(table.candidates)
+    shown = list({f"{one.accuracy:.1%}": one for one in reversed(front(table.candidates))}.values())[::-1]
     if chosen and chosen not in shown:
         shown = sorted([*shown, chosen], key=lambda one: one.mean_latency_s)
     candidates = Table("", "cascade", "cut-off", "alpha", "accuracy", "mean, ms", "p99, ms", "early", "gap")
@@ -102,7 +103,7 @@ def _print(table: CascadeTable, chosen: Candidate | None) -> None:
         candidates.add_row(
             "→" if one == chosen else "",
             str(one),
-            f"{one.cutoffs[0]:g}" if one.cutoffs else "",
+            ", ".join(f"{cutoff:g}" for cutoff in one.cutoffs),
             f"{one.alphas[0]:g}" if any(one.alphas) else "",
             f"{one.accuracy:.1%} ± {one.accuracy_error:.1%}",
             f"{1e3 * one.mean_latency_s:.2f}",

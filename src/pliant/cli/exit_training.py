@@ -112,8 +112,8 @@ class _Reader:
             raise ModelError(
                 f"{folder}: exits are for models that choose one of several labels and that our C code computes"
             )
-        if list(after) != sorted({*after} & {*range(1, shape.layers)}):
-            raise ModelError(f"{folder}: layers with exits must rise from 1 to {shape.layers - 1}; got {list(after)}")
+        if list(after) != sorted({*after} & {*range(shape.layers)}):
+            raise ModelError(f"{folder}: layers with exits must rise from 0 to {shape.layers - 1}; got {list(after)}")
         self._encoder = CpuEncoder(weights.read(folder, config, shape), len(os.sched_getaffinity(0)))
         self._tokenizer = Tokenizer.from_file(str(folder / hub.TOKENIZER))
         self._tokenizer.no_padding()

@@ -25,7 +25,7 @@ def train_exits(
     *,
     train: Annotated[str, typer.Option(help="Labelled texts to train on; the model may have learned from them.")],
     data: Annotated[str, typer.Option(help="Others, which it has not: to calibrate, and to choose the cut-off on.")],
-    after: Annotated[str, typer.Option(help="Behind how many layers, with commas.")] = "half of them",
+    after: Annotated[str, typer.Option(help="Behind how many layers, from 0 on, with commas.")] = "half of them",
     accuracy_loss: Annotated[float, typer.Option(min=0, max=1, help="By how much less accurate it may get.")] = 0.01,
 ) -> None:
     """Train exits of a text classifier, which itself stays as it is: sure texts then leave after some of its layers."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from pliant.config.base import Example, Milliseconds, ServiceConfig, ServiceName, Strict
+from pliant.config.base import Example, Milliseconds, ServiceConfig, Strict
 from pliant.config.encoder import EXAMPLE_TEXT, EncoderConfig
 from pliant.errors import DataError
 from pliant.models import sources
 from pliant.training import labelled_texts
+
+LevelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(@(0|[1-9][0-9]*))?$")]
 
 
 class ConformalConfig(Strict):
@@ -24,12 +26,28 @@ class ConformalConfig(Strict):
     """The chance that the labelled texts misled us about it."""
 
 
+class LevelAt(NamedTuple):
+    """Where a level of a cascade is."""
+
+    service: str
+    exit: int | None
+    """Behind how many layers of the service's model; None: it is the whole model."""
+
+
+def level_at(level: str) -> LevelAt:
+    """What the name of a level says: topics, or topics@2."""
+    service, _, layers = level.partition("@")
+    return LevelAt(service, int(layers) if layers else None)
+
+
 class CascadeConfig(ServiceConfig):
     """A text classifier that asks small models first, and larger ones where they are not sure (Tabi)."""
 
     kind: Literal["cascade"]
-    levels: Annotated[tuple[ServiceName, ...], Field(min_length=2, max_length=5)]
-    """Encoder services of the same file, in rising accuracy; others may use them, too.
+    levels: Annotated[tuple[LevelName, ...], Field(min_length=2, max_length=5)]
+    """Encoder services of the same file, in rising accuracy; others may use them, too. topics@2 is the exit behind
+    layer 2 of topics: a text that goes on from there to another exit of topics, or to all of it, is computed on from
+    there, in the same pass.
 
     If one cuts texts that are too long (`truncate`), those after it must, too.
     """
@@ -43,8 +61,8 @@ class CascadeConfig(ServiceConfig):
     """Latency objective, measured in the gateway, for all levels that read a text together."""
     degrade: bool = False
     """Answer less well rather than not at all: from the levels that have read a text when a later one is overloaded,
-    down or late; from the fastest other level alone when the first one is; and with the closest there is to an accuracy
-    that cannot be had. Such answers say so."""
+    down or late; from the fastest level of another service when the first one is; and with the closest there is to an
+    accuracy that cannot be had. Such answers say so."""
     prune: bool = True
     """Leave out words that the first level hardly attended to, before a later level reads a text."""
     conformal: ConformalConfig | None = None
@@ -59,25 +77,52 @@ class CascadeConfig(ServiceConfig):
             raise ValueError("levels: each may be there once")
         return self
 
+    @property
+    def ats(self) -> tuple[LevelAt, ...]:
+        """Where the levels are."""
+        return tuple(level_at(level) for level in self.levels)
+
+    def exits(self, service: str) -> tuple[int, ...]:
+        """Of the service, behind how many layers those are that are levels."""
+        return tuple(at.exit for at in self.ats if at.service == service and at.exit is not None)
+
     def parts(self) -> tuple[str, ...]:
-        return self.levels
+        return tuple(dict.fromkeys(at.service for at in self.ats))
 
     def settings_of_parts(self) -> Mapping[str, Mapping[str, Any]]:
-        """To prune, all levels but the last may have to say which words are important."""
-        return {level: {"importance": True} for level in self.levels[:-1]} if self.prune else {}
+        """To prune, all whole models but the last may have to say which words are important."""
+        whole = [at.service for at in self.ats if at.exit is None]
+        telling = {service: {"importance": True} for service in whole[:-1]} if self.prune else {}
+        leaving = {service: {"exit_levels": True} for service in self.parts() if self.exits(service)}
+        return {service: {**telling.get(service, {}), **leaving.get(service, {})} for service in telling | leaving}
+
+    def _first(self, service: str) -> int:
+        """Which level is the first of the service."""
+        return [at.service for at in self.ats].index(service)
 
     def labels(self, services: Mapping[str, ServiceConfig]) -> tuple[str, ...]:
-        return services[self.levels[0]].labels(services)
+        return services[self.parts()[0]].labels(services)
 
     def conflicts(self, services: Mapping[str, ServiceConfig]) -> Iterator[str]:
         encoders = _encoders(services)
         there = ", ".join(encoders) or "none"
-        for index, level in enumerate(self.levels):
-            if level not in encoders:
-                kind = services[level].kind if level in services else "no service"
+        layers: dict[str, float] = {}
+        for index, (level, at) in enumerate(zip(self.levels, self.ats, strict=True)):
+            if at.service not in encoders:
+                kind = services[at.service].kind if at.service in services else "no service"
                 yield f"levels.{index}: got {level}, {kind}; must be an encoder service: {there}"
+            elif at.exit is not None and encoders[at.service].exits:
+                yield (
+                    f"levels.{index}: {level} is to have a cut-off of this cascade, and texts of {at.service} leave at "
+                    f"one of its own; leave out exits: true there, or name {at.service} alone"
+                )
+            behind = math.inf if at.exit is None else at.exit
+            if layers.get(at.service, 0) > behind:
+                yield f"levels.{index}: {level} comes before what the text has been through; list exits in rising order"
+            layers[at.service] = behind
         cutting = ""
-        for index, level in enumerate(self.levels):
+        for level in self.parts():
+            index = self._first(level)
             if cutting and level in encoders and not encoders[level].truncate:
                 yield (
                     f"levels.{index}: {level} refuses texts that are too long, and {cutting}, which reads them before, "
@@ -89,10 +134,11 @@ class CascadeConfig(ServiceConfig):
     def misfit(self, services: Mapping[str, ServiceConfig]) -> str | None:
         """What keeps the levels from working together, or the labelled texts from telling about them."""
         encoders = _encoders(services)
-        infos = {level: sources.check(encoders[level].model) for level in self.levels}
-        first, labels = self.levels[0], set(infos[self.levels[0]].labels)
+        infos = {service: sources.check(encoders[service].model) for service in self.parts()}
+        first, labels = self.parts()[0], set(infos[self.parts()[0]].labels)
         shortest: float = math.inf
-        for index, (level, info) in enumerate(infos.items()):
+        for level, info in infos.items():
+            index = self._first(level)
             if not info.chooses:
                 return f"levels.{index}: {level} does not choose one of several labels; a cascade needs models that do"
             if len(set(info.labels)) != len(info.labels):
@@ -109,6 +155,16 @@ class CascadeConfig(ServiceConfig):
                     f"{shortest}; give both the same longest length"
                 )
             shortest = min(shortest, longest)
+
+        def exits(service: str) -> tuple[int, ...]:
+            return sources.check_exits(encoders[service].model).after
+
+        for index, at in enumerate(self.ats):
+            if at.exit is not None and at.exit not in (there := exits(at.service)):
+                return (
+                    f"levels.{index}: got {self.levels[index]}; {at.service} has exits behind layers "
+                    f"{', '.join(map(str, there))}, and all of it is {at.service}"
+                )
         try:
             labelled_texts.read(self.data, labels)
         except DataError as error:

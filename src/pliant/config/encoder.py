@@ -88,6 +88,13 @@ class EncoderConfig(ElasticServiceConfig):
 
     exits: bool = False
     """Let texts leave after the layers for which the model's folder has exits, where these are sure enough."""
+    exit_levels: bool = False
+    """Have exits read the texts of cascades that name them as levels; on wherever one does."""
+
+    @property
+    def with_exits(self) -> bool:
+        """Whether its replicas compute exits at all."""
+        return self.exits or self.exit_levels
 
     @property
     def room(self) -> int | None:
@@ -115,7 +122,7 @@ class EncoderConfig(ElasticServiceConfig):
             return f"lengths: got {longest}; {self.model} takes at most {info.max_length} tokens"
         if self.importance and info.task != "classify":
             return f"importance: only what labels texts tells which tokens are important; {self.model} does not"
-        return self._misfit_of_exits() if self.exits else None
+        return self._misfit_of_exits() if self.with_exits else None
 
     def _misfit_of_exits(self) -> str | None:
         if (self.device, self.dtype) != ("cpu", "float32"):

@@ -22,13 +22,13 @@ class ExitsInfo:
     """Raises ValueError if it cannot be."""
 
     after: tuple[int, ...]
-    """Behind how many layers there is an exit, in rising order."""
+    """Behind how many layers there is an exit, in rising order; one behind none reads the embeddings alone."""
     cut_off: float
     """A text leaves at the first exit whose confidence is above that, from 0 up to below 1."""
 
     def __post_init__(self) -> None:
-        if not self.after or self.after[0] < 1 or list(self.after) != sorted(set(self.after)):
-            raise ValueError(f"after: must be numbers of layers, from 1 on, in rising order; got {list(self.after)}")
+        if not self.after or self.after[0] < 0 or list(self.after) != sorted(set(self.after)):
+            raise ValueError(f"after: must be numbers of layers, from 0 on, in rising order; got {list(self.after)}")
         if not 0 <= self.cut_off < 1:
             raise ValueError(f"cut_off: must be from 0 up to below 1; got {self.cut_off}")
 

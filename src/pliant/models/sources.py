@@ -15,6 +15,7 @@ from pliant.errors import ModelError
 from pliant.models import decoder_info, encoder_exits, encoder_info, hub, vision_info
 from pliant.models.decoder_info import DecoderInfo as DecoderInfo
 from pliant.models.decoder_shape import DecoderShape
+from pliant.models.encoder_exits import ExitsInfo
 from pliant.models.encoder_info import EncoderInfo as EncoderInfo
 from pliant.models.hub import Progress as Progress
 from pliant.models.vision_info import VisionInput
@@ -119,11 +120,11 @@ def check(model: str) -> EncoderInfo:
     return _described(_local_folder(model, _HELD) or hub.download_description(model), model)
 
 
-def check_exits(model: str) -> None:
-    """Raise ModelError unless exits have been trained for the encoder `model`; fetches no weights."""
+def check_exits(model: str) -> ExitsInfo:
+    """Those of the encoder `model`, of which no weights are fetched. Raises ModelError if it has none."""
     if model.startswith("zoo/"):
         raise ModelError(f"{model}: has no exits; {encoder_exits.TRAIN}")
-    encoder_exits.read(_local_folder(model, _HELD) or hub.download_description(model))
+    return encoder_exits.read(_local_folder(model, _HELD) or hub.download_description(model))
 
 
 def _described(folder: Path, model: str) -> EncoderInfo:

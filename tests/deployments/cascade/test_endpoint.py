@@ -383,10 +383,10 @@ async def test_a_batch_fails_with_the_text_that_fails_unless_it_degrades(degrade
     large, bad = house.services["large"], TEXTS[7]
     read = large.read
 
-    async def picky(text: str, *given: Any) -> Any:
+    async def picky(text: str, *given: Any, **options: Any) -> Any:
         if text == bad:
             raise RequestError(Outcome.UNAVAILABLE, "no")
-        return await read(text, *given)
+        return await read(text, *given, **options)
 
     large.read = picky  # type: ignore[method-assign, assignment]
     if degrade:

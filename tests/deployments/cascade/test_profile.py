@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -156,9 +157,9 @@ class Busy(Levels):
 
     busy = False
 
-    async def read(self, level: str, text: str, importance: bool) -> Seen:
-        seen = await super().read(level, text, importance)
-        waits = self.busy and int(hashlib.sha256((level + text).encode()).hexdigest(), 16) % 20 == 0
+    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
+        seen = await super().read(service, text, importance, exits)
+        waits = self.busy and int(hashlib.sha256((service + text).encode()).hexdigest(), 16) % 20 == 0
         return seen._replace(seconds=seen.compute_s + 0.002 + 5.0 * waits)
 
 
@@ -181,8 +182,8 @@ class Slow(Levels):
 
     importance_s = 0.0
 
-    async def read(self, level: str, text: str, importance: bool) -> Seen:
-        return (await super().read(level, text, importance))._replace(
+    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
+        return (await super().read(service, text, importance, exits))._replace(
             importance_s=self.importance_s if importance else 0.0
         )
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support import tiny_classifiers
-from support.doubles import profile
+from support.doubles import Sleeper, profile
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder import runtimes
@@ -18,7 +19,9 @@ from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.errors import CannotCompileError
 from pliant.kernels import c_compiler
 from pliant.kernels.encoder import compiled_classifier
-from pliant.models import sources
+from pliant.kernels.encoder.texts import Stop
+from pliant.models import encoder_exits, sources
+from pliant.models.encoder_exits import ExitsInfo
 
 TAKES = 60
 QUERY = Query(np.array([2, 3, 4], "<i4").tobytes(), 3, None, 1.0, importance_request=ImportanceRequest(1.0, 2.0))
@@ -126,3 +129,21 @@ def test_models_of_transformers_are_not_packed(tmp_path: Path, model: Path, monk
     monkeypatch.setattr(compiled_classifier, "prepare", lambda *, max_length, **_: prepared.append(max_length))
     found.compile(TAKES, lambda: 0.0)
     assert prepared == [TAKES], "for any length"
+
+
+@needs_compiler
+def test_a_cascades_exits_are_read_whatever_was_measured_to_be_fastest(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model / "exits").mkdir()
+    save_file(
+        {"weights": np.ones((1, 3, 32), "f4"), "biases": np.zeros((1, 3), "f4")}, model / "exits/model.safetensors"
+    )
+    encoder_exits.write(model, ExitsInfo((1,), 0.0))
+    found = ModelRuntimes(encoder(exit_levels=True))
+    settle(found, monkeypatch, packed_s=())
+    stopping = QUERY._replace(importance_request=None, stops=(Stop(1, 1.0, 0.0),))
+    [plain], [leaving] = (compute(found.load(16), [query]) for query in (QUERY, stopping))
+    assert (plain.layers, leaving.layers) == (None, 1), "only texts that say so leave"
+    with pytest.raises(CannotCompileError, match="exits are computed in C, and this replica computes on sleeper"):
+        compute(Sleeper(16), [stopping])

@@ -17,8 +17,9 @@ from pliant.kernels.encoder import exits as encoder_exits
 from pliant.kernels.encoder import packed_runtime, timed_runtime
 from pliant.kernels.encoder.exits import Exits
 from pliant.kernels.encoder.packed_runtime import PackedRuntime
-from pliant.kernels.encoder.texts import Accepted, Text
+from pliant.kernels.encoder.texts import Accepted, Stop, Text
 from pliant.models.encoder_exits import ExitsInfo, write
+from pliant.policies.encoder.confidence import softmax
 
 pytestmark = pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C compiler")
 
@@ -32,10 +33,10 @@ def texts() -> list[Text]:
     return [Text(rng.integers(2, VOCABULARY, length), rng.integers(0, 2, length)) for length in LENGTHS]
 
 
-def heads(cut_off: float) -> Exits:
+def heads(cut_off: float, after: tuple[int, int] = (1, 2)) -> Exits:
     rng = np.random.default_rng(3)
     weights = rng.normal(size=(2, LABELS, HIDDEN)) / [[[8]], [[2]]]
-    return Exits((1, 2), weights.astype(np.float32), rng.normal(size=(2, LABELS)).astype(np.float32) / 8, cut_off)
+    return Exits(after, weights.astype(np.float32), rng.normal(size=(2, LABELS)).astype(np.float32) / 8, cut_off)
 
 
 def save(folder: Path, exits: Exits) -> None:
@@ -57,14 +58,17 @@ def expected(model: Any, text: Text, exits: Exits) -> tuple[Any, int]:
     return output.logits[0], LAYERS
 
 
+@pytest.mark.parametrize("after", [(0, 2), (1, 2)])
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2", "distilbert"])
-def test_answers_as_the_plain_model_at_each_exit(kind: str, texts: list[Text], tmp_path: Path) -> None:
+def test_answers_as_the_plain_model_at_each_exit(
+    kind: str, after: tuple[int, int], texts: list[Text], tmp_path: Path
+) -> None:
     folder = tiny_classifiers.save(tmp_path, kind)
     theirs = tiny_classifiers.read(folder)
     runtime = packed_runtime.load(folder, 60, threads=2)
     left = set()
     for cut_off in (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
-        exits = heads(cut_off)
+        exits = heads(cut_off, after)
         runtime.leave_early(exits)
         given = texts if kind == "bert" else [Text(text.ids, np.zeros(len(text.ids), np.int64)) for text in texts]
         for text, output in zip(given, runtime.run_all(given), strict=True):
@@ -72,7 +76,7 @@ def test_answers_as_the_plain_model_at_each_exit(kind: str, texts: list[Text], t
             assert output.layers == layers
             np.testing.assert_allclose(output.logits, logits, atol=1e-4)
             left.add(layers)
-    assert left == {1, 2, LAYERS}
+    assert left == {*after, LAYERS}
 
 
 def test_only_those_that_stay_are_computed_further() -> None:
@@ -91,10 +95,52 @@ def test_only_those_that_stay_are_computed_further() -> None:
     )
     exits = Exits((2, 4), np.array([[[1], [0]]] * 2, np.float32), np.zeros((2, 2), np.float32), 0.99)
     ids = np.array([1, 1, 90, 90, 90, -99, -99, 40])
-    logits, layers = encoder_exits.run_early(encoder, exits, ids, ids % 2, [2, 3, 2, 1])
-    assert layers.tolist() == [6, 2, 2, 2]
+    found = encoder_exits.run_early(encoder, exits, ids, ids % 2, [2, 3, 2, 1], [exits.stops] * 4)
+    assert [output.layers for output in found] == [6, 2, 2, 2]
     assert passes == [(ids.tolist(), range(2)), ([1, 1], range(2, 4)), ([1, 1], range(4, 6))]
-    assert logits.shape == (4, 2)
+    assert [len(output.earlier) for output in found] == [2, 0, 0, 0]
+
+
+@pytest.mark.parametrize("unasked", [False, True])
+def test_each_text_leaves_where_it_says_and_hears_of_the_exits_before(
+    unasked: bool, texts: list[Text], tmp_path: Path
+) -> None:
+    folder = tiny_classifiers.save(tmp_path, "bert")
+    exits, runtime = heads(0.0), packed_runtime.load(folder, 60, threads=2)
+    everywhere = [text._replace(stops=(Stop(1, 1.0, np.inf), Stop(2, 1.0, np.inf))) for text in texts]
+    runtime.leave_early(exits, unasked=unasked)
+    whole = runtime.run_all(everywhere)
+    plain = packed_runtime.load(folder, 60, threads=2).run_all(texts)
+    sure = np.array([[softmax(row.astype(np.float64) / 2).max() for row in output.earlier] for output in whole])
+    given, expected = [], []
+    for place, (text, at) in enumerate(zip(texts, sure, strict=True)):
+        middle = float(at[0]) + (1e-6 if place % 2 else -1e-6)
+        stops = ((), (Stop(1, 2.0, middle), Stop(2, 1.0, 0.0)), (Stop(2, 2.0, middle),))[place % 3]
+        given.append(text._replace(stops=stops))
+        if not stops:
+            expected.append([1] if unasked else [LAYERS])
+        elif len(stops) == 2:
+            expected.append([1, 2] if place % 2 else [1])
+        else:
+            expected.append([2] if at[1] >= middle else [2, LAYERS])
+    for text, output, read, one, everything in zip(given, runtime.run_all(given), expected, plain, whole, strict=True):
+        assert output.layers == read[-1]
+        known = {1: everything.earlier[0], 2: everything.earlier[1], LAYERS: one.logits}
+        for row, layers in zip([*output.earlier, output.logits], read, strict=True):
+            np.testing.assert_allclose(row, known[layers], atol=1e-5)
+        assert list(output.earlier_s) == sorted(output.earlier_s)
+        assert len(output.earlier_s) == len(output.earlier)
+        assert text.stops or not output.earlier
+
+
+def test_a_stop_where_there_is_no_exit(texts: list[Text], tmp_path: Path) -> None:
+    runtime = packed_runtime.load(tiny_classifiers.save(tmp_path, "bert"), 60)
+    asked = [texts[0]._replace(stops=(Stop(3, 1.0, 0.5),))]
+    with pytest.raises(ValueError, match="there are no exits"):
+        runtime.run_all(asked)
+    runtime.leave_early(heads(0.5))
+    with pytest.raises(ValueError, match=r"no exits behind \[3\] layers; there are behind \[1, 2\]"):
+        runtime.run_all(asked)
 
 
 def test_with_importance_no_text_leaves_early(texts: list[Text], tmp_path: Path) -> None:
@@ -119,8 +165,8 @@ def test_exits_are_read_from_the_models_folder(texts: list[Text], tmp_path: Path
 def test_exits_that_cannot_be_read(tmp_path: Path) -> None:
     folder = tiny_classifiers.save(tmp_path, "bert")
     save(folder, heads(0.0))
-    (folder / "exits" / "config.json").write_text('{"after": [0], "cut_off": 0.5}')
-    with pytest.raises(ModelError, match=r"after: must be .* got \[0\]; train some"):
+    (folder / "exits" / "config.json").write_text('{"after": [-1], "cut_off": 0.5}')
+    with pytest.raises(ModelError, match=r"after: must be .* got \[-1\]; train some"):
         encoder_exits.load(folder)
 
 

@@ -1,0 +1,65 @@
+"""Exits beside two models, on tiny models whose exits know more than all of their layers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from support import tiny_classifiers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from pliant.bench.cascade import exit_levels
+from pliant.bench.cascade.levels import Prepared
+from pliant.bench.cascade.study import Scale
+from pliant.bench.cascade.tasks import Splits
+from pliant.kernels import c_compiler
+from pliant.models import sources
+from pliant.training.labelled_texts import LabelledText
+
+pytestmark = pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C compiler")
+
+
+def model(folder: Path, layers: int) -> Path:
+    tiny_classifiers.save(folder, "bert", num_hidden_layers=layers)
+    words = {f"w{index}": index for index in range(tiny_classifiers.VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def texts(count: int, labels: tuple[str, ...], seed: int) -> list[LabelledText]:
+    """Most words of a label are its own."""
+    rng = random.Random(seed)
+    made = []
+    for index in range(count):
+        label = index % len(labels)
+        words = (f"w{3 + (label if rng.random() < 0.8 else rng.randrange(3)) + 3 * rng.randrange(30)}" for _ in "12345")
+        made.append(LabelledText(" ".join(words), labels[label]))
+    return made
+
+
+def test_exits_and_two_models_are_chosen_and_timed_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    small, large = model(tmp_path / "small", 1), model(tmp_path / "large", 3)
+    labels = sources.describe(large).labels
+    splits = Splits(*(texts(count, labels, seed) for seed, count in enumerate((300, 100, 150, 80))))
+    prepared = Prepared("made", splits, {"small": small, "large": large}, {}, None)
+    said: list[str] = []
+    scale = Scale(texts=150, timed=10, passes=2, seeds=2)
+    found = {figure.name: figure for figure in exit_levels.figures(prepared, scale, said.append)}
+    assert set(found) == {
+        f"exit_cascade_{what}_{loss}made"
+        for what in ("vs_two_models", "accuracy_minus_two_models", "memory_vs_two_models")
+        for loss in ("", "loss_0.04_")
+    }
+    assert "small@0" in found["exit_cascade_vs_two_models_made"].beside, "an exit serves, if only alone"
+    assert found["exit_cascade_accuracy_minus_two_models_made"].value > 0.2
+    size = sum(file.stat().st_size for file in (tmp_path / "cache/bench/cascade/small-exit-0").rglob("*.safetensors"))
+    weights = [(folder / "model.safetensors").stat().st_size for folder in (small, large)]
+    possible = {size / of for of in (*weights, sum(weights))}
+    assert found["exit_cascade_memory_vs_two_models_made"].value in possible
+    assert any("training exits" in line for line in said)
