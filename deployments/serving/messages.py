@@ -17,7 +17,7 @@ class News:
     """What one gateway saw since it last told the planner."""
 
     arrived: Counter[int] = field(default_factory=Counter)
-    """Texts by length in tokens."""
+    """Texts and prompts by length in tokens; images as 1."""
     answered: int = 0
     near_slo: int = 0
     """Of the answered, those that took 95% of their SLO or more."""

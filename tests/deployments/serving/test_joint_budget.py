@@ -1,4 +1,4 @@
-"""One budget for texts and chat, in virtual time: places move with the load, calmly, and a restart keeps them."""
+"""One budget for texts, chat and images, in virtual time: places move with the load, calmly; a restart keeps them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.scripted import report as chat_report
+from support.scripted_vision import report as image_report
 
 from pliant.config.cluster import ServingConfig
 from pliant.deployments.encoder.valuer import TextValuer
@@ -20,6 +21,8 @@ from pliant.deployments.serving.least_held import LeastHeld
 from pliant.deployments.serving.messages import STARTING, News, Step
 from pliant.deployments.serving.starting_replicas import StartingReplicas
 from pliant.deployments.serving.table import ReplicaTable
+from pliant.deployments.serving.valuer import Valuer
+from pliant.deployments.vision.valuer import ImageValuer
 from pliant.policies.cluster.budget import Nodes
 from pliant.policies.cluster.forecast import Forecast
 
@@ -28,11 +31,14 @@ PROMPT, ANSWER = 100, 50
 STEP_S, ROW_S, SLOTS = 0.02, 0.002, 8
 CHAT_EACH = SLOTS / (ANSWER * (STEP_S + ROW_S * SLOTS))
 """Requests per second that a replica carries, about."""
+IMAGES = [(0.005, 0.6), (0.01, 0.9), (0.02, 1.0)]
+"""Seconds and utility of each, by gamma."""
 
 Demand = Callable[[float], Mapping[str, float]]
 
 
-def serving(cpus: float = 6.0, **changes: Any) -> ServingConfig:
+def serving(cpus: float = 6.0, images: bool = False, **changes: Any) -> ServingConfig:
+    photos = {"photos": {"kind": "vision", "model": "m", "replicas": {"min": 1, "max": 5}}} if images else {}
     return parse(
         {
             "gateway": {"cpus": 0},
@@ -40,6 +46,7 @@ def serving(cpus: float = 6.0, **changes: Any) -> ServingConfig:
             "services": {
                 "texts": {"kind": "encoder", "model": "m", "replicas": {"min": 1, "max": 5}, "slo_ms": 500, **changes},
                 "chat": {"kind": "llm", "model": "m", "replicas": {"min": 1, "max": 5}, "slo_ms": 5000},
+                **photos,
             },
         }
     )
@@ -65,12 +72,20 @@ class Cluster:
         self.starting = StartingReplicas(lambda: self.now)
         self.budget = JointBudget(
             self._config,
-            {"texts": TextValuer(self._config.services["texts"]), "chat": AnswerValuer(self._config.services["chat"])},  # type: ignore[arg-type]
+            self._valuers(),
             self.tables,
             self.starting,
             self._nodes,
             lambda: self.now,
         )
+
+    def _valuers(self) -> dict[str, Valuer[Any]]:
+        services = self._config.services
+        made: dict[str, Valuer[Any]] = {
+            "texts": TextValuer(services["texts"]),  # type: ignore[arg-type]
+            "chat": AnswerValuer(services["chat"]),  # type: ignore[arg-type]
+        }
+        return {**made, "photos": ImageValuer()} if "photos" in services else made
 
     async def run(self, seconds: float, demand: Demand) -> None:
         end = self.now + seconds
@@ -81,6 +96,7 @@ class Cluster:
             self._loads = dict(rates)
             self.budget.hear("texts", News(arrived=Counter({40: texts})))
             self.budget.hear("chat", News(arrived=Counter({PROMPT: chats}), answered=chats, tokens=ANSWER * chats))
+            self.budget.hear("photos", News(arrived=Counter({1: self._rng.poisson(rates.get("photos", 0) * PERIOD_S)})))
             self.now += PERIOD_S
             await self.budget.step()
             for name, wanted in self.budget.wanted().items():
@@ -106,8 +122,10 @@ class Cluster:
         chat["tokens_per_s"] = live / step_s
         chat["memory"] = {**chat["memory"], "pages": 1000, "page": 16}  # type: ignore[dict-item]
         text = {"version": 0, "held": {}, "served": 0, "curve": ((64, TEXT_S, TEXT_S),), "shares": (), "resident": True}
-        for name, said in (("texts", text), ("chat", chat)):
-            self.tables[name].sync({f"{name}-{index}": said for index in range(self.counts[name])})
+        photo = {**image_report(), "earnings": IMAGES, "slo_s": 1.0}
+        said = {"texts": text, "chat": chat, "photos": photo}
+        for name, count in self.counts.items():
+            self.tables[name].sync({f"{name}-{index}": said[name] for index in range(count)})
 
 
 def steady(texts: float, chat: float) -> Demand:
@@ -132,6 +150,32 @@ async def test_places_move_from_texts_to_chat_with_the_load() -> None:
     facts = cluster.budget.facts("chat")["budget"]
     assert facts["demand_per_s"] == pytest.approx(3.5 * CHAT_EACH, rel=0.4)
     assert facts["in_time"] > 0.7  # forecasts were wrong by much, and so may the next ones be
+
+
+async def test_places_move_to_images_and_back() -> None:
+    cluster = Cluster(serving(7, images=True))
+    quiet = {"texts": 3.0, "chat": 0.1, "photos": 1.0}
+    await cluster.run(600, lambda _: {**quiet, "photos": 180.0})
+    assert cluster.counts == {"texts": 1, "chat": 1, "photos": 5}
+    facts = cluster.budget.facts("photos")["budget"]
+    assert facts["in_time"] > 0.9, "of what images earn at best, as most have a lower gamma"
+    assert "of what it could earn" in reasons(cluster, "photos")
+    await cluster.run(900, lambda _: {**quiet, "texts": 60.0})
+    assert cluster.counts["texts"] >= 4
+    assert cluster.counts["photos"] == 1
+
+
+async def test_images_of_which_nothing_is_known_keep_their_replicas() -> None:
+    valuer = ImageValuer()
+    report = {**image_report(), "earnings": IMAGES, "slo_s": 1.0}
+    assert valuer.in_time([image_report()], 10, 0.0, 3) is None
+    old = {key: said for key, said in image_report().items() if key != "earnings"}
+    assert valuer.in_time([old], 10, 0.0, 3) is None  # type: ignore[list-item]
+    curve = valuer.in_time([report, image_report()], 200, 0.0, 8)  # type: ignore[list-item]
+    assert curve is not None
+    assert curve[0] == 0
+    assert (np.diff(curve) >= 0).all()
+    assert curve[-1] == pytest.approx(1)
 
 
 async def test_demand_that_stays_moves_nothing() -> None:

@@ -154,6 +154,22 @@ def test_gamma_falls_in_a_burst_and_recovers(policy: type[Policy[Any]]) -> None:
     virtual_loop.run(main())
 
 
+def test_what_images_take_and_earn_is_reported_as_they_come() -> None:
+    async def main() -> None:
+        async with House() as house:
+            assert house.engine.report()["earnings"] == []
+            await house.ask(*(query(number, utility=3) for number in range(4)))
+            report = house.engine.report()
+            seconds, earned = zip(*report["earnings"], strict=True)
+            assert list(seconds) == pytest.approx(sorted(latency(gamma, 8) / 8 for gamma in GAMMAS))
+            assert list(earned) == pytest.approx([3 * accuracy for accuracy in sorted(ACCURACY.values())])
+            assert report["slo_s"] == pytest.approx(1)
+            await house.ask(*(query(number, budget_s=0.001) for number in range(30)))
+            assert house.engine.report()["earnings"] == [], "no batch is in time for most"
+
+    virtual_loop.run(main())
+
+
 def test_what_cannot_be_in_time_any_more_is_evicted_at_once() -> None:
     async def main() -> None:
         async with House(slow=20) as house:

@@ -1,0 +1,36 @@
+"""What replicas of a vision service earn: OTAS's utility, by what images of late take and earn with each gamma."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from pliant.deployments.serving.messages import News
+from pliant.deployments.vision.report import ReplicaReport
+from pliant.policies.cluster.attainment import Floats
+from pliant.policies.vision.value_curve import value_curve
+
+
+class ImageValuer:
+    """A `serving.valuer.Valuer`. What is earned is a share of what images earn with the gamma that suits them best."""
+
+    def hear(self, news: News) -> None:
+        """Replicas report what images are like."""
+
+    def in_time(self, reports: Collection[ReplicaReport], rate: float, spread: float, most: int) -> Floats | None:
+        measured = [report for report in reports if _best(report)]
+        if not measured:
+            return None
+        curves = []
+        for report in measured:
+            seconds, earned = np.array(report["earnings"]).T
+            utility = value_curve(seconds, {"": (rate, earned)}, most, spread, report["slo_s"])
+            curves.append(utility / (rate * _best(report)))
+        middle: Floats = np.median(curves, axis=0)
+        return middle
+
+
+def _best(report: ReplicaReport) -> float:
+    """What an image earns at best; 0 where nothing is known, as of a replica that no image has reached."""
+    return max((earned for _, earned in report.get("earnings", [])), default=0.0)
