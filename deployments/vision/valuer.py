@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from statistics import median
 
 import numpy as np
 
 from pliant.deployments.serving.messages import News
+from pliant.deployments.serving.valuer import Value
 from pliant.deployments.vision.report import ReplicaReport
-from pliant.policies.cluster.attainment import Floats
 from pliant.policies.vision.value_curve import value_curve
 
 
@@ -18,7 +19,7 @@ class ImageValuer:
     def hear(self, news: News) -> None:
         """Replicas report what images are like."""
 
-    def in_time(self, reports: Collection[ReplicaReport], rate: float, spread: float, most: int) -> Floats | None:
+    def value(self, reports: Collection[ReplicaReport], rate: float, spread: float, most: int) -> Value | None:
         measured = [report for report in reports if _best(report)]
         if not measured:
             return None
@@ -27,8 +28,8 @@ class ImageValuer:
             seconds, earned = np.array(report["earnings"]).T
             utility = value_curve(seconds, {"": (rate, earned)}, most, spread, report["slo_s"])
             curves.append(utility / (rate * _best(report)))
-        middle: Floats = np.median(curves, axis=0)
-        return middle
+        slowest_s = median(report["earnings"][-1][0] for report in measured)
+        return Value(np.median(curves, axis=0), rate * slowest_s)
 
 
 def _best(report: ReplicaReport) -> float:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -23,7 +23,9 @@ from pliant.deployments.serving.starting_replicas import StartingReplicas
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.deployments.serving.valuer import Valuer
 from pliant.deployments.vision.valuer import ImageValuer
+from pliant.policies.cluster.baselines import Greedy
 from pliant.policies.cluster.budget import Nodes
+from pliant.policies.cluster.control import Decision, Offer
 from pliant.policies.cluster.forecast import Forecast
 
 TEXT_S = 0.05
@@ -37,12 +39,12 @@ IMAGES = [(0.005, 0.6), (0.01, 0.9), (0.02, 1.0)]
 Demand = Callable[[float], Mapping[str, float]]
 
 
-def serving(cpus: float = 6.0, images: bool = False, **changes: Any) -> ServingConfig:
+def serving(cpus: float = 6.0, images: bool = False, policy: str = "joint", **changes: Any) -> ServingConfig:
     photos = {"photos": {"kind": "vision", "model": "m", "replicas": {"min": 1, "max": 5}}} if images else {}
     return parse(
         {
             "gateway": {"cpus": 0},
-            "budget": {"nodes": [{"cpus": cpus + 0.5}]},
+            "budget": {"nodes": [{"cpus": cpus + 0.5}], "policy": policy},
             "services": {
                 "texts": {"kind": "encoder", "model": "m", "replicas": {"min": 1, "max": 5}, "slo_ms": 500, **changes},
                 "chat": {"kind": "llm", "model": "m", "replicas": {"min": 1, "max": 5}, "slo_ms": 5000},
@@ -152,6 +154,49 @@ async def test_places_move_from_texts_to_chat_with_the_load() -> None:
     assert facts["in_time"] > 0.7  # forecasts were wrong by much, and so may the next ones be
 
 
+@pytest.mark.parametrize("policy", ["independent", "greedy", f"{__name__}:Chatty"])
+async def test_another_policy_decides_by_its_name(policy: str) -> None:
+    cluster = Cluster(serving(policy=policy))
+    await cluster.run(600, steady(3, 4 * CHAT_EACH))
+    assert cluster.counts["chat"] >= 4
+    assert cluster.counts["texts"] == 1
+    assert "of what it could earn" in reasons(cluster, "chat")
+
+
+class Chatty(Greedy):
+    """As somebody else's module would have it."""
+
+
+class Broken:
+    """Gives what a service may not have, or nothing."""
+
+    replicas: ClassVar[Mapping[str, int]] = {}
+
+    def decide(self, now: float, offers: Sequence[Offer], nodes: Sequence[Nodes], reserve: int = 0) -> Decision:
+        return Decision(self.replicas, (), (), {})
+
+
+@pytest.mark.parametrize(
+    ("replicas", "says"),
+    [
+        ({"texts": 9, "chat": 1}, "texts may have 1 to 5 replicas, got 9"),
+        ({"texts": 1, "chat": 0}, "chat may have 1 to 5 replicas, got 0"),
+        ({"texts": 1}, "chat may have 1 to 5 replicas, got None"),
+    ],
+)
+async def test_a_policy_that_fails_changes_nothing_and_stats_say_so(
+    monkeypatch: pytest.MonkeyPatch, replicas: dict[str, int], says: str
+) -> None:
+    monkeypatch.setattr(Broken, "replicas", {"texts": 2, "chat": 2})
+    cluster = Cluster(serving(policy=f"{__name__}:Broken"))
+    await cluster.run(300, steady(3, CHAT_EACH))
+    assert cluster.counts == {"texts": 2, "chat": 2}
+    monkeypatch.setattr(Broken, "replicas", replicas)
+    await cluster.run(60, steady(3, CHAT_EACH))
+    assert cluster.counts == {"texts": 2, "chat": 2}
+    assert says in reasons(cluster, "texts")
+
+
 async def test_places_move_to_images_and_back() -> None:
     cluster = Cluster(serving(7, images=True))
     quiet = {"texts": 3.0, "chat": 0.1, "photos": 1.0}
@@ -168,11 +213,13 @@ async def test_places_move_to_images_and_back() -> None:
 async def test_images_of_which_nothing_is_known_keep_their_replicas() -> None:
     valuer = ImageValuer()
     report = {**image_report(), "earnings": IMAGES, "slo_s": 1.0}
-    assert valuer.in_time([image_report()], 10, 0.0, 3) is None
+    assert valuer.value([image_report()], 10, 0.0, 3) is None
     old = {key: said for key, said in image_report().items() if key != "earnings"}
-    assert valuer.in_time([old], 10, 0.0, 3) is None  # type: ignore[list-item]
-    curve = valuer.in_time([report, image_report()], 200, 0.0, 8)  # type: ignore[list-item]
-    assert curve is not None
+    assert valuer.value([old], 10, 0.0, 3) is None  # type: ignore[list-item]
+    value = valuer.value([report, image_report()], 200, 0.0, 8)  # type: ignore[list-item]
+    assert value is not None
+    curve, busy = value
+    assert busy == pytest.approx(4), "with the best gamma"
     assert curve[0] == 0
     assert (np.diff(curve) >= 0).all()
     assert curve[-1] == pytest.approx(1)
