@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -67,6 +67,9 @@ class JointBudget:
         self._clock = clock
         self._began = self._binned = clock()
         self._arrived: Counter[str] = Counter()
+        self._asked: Counter[tuple[str, str]] = Counter()
+        self._asked_rates: defaultdict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=_LASTING))
+        """By service and the other one, a cascade, whose requests it is asked for."""
         self._forecasts = {name: Forecast(PERIOD_S, self._ahead(name)) for name in self._valuers}
         self._rates = {name: deque([0.0], maxlen=_LASTING) for name in self._valuers}
         self._policy = by_name(config.budget.policy)
@@ -77,6 +80,8 @@ class JointBudget:
 
     def hear(self, service: str, news: News) -> None:
         """Take in what a gateway saw."""
+        for part, count in news.asked.items():
+            self._asked[part, service] += count
         if valuer := self._valuers.get(service):
             self._arrived[service] += news.arrived.total()
             valuer.hear(news)
@@ -115,6 +120,8 @@ class JointBudget:
             forecast.look(self._ahead(name))
             forecast.observe(rate)
             self._rates[name].append(rate)
+        for pair in self._asked_rates.keys() | self._asked.keys():
+            self._asked_rates[pair].append(self._asked.pop(pair, 0) / seconds)
         nodes = await self._nodes()
         values = {name: value for name in self._valuers if (value := self._value(name)) is not None}
         if not values or now - self._began < SETTLED_S:
@@ -146,6 +153,9 @@ class JointBudget:
             more = float(curve[count + 1] - curve[count]) if count < self._sizes[name].max else 0.0
             self._facts[name] = {
                 "demand_per_s": round(self._rate(name), 3),
+                "of_these_by": {
+                    other: round(fmean(rates), 3) for (part, other), rates in self._asked_rates.items() if part == name
+                },
                 "in_time": round(float(curve[count]), 4),
                 "one_more": round(more, 4),
                 "start_s": round(self._starting.seconds(name), 1),

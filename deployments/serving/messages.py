@@ -29,6 +29,8 @@ class News:
     """Of the answered: what a language model wrote."""
     requests: Mapping[str, int] = field(default_factory=dict)
     """How many of its requests ended how, ever."""
+    asked: Counter[str] = field(default_factory=Counter)
+    """Of other services: how often they were asked for it; they count that as theirs, too."""
 
 
 STARTING = "starting"

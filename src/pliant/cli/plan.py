@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rich.table import Table
 
@@ -34,9 +35,12 @@ def show(url: str) -> None:
             plan["wanted_because"],
         )
     console.print(table)
+    for name, plan in plans.items():
+        for other, rate in plan.get("budget", {}).get("of_these_by", {}).items():
+            console.print(f"{name}: {rate:.2f} of its requests per second were {other}'s, in the last minute")
 
 
-def _judged(budget: Mapping[str, float] | None) -> tuple[str, str, str, str]:
+def _judged(budget: Mapping[str, Any] | None) -> tuple[str, str, str, str]:
     """What is known once the planner has decided on the service."""
     if budget is None:
         return "", "", "", ""

@@ -225,6 +225,19 @@ async def test_images_of_which_nothing_is_known_keep_their_replicas() -> None:
     assert curve[-1] == pytest.approx(1)
 
 
+async def test_what_a_cascade_asks_is_said_of_its_levels() -> None:
+    cluster = Cluster(serving())
+    for seconds, asked in ((300, 40), (120, 0)):
+        end = cluster.now + seconds
+        while cluster.now < end:
+            cluster.budget.hear("sure", News(arrived=Counter({8: asked}), asked=Counter({"texts": asked})))
+            await cluster.run(PERIOD_S, steady(10, 0.3))
+        said = cluster.budget.facts("texts")["budget"]["of_these_by"]
+        assert said == {"sure": asked / PERIOD_S}, "it is part of the 10 that arrived, and adds nothing to them"
+        assert cluster.budget.facts("chat")["budget"]["of_these_by"] == {}
+    assert cluster.budget.facts("texts")["budget"]["demand_per_s"] == pytest.approx(10, rel=0.3)
+
+
 async def test_demand_that_stays_moves_nothing() -> None:
     cluster = Cluster(serving())
     await cluster.run(600, steady(30, CHAT_EACH))
