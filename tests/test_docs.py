@@ -17,8 +17,9 @@ from support.tenants import keyed
 from pliant.cli import command as cli
 from pliant.cli.doctor_checks import examine
 from pliant.cli.doctor_facts import Facts, Node, Unknown, Wants, machine
+from pliant.config.budget import BudgetConfig
 from pliant.config.cascade import CascadeConfig
-from pliant.config.cluster import BudgetConfig, GatewayConfig
+from pliant.config.cluster import GatewayConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.config.route import RouteConfig

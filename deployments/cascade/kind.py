@@ -29,7 +29,7 @@ class CascadeKind(Kind[CascadeConfig]):
     async def open(self, opening: Opening[CascadeConfig]) -> CascadeClassifier:
         for level in opening.parts.values():
             await level.opened()
-        recorder = CascadeMetrics(opening.name, self.name, opening.outcomes)
+        recorder = CascadeMetrics(opening.name, self.name, opening.outcomes, opening.tally)
         endpoints = {name: level.endpoint for name, level in opening.parts.items()}
         known = partial(cast(CascadeFollower, opening.follower).known_as, opening.name)
         return CascadeClassifier(opening.name, opening.config, endpoints, known, recorder)

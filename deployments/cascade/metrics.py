@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
+from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.metric_table import Described, Rows, Table, labelled
 from pliant.deployments.serving.metrics import Requests, counter, gauge, histogram
 from pliant.deployments.serving.outcome import Trouble
@@ -37,10 +38,14 @@ _REROUTES: Table = {
 
 
 class CascadeMetrics(Requests):
-    """As a gateway sees it; a `CascadeRecorder`. `level` is a service, of answers the last one that read the text."""
+    """As a gateway sees it; a `CascadeRecorder`. `level` is a service, of answers the last one that read the text.
 
-    def __init__(self, service: str, kind: str, outcomes: Counter[str]) -> None:
+    The planner hears what levels are asked, by `tally`.
+    """
+
+    def __init__(self, service: str, kind: str, outcomes: Counter[str], tally: Tally) -> None:
         super().__init__(service, kind, outcomes)
+        self._tally = tally
         self._answers = counter(service, "pliant_cascade_answers_total", "Answers by level.", "level")
         self._rerouted = counter(
             service, "pliant_cascade_rerouted_total", "Texts that a level sent on to the next.", "level"
@@ -61,6 +66,9 @@ class CascadeMetrics(Requests):
         self._confidence = histogram(
             service, "pliant_cascade_confidence", "Calibrated, of answers that were given.", _SURE, "level"
         )
+
+    def asked(self, level: str) -> None:
+        self._tally.asked(level)
 
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None:
         tags = {"level": level}

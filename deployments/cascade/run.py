@@ -28,6 +28,9 @@ _MARGIN_S, _MARGIN = 0.005, 0.05
 class CascadeRecorder(Recorder, Protocol):
     """Where a cascade records what happened to a text. Levels are named."""
 
+    def asked(self, level: str) -> None:
+        """`level` is to read a text."""
+
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None: ...
 
     def rerouted(self, level: str, words: int, pruned: int) -> None:
@@ -163,6 +166,7 @@ class CascadeRun:
                 raise RequestError(Outcome.UNAVAILABLE, f"{level.name} is down", 1, Fault.DOWN)
             if within_s == 0:
                 raise RequestError(Outcome.TOO_LATE, f"no time is left for {level.name}", 1, Fault.SHORT_SLO)
+            self._recorder.asked(level.name)
             stops = self._route.stops(self._text, visit)
             reading = await level.read(text, budget_s, self._slack_share, importance_request, within_s, stops=stops)
             said = [*reading.earlier, reading.logits]

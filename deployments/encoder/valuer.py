@@ -10,7 +10,7 @@ from statistics import median
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.messages import Report, home
 from pliant.deployments.serving.messages import News
-from pliant.policies.cluster.attainment import Floats
+from pliant.deployments.serving.valuer import Value
 from pliant.policies.encoder.service_curve import ServiceCurve
 from pliant.policies.encoder.value_curve import value_curve
 
@@ -30,13 +30,14 @@ class TextValuer:
         while self._lengths.total() > _REMEMBERED:
             self._lengths = Counter({length: count // 2 for length, count in self._lengths.items() if count > 1})
 
-    def in_time(self, reports: Collection[Report], rate: float, spread: float, most: int) -> Floats | None:
+    def value(self, reports: Collection[Report], rate: float, spread: float, most: int) -> Value | None:
         measured = [report for report in reports if report["curve"]]
         if not measured or not self._lengths:
             return None
         service_s, counts = self._resident(measured) if _resident(measured) else self._homes(measured)
         rates = {length: rate * count / counts.total() for length, count in counts.items()}
-        return value_curve(service_s, rates, self._slo_s, most, spread) / rate
+        in_time = value_curve(service_s, rates, self._slo_s, most, spread) / rate
+        return Value(in_time, sum(each * service_s[length] for length, each in rates.items()))
 
     def _resident(self, reports: Collection[Report]) -> tuple[dict[int, float], Counter[int]]:
         """Every replica takes every text: one runtime, which takes what a text takes on average."""

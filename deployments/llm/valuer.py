@@ -9,9 +9,9 @@ from statistics import median
 from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.serving.messages import News
-from pliant.policies.cluster.attainment import Floats
+from pliant.deployments.serving.valuer import Value
 from pliant.policies.llm.step_cost import StepCost
-from pliant.policies.llm.value_curve import Lengths, Objectives, Speeds, value_curve
+from pliant.policies.llm.value_curve import Lengths, Objectives, Speeds, carried, value_curve
 
 _KEPT = 0.995
 """Of what is known of lengths, by each request."""
@@ -32,7 +32,7 @@ class AnswerValuer:
         if news.answered:
             self._answers.add(news.tokens, news.answered)
 
-    def in_time(self, reports: Collection[ReplicaReport], rate: float, spread: float, most: int) -> Floats | None:
+    def value(self, reports: Collection[ReplicaReport], rate: float, spread: float, most: int) -> Value | None:
         for report in reports:
             if step_s := report["step_ms"] / 1e3:
                 self._cost.observe(max(1.0, report["tokens_per_s"] * step_s), step_s)
@@ -48,7 +48,8 @@ class AnswerValuer:
             slots=min(min(report["slots"], _held(report, whole)) for report in reports),
         )
         tokens = value_curve(speeds, lengths, self._objectives, rate, most, spread)
-        return tokens / (lengths.answer * rate)
+        each = carried(speeds, lengths, self._objectives)
+        return Value(tokens / (lengths.answer * rate), rate / each if each else float(most))
 
 
 class _Mean:

@@ -38,6 +38,10 @@ class Tally:
     def arrived(self, tokens: int) -> None:
         self._news.arrived[tokens] += 1
 
+    def asked(self, service: str) -> None:
+        """Another service was asked for a request of this one."""
+        self._news.asked[service] += 1
+
     def answered(self, share_of_slo: float) -> None:
         self._news.answered += 1
         self._news.near_slo += share_of_slo >= HIGH

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -18,13 +18,15 @@ from typing import Any
 import numpy as np
 
 from pliant.config.base import ElasticServiceConfig
-from pliant.config.cluster import PLANNER_CPUS, BudgetConfig, ServingConfig
+from pliant.config.budget import BudgetConfig
+from pliant.config.cluster import PLANNER_CPUS, ServingConfig
+from pliant.deployments.serving.budget_policies import by_name, checked
 from pliant.deployments.serving.messages import News
 from pliant.deployments.serving.starting_replicas import StartingReplicas
 from pliant.deployments.serving.table import ReplicaTable
-from pliant.deployments.serving.valuer import Floats, Valuer
+from pliant.deployments.serving.valuer import Value, Valuer
 from pliant.policies.cluster.budget import Nodes, Shape
-from pliant.policies.cluster.control import Decision, Joint, Offer, Service
+from pliant.policies.cluster.control import Decision, Offer, Service
 from pliant.policies.cluster.forecast import Forecast
 from pliant.policies.cluster.room import counted, free, shape_of
 
@@ -32,8 +34,6 @@ logger = logging.getLogger("pliant")
 
 PERIOD_S = 10.0
 SETTLED_S = 60.0
-_HOLD_S = 3600.0
-"""For so long a split is taken to last: the limit on moves an hour is what keeps it calm."""
 _PRICE = 0.03
 """What a replica must earn, as a share of what each earns of as many as are of use."""
 _MOST_SPREAD = 1.0
@@ -67,9 +67,12 @@ class JointBudget:
         self._clock = clock
         self._began = self._binned = clock()
         self._arrived: Counter[str] = Counter()
+        self._asked: Counter[tuple[str, str]] = Counter()
+        self._asked_rates: defaultdict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=_LASTING))
+        """By service and the other one, a cascade, whose requests it is asked for."""
         self._forecasts = {name: Forecast(PERIOD_S, self._ahead(name)) for name in self._valuers}
         self._rates = {name: deque([0.0], maxlen=_LASTING) for name in self._valuers}
-        self._policy = Joint(hold_s=_HOLD_S)
+        self._policy = by_name(config.budget.policy)
         self._wanted: dict[str, int] = {}
         self._because: dict[str, str] = {}
         self._facts: dict[str, dict[str, Any]] = {}
@@ -77,6 +80,8 @@ class JointBudget:
 
     def hear(self, service: str, news: News) -> None:
         """Take in what a gateway saw."""
+        for part, count in news.asked.items():
+            self._asked[part, service] += count
         if valuer := self._valuers.get(service):
             self._arrived[service] += news.arrived.total()
             valuer.hear(news)
@@ -115,46 +120,57 @@ class JointBudget:
             forecast.look(self._ahead(name))
             forecast.observe(rate)
             self._rates[name].append(rate)
+        for pair in self._asked_rates.keys() | self._asked.keys():
+            self._asked_rates[pair].append(self._asked.pop(pair, 0) / seconds)
         nodes = await self._nodes()
-        curves = {name: curve for name in self._valuers if (curve := self._curve(name)) is not None}
-        if not curves or now - self._began < SETTLED_S:
+        values = {name: value for name in self._valuers if (value := self._value(name)) is not None}
+        if not values or now - self._began < SETTLED_S:
             return
-        left = free(nodes, self._unchanging(curves))
-        offers = [self._offer(name, curve, left) for name, curve in curves.items()]
+        left = free(nodes, self._unchanging(values))
+        offers = [self._offer(name, value, left) for name, value in values.items()]
         reserve = self._budget.reserve if any(each.gpus for each in left) else 0
         try:
-            decision = await asyncio.to_thread(self._policy.decide, now, offers, counted(left), reserve)
+            decision = checked(
+                await asyncio.to_thread(self._policy.decide, now, offers, counted(left), reserve), offers
+            )
         except ValueError as error:  # the least do not fit, or there are too many ways to place replicas
             self._problem = f"{error}; nothing changes. Add nodes, or lower min replicas"
             logger.warning("%s", self._problem)
             return
+        except Exception as error:  # whatever a policy of somebody else's raises
+            self._problem = f"policy {self._budget.policy} failed: {error}; nothing changes. The planner's log has more"
+            logger.exception("policy %s failed; nothing changes", self._budget.policy)
+            return
         self._problem = ""
-        self._adopt(decision, curves)
+        self._adopt(decision, values)
 
-    def _adopt(self, decision: Decision, curves: Mapping[str, Floats]) -> None:
+    def _adopt(self, decision: Decision, values: Mapping[str, Value]) -> None:
         for change in decision.changes:
             logger.info("%s", change)
             self._because[change.name] = change.reason
-        for name, curve in curves.items():
+        for name, (curve, _) in values.items():
             count = self._wanted[name] = decision.replicas[name]
             more = float(curve[count + 1] - curve[count]) if count < self._sizes[name].max else 0.0
             self._facts[name] = {
                 "demand_per_s": round(self._rate(name), 3),
+                "of_these_by": {
+                    other: round(fmean(rates), 3) for (part, other), rates in self._asked_rates.items() if part == name
+                },
                 "in_time": round(float(curve[count]), 4),
                 "one_more": round(more, 4),
                 "start_s": round(self._starting.seconds(name), 1),
                 "start_measured": self._starting.measured(name),
             }
 
-    def _curve(self, name: str) -> Floats | None:
-        """The share of what is asked that is answered in time, by replicas; None if that cannot be said yet."""
+    def _value(self, name: str) -> Value | None:
+        """Of what is asked; None if that cannot be said yet."""
         rate, most = self._rate(name), self._sizes[name].max
         reports = list(self._tables[name].reports().values())
         if not reports:
             return None
         if rate <= 0:
-            return np.zeros(most + 1)
-        return self._valuers[name].in_time(reports, rate, min(self._forecasts[name].spread, _MOST_SPREAD), most)
+            return Value(np.zeros(most + 1), 0.0)
+        return self._valuers[name].value(reports, rate, min(self._forecasts[name].spread, _MOST_SPREAD), most)
 
     def _rate(self, name: str) -> float:
         """What is planned for, per second: what is coming, but no less than there was lately, as one quiet moment is
@@ -177,21 +193,23 @@ class JointBudget:
         ]
         return min(len(reports) + len(starting), self._sizes[name].max)
 
-    def _offer(self, name: str, curve: Floats, nodes: Sequence[Nodes]) -> Offer:
+    def _offer(self, name: str, value: Value, nodes: Sequence[Nodes]) -> Offer:
         sizes, config = self._sizes[name], self._config.services[name]
         assert isinstance(config, ElasticServiceConfig)
-        worth = config.weight * curve
+        worth = config.weight * value.in_time
         price = _PRICE * (float(worth.max()) or config.weight) / max(1, int(worth.argmax()))
         shape, start_s = shape_of(*self._reserved(name), nodes), self._starting.seconds(name)
-        service = Service(name, shape, sizes.min, sizes.max, self._running(name), start_s, price=price)
+        running = self._running(name)
+        load = value.busy / max(1, running)
+        service = Service(name, shape, sizes.min, sizes.max, running, start_s, load, price)
         return Offer((service,), ((worth,),))
 
-    def _unchanging(self, curves: Mapping[str, Floats]) -> list[Shape]:
+    def _unchanging(self, values: Mapping[str, Value]) -> list[Shape]:
         """What is not decided on: gateways, the planner, and services that are fixed or not measured yet."""
         gateway = self._config.gateway
         taken = [(0.0, gateway.cpus)] * gateway.replicas + [(0.0, PLANNER_CPUS)]
         for name, sizes in self._sizes.items():
-            if name not in curves:
+            if name not in values:
                 taken += [self._reserved(name)] * max(sizes.min, self._running(name))
         return [Shape(gpus, cpus) for gpus, cpus in taken if gpus or cpus]
 

@@ -17,7 +17,7 @@ class News:
     """What one gateway saw since it last told the planner."""
 
     arrived: Counter[int] = field(default_factory=Counter)
-    """Texts by length in tokens."""
+    """Texts and prompts by length in tokens; images as 1."""
     answered: int = 0
     near_slo: int = 0
     """Of the answered, those that took 95% of their SLO or more."""
@@ -29,6 +29,8 @@ class News:
     """Of the answered: what a language model wrote."""
     requests: Mapping[str, int] = field(default_factory=dict)
     """How many of its requests ended how, ever."""
+    asked: Counter[str] = field(default_factory=Counter)
+    """Of other services: how often they were asked for it; they count that as theirs, too."""
 
 
 STARTING = "starting"

@@ -21,7 +21,8 @@ import ray
 from ray.serve.handle import DeploymentHandle
 
 from pliant.config.base import ModelServiceConfig
-from pliant.config.cluster import BudgetConfig, ServingConfig
+from pliant.config.budget import BudgetConfig
+from pliant.config.cluster import ServingConfig
 from pliant.deployments.serving import logs
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.kind import Fetch, Kind, Opening, Part, Planning

@@ -26,7 +26,16 @@ def shares(views: Mapping[str, Mapping[str, Any]]) -> Table:
     return Table("One budget: who gets how many replicas, and why", _COLUMNS, rows)
 
 
-def _judged(budget: Mapping[str, float] | None) -> tuple[str, str, str, str]:
+def demand_of_others(views: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each service that sends requests on to another, such as a cascade to its levels."""
+    return [
+        f"{name}: {rate:.2f} of its requests per second were {other}'s, in the last minute"
+        for name, view in views.items()
+        for other, rate in view["plan"].get("budget", {}).get("of_these_by", {}).items()
+    ]
+
+
+def _judged(budget: Mapping[str, Any] | None) -> tuple[str, str, str, str]:
     """What is known once the planner has decided on the service."""
     if budget is None:
         return "", "", "", ""

@@ -38,6 +38,8 @@ _MOST_LABELS = 65_536
 class VisionRecorder(Recorder, Protocol):
     """Where a service records what happened to an image."""
 
+    def arrived(self) -> None: ...
+
     def answered(self, seconds: float, in_time: bool) -> None: ...
 
 
@@ -91,6 +93,7 @@ class VisionClassifier:
         deadline = started + slo_s
         with counted(self._recorder):
             pixels = await self._read(image, deadline)
+            self._recorder.arrived()
             timeout_s = max(self._config.timeout_s, slo_s)
             errand = ImageErrand(self.name, pixels.tobytes(), task, self._tasks, deadline, slo_s, utility, timeout_s)
             answer, _ = await self._caller.answer(errand)

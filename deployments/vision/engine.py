@@ -29,6 +29,7 @@ from pliant.policies.vision.pace import Pace
 from pliant.policies.vision.slo_batching import Batching, SloBatcher
 from pliant.policies.vision.token_adaptation import Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
+from pliant.policies.vision.value_curve import Asked, earnings
 
 logger = logging.getLogger("pliant")
 
@@ -122,6 +123,7 @@ class Engine:
         self._broken = 0
         """Batches in a row that could not be computed."""
         self._statistics = Statistics(profile.gammas)
+        self._profile = profile
         self._pace = Pace(profile, _now())
         self.failure: Exception | None = None
         """Why nothing is computed any more."""
@@ -130,6 +132,7 @@ class Engine:
     def adopt(self, profile: TokenProfile, policy: Policy[Waiting]) -> None:
         """Go by another profile of the same gammas from now on: the device has become faster."""
         self._policy = policy
+        self._profile = profile
         self._pace = Pace(profile, _now())
         self._ahead = None
 
@@ -137,6 +140,7 @@ class Engine:
         """Answer `query`, or say why not as soon as that is known. Whoever is cancelled does not wait any more."""
         if self.failure is not None:
             return _broken_down(self.failure)
+        self._statistics.asked.append(Asked(key(query.task), query.utility, query.budget_s))
         if self._awaiting_tasks >= self._limit:
             return self._shed()
         deadline = _now() + query.budget_s
@@ -208,6 +212,8 @@ class Engine:
             decision_p99_ms=statistics.decision_p99_ms,
             p50_ms=statistics.latency_ms(0.5),
             p98_ms=statistics.latency_ms(0.98),
+            earnings=earnings(self._profile, self._statistics.asked),
+            slo_s=self._statistics.slo_s,
             tasks=self._tasks.names(),
         )
 

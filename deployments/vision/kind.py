@@ -22,6 +22,7 @@ from pliant.deployments.vision.messages import RegisteredTask
 from pliant.deployments.vision.metrics import ImageMetrics, vision_metrics
 from pliant.deployments.vision.task_follower import TaskFollower
 from pliant.deployments.vision.task_registry import TaskRegistry
+from pliant.deployments.vision.valuer import ImageValuer
 from pliant.models import sources
 from pliant.models.vision_info import read_vision
 
@@ -40,7 +41,7 @@ class VisionKind(Kind[VisionConfig]):
 
     async def open(self, opening: Opening[VisionConfig]) -> VisionClassifier:
         folder = await opening.fetch(sources.fetch_vision)
-        recorder = ImageMetrics(opening.name, self.name, opening.outcomes)
+        recorder = ImageMetrics(opening.name, self.name, opening.outcomes, opening.tally)
         tasks = cast(TaskFollower, opening.follower)
         return VisionClassifier(
             opening.name,
@@ -58,6 +59,9 @@ class VisionKind(Kind[VisionConfig]):
 
     def part(self, planning: Planning) -> CatalogPart[RegisteredTask]:
         return CatalogPart(TaskRegistry(planning.config))
+
+    def valuer(self, config: VisionConfig) -> ImageValuer:
+        return ImageValuer()
 
     def routers(
         self, services: Services, follower: CatalogFollower[Any] | None, gateway: GatewayConfig

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.metric_table import Described, Table, families, family, replicas_of
 from pliant.deployments.serving.metrics import Followed, Requests
 from pliant.deployments.vision.report import EngineReport
@@ -51,7 +53,14 @@ def vision_metrics(views: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 class ImageMetrics(Requests):
-    """As a gateway sees it; an `endpoint.VisionRecorder`."""
+    """As a gateway sees it; an `endpoint.VisionRecorder`. The planner hears of it, too, by `tally`."""
+
+    def __init__(self, service: str, kind: str, outcomes: Counter[str], tally: Tally) -> None:
+        super().__init__(service, kind, outcomes)
+        self._tally = tally
+
+    def arrived(self) -> None:
+        self._tally.arrived(1)
 
     def answered(self, seconds: float, in_time: bool) -> None:
         self.took(seconds, in_time)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
+from statistics import median
 from typing import TypedDict
 
 from pliant.deployments.serving.parcels import Report
+from pliant.policies.vision.value_curve import Asked
 
 _RECENT = 512
 _LATELY = 32
@@ -51,6 +53,10 @@ class EngineReport(TypedDict):
     p50_ms: float
     """Of recent answers, in this replica: queue and computation."""
     p98_ms: float
+    earnings: list[tuple[float, float]]
+    """Seconds that an image like those of late takes in a full batch, and the utility that it earns, by gamma."""
+    slo_s: float
+    """What images of late had until their deadlines when they came, the median; 0 before the first."""
     tasks: list[str]
     """Those in memory."""
 
@@ -75,6 +81,8 @@ class Statistics:
         self.in_time = self.late = self.evicted = self.shed = self.failed = 0
         self.utility = 0.0
         self._gammas = {gamma: GammaReport(batches=0, images=0, compute_s=0.0) for gamma in gammas}
+        self.asked: deque[Asked] = deque(maxlen=_RECENT)
+        """Images that came of late, whatever became of them."""
         self._latencies: deque[float] = deque(maxlen=_RECENT)
         self._decisions: deque[float] = deque(maxlen=_RECENT)
 
@@ -104,6 +112,10 @@ class Statistics:
 
     def gammas(self) -> dict[int, GammaReport]:
         return {gamma: GammaReport(**report) for gamma, report in self._gammas.items()}
+
+    @property
+    def slo_s(self) -> float:
+        return median(each.slo_s for each in self.asked) if self.asked else 0.0
 
     @property
     def decision_p99_ms(self) -> float:

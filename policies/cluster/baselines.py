@@ -1,13 +1,12 @@
-"""What others do: each service scales by itself, or replicas go where the next one earns most; and policies by name."""
+"""What others do: each service scales by itself, or replicas go where the next one earns most."""
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 
 from pliant.policies.cluster.budget import Nodes, Shape
-from pliant.policies.cluster.control import BATCH, Decision, Joint, Offer, Policy, Service, explained
+from pliant.policies.cluster.control import BATCH, Decision, Offer, Service, explained
 from pliant.policies.cluster.placement import first_fit
 
 _TOLERANCE = 0.1
@@ -96,21 +95,3 @@ class Greedy:
 def _fit(replicas: dict[str, int], services: Sequence[Service], nodes: Sequence[Nodes], reserve: int) -> bool:
     wanted = [(service.shape, replicas[service.name]) for service in services]
     return first_fit([*wanted, (Shape(1), reserve)], nodes)
-
-
-def by_name(name: str) -> type[Policy]:
-    """The policy of that name, `joint`, `independent` or `greedy`, or a class of yours, `my_package:Policy`.
-
-    Raises ValueError for a name that is neither.
-    """
-    known: dict[str, type[Policy]] = {"joint": Joint, "independent": Independent, "greedy": Greedy}
-    if name in known:
-        return known[name]
-    module, _, attribute = name.partition(":")
-    try:
-        found: type[Policy] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"policy must be one of {', '.join(known)} or my_package:Policy, got {name}: {error}"
-        ) from None
-    return found

@@ -8,7 +8,10 @@ replicas start is averaged over: gamma follows it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Mapping
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +20,33 @@ from pliant.policies.vision.token_profile import TokenProfile
 
 USED = 0.9
 """Of a replica's time, the share in which it computes full batches."""
+
+
+class Asked(NamedTuple):
+    """A query, as it came."""
+
+    task: Hashable
+    utility: float
+    """Of a right answer in time."""
+    slo_s: float
+
+
+def earnings(profile: TokenProfile, asked: Collection[Asked]) -> list[tuple[float, float]]:
+    """Seconds of a query, and what it earns of one like those `asked`, by gamma in rising order of seconds.
+
+    For the median SLO; of gammas that are too slow for it nothing is said. A task that lacks a gamma earns what it does
+    with the best of those that take no longer.
+    """
+    if not asked:
+        return []
+    row_s = row_seconds(profile, median(each.slo_s for each in asked))
+    order = [int(at) for at in np.argsort(row_s, kind="stable") if np.isfinite(row_s[at])]
+    utilities: defaultdict[Hashable, float] = defaultdict(float)
+    for each in asked:
+        utilities[each.task] += each.utility
+    gains = np.nan_to_num(profile.utility([[one] for one in utilities.items()])[:, order], nan=0.0)
+    earned = np.maximum.accumulate(gains, axis=1).sum(axis=0) / len(asked)
+    return list(zip(row_s[order].tolist(), earned.tolist(), strict=True))
 
 
 def row_seconds(profile: TokenProfile, slo_s: float) -> Floats:

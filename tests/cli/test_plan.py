@@ -37,6 +37,13 @@ def test_a_start_that_nobody_has_measured_is_marked() -> None:
     assert "30 s?" in printed.get()
 
 
+def test_what_cascades_ask_is_said() -> None:
+    asked = {**BUDGET, "of_these_by": {"topics-c": 3.25}}
+    with answering(200, stats("why", budget=asked)) as url, console.capture() as printed:
+        show(url)
+    assert "chat: 3.25 of its requests per second were topics-c's" in printed.get()
+
+
 def test_before_the_first_decision_the_reason_is_there() -> None:
     with answering(200, stats("the least do not fit")) as url, console.capture() as printed:
         show(url)

@@ -58,6 +58,19 @@ def test_the_default_cluster_needs_no_network() -> None:
         ({"services": {"a": SERVICE}, "budget": {"nodes": []}}, "budget.nodes: got []"),
         ({"services": {"a": SERVICE}, "budget": {"nodes": [{"gpus": 1}]}}, "budget.nodes.0.cpus: missing"),
         ({"services": {"a": SERVICE}, "budget": {"reserv": 1}}, "budget.reserv: unknown key; did you mean reserve?"),
+        (
+            {"services": {"a": SERVICE}, "budget": {"policy": "best"}},
+            "budget.policy: got 'best'; must be one of joint, independent, greedy, or my_package:Policy; Module",
+        ),
+        (
+            {"services": {"a": SERVICE}, "budget": {"policy": "collections:Countr"}},
+            "budget.policy: got 'collections:Countr'; must be one of joint, independent, greedy, or my_package:Policy; "
+            "AttributeError: module 'collections' has no attribute 'Countr'",
+        ),
+        (
+            {"services": {"a": SERVICE}, "budget": {"policy": "collections:Counter"}},
+            "budget.policy: got 'collections:Counter'; must name a class with a method `decide`",
+        ),
     ],
 )
 def test_mistakes_outside_a_service(args: dict[str, Any], line: str) -> None:

@@ -170,6 +170,11 @@ class CascadeRecorder(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.drifts: list[tuple[str, bool]] = []
+        self.levels: list[str] = []
+        """That were asked, in order."""
+
+    def asked(self, level: str) -> None:
+        self.levels.append(level)
 
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None:
         assert 0 < confidence <= 1

@@ -84,6 +84,11 @@ def brightness(query: Query) -> Answer:
 
 
 class ImageRecorder(Recorder):
+    arrivals = 0
+
+    def arrived(self) -> None:
+        self.arrivals += 1
+
     def answered(self, seconds: float, in_time: bool) -> None:
         self.events.append(("answered", in_time))
 
@@ -142,6 +147,8 @@ def report(**held: float) -> ReplicaReport:
         decision_p99_ms=0.0,
         p50_ms=0.0,
         p98_ms=0.0,
+        earnings=[],
+        slo_s=0.0,
         tasks=[],
         dropped={},
         failed_tasks={},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pliant.cli.terminal import console
 from pliant.cli.top import ask, client, drawn
-from pliant.deployments.serving.plans import shares
+from pliant.deployments.serving.plans import demand_of_others, shares
 from pliant.errors import PliantError
 
 
@@ -14,10 +14,13 @@ def show(url: str) -> None:
     Raises PliantError if the cluster does not answer, or has no budget to share.
     """
     with client(url) as http:
-        table = shares(ask(http, url)["services"])
+        views = ask(http, url)["services"]
+    table = shares(views)
     if not table.rows:
         raise PliantError(
             f"{url} shares no budget out: write `budget: {{}}` into cluster.yaml, beside services with replicas: "
             "{min: 1, max: 4}"
         )
     console.print(drawn(table))
+    for line in demand_of_others(views):
+        console.print(line)

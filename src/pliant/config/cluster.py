@@ -15,6 +15,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
 from pliant.config.base import ElasticServiceConfig, ServiceConfig, ServiceName, Strict
+from pliant.config.budget import BudgetConfig
 from pliant.config.http import HttpOptions
 from pliant.config.problems import explain
 from pliant.config.tenants import ANONYMOUS, UNNAMED, TenantConfig
@@ -60,24 +61,6 @@ class GatewayConfig(Strict):
     @property
     def asks_for_keys(self) -> bool:
         return bool(self.api_keys_env or self.keys_env or self.keys_file)
-
-
-class NodesConfig(Strict):
-    """So many nodes that are alike."""
-
-    count: Annotated[int, Field(ge=1)] = 1
-    gpus: Annotated[int, Field(ge=0)] = 0
-    cpus: Annotated[float, Field(gt=0)]
-
-
-class BudgetConfig(Strict):
-    """What all services share: the planner gives each its replicas between min and max so that together they earn the
-    most."""
-
-    nodes: Annotated[tuple[NodesConfig, ...], Field(min_length=1)] | None = None
-    """What the cluster may grow to; None: the nodes that Ray has at the time."""
-    reserve: Annotated[int, Field(ge=0)] = 0
-    """Whole GPUs that stay free."""
 
 
 @dataclass(frozen=True)

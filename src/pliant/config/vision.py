@@ -10,10 +10,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pliant import zoo
 from pliant.config.base import (
     CatalogConfig,
+    ElasticServiceConfig,
     Example,
     Milliseconds,
-    ModelServiceConfig,
-    ReplicaCount,
+    ReplicaRange,
     Seconds,
     ServiceConfig,
     Strict,
@@ -72,13 +72,14 @@ def _auto(gammas: object) -> object:
     return None if gammas == "auto" else gammas
 
 
-class VisionConfig(ModelServiceConfig):
+class VisionConfig(ElasticServiceConfig):
     """A frozen vision transformer that many tasks share, and that trades tokens for time (OTAS)."""
 
     kind: Literal["vision"]
     tasks: TasksConfig = TasksConfig()
     """What images are classified for: a head, and prompts for each number of them, per task; or the model's own."""
-    replicas: ReplicaCount = 1
+    needs_budget = True
+    replicas: ReplicaRange = ReplicaRange(min=1, max=1)
     gammas: Annotated[
         Annotated[
             tuple[Annotated[int, Field(ge=-1000, le=512)], ...],

@@ -67,6 +67,7 @@ async def test_a_sure_answer_comes_early() -> None:
     np.testing.assert_allclose(sum(prediction.scores), 1)
     assert not house.services["large"].calls
     assert house.recorder.events == [("answered", "small", 1.0)]
+    assert house.recorder.levels == ["small"]
     assert house.recorder.ends == [Outcome.OK]
 
 
@@ -84,6 +85,7 @@ async def test_an_unsure_answer_goes_on_and_the_levels_vote() -> None:
         ("rerouted", "middle"),
         ("answered", "large"),
     ]
+    assert house.recorder.levels == ["small", "middle", "large"]
 
 
 async def test_the_large_level_reads_the_pruned_text() -> None:

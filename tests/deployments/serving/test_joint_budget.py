@@ -1,15 +1,16 @@
-"""One budget for texts and chat, in virtual time: places move with the load, calmly, and a restart keeps them."""
+"""One budget for texts, chat and images, in virtual time: places move with the load, calmly; a restart keeps them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from support.scripted import report as chat_report
+from support.scripted_vision import report as image_report
 
 from pliant.config.cluster import ServingConfig
 from pliant.deployments.encoder.valuer import TextValuer
@@ -20,7 +21,11 @@ from pliant.deployments.serving.least_held import LeastHeld
 from pliant.deployments.serving.messages import STARTING, News, Step
 from pliant.deployments.serving.starting_replicas import StartingReplicas
 from pliant.deployments.serving.table import ReplicaTable
+from pliant.deployments.serving.valuer import Valuer
+from pliant.deployments.vision.valuer import ImageValuer
+from pliant.policies.cluster.baselines import Greedy
 from pliant.policies.cluster.budget import Nodes
+from pliant.policies.cluster.control import Decision, Offer
 from pliant.policies.cluster.forecast import Forecast
 
 TEXT_S = 0.05
@@ -28,18 +33,22 @@ PROMPT, ANSWER = 100, 50
 STEP_S, ROW_S, SLOTS = 0.02, 0.002, 8
 CHAT_EACH = SLOTS / (ANSWER * (STEP_S + ROW_S * SLOTS))
 """Requests per second that a replica carries, about."""
+IMAGES = [(0.005, 0.6), (0.01, 0.9), (0.02, 1.0)]
+"""Seconds and utility of each, by gamma."""
 
 Demand = Callable[[float], Mapping[str, float]]
 
 
-def serving(cpus: float = 6.0, **changes: Any) -> ServingConfig:
+def serving(cpus: float = 6.0, images: bool = False, policy: str = "joint", **changes: Any) -> ServingConfig:
+    photos = {"photos": {"kind": "vision", "model": "m", "replicas": {"min": 1, "max": 5}}} if images else {}
     return parse(
         {
             "gateway": {"cpus": 0},
-            "budget": {"nodes": [{"cpus": cpus + 0.5}]},
+            "budget": {"nodes": [{"cpus": cpus + 0.5}], "policy": policy},
             "services": {
                 "texts": {"kind": "encoder", "model": "m", "replicas": {"min": 1, "max": 5}, "slo_ms": 500, **changes},
                 "chat": {"kind": "llm", "model": "m", "replicas": {"min": 1, "max": 5}, "slo_ms": 5000},
+                **photos,
             },
         }
     )
@@ -65,12 +74,20 @@ class Cluster:
         self.starting = StartingReplicas(lambda: self.now)
         self.budget = JointBudget(
             self._config,
-            {"texts": TextValuer(self._config.services["texts"]), "chat": AnswerValuer(self._config.services["chat"])},  # type: ignore[arg-type]
+            self._valuers(),
             self.tables,
             self.starting,
             self._nodes,
             lambda: self.now,
         )
+
+    def _valuers(self) -> dict[str, Valuer[Any]]:
+        services = self._config.services
+        made: dict[str, Valuer[Any]] = {
+            "texts": TextValuer(services["texts"]),  # type: ignore[arg-type]
+            "chat": AnswerValuer(services["chat"]),  # type: ignore[arg-type]
+        }
+        return {**made, "photos": ImageValuer()} if "photos" in services else made
 
     async def run(self, seconds: float, demand: Demand) -> None:
         end = self.now + seconds
@@ -81,6 +98,7 @@ class Cluster:
             self._loads = dict(rates)
             self.budget.hear("texts", News(arrived=Counter({40: texts})))
             self.budget.hear("chat", News(arrived=Counter({PROMPT: chats}), answered=chats, tokens=ANSWER * chats))
+            self.budget.hear("photos", News(arrived=Counter({1: self._rng.poisson(rates.get("photos", 0) * PERIOD_S)})))
             self.now += PERIOD_S
             await self.budget.step()
             for name, wanted in self.budget.wanted().items():
@@ -106,8 +124,10 @@ class Cluster:
         chat["tokens_per_s"] = live / step_s
         chat["memory"] = {**chat["memory"], "pages": 1000, "page": 16}  # type: ignore[dict-item]
         text = {"version": 0, "held": {}, "served": 0, "curve": ((64, TEXT_S, TEXT_S),), "shares": (), "resident": True}
-        for name, said in (("texts", text), ("chat", chat)):
-            self.tables[name].sync({f"{name}-{index}": said for index in range(self.counts[name])})
+        photo = {**image_report(), "earnings": IMAGES, "slo_s": 1.0}
+        said = {"texts": text, "chat": chat, "photos": photo}
+        for name, count in self.counts.items():
+            self.tables[name].sync({f"{name}-{index}": said[name] for index in range(count)})
 
 
 def steady(texts: float, chat: float) -> Demand:
@@ -132,6 +152,90 @@ async def test_places_move_from_texts_to_chat_with_the_load() -> None:
     facts = cluster.budget.facts("chat")["budget"]
     assert facts["demand_per_s"] == pytest.approx(3.5 * CHAT_EACH, rel=0.4)
     assert facts["in_time"] > 0.7  # forecasts were wrong by much, and so may the next ones be
+
+
+@pytest.mark.parametrize("policy", ["independent", "greedy", f"{__name__}:Chatty"])
+async def test_another_policy_decides_by_its_name(policy: str) -> None:
+    cluster = Cluster(serving(policy=policy))
+    await cluster.run(600, steady(3, 4 * CHAT_EACH))
+    assert cluster.counts["chat"] >= 4
+    assert cluster.counts["texts"] == 1
+    assert "of what it could earn" in reasons(cluster, "chat")
+
+
+class Chatty(Greedy):
+    """As somebody else's module would have it."""
+
+
+class Broken:
+    """Gives what a service may not have, or nothing."""
+
+    replicas: ClassVar[Mapping[str, int]] = {}
+
+    def decide(self, now: float, offers: Sequence[Offer], nodes: Sequence[Nodes], reserve: int = 0) -> Decision:
+        return Decision(self.replicas, (), (), {})
+
+
+@pytest.mark.parametrize(
+    ("replicas", "says"),
+    [
+        ({"texts": 9, "chat": 1}, "texts may have 1 to 5 replicas, got 9"),
+        ({"texts": 1, "chat": 0}, "chat may have 1 to 5 replicas, got 0"),
+        ({"texts": 1}, "chat may have 1 to 5 replicas, got None"),
+    ],
+)
+async def test_a_policy_that_fails_changes_nothing_and_stats_say_so(
+    monkeypatch: pytest.MonkeyPatch, replicas: dict[str, int], says: str
+) -> None:
+    monkeypatch.setattr(Broken, "replicas", {"texts": 2, "chat": 2})
+    cluster = Cluster(serving(policy=f"{__name__}:Broken"))
+    await cluster.run(300, steady(3, CHAT_EACH))
+    assert cluster.counts == {"texts": 2, "chat": 2}
+    monkeypatch.setattr(Broken, "replicas", replicas)
+    await cluster.run(60, steady(3, CHAT_EACH))
+    assert cluster.counts == {"texts": 2, "chat": 2}
+    assert says in reasons(cluster, "texts")
+
+
+async def test_places_move_to_images_and_back() -> None:
+    cluster = Cluster(serving(7, images=True))
+    quiet = {"texts": 3.0, "chat": 0.1, "photos": 1.0}
+    await cluster.run(600, lambda _: {**quiet, "photos": 180.0})
+    assert cluster.counts == {"texts": 1, "chat": 1, "photos": 5}
+    facts = cluster.budget.facts("photos")["budget"]
+    assert facts["in_time"] > 0.9, "of what images earn at best, as most have a lower gamma"
+    assert "of what it could earn" in reasons(cluster, "photos")
+    await cluster.run(900, lambda _: {**quiet, "texts": 60.0})
+    assert cluster.counts["texts"] >= 4
+    assert cluster.counts["photos"] == 1
+
+
+async def test_images_of_which_nothing_is_known_keep_their_replicas() -> None:
+    valuer = ImageValuer()
+    report = {**image_report(), "earnings": IMAGES, "slo_s": 1.0}
+    assert valuer.value([image_report()], 10, 0.0, 3) is None
+    old = {key: said for key, said in image_report().items() if key != "earnings"}
+    assert valuer.value([old], 10, 0.0, 3) is None  # type: ignore[list-item]
+    value = valuer.value([report, image_report()], 200, 0.0, 8)  # type: ignore[list-item]
+    assert value is not None
+    curve, busy = value
+    assert busy == pytest.approx(4), "with the best gamma"
+    assert curve[0] == 0
+    assert (np.diff(curve) >= 0).all()
+    assert curve[-1] == pytest.approx(1)
+
+
+async def test_what_a_cascade_asks_is_said_of_its_levels() -> None:
+    cluster = Cluster(serving())
+    for seconds, asked in ((300, 40), (120, 0)):
+        end = cluster.now + seconds
+        while cluster.now < end:
+            cluster.budget.hear("sure", News(arrived=Counter({8: asked}), asked=Counter({"texts": asked})))
+            await cluster.run(PERIOD_S, steady(10, 0.3))
+        said = cluster.budget.facts("texts")["budget"]["of_these_by"]
+        assert said == {"sure": asked / PERIOD_S}, "it is part of the 10 that arrived, and adds nothing to them"
+        assert cluster.budget.facts("chat")["budget"]["of_these_by"] == {}
+    assert cluster.budget.facts("texts")["budget"]["demand_per_s"] == pytest.approx(10, rel=0.3)
 
 
 async def test_demand_that_stays_moves_nothing() -> None:

@@ -44,6 +44,7 @@ async def test_images_are_answered_with_the_labels_of_their_task() -> None:
     assert (best.labels, best.scores) == (["big"], [1.0])
     assert replicas.recorder.events == [("answered", True)] * 3
     assert replicas.recorder.ends == [Outcome.OK] * 3
+    assert replicas.recorder.arrivals == 3
     assert replicas.asked == ["a", "b", "c"]
     assert all(report["outstanding"] == 0 for report in replicas.table.replicas().values())
 

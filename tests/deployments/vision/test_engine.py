@@ -21,7 +21,9 @@ from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.tenants import Tenant
 from pliant.deployments.vision.engine import Engine, Waiting
 from pliant.deployments.vision.messages import Answer, Query
+from pliant.deployments.vision.report import ReplicaReport
 from pliant.deployments.vision.tasks import TaskReconciler, Tasks, key
+from pliant.deployments.vision.valuer import ImageValuer
 from pliant.formats.vision_task import TaskError, TaskRef
 from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy
 from pliant.policies.vision.token_profile import TokenProfile
@@ -150,6 +152,46 @@ def test_gamma_falls_in_a_burst_and_recovers(policy: type[Policy[Any]]) -> None:
             gammas = [gamma for gamma, _ in house.device.runs]
             assert gammas[0] == gammas[-1] == 2
             assert min(gammas) == -4
+
+    virtual_loop.run(main())
+
+
+def test_what_images_take_and_earn_is_reported_as_they_come() -> None:
+    async def main() -> None:
+        async with House() as house:
+            assert house.engine.report()["earnings"] == []
+            await house.ask(*(query(number, utility=3) for number in range(4)))
+            report = house.engine.report()
+            seconds, earned = zip(*report["earnings"], strict=True)
+            assert list(seconds) == pytest.approx(sorted(latency(gamma, 8) / 8 for gamma in GAMMAS))
+            assert list(earned) == pytest.approx([3 * accuracy for accuracy in sorted(ACCURACY.values())])
+            assert report["slo_s"] == pytest.approx(1)
+            await house.ask(*(query(number, budget_s=0.001) for number in range(30)))
+            assert house.engine.report()["earnings"] == [], "no batch is in time for most"
+
+    virtual_loop.run(main())
+
+
+@pytest.mark.parametrize("rate", [200, 350, 500, 1000])
+def test_what_a_replica_is_said_to_earn_is_what_it_does(rate: int) -> None:
+    async def main() -> None:
+        async with House(limit=256) as house:
+            rng = np.random.default_rng(0)
+            asked, seconds, before = [], 20.0, house.engine.report()["utility"]
+            for _ in range(int(seconds / 0.005)):
+                asked += [
+                    asyncio.create_task(house.engine.classify(query(budget_s=0.3)))
+                    for _ in range(int(rng.poisson(rate * 0.005)))
+                ]
+                await asyncio.sleep(0.005)
+            await asyncio.gather(*asked)
+            report = house.engine.report()
+            filled = ReplicaReport(**report, version=0, held={}, served=0, compiling=False, dropped={}, failed_tasks={})
+            value = ImageValuer().value([filled], len(asked) / seconds, 0.0, 2)
+            assert value is not None
+            best = max(earned for _, earned in report["earnings"])
+            earned = (report["utility"] - before) / len(asked) / best
+            assert -0.01 <= earned - value.in_time[1] <= 0.07, "deciding takes no time here, for which a tenth is kept"
 
     virtual_loop.run(main())
 

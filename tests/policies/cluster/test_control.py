@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.policies.cluster.baselines import Greedy, Independent, by_name
+from pliant.policies.cluster.baselines import Greedy, Independent
 from pliant.policies.cluster.budget import Nodes, Shape
 from pliant.policies.cluster.control import Decision, Joint, Offer, Service
 
@@ -128,10 +127,3 @@ def test_baselines_keep_to_the_budget() -> None:
         assert all(each.replicas["a"] + each.replicas["b"] <= 16 for each in decisions)
     steady = follow(Independent(0.5), lambda _: {"a": 3.0}, 600)
     assert steady[-1].replicas == {"a": 6}
-
-
-def test_policies_by_name() -> None:
-    assert by_name("joint") is Joint
-    assert by_name("pliant.policies.cluster.baselines:Greedy") is Greedy
-    with pytest.raises(ValueError, match="joint, independent, greedy or my_package:Policy"):
-        by_name("best")

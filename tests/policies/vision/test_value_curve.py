@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
 
 from pliant.policies.vision.token_profile import TokenProfile
-from pliant.policies.vision.value_curve import USED, row_seconds, steps, value_curve
+from pliant.policies.vision.value_curve import USED, Asked, earnings, row_seconds, steps, value_curve
 
 
 def program(row_s: np.ndarray, demand: dict[str, tuple[float, np.ndarray]], seconds: float) -> float:
@@ -58,3 +58,19 @@ def test_batches_must_fit_into_the_slo_twice() -> None:
     profile = TokenProfile([-4, 0], lambda gamma, rows: (0.01 if gamma else 0.02) * (1 + rows), lambda *_: 1.0, 8)
     assert row_seconds(profile, 0.2).tolist() == pytest.approx([0.01 * 9 / 8, 0.02 * 5 / 4])
     assert row_seconds(profile, 0.05)[1] == np.inf
+
+
+def test_earnings_are_of_the_mix_that_came() -> None:
+    accuracies = {"digits": {-4: 0.8, 0: 0.9, 2: 0.95}, "plain": {-4: 0.5, 0: 0.7}}
+    profile = TokenProfile(
+        [-4, 0, 2], lambda gamma, rows: 0.01 * (5 + gamma), lambda task, gamma: accuracies[str(task)].get(gamma), 1
+    )
+    assert earnings(profile, []) == []
+    asked = [Asked("digits", 1.0, 1.0), Asked("digits", 3.0, 1.0), Asked("plain", 2.0, 0.1), Asked("plain", 2.0, 9.0)]
+    seconds, earned = zip(*earnings(profile, asked), strict=True)
+    assert seconds == pytest.approx((0.01, 0.05, 0.07))
+    assert earned == pytest.approx(
+        [(4 * digits + 4 * plain) / 4 for digits, plain in ((0.8, 0.5), (0.9, 0.7), (0.95, 0.7))]
+    )
+    assert len(earnings(profile, [Asked("digits", 1.0, 0.1)])) == 2, "two batches of the slowest are late"
+    assert earnings(profile, [Asked("digits", 1.0, 0.01)]) == []
