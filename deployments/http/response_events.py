@@ -10,10 +10,11 @@ from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import aclosing
 from typing import Any
 
-from pliant.deployments.http.openai_answers import ChatShape, Json
+from pliant.deployments.http.openai_answers import ChatShape, Json, Usage
 from pliant.deployments.http.openai_responses import ResponsesRequest, Status
 from pliant.deployments.http.openai_stream import INTERNAL, EventStream
 from pliant.deployments.http.resumption import Pieces
+from pliant.deployments.llm.request import Piece
 from pliant.deployments.serving.outcome import RequestError
 
 logger = logging.getLogger("pliant")
@@ -27,8 +28,8 @@ class Writer:
 
     def __init__(self, call: ResponsesRequest, model: str, name: str, prompt_tokens: int) -> None:
         self._name = name
-        self._prompt_tokens = prompt_tokens
-        self._tokens = self._reasoning_tokens = 0
+        self._usage = Usage(prompt_tokens)
+        self._reasoning_tokens = 0
         self._events = 0
         self._rows: list[Json] = []
         """Log probabilities whose text has not come."""
@@ -61,13 +62,13 @@ class Writer:
         yield self._event("response.created", response=self._snapshot())
         yield self._event("response.in_progress", response=self._snapshot())
 
-    def push(self, choice: Json, tokens: int) -> Iterator[Json]:
-        """The events of a part of a chat's choice, of so many tokens."""
+    def push(self, choice: Json, piece: Piece) -> Iterator[Json]:
+        """The events of a part of a chat's choice, which was made of `piece`."""
         delta = choice["delta"]
-        self._tokens += tokens
+        self._usage.add(0, piece)
         self._rows += (choice["logprobs"] or {}).get("content", ())
         if text := delta.get("reasoning_content"):
-            self._reasoning_tokens += tokens
+            self._reasoning_tokens += len(piece.tokens)
             self._rows.clear()
             item = yield from self._item("reasoning")
             item["content"][0]["text"] += text
@@ -94,12 +95,13 @@ class Writer:
         self.response["status"] = "incomplete" if cut else "completed"
         if cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        usage = self._usage
         self.response["usage"] = {
-            "input_tokens": self._prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": self._tokens,
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+            "output_tokens": usage.tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
-            "total_tokens": self._prompt_tokens + self._tokens,
+            "total_tokens": usage.prompt_tokens + usage.tokens,
         }
         yield self._event(f"response.{self.response['status']}", response=self._snapshot())
 
@@ -183,7 +185,7 @@ def stream(pieces: Pieces, shape: ChatShape, writer: Writer) -> EventStream:
         try:
             async for index, piece in pieces:
                 finish = piece.finish
-                for event in writer.push(shape.part(index, piece), len(piece.tokens)):
+                for event in writer.push(shape.part(index, piece), piece):
                     yield _event(event)
         except RequestError as error:
             yield _event(writer.fail(error.reason))
@@ -203,7 +205,7 @@ async def whole(pieces: Pieces, shape: ChatShape, writer: Writer) -> Json:
     async with aclosing(pieces):
         async for index, piece in pieces:
             finish = piece.finish
-            deque(writer.push(shape.part(index, piece), len(piece.tokens)), 0)
+            deque(writer.push(shape.part(index, piece), piece), 0)
     deque(writer.end(finish), 0)
     return writer.response
 
