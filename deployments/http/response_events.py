@@ -14,7 +14,6 @@ from pliant.deployments.http.openai_answers import ChatShape, Json, Usage
 from pliant.deployments.http.openai_responses import ResponsesRequest, Status
 from pliant.deployments.http.openai_stream import INTERNAL, EventStream
 from pliant.deployments.http.resumption import Pieces
-from pliant.deployments.llm.request import Piece
 from pliant.deployments.serving.outcome import RequestError
 
 logger = logging.getLogger("pliant")
@@ -28,7 +27,7 @@ class Writer:
 
     def __init__(self, call: ResponsesRequest, model: str, name: str, prompt_tokens: int) -> None:
         self._name = name
-        self._usage = Usage(prompt_tokens)
+        self.usage = Usage(prompt_tokens)
         self._reasoning_tokens = 0
         self._events = 0
         self._rows: list[Json] = []
@@ -62,13 +61,12 @@ class Writer:
         yield self._event("response.created", response=self._snapshot())
         yield self._event("response.in_progress", response=self._snapshot())
 
-    def push(self, choice: Json, piece: Piece) -> Iterator[Json]:
-        """The events of a part of a chat's choice, which was made of `piece`."""
+    def push(self, choice: Json, tokens: int) -> Iterator[Json]:
+        """The events of a part of a chat's choice, of so many tokens."""
         delta = choice["delta"]
-        self._usage.add(0, piece)
         self._rows += (choice["logprobs"] or {}).get("content", ())
         if text := delta.get("reasoning_content"):
-            self._reasoning_tokens += len(piece.tokens)
+            self._reasoning_tokens += tokens
             self._rows.clear()
             item = yield from self._item("reasoning")
             item["content"][0]["text"] += text
@@ -95,7 +93,7 @@ class Writer:
         self.response["status"] = "incomplete" if cut else "completed"
         if cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
-        usage = self._usage
+        usage = self.usage
         self.response["usage"] = {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
@@ -185,7 +183,8 @@ def stream(pieces: Pieces, shape: ChatShape, writer: Writer) -> EventStream:
         try:
             async for index, piece in pieces:
                 finish = piece.finish
-                for event in writer.push(shape.part(index, piece), piece):
+                writer.usage.add(index, piece)
+                for event in writer.push(shape.part(index, piece), len(piece.tokens)):
                     yield _event(event)
         except RequestError as error:
             yield _event(writer.fail(error.reason))
@@ -205,7 +204,8 @@ async def whole(pieces: Pieces, shape: ChatShape, writer: Writer) -> Json:
     async with aclosing(pieces):
         async for index, piece in pieces:
             finish = piece.finish
-            deque(writer.push(shape.part(index, piece), piece), 0)
+            writer.usage.add(index, piece)
+            deque(writer.push(shape.part(index, piece), len(piece.tokens)), 0)
     deque(writer.end(finish), 0)
     return writer.response
 
