@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from pliant.bench.findings import Findings
 from pliant.bench.llm import (
     against_llama_cpp,
+    bound,
     llama_cpp,
     long_prompt,
     paper,
@@ -56,6 +57,7 @@ class _Plan:
     roofline_repetitions: int
     long_prompt: long_prompt.Scale
     second_turn: second_turn.Scale
+    bound: bound.Scale
     llama_cpp: bool
     llama_cpp_lengths: tuple[int, int] = (64, 256)
 
@@ -72,6 +74,7 @@ _QUICK = _Plan(
     roofline_repetitions=3,
     long_prompt=long_prompt.Scale(long=1536, short=64, shorts=8, live=4, answer=96, repetitions=2),
     second_turn=second_turn.Scale(prompt=512, answer=64, new=32, repetitions=3),
+    bound=bound.Scale(rows=32, steps=16, repetitions=5, schemas=200),
     llama_cpp=False,
 )  # fmt: skip
 _FULL = _Plan(
@@ -86,6 +89,7 @@ _FULL = _Plan(
     roofline_repetitions=9,
     long_prompt=long_prompt.Scale(long=1920, short=64, shorts=16, live=8, answer=256, repetitions=5),
     second_turn=second_turn.Scale(prompt=1024, answer=128, new=64, repetitions=9),
+    bound=bound.Scale(rows=32, steps=64, repetitions=9, schemas=200),
     llama_cpp=True,
 )  # fmt: skip
 
@@ -109,6 +113,7 @@ def run(options: Options) -> Report:
         found.add(_large_model(plan, threads, done, others=against_others))
         found.add(_long_prompt(plan.long_prompt, threads, done))
         found.add(_second_turn(plan.second_turn, threads, done))
+        found.add(_bound(plan.bound, threads, done))
         found.figures.append(_agreement(threads))
     Console().print(paper_and_here("Flover's evaluation, repeated", found.rows))
     rows = [row._asdict() for row in found.rows]
@@ -119,7 +124,8 @@ def run(options: Options) -> Report:
 def _runs(plan: _Plan, against_others: bool) -> int:
     saturated_runs = len(plan.dtypes) * plan.repetitions * saturated.RUNS
     llama_cpp_runs = plan.repetitions * against_llama_cpp.RUNS if against_others else 0
-    return saturated_runs + plan.paper.runs + llama_cpp_runs + plan.long_prompt.runs + plan.second_turn.runs
+    ours = plan.paper.runs + plan.long_prompt.runs + plan.second_turn.runs + plan.bound.runs
+    return saturated_runs + llama_cpp_runs + ours
 
 
 def _small_model(plan: _Plan, dtype: str, threads: int, done: Callable[[], object], *, repeats_paper: bool) -> Findings:
@@ -192,6 +198,18 @@ def _second_turn(scale: second_turn.Scale, threads: int, done: Callable[[], obje
     loaded = executor.load(folder, 4, longest, "bfloat16", "cpu", threads)
     engine = Engine(loaded, _tokenizer(folder), (), queue=1, stall_s=STALL_S)
     return second_turn.measure(engine, scale, LARGE.vocab, done)
+
+
+def _bound(scale: bound.Scale, threads: int, done: Callable[[], object]) -> Findings:
+    """What a step costs on 120M parameters, and whether answers of 15M fit, all in bfloat16."""
+    found = Findings()
+    for size, length, measure in ((LARGE, scale.length, bound.overhead), (SMALL, bound.VALID_LENGTH, bound.valid)):
+        folder = checkpoint(size, "bfloat16")
+        loaded = executor.load(folder, scale.rows, length, "bfloat16", "cpu", threads)
+        tokenizer = _tokenizer(folder)
+        engine = Engine(loaded, tokenizer, (bound.end(tokenizer),), queue=scale.schemas, stall_s=STALL_S)
+        found.add(measure(engine, scale, size.vocab, done))
+    return found
 
 
 def _agreement(threads: int) -> Figure:

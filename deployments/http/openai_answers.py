@@ -171,12 +171,43 @@ class _Offsets:
         return offset
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> Json:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
+class Usage:
+    """The tokens of one request: of its prompts, `prompt_tokens` in all, and of `choices` answers to each.
+
+    A prompt's cached tokens are those that no choice had computed. Of an answer that another replica went on with,
+    what the first one says counts.
+    """
+
+    def __init__(self, prompt_tokens: int, choices: int = 1) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.tokens = 0
+        """Of the answers, so far."""
+        self._choices = choices
+        self._cached: dict[int, int] = {}
+        """By answer: tokens of its prompt."""
+
+    def add(self, index: int, piece: Piece) -> None:
+        """Answer number `index` goes on; the choices of one prompt have numbers in a row."""
+        self.tokens += len(piece.tokens)
+        if piece.cached is not None:
+            self._cached.setdefault(index, piece.cached)
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompts that no answer had computed."""
+        least: dict[int, int] = {}
+        for index, cached in self._cached.items():
+            prompt = index // self._choices
+            least[prompt] = min(cached, least.get(prompt, cached))
+        return sum(least.values())
+
+    def json(self) -> Json:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.tokens,
+            "total_tokens": self.prompt_tokens + self.tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
 
 
 def _finite(logprob: float) -> float:

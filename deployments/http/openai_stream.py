@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
-from pliant.deployments.http.openai_answers import Json, Shape
+from pliant.deployments.http.openai_answers import Json, Shape, Usage
 from pliant.deployments.http.resumption import Delivered, Pieces
 from pliant.deployments.http.statuses import openai_body
 from pliant.deployments.serving.outcome import Outcome, RequestError
@@ -101,8 +101,8 @@ class EventStream(StreamingResponse):
 class ChunkStream(EventStream):
     """Streams `pieces` in the shape of an endpoint.
 
-    `envelope` makes a chunk of its choices. With `usage` every chunk has the key, and the last tells the count of all
-    tokens generated. An error becomes the last event. `delivered` is what the client has of the one choice before, and
+    `envelope` makes a chunk of its choices. With `usage`, which counts the pieces, every chunk has the key, and the
+    last its numbers. An error becomes the last event. `delivered` is what the client has of the one choice before, and
     `mark` goes into the ids of events.
     """
 
@@ -112,7 +112,7 @@ class ChunkStream(EventStream):
         choices: int,
         shape: Shape,
         envelope: Callable[[list[Json]], Json],
-        usage: Callable[[int], Json] | None,
+        usage: Usage | None,
         delivered: Delivered | None = None,
         mark: str = "",
     ) -> None:
@@ -132,6 +132,8 @@ class ChunkStream(EventStream):
                     yield self._chunk([opening], sent)
             async for index, piece in self._pieces:
                 sent = sent.and_also(piece)
+                if self._usage:
+                    self._usage.add(index, piece)
                 if piece.text or piece.finish or piece.logprobs:
                     yield self._chunk([self._shape.part(index, piece)], sent)
         except RequestError as error:
@@ -141,7 +143,7 @@ class ChunkStream(EventStream):
             yield _event(openai_body(INTERNAL))
         else:
             if self._usage:
-                yield _event({**self._envelope([]), "usage": self._usage(sent.tokens)})
+                yield _event({**self._envelope([]), "usage": self._usage.json()})
             yield _DONE
 
     def _chunk(self, choices: list[Json], sent: Delivered) -> bytes:

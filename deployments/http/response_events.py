@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import aclosing
 from typing import Any
 
-from pliant.deployments.http.openai_answers import ChatShape, Json
+from pliant.deployments.http.openai_answers import ChatShape, Json, Usage
 from pliant.deployments.http.openai_responses import ResponsesRequest, Status
 from pliant.deployments.http.openai_stream import INTERNAL, EventStream
 from pliant.deployments.http.resumption import Pieces
@@ -27,8 +27,8 @@ class Writer:
 
     def __init__(self, call: ResponsesRequest, model: str, name: str, prompt_tokens: int) -> None:
         self._name = name
-        self._prompt_tokens = prompt_tokens
-        self._tokens = self._reasoning_tokens = 0
+        self.usage = Usage(prompt_tokens)
+        self._reasoning_tokens = 0
         self._events = 0
         self._rows: list[Json] = []
         """Log probabilities whose text has not come."""
@@ -64,7 +64,6 @@ class Writer:
     def push(self, choice: Json, tokens: int) -> Iterator[Json]:
         """The events of a part of a chat's choice, of so many tokens."""
         delta = choice["delta"]
-        self._tokens += tokens
         self._rows += (choice["logprobs"] or {}).get("content", ())
         if text := delta.get("reasoning_content"):
             self._reasoning_tokens += tokens
@@ -94,12 +93,13 @@ class Writer:
         self.response["status"] = "incomplete" if cut else "completed"
         if cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        usage = self.usage
         self.response["usage"] = {
-            "input_tokens": self._prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": self._tokens,
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+            "output_tokens": usage.tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
-            "total_tokens": self._prompt_tokens + self._tokens,
+            "total_tokens": usage.prompt_tokens + usage.tokens,
         }
         yield self._event(f"response.{self.response['status']}", response=self._snapshot())
 
@@ -183,6 +183,7 @@ def stream(pieces: Pieces, shape: ChatShape, writer: Writer) -> EventStream:
         try:
             async for index, piece in pieces:
                 finish = piece.finish
+                writer.usage.add(index, piece)
                 for event in writer.push(shape.part(index, piece), len(piece.tokens)):
                     yield _event(event)
         except RequestError as error:
@@ -203,6 +204,7 @@ async def whole(pieces: Pieces, shape: ChatShape, writer: Writer) -> Json:
     async with aclosing(pieces):
         async for index, piece in pieces:
             finish = piece.finish
+            writer.usage.add(index, piece)
             deque(writer.push(shape.part(index, piece), len(piece.tokens)), 0)
     deque(writer.end(finish), 0)
     return writer.response

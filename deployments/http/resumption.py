@@ -104,6 +104,6 @@ def _split(piece: Piece, tokens: int, characters: int) -> tuple[Piece, Piece]:
     tokens, characters = max(0, tokens), max(0, characters)
     rows = piece.logprobs
     return (
-        Piece(piece.tokens[:tokens], piece.text[:characters], rows and rows[:tokens]),
+        Piece(piece.tokens[:tokens], piece.text[:characters], rows and rows[:tokens], cached=piece.cached),
         Piece(piece.tokens[tokens:], piece.text[characters:], rows and rows[tokens:], piece.finish),
     )

@@ -30,7 +30,7 @@ class Answer:
 
     __slots__ = (
         *("_detokenizer", "_ends", "_fresh", "_logprobs"),
-        *("adapter", "begun", "count", "deadline", "ended", "id", "ids"),
+        *("adapter", "begun", "computed", "count", "deadline", "ended", "id", "ids"),
         *("foreseen", "guide", "most", "pages", "placed", "predicted", "running", "sampling", "size", "tenant"),
     )
 
@@ -63,6 +63,8 @@ class Answer:
         self.adapter: AdapterRef | None = generation.adapter
         self.begun = self.count = generated
         """Its tokens when it came, and until now."""
+        self.computed = 0
+        """Tokens of its prompt that were computed for it, twice if it lost them."""
         self.most = min(generation.max_tokens, max_length - prompt)
         """Its tokens at the end, at most."""
         self.size = prompt + self.most
@@ -100,6 +102,11 @@ class Answer:
     def prompt(self) -> int:
         """Tokens of the prompt."""
         return self.size - self.most
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that were there without it."""
+        return max(0, self.prompt - self.computed)
 
     def known(self, start: int = 0) -> list[int]:
         """The tokens of its prompt, and then its own, from number `start` on."""

@@ -362,7 +362,7 @@ class Engine:
                 continue
             piece = answer.read(token, row)
             if answer.count == answer.begun + 1:
-                piece = piece._replace(prompt_s=self._clock() - answer.placed)
+                piece = piece._replace(prompt_s=self._clock() - answer.placed, cached=answer.cached)
             if answer.running:
                 scheduler.generated(answer, answer.count - answer.begun)
             items.append((answer.id, piece))

@@ -119,6 +119,7 @@ class Memory:
     def computed(self, answer: Answer, tokens: int) -> None:
         """The next `tokens` of its prompt are computed."""
         self.missed += tokens
+        answer.computed += min(tokens, max(0, answer.prompt - self.pages.computed(answer)))
         self.pages.advance(answer, tokens, self.now)
 
     def stored(self, answer: Answer, tokens: int) -> None:

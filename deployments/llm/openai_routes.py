@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from pliant.deployments.http.body import off_loop, read_body
-from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Json, Shape, usage
+from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Json, Shape, Usage
 from pliant.deployments.http.openai_responses import ResponsesRequest, renamed
 from pliant.deployments.http.openai_schemas import ChatRequest, CompletionRequest, GenerationRequest, parsed
 from pliant.deployments.http.openai_stream import ChunkStream, begun, interleaved
@@ -142,17 +142,21 @@ async def _answer(
             **warning,
         }
 
+    def skip(piece: Piece) -> None:
+        shape.part(0, piece)
+        usage.add(0, piece)
+
+    usage = Usage(prompt_tokens, call.choices)
     answers = interleaved([served.answer(generation) for generation in generations])
     if call.stream:
-        counted = partial(usage, prompt_tokens) if call.with_usage else None
-        pieces = await begun(rest(answers, delivered, partial(shape.part, 0)) if delivered else answers)
+        counted = usage if call.with_usage else None
+        pieces = await begun(rest(answers, delivered, skip) if delivered else answers)
         mark = passage.mark if passage else ""
         return ChunkStream(pieces, len(generations), shape, partial(envelope, shape.chunk), counted, delivered, mark)
     parts: list[list[Piece]] = [[] for _ in generations]
     async with aclosing(answers):
         async for index, piece in answers:
             parts[index].append(piece)
-    merged_answers = [merged(pieces) for pieces in parts]
-    choices = [shape.choice(index, answer) for index, answer in enumerate(merged_answers)]
-    counts = usage(prompt_tokens, sum(len(answer.tokens) for answer in merged_answers))
-    return JSONResponse({**envelope(shape.whole, choices), "usage": counts})
+            usage.add(index, piece)
+    choices = [shape.choice(index, merged(pieces)) for index, pieces in enumerate(parts)]
+    return JSONResponse({**envelope(shape.whole, choices), "usage": usage.json()})

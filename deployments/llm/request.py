@@ -70,17 +70,20 @@ class Piece(NamedTuple):
     """Why the answer ends with this piece; None if it goes on."""
     prompt_s: float | None = None
     """Seconds from when the answer had a slot to this piece, the first that a replica computed; None of all others."""
+    cached: int | None = None
+    """Tokens of the prompt that this replica had not to compute, as it had them; None of all but its first piece."""
 
 
 def merged(pieces: list[Piece]) -> Piece:
     """Successive pieces of one answer, at least one, as one."""
     if len(pieces) == 1:
         return pieces[0]
-    tokens, texts, logprobs, finishes, prompts = zip(*pieces, strict=True)
+    tokens, texts, logprobs, finishes, prompts, cached = zip(*pieces, strict=True)
     return Piece(
         tokens=tuple(token for part in tokens for token in part),
         text="".join(texts),
         logprobs=None if logprobs[0] is None else tuple(row for part in logprobs for row in part),
         finish=finishes[-1],
         prompt_s=prompts[0],
+        cached=cached[0],
     )

@@ -78,6 +78,8 @@ class Replica:
     dead: bool = False
     asked: list[Generation] = field(default_factory=list)
     live: int = 0
+    cached: int = 0
+    """Tokens of every prompt that it has already."""
     pause_s: float = 0.001
 
 
@@ -139,7 +141,7 @@ class Replicas(Played[Generation, Piece, ReplicaReport, AnswerRecorder]):
                     str(TOKENIZER.decode([chosen])),
                     None if wanted is None else (row(chosen, wanted),),
                     "length" if index + 1 == generation.max_tokens else None,
-                    replica.pause_s if index == len(generation.generated) else None,
+                    *((replica.pause_s, replica.cached) if index == len(generation.generated) else ()),
                 )
         finally:
             replica.live -= 1

@@ -126,6 +126,53 @@ async def test_usage_of_a_stream(serve: Serve) -> None:
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (len(TOKENIZER.encode(CHAT_PROMPT).ids), 12)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_usage_tells_what_was_cached_of_each_prompt(serve: Serve, streamed: bool) -> None:
+    """That is what no choice of it had computed."""
+
+    async def cached(client: openai.AsyncOpenAI, **body: Any) -> int | None:
+        asked: Any = {**GREEDY, **body}
+        if streamed:
+            more: Any = {"stream": True, "stream_options": {"include_usage": True}}
+            [*_, answer] = [chunk async for chunk in await client.completions.create(**asked, **more)]
+        else:
+            answer = await client.completions.create(**asked)
+        assert answer.usage
+        assert answer.usage.prompt_tokens_details
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    client, _ = serve(Replicas(a=Replica(cached=3)))
+    assert await cached(client) == 3
+    assert await cached(client, n=4, prompt=["hello", "other"]) == 6
+    first = Piece(ids("a"), "a", None, "stop", cached=2)
+    client, replicas = serve(Replicas(a=Replica(gives=[first])))
+    assert await cached(client) == 2
+    replicas.start("b", Replica(gives=[first._replace(cached=None)]))  # of a version that does not say
+    assert await cached(client) == 0
+
+
+async def test_one_choice_that_found_less_counts(serve: Serve) -> None:
+    client, _ = serve(Replicas(a=Replica(cached=4), b=Replica(cached=1)))
+    answer = await client.completions.create(**GREEDY, n=2)
+    assert answer.usage
+    assert answer.usage.prompt_tokens_details
+    assert answer.usage.prompt_tokens_details.cached_tokens == 1
+
+
+@pytest.mark.parametrize(("dies_after", "cached"), [(0, 4), (5, 2)])
+async def test_whoever_said_first_what_was_cached_counts(serve: Serve, dies_after: int, cached: int) -> None:
+    replicas = Replicas(a=Replica(cached=2, dies_after=dies_after))
+    client, _ = serve(replicas)
+    asked = asyncio.create_task(client.chat.completions.create(**TALK))
+    await asyncio.sleep(0.1)
+    assert replicas.replicas["a"].dead
+    replicas.start("b", Replica(cached=4))
+    usage = (await asked).usage
+    assert usage
+    assert usage.prompt_tokens_details
+    assert (usage.prompt_tokens_details.cached_tokens, usage.completion_tokens) == (cached, 12)
+
+
 def test_the_bytes_of_a_stream(http: TestClient) -> None:
     answer = http.post("/v1/completions", json={**GREEDY, "max_tokens": 1, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")

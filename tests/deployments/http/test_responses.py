@@ -42,6 +42,18 @@ async def test_a_text(tmp_path: Path) -> None:
     assert replicas.asked[-1].prompt == asked.prompt
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_was_cached(tmp_path: Path, streamed: bool) -> None:
+    client = connect(tmp_path, Replicas(a=Replica(cached=2)))
+    asked: Any = {"model": "chat", "input": "y"}
+    if streamed:
+        [*_, last] = [event async for event in await client.responses.create(**asked, stream=True)]
+        response = last.response
+    else:
+        response = await client.responses.create(**asked)
+    assert response.usage.input_tokens_details.cached_tokens == 2
+
+
 async def test_one_that_was_cut(tmp_path: Path) -> None:
     response = await connect(tmp_path, saying("Ye", finish="length")).responses.create(model="chat", input="y")
     assert (response.output_text, response.status) == ("Ye", "incomplete")

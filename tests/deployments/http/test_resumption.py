@@ -33,12 +33,16 @@ class Event(NamedTuple):
     data: Any
 
 
-@pytest.fixture
-def http(tmp_path: Path) -> TestClient:
-    """Two gateways would not be different: none keeps anything of a stream."""
-    services = Services.of("prompts", {"chat": language_model(tmp_path, Replicas(a=Replica()))})
+def gateway(folder: Path, **options: Any) -> TestClient:
+    """Two of them would not be different: none keeps anything of a stream."""
+    services = Services.of("prompts", {"chat": language_model(folder, Replicas(a=Replica(**options)))})
     config = GatewayConfig()
     return TestClient(application(config, services, dict, bytes, LlmKind().routers(services, None, config)))
+
+
+@pytest.fixture
+def http(tmp_path: Path) -> TestClient:
+    return gateway(tmp_path)
 
 
 def path(body: dict[str, Any]) -> str:
@@ -79,11 +83,13 @@ def test_a_stream_goes_on_after_any_event(http: TestClient, body: dict[str, Any]
         assert later[0].data["choices"][0]["delta"].get("role") is None if "messages" in body else True
 
 
-def test_what_counts_goes_on_too(http: TestClient) -> None:
+def test_what_counts_goes_on_too(tmp_path: Path) -> None:
+    http = gateway(tmp_path, cached=2)
     body = {**COMPLETION, "temperature": 0, "logprobs": 1, "stream_options": {"include_usage": True}}
     whole = streamed(http, body)
     later = streamed(http, body, **{"Last-Event-ID": whole[3].id or ""})
     assert later[-2].data["usage"] == whole[-2].data["usage"]
+    assert whole[-2].data["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert [each.data["choices"] for each in later[:-2]] == [each.data["choices"] for each in whole[4:-2]]
 
 

@@ -53,7 +53,7 @@ def answers(*generations: Generation, pipelined: bool = False, slots: int = 3) -
             assert isinstance(item, Piece), item
             assert not (pieces[id] and pieces[id][-1].finish)
             pieces[id].append(item)
-    return {id: merged(parts)._replace(prompt_s=None) for id, parts in pieces.items()}
+    return {id: merged(parts)._replace(prompt_s=None, cached=None) for id, parts in pieces.items()}
 
 
 def fits(kind: str, text: str) -> bool:

@@ -54,6 +54,8 @@ class Served:
         )
         self.asked: dict[str, Generation] = {}
         self.tokens: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+        """What each answer said was there of its prompt."""
 
     def add(self, *generations: Generation) -> None:
         for wanted in generations:
@@ -68,6 +70,12 @@ class Served:
         self.now += 0.001
         for id, item in self.engine.step():
             assert isinstance(item, Piece), item
+            if not self.tokens[id]:
+                assert item.cached is not None
+                assert 0 <= item.cached <= len(self.asked[id].prompt)
+                self.cached[id] = item.cached
+            else:
+                assert item.cached is None
             self.tokens[id] += item.tokens
 
     def run(self) -> None:
@@ -101,6 +109,7 @@ def test_a_second_turn_computes_what_is_new(pipelined: bool) -> None:
     assert served.answer(generation("first", range(20), max_tokens=15)) == 20
     said = (*range(20), *served.tokens["first"])
     assert served.answer(generation("second", (*said, 98, 99))) == 37 - 32
+    assert served.cached == {"first": 0, "second": 32}
     memory = served.engine.report()["memory"]
     assert (memory["hit"], memory["missed"]) == (32, 25)
     assert (memory["live"], memory["idle"]) == (0, 9)
@@ -110,7 +119,21 @@ def test_choices_of_one_prompt_compute_it_once() -> None:
     served = Served()
     choices = [generation(str(seed), range(30), seed=seed) for seed in range(4)]
     assert served.answer(*choices) == 30 + 3 * 2
+    assert sorted(served.cached.values()) == [0, 28, 28, 28]
     assert len({tuple(tokens) for tokens in served.tokens.values()}) > 1
+
+
+def test_an_answer_that_came_with_tokens_says_what_was_there_of_its_prompt() -> None:
+    served = Served()
+    served.answer(generation("first", range(20), max_tokens=12))
+    said = tuple(served.tokens["first"])
+    served.add(
+        generation("later", range(20), max_tokens=14, generated=said),
+        generation("elsewhere", range(30, 50), max_tokens=14, generated=said),
+    )
+    while served.engine.busy:
+        served.step()
+    assert served.cached == {"first": 0, "later": 20, "elsewhere": 0}
 
 
 def test_those_that_come_later_share_with_one_that_still_runs() -> None:
