@@ -20,7 +20,8 @@ from pliant.cache import cache_folder, made_once
 from pliant.config.vision import Algorithm2Config, BatchingConfig, VisionConfig
 from pliant.deployments.vision.accuracy import assumed_accuracies
 from pliant.deployments.vision.device import Executor, ExecutorDevice
-from pliant.deployments.vision.engine import Engine, Waiting
+from pliant.deployments.vision.engine import Engine
+from pliant.deployments.vision.queue import Waiting
 from pliant.deployments.vision.tasks import Tasks
 from pliant.deployments.vision.useful_gammas import UsefulGammas
 from pliant.errors import ModelError
