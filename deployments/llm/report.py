@@ -1,4 +1,4 @@
-"""What an engine tells about itself."""
+"""What an engine reports about itself."""
 
 from __future__ import annotations
 

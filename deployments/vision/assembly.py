@@ -191,7 +191,7 @@ def auto_gammas(config: VisionConfig, info: VisionInfo, progress: Progress | Non
 
 
 def _task_folders(config: VisionConfig, progress: Progress | None) -> list[Path]:
-    """Those there are; the planner tells clients of what is wrong with the folder around them."""
+    """Those there are; the planner reports to clients what is wrong with the folder around them."""
     if not config.tasks.folder:
         return []
     try:
