@@ -174,7 +174,10 @@ async def test_a_client_that_leaves_frees_its_slot(cluster: Cluster, client: ope
 
 
 async def test_overload_is_refused_with_a_time_to_come_back(cluster: Cluster, client: openai.AsyncOpenAI) -> None:
-    """More than slots and queues hold: what comes on top is refused at once, streamed or not; then it goes on."""
+    """More than slots and queues hold: what comes on top is refused, streamed or not; then it goes on.
+
+    A stream may have begun with some of its choices before there is no place for another: then an event ends it.
+    """
     overload: dict[str, Any] = {"model": "chat", "prompt": "overload", "n": 16, "max_tokens": await length(client)}
 
     async def request(index: int) -> None:
@@ -190,9 +193,10 @@ async def test_overload_is_refused_with_a_time_to_come_back(cluster: Cluster, cl
     assert any(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes), "none was taken"
     for error in outcomes:
         if isinstance(error, Exception):
-            assert isinstance(error, openai.RateLimitError), error
             assert "too busy" in str(error)
-            assert int(error.response.headers["Retry-After"]) >= 1
+            if isinstance(error, openai.APIStatusError):
+                assert isinstance(error, openai.RateLimitError), error
+                assert int(error.response.headers["Retry-After"]) >= 1
     await until_idle(cluster)
     await client.completions.create(model="chat", prompt="calm", max_tokens=4)
 
