@@ -63,7 +63,7 @@ class Startup:
 
         As many replicas load at a time as there are CPUs: the first ones of each service before the second, small
         models before large. So something answers soon, where all at once would take as long as all together. Before
-        that, gateways come up, which tell people how far all this is.
+        that, gateways come up, which show people how far all this is.
         """
         with suppress(TimeoutError):
             await asyncio.wait_for(self._gateways.wait(), _GATEWAY_WITHIN_S)

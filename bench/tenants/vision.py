@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pliant.bench.tenants.load import FOR_EVER_S, Asked, Found, Work
-from pliant.deployments.vision.engine import Engine, Waiting
+from pliant.deployments.vision.engine import Engine
 from pliant.deployments.vision.messages import Answer, Query
+from pliant.deployments.vision.queue import Waiting
 from pliant.deployments.vision.tasks import Tasks
 from pliant.formats.vision_task import TaskRef
 from pliant.policies.vision.time_price import TimePrice

@@ -12,8 +12,9 @@ import numpy as np
 from pliant.bench.vision.live_service import Service
 from pliant.bench.vision.systems import FixedPolicy
 from pliant.deployments.serving.parcels import Refusal
-from pliant.deployments.vision.engine import Engine, Waiting
+from pliant.deployments.vision.engine import Engine
 from pliant.deployments.vision.messages import Answer, Query
+from pliant.deployments.vision.queue import Waiting
 from pliant.deployments.vision.tasks import key
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_adaptation import Algorithm2Policy, ExactPolicy, Policy

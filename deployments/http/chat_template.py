@@ -53,7 +53,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
-            raise ModelError(f"the model's chat template is no jinja2 template: {error}; mend or remove it") from None
+            raise ModelError(f"the model's chat template is no jinja2 template: {error}; fix or remove it") from None
         self._special_tokens = dict(special_tokens)
 
     def parts(

@@ -114,7 +114,7 @@ def _trusted(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, by
 
 
 class _Answer:
-    """Passes an answer on; one in which Serve itself refuses a request is told as the client's protocol has it."""
+    """Passes an answer on; one in which Serve itself refuses a request is written as the client's protocol has it."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope

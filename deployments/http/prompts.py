@@ -10,7 +10,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Passage(Protocol[T_co]):
+class PassedOn(Protocol[T_co]):
     """A request that was passed on."""
 
     @property
@@ -45,7 +45,7 @@ class Router(Protocol):
 
     async def pass_on(
         self, text: str, find: Callable[[str], Awaitable[T]], answered_by: str | None = None
-    ) -> Passage[T]:
+    ) -> PassedOn[T]:
         """Choose who answers `text`, and `find` it by name; the one with the mark `answered_by`, if there is one.
 
         Raises RequestError where nobody can.

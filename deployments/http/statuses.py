@@ -1,4 +1,4 @@
-"""What a client is told of a request that ends without an answer: one table for each protocol, of statuses and shapes.
+"""What a client is sent for a request that ends without an answer: one table for each protocol, of statuses and shapes.
 
 A row is of an outcome, or of a fault where that has a status or a code of its own. OpenAI's shape is under every path
 that begins with /v1, and on those that vLLM has beside them.

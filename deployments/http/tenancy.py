@@ -1,4 +1,4 @@
-"""Who sends an HTTP request: asks for keys, holds each tenant to its limits, and tells it what is left of them."""
+"""Who sends an HTTP request: asks for keys, holds each tenant to its limits, and says what is left of them."""
 
 from __future__ import annotations
 

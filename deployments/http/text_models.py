@@ -19,7 +19,7 @@ def labels(endpoint: Any) -> bool:
 
 
 def scores(endpoint: Any) -> bool:
-    """Whether it says how well two texts suit each other, as far as its sort tells."""
+    """Whether it says how well two texts suit each other, as far as its sort says."""
     return hasattr(endpoint, "relevance")
 
 

@@ -195,7 +195,7 @@ class _Call:
         self._depth = 0
         self._quoted = self._escaped = False
         self.begun = False
-        """Whether its name was told."""
+        """Whether its name was sent."""
         self._closing = False
         self.over = False
 

@@ -23,7 +23,7 @@ from pliant.errors import PliantError
 from pliant.formats.adapter_info import AdapterInfo
 
 MOST_ADAPTERS = 10_000
-"""To list them all, or to tell a new gateway of them, then takes an event loop about a fifth of a second."""
+"""To list them all, or to send them to a new gateway, then takes an event loop about a fifth of a second."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 

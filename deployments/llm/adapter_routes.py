@@ -1,6 +1,6 @@
 """Loading and unloading LoRA adapters at run time, by vLLM's endpoints: /v1/load_lora_adapter, /v1/unload_lora_adapter.
 
-As there, success is told in plain text. An adapter that was loaded may be named in `model` at once, in every gateway.
+As there, success is plain text. An adapter that was loaded may be named in `model` at once, in every gateway.
 """
 
 from __future__ import annotations

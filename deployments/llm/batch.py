@@ -16,8 +16,8 @@ from pliant.deployments.llm.guide import MaskThread
 from pliant.deployments.llm.memory import Memory, PrefixRoot
 from pliant.kernels.decoder.decode_step import Launched, Prefill, RowMasks, Step
 from pliant.policies.llm.decode_slots import SlotError, SlotMap
-from pliant.policies.llm.pages import Place
 from pliant.policies.llm.passes import Due
+from pliant.policies.llm.prefixes import Place
 
 
 class Served(NamedTuple):

@@ -42,9 +42,9 @@ from pliant.kernels.decoder.decode_step import RowLogprobs, Step
 from pliant.policies.llm.decode_admission import Load
 from pliant.policies.llm.decode_slots import SlotError
 from pliant.policies.llm.output_length import LengthPredictor, OutputLengths
-from pliant.policies.llm.pages import Place
 from pliant.policies.llm.passes import Order, turn
 from pliant.policies.llm.prefill_chunks import Speeds, chunks
+from pliant.policies.llm.prefixes import Place
 from pliant.sampling import Sampling
 
 _REHEARSED = 16

@@ -19,7 +19,8 @@ from pliant.policies.cluster.prefix_affinity import block, root_block
 from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.decode_slots import SlotError
 from pliant.policies.llm.idle_memory import Costs, IdleMemory, Root
-from pliant.policies.llm.pages import Pages, Place, Prefix
+from pliant.policies.llm.pages import Pages
+from pliant.policies.llm.prefixes import Place, Prefix
 from pliant.policies.llm.shared_memory import Again
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pliant.deployments.llm.report import AdapterReport, ClassReport, MemoryReport, PredictorReport
+from pliant.deployments.llm.report import EngineReport
 from pliant.deployments.serving.parcels import Report
 from pliant.formats.adapter_info import AdapterRef
 from pliant.message import message
@@ -23,31 +23,5 @@ class Registered(NamedTuple):
     """The tenant that loaded it; empty of those in folders."""
 
 
-class ReplicaReport(Report):
+class ReplicaReport(EngineReport, Report):
     """What a replica says of itself about once a second; it holds live tokens: prompts, and the longest answers."""
-
-    max_length: int
-    """Tokens that a slot has: a prompt and its answer together."""
-    slots: int
-    live: int
-    """Requests that have a slot."""
-    waiting: int
-    """Requests that wait for one."""
-    tokens_per_s: float
-    """Of answers, in a second of computing, of late."""
-    step_ms: float
-    """A decode step, of late."""
-    prompt_tokens_per_s: float
-    squashed: int
-    """Requests that were put back, since the start: they outlived what was predicted when they passed others."""
-    preempted: int
-    """Requests that were put back, since the start: memory was short, and others had come before them."""
-    bypassed: int
-    """Requests that passed others that waited for memory, since the start."""
-    classes: list[ClassReport]
-    """The queues, small requests first."""
-    predictor: PredictorReport
-    memory: MemoryReport
-    digest: str
-    """Names of prefixes that are there, as `chooser` reads them: where they end or branch, the latest used."""
-    adapters: AdapterReport

@@ -128,7 +128,7 @@ async def _answer(
 ) -> Response:
     """Run all `generations`; stream what of them is not `delivered`, or wait for the last."""
     created = int(time.time())
-    passage = served.passage
+    passage = served.passed_on
     warning = {"warning": passage.warning} if passage and passage.warning else {}
 
     def envelope(kind: str, choices: list[Json]) -> Json:

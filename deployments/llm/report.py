@@ -1,4 +1,4 @@
-"""What an engine tells about itself."""
+"""What an engine reports about itself."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class MemoryReport(TypedDict):
     """Pages of prefixes."""
 
 
-class LlmReport(TypedDict):
-    """Counts are of now, speeds of late."""
+class EngineReport(TypedDict):
+    """What gateways hear of an engine. Counts are of now, speeds of late."""
 
     max_length: int
     """Tokens that a slot has: a prompt and its answer together."""
@@ -79,19 +79,11 @@ class LlmReport(TypedDict):
     """Requests that have a slot."""
     waiting: int
     """Requests that wait for one."""
-    live_tokens: int
-    """That all of these may come to hold, prompts and answers together."""
-    served: int
-    """Answers that came to their end."""
-    tokens: int
-    """Of answers, computed since the start."""
     tokens_per_s: float
-    """The same in a second of computing."""
+    """Of answers, in a second of computing."""
     step_ms: float
     """A decode step without prompts."""
     prompt_tokens_per_s: float
-    answer_ratio: float
-    """Tokens of answers to the most that they might have had."""
     squashed: int
     """Requests that were put back, since the start: they outlived what was predicted when they passed others."""
     preempted: int
@@ -105,3 +97,16 @@ class LlmReport(TypedDict):
     digest: str
     """Names of prefixes that are there, as `chooser` reads them: where they end or branch, the latest used."""
     adapters: AdapterReport
+
+
+class LlmReport(EngineReport):
+    """With what only its replica hears."""
+
+    live_tokens: int
+    """That all requests, live and waiting, may come to hold, prompts and answers together."""
+    served: int
+    """Answers that came to their end."""
+    tokens: int
+    """Of answers, computed since the start."""
+    answer_ratio: float
+    """Tokens of answers to the most that they might have had."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from pliant.deployments.http.prompts import Passage, Router
+from pliant.deployments.http.prompts import PassedOn, Router
 from pliant.deployments.http.text_models import embeds
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.endpoint import LanguageModel
@@ -27,7 +27,7 @@ class ServedModel(NamedTuple):
 
     base: LanguageModel
     registered: Registered | None = None
-    passage: Passage[Any] | None = None
+    passed_on: PassedOn[Any] | None = None
 
     @property
     def name(self) -> str:
@@ -41,9 +41,9 @@ class ServedModel(NamedTuple):
 
     def answer(self, generation: Generation) -> AsyncGenerator[Piece, None]:
         """As `LanguageModel.answer`."""
-        if not self.passage:
+        if not self.passed_on:
             return self.base.answer(generation)
-        return self.passage.answer(self.base.answer(generation, self.passage.spent_s))
+        return self.passed_on.answer(self.base.answer(generation, self.passed_on.spent_s))
 
     def card(self) -> dict[str, Any]:
         """As /v1/models shows it."""
@@ -114,8 +114,8 @@ class ServedModels:
             assert isinstance(found, ServedModel)
             return found
 
-        passage = await router.pass_on(text, find, answered_by)
-        return passage.model._replace(passage=passage)
+        passed_on = await router.pass_on(text, find, answered_by)
+        return passed_on.model._replace(passed_on=passed_on)
 
     async def _opened(self, name: str, opened: Callable[[Service], Awaitable[Any]]) -> ServedModel | Router:
         entry = None

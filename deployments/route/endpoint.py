@@ -53,7 +53,7 @@ class RouteRecorder(Recorder, Protocol):
 
 @dataclass(frozen=True)
 class Chosen(Generic[T]):
-    """Who answers a request; a `Passage`."""
+    """Who answers a request; a `PassedOn`."""
 
     model: T
     mark: str

@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from pliant.deployments.route.endpoint import Reason
+from pliant.deployments.serving.metric_table import Described, Rows, labelled
 from pliant.deployments.serving.metrics import Requests, counter
 
-_PASSED = "Requests that were passed on, by who answers."
-_INSTEAD = "Requests that `otherwise` answers instead of whoever should, by why."
+_PASSED = Described(True, "pliant_route_passed", "Requests that were passed on, by who answers.")
+_INSTEAD = Described(
+    True, "pliant_route_otherwise", "Requests that `otherwise` answers instead of whoever should, by why."
+)
 
 
 class RouteMetrics(Requests):
@@ -20,8 +23,8 @@ class RouteMetrics(Requests):
 
     def __init__(self, service: str, kind: str, outcomes: Counter[str]) -> None:
         super().__init__(service, kind, outcomes)
-        self._passed = counter(service, "pliant_route_passed_total", _PASSED, "model")
-        self._instead = counter(service, "pliant_route_otherwise_total", _INSTEAD, "reason")
+        self._passed = counter(service, f"{_PASSED.name}_total", _PASSED.description, "model")
+        self._instead = counter(service, f"{_INSTEAD.name}_total", _INSTEAD.description, "reason")
 
     def passed(self, model: str) -> None:
         self._passed.inc(tags={"model": model})
@@ -32,11 +35,10 @@ class RouteMetrics(Requests):
 
 def route_metrics(views: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """What "/stats" says of routes, for Prometheus."""
-    passed = CounterMetricFamily("pliant_route_passed", _PASSED, labels=("service", "model"))
-    instead = CounterMetricFamily("pliant_route_otherwise", _INSTEAD, labels=("service", "reason"))
-    for service, view in views.items():
-        for model, count in view.get("passed", {}).items():
-            passed.add_metric((service, model), count)
-        for reason, count in view.get("instead", {}).items():
-            instead.add_metric((service, reason), count)
-    yield from (passed, instead)
+    for key, described, label in (("passed", _PASSED, "model"), ("instead", _INSTEAD, "reason")):
+        rows: Rows = [
+            ((service, value), {key: count})
+            for service, view in views.items()
+            for value, count in view.get(key, {}).items()
+        ]
+        yield from labelled({key: described}, rows, "service", label)

@@ -58,11 +58,11 @@ class Errand(ABC, Generic[Want, Query, Item]):
         return False
 
     def explained(self, refusal: Refusal) -> RequestError:
-        """What to tell the client of a refusal that nobody can do better than."""
+        """What to answer the client for a refusal that nobody can do better than."""
         return RequestError(refusal.outcome, refusal.reason, refusal.retry_after_s, refusal.fault)
 
     def refused(self, refusals: Sequence[Refusal]) -> RequestError:
-        """What to tell the client when enough replicas have refused."""
+        """What to answer the client when enough replicas have refused."""
         busy = [refusal for refusal in refusals if refusal.cause == "busy"]
         if not busy:
             return self.explained(refusals[-1])
@@ -71,14 +71,14 @@ class Errand(ABC, Generic[Want, Query, Item]):
         return RequestError(Outcome.SHED, reason, soonest.retry_after_s or 0.0)
 
     def no_time(self, error: NoTimeError) -> RequestError:
-        """What to tell the client when no replica can meet the deadline."""
+        """What to answer the client when no replica can meet the deadline."""
         return RequestError(Outcome.SHED, f"{self.subject} is too busy; retry later", error.retry_after_s)
 
     def unanswered(self) -> RequestError:
-        """What to tell the client when it stood still for too long."""
+        """What to answer the client when it stood still for too long."""
         reason = f"no replica of {self.subject} answered within {round(self.timeout_s, 3):g} s"
         return RequestError(Outcome.UNAVAILABLE, reason, 1.0, Fault.TIMED_OUT)
 
     def unserved(self) -> RequestError:
-        """What to tell a client that does not wait for replicas."""
+        """What to answer a client that does not wait for replicas."""
         return RequestError(Outcome.UNAVAILABLE, f"no replica of {self.subject} is there", 1.0, Fault.DOWN)

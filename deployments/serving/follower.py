@@ -1,4 +1,4 @@
-"""The gateway's side of planning: tell the planner what arrives, and do what it says.
+"""The gateway's side of planning: report to the planner what arrives, and follow its plan.
 
 Plain asyncio, without Ray. The planner may be gone for as long as it likes: requests go on as they went.
 """

@@ -1,4 +1,4 @@
-"""What gateways, replicas and the planner tell each other about services, and about what is registered by name."""
+"""What gateways, replicas and the planner send each other about services, and about what is registered by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pliant.message import message
 @message
 @dataclass(slots=True)
 class News:
-    """What one gateway saw since it last told the planner."""
+    """What one gateway saw since its last report to the planner."""
 
     arrived: Counter[int] = field(default_factory=Counter)
     """Texts and prompts by length in tokens; images as 1."""

@@ -198,7 +198,7 @@ class Services:
 
 
 def not_ready(service: Service) -> RequestError:
-    """What to tell of a service that cannot answer yet."""
+    """What to say of a service that cannot answer yet."""
     return RequestError(Outcome.UNAVAILABLE, f"{service.name} is not ready yet: {service.state}", _COME_BACK_S)
 
 

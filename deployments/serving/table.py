@@ -49,7 +49,7 @@ class Choice(NamedTuple):
 
     replica: str
     predicted_s: float | None
-    """From now on; None where nobody can tell."""
+    """From now on; None where that is unknown."""
     work: Any
     """What it has to do more by this, as the chooser counts."""
 

@@ -1,4 +1,4 @@
-"""Whose a request is: what replicas are told of its tenant, and what a gateway lets it do.
+"""Whose a request is: what replicas are sent of its tenant, and what a gateway lets it do.
 
 The gateway knows for each HTTP request who sent it; whatever is done for it, in this task or in those that it starts,
 finds that by `current`.

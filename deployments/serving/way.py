@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 _MOST = 32
-"""Steps that are told: a request may have a thousand texts."""
+"""Steps that are shown: a request may have a thousand texts."""
 _MOST_ABOUT = 200
 """Characters."""
 

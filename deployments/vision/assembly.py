@@ -20,7 +20,8 @@ from pliant.cache import cache_folder, made_once
 from pliant.config.vision import Algorithm2Config, BatchingConfig, VisionConfig
 from pliant.deployments.vision.accuracy import assumed_accuracies
 from pliant.deployments.vision.device import Executor, ExecutorDevice
-from pliant.deployments.vision.engine import Engine, Waiting
+from pliant.deployments.vision.engine import Engine
+from pliant.deployments.vision.queue import Waiting
 from pliant.deployments.vision.tasks import Tasks
 from pliant.deployments.vision.useful_gammas import UsefulGammas
 from pliant.errors import ModelError
@@ -190,7 +191,7 @@ def auto_gammas(config: VisionConfig, info: VisionInfo, progress: Progress | Non
 
 
 def _task_folders(config: VisionConfig, progress: Progress | None) -> list[Path]:
-    """Those there are; the planner tells clients of what is wrong with the folder around them."""
+    """Those there are; the planner reports to clients what is wrong with the folder around them."""
     if not config.tasks.folder:
         return []
     try:

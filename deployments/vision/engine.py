@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -18,15 +17,14 @@ from numpy.typing import NDArray
 
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Refusal
-from pliant.deployments.serving.tenants import Tenant
 from pliant.deployments.vision.messages import Answer, Fate, Query
+from pliant.deployments.vision.queue import Queue, Waiting
 from pliant.deployments.vision.report import EngineReport, Statistics
 from pliant.deployments.vision.tasks import Tasks, key
 from pliant.formats.vision_task import TaskError
-from pliant.policies.cluster.fair_share import FairShare
 from pliant.policies.vision.longest_batch import LongestBatch
 from pliant.policies.vision.pace import Pace
-from pliant.policies.vision.slo_batching import Batching, SloBatcher
+from pliant.policies.vision.slo_batching import Batching
 from pliant.policies.vision.token_adaptation import Policy, Step
 from pliant.policies.vision.token_profile import TokenProfile
 from pliant.policies.vision.value_curve import Asked, earnings
@@ -63,27 +61,6 @@ class Device(Protocol):
         """The logits of each image, by its task's labels. `tasks` are keys as of `tasks.key`."""
 
 
-@dataclass(eq=False, slots=True)
-class Waiting:
-    """An image that waits or is computed; times are the loop's."""
-
-    image: bytes
-    task: str
-    """Its key."""
-    arrival: float
-    deadline: float
-    utility: float
-    tenant: Tenant
-    reply: asyncio.Future[Answer | Refusal] = field(repr=False)
-
-    def settle(self, reply: Answer | Refusal) -> bool:
-        """Whether anybody still waited for the reply, which is given once."""
-        if self.reply.done():
-            return False
-        self.reply.set_result(reply)
-        return True
-
-
 class Engine:
     """Answers each query once. At most `limit` wait; `policy` decides which batch runs next, and with which gamma.
 
@@ -105,9 +82,7 @@ class Engine:
         self._tasks = tasks
         self._policy = policy
         self._limit = limit
-        self._batcher: SloBatcher[Waiting] = SloBatcher(limit, batching or Batching(most_rows=profile.most_rows))
-        self._share: FairShare[Waiting] = FairShare()
-        """Those in the batcher; in seconds of computing."""
+        self._queue = Queue(limit, batching or Batching(most_rows=profile.most_rows))
         self._longest = LongestBatch()
         self._awaiting_tasks = 0
         self._changed = asyncio.Event()
@@ -174,25 +149,14 @@ class Engine:
         waiting = Waiting(query.image, key(query.task), now, deadline, query.utility, query.tenant, reply)
         self._policy.arrived(waiting)
         self._longest.came(query.tenant.name, deadline - now, now)
-        self._add(waiting)
+        if unlucky := self._queue.add(waiting, self._pace.soonest_s):
+            unlucky.settle(self._shed())
         self._changed.set()
         self._watch()
         try:
             return await reply
         finally:
-            self._remove(waiting)
-
-    def _add(self, waiting: Waiting) -> None:
-        """It waits, unless the queue is full, and it has to go of the tenant that is furthest over its share."""
-        over = self._share.furthest_over(*waiting.tenant, self._pace.soonest_s) if self._batcher.full else None
-        self._share.add(waiting, *waiting.tenant, self._pace.soonest_s)
-        if unlucky := self._batcher.add(waiting, frozenset(self._share.newest(over)) if over else None):
-            self._share.remove(unlucky)
-            unlucky.settle(self._shed())
-
-    def _remove(self, waiting: Waiting) -> None:
-        self._batcher.remove(waiting)
-        self._share.remove(waiting)
+            self._queue.remove(waiting)
 
     def report(self) -> EngineReport:
         statistics = self._statistics
@@ -200,7 +164,7 @@ class Engine:
             backend=self._device.backend,
             gamma=statistics.gamma,
             gammas=statistics.gammas(),
-            waiting=len(self._batcher) + self._awaiting_tasks,
+            waiting=len(self._queue) + self._awaiting_tasks,
             running=self._running,
             in_time=statistics.in_time,
             late=statistics.late,
@@ -250,14 +214,11 @@ class Engine:
             probe, self._probe = self._probe, None
             self._pace.recover()
             return [probe], self._pace.fastest(probe.task, self._tasks.accuracy)
-        if not len(self._batcher) or (step := self._decided()) is None:
+        if not len(self._queue) or (step := self._decided()) is None:
             return None
         assert step.gamma is not None
         queries = tuple(step.queries)
-        self._batcher.take(step.batch, queries)
-        seconds = self._pace.foreseen_s(step.gamma, len(queries)) / len(queries)
-        for query in queries:
-            self._share.take(query, seconds)
+        self._queue.take(step.batch, queries, self._pace.foreseen_s(step.gamma, len(queries)) / len(queries))
         return queries, step.gamma
 
     def _decided(self) -> Step[Waiting] | None:
@@ -275,7 +236,7 @@ class Engine:
 
     def _decide_ahead(self, end: float) -> None:
         """Choose what runs after the batch that ends at about `end`: the device need not wait for the choice."""
-        if len(self._batcher):
+        if len(self._queue):
             started = _now()
             self._ahead = self._planned(max(end, started + self._statistics.decision_s))
             self._statistics.decided(_now() - started)
@@ -291,10 +252,8 @@ class Engine:
 
         Images of others that are in the same batch run with them. A tenant of which nothing can run lets others go.
         """
-        batches = self._batcher.batches
-        for tenant in self._share.turns():
-            theirs = [batch for batch in batches if any(query.tenant.name == tenant for query in batch.queries)]
-            plan = self._policy.plan(theirs if self._share.contended else batches, now)
+        for tenant, batches in self._queue.turns():
+            plan = self._policy.plan(batches, now)
             if step := next((step for step in plan if step.gamma is not None and step.queries), None):
                 return self._shortened(step, self._longest.seconds(tenant, now))
         return None
@@ -329,7 +288,7 @@ class Engine:
             self._broken = 0
             more_s = (_now() - started - foreseen_s) / len(queries)
             for query in queries:
-                self._share.charge(*query.tenant, more_s)
+                self._queue.charge(query.tenant, more_s)
         except asyncio.CancelledError:
             for query in queries:
                 query.settle(_broken_down(ClosedError()))
@@ -366,9 +325,9 @@ class Engine:
         self.failure = failure
         if self._probe is not None:
             self._probe.settle(_broken_down(failure))
-        for batch in self._batcher.batches:
+        for batch in self._queue.batches:
             for query in batch.queries:
-                self._remove(query)
+                self._queue.remove(query)
                 query.settle(_broken_down(failure))
 
     def _drop_late(self) -> None:
@@ -377,8 +336,7 @@ class Engine:
         Behind a batch that stalls it is not load that makes it late, and another replica may answer it.
         """
         now = _now()
-        for query in self._batcher.drop_late(now + self._pace.soonest_s):
-            self._share.remove(query)
+        for query in self._queue.drop_late(now + self._pace.soonest_s):
             if self._is_probe(query.deadline):
                 self._probe = query
                 self._changed.set()
@@ -397,7 +355,7 @@ class Engine:
         """See to it that queries are evicted in time, however long the batch that is being computed takes."""
         if self._expiry is not None:
             self._expiry.cancel()
-        deadline = min((batch.deadline for batch in self._batcher.batches), default=math.inf)
+        deadline = min((batch.deadline for batch in self._queue.batches), default=math.inf)
         if deadline < math.inf:
             when = max(deadline - self._pace.soonest_s, _now()) + _EVICTION_LAG_S
             self._expiry = asyncio.get_running_loop().call_at(when, self._drop_late)

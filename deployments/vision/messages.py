@@ -1,4 +1,4 @@
-"""What gateways, the planner and replicas of a vision service tell each other."""
+"""What gateways, the planner and replicas of a vision service send each other."""
 
 from __future__ import annotations
 

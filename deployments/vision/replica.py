@@ -45,7 +45,7 @@ class VisionReplica:
         async with Startup(service) as startup:
             folder = await asyncio.to_thread(sources.fetch_vision, config.model, progress=startup)
             if config.tasks.folder:
-                with suppress(ModelError):  # the planner tells clients of it
+                with suppress(ModelError):  # the planner reports it to clients
                     await asyncio.to_thread(sources.fetch_tasks, config.tasks.folder, startup)
             async with startup.loading(folder):
                 self._assembled = await assemble(service, config)

@@ -18,7 +18,8 @@ from itertools import chain, count
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pliant.policies.llm.adapter_cache import AdapterCache
-from pliant.policies.llm.pages import WINDOW_S, Pages, PagesError, Prefix
+from pliant.policies.llm.pages import Pages, PagesError
+from pliant.policies.llm.prefixes import WINDOW_S, Prefix
 from pliant.policies.llm.worth import Eviction, Use, scorer
 
 K = TypeVar("K", bound=Hashable)

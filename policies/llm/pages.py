@@ -17,19 +17,15 @@ The lowest free page is given out first, so that what lies behind the pages may 
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from pliant.policies.llm.prefixes import Place, Prefix, R
+
 K = TypeVar("K", bound=Hashable)
 """Names a request."""
-R = TypeVar("R", bound=Hashable)
-"""Names whose requests may share pages."""
-
-WINDOW_S = 300.0
-"""A use counts for 1/e of what it did so many seconds ago."""
 
 
 class PagesError(Exception):
@@ -45,35 +41,6 @@ class Copy(NamedTuple):
 
 
 @dataclass(eq=False)
-class Prefix(Generic[R]):
-    """A full page that can be found by its content."""
-
-    page: int
-    root: R
-    parent: Prefix[R] | None
-    """The page before it."""
-    tokens: tuple[int, ...]
-    depth: int
-    """Tokens before it."""
-    last_used: float
-    children: int = 0
-    """Pages found behind it."""
-    name: bytes = b""
-    """What others call it, if anybody has named it."""
-    _uses: float = 0.0
-    _counted_at: float = 0.0
-
-    def use(self, now: float) -> None:
-        """A request has it from now on."""
-        self._uses = self.frequency(now) + 1.0
-        self._counted_at = self.last_used = now
-
-    def frequency(self, now: float) -> float:
-        """Uses, the older ones counted for less."""
-        return self._uses * math.exp((self._counted_at - now) / WINDOW_S)
-
-
-@dataclass(eq=False)
 class _Request(Generic[R]):
     root: R
     tokens: list[int]
@@ -83,10 +50,6 @@ class _Request(Generic[R]):
     """Of its tokens, from the first on: those whose keys and values are there. The last may not be known yet."""
     found: list[Prefix[R]]
     """Its first pages, as far as these can be found: those that are full of known tokens."""
-
-
-Place = tuple[Prefix[R] | None, R, tuple[int, ...]]
-"""What a page is found by: the page before it, if there is one, the root and the tokens in it."""
 
 
 class Pages(Generic[K, R]):

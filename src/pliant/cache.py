@@ -41,7 +41,7 @@ def made_once(folder: Path, make: Callable[[Path], None], report: Progress | Non
 
     `make` gets an empty folder beside it, which takes its name when all is there and synced: what is unfinished is
     never seen, after a power cut neither. One process makes, others that ask meanwhile wait for it; `report` hears what
-    the maker tells them through `shared`.
+    the maker reports through `shared`.
     """
     if made(folder):
         return folder
@@ -80,7 +80,7 @@ def shared(folder: Path, report: Progress | None) -> Progress:
     """`report`, and at the same time what others hear who wait in `made_once` for the same `folder`."""
     last = -_SHARE_EVERY_S
 
-    def told(text: str, done: float) -> None:
+    def tee(text: str, done: float) -> None:
         nonlocal last
         if report:
             report(text, done)
@@ -91,7 +91,7 @@ def shared(folder: Path, report: Progress | None) -> Progress:
                 draft.write_text(json.dumps([text, done]))
                 draft.replace(_progress_file(folder))
 
-    return told
+    return tee
 
 
 def sync(path: Path) -> None:

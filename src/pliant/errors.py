@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class PliantError(Exception):
-    """Base of all errors that are told to a person in one line, without a traceback."""
+    """Base of all errors that a person is shown in one line, without a traceback."""
 
 
 class ModelError(PliantError):
@@ -12,7 +12,7 @@ class ModelError(PliantError):
 
 
 class DataError(PliantError):
-    """Labelled texts that cannot be read, or from which nothing can be told."""
+    """Labelled texts that cannot be read, or from which nothing follows."""
 
 
 class ConfigError(PliantError):

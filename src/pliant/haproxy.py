@@ -137,7 +137,7 @@ def _fit(config: str, folder: Path, password: str, tls: _Bind | None) -> str:
     rules = "\n    ".join([*(tls.rules if tls else ()), known, once])
     options = tls.options if tls else ""
     config = _replaced(config, r"^(frontend http_frontend\n    bind [^\n]*)", rf"\1{options}\n    {rules}")
-    if not re.search(r"^    acl is_", config, re.M):  # HAProxy was started anew, and Serve has told it nothing yet
+    if not re.search(r"^    acl is_", config, re.M):  # HAProxy was started anew, and Serve has sent it nothing yet
         config = _replaced(config, r"^    http-request return status 404 .*$", "    http-request deny deny_status 503")
     if tls:  # gateways have the same certificate, under names that are not in it
         config = re.sub(r"^    (default-server .*)$", r"    \1 ssl verify none", config, flags=re.M)

@@ -68,7 +68,7 @@ def test_a_profile_is_printed_and_written(loaded: list[str], tmp_path: Path) -> 
     assert (kept / "readings.npz").stat().st_mtime_ns == before
 
 
-def test_a_promise_that_cannot_be_kept_is_told_before_the_cluster_starts(loaded: list[str], tmp_path: Path) -> None:
+def test_a_promise_that_cannot_be_kept_is_reported_before_the_cluster_starts(loaded: list[str], tmp_path: Path) -> None:
     code, output = run(cluster(tmp_path, slo_ms=1), tmp_path)
     assert code == 1
     assert "c would not serve: none of" in output

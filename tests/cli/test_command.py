@@ -67,7 +67,7 @@ def test_simulate_computes_in_passes_where_that_is_fastest(measured: Path, trace
         (("--profile", ROOT / "cluster.yaml"), "is no profile; `pliant profile SERVICE` writes one"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
+def test_mistakes_are_reported_in_one_line(
     measured: Path, trace: Path, tmp_path: Path, changed: tuple[str, object], line: str
 ) -> None:
     arguments = {"--trace": trace, "--gpus": 4, "--profile": measured, "--out": tmp_path} | dict([changed])

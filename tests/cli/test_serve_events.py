@@ -87,7 +87,7 @@ def test_plans_and_what_replicas_compute_on_and_why() -> None:
     ]
 
 
-def test_a_missing_compiler_is_told_once_for_all() -> None:
+def test_a_missing_compiler_is_reported_once_for_all() -> None:
     told = story()
     told.events(snapshot(replicas={"a": replica(compiling=[64]), "b": replica(compiling=[64])}), KINDS)
     uncompiled = replica(uncompiled={"64": "No C++ compiler was found"})

@@ -64,7 +64,7 @@ def train(backbone: Path, data: Path, out: Path, *options: object) -> tuple[int,
     return run("train-prompts", backbone, data, out, *quick, *options)
 
 
-def test_a_task_is_trained_and_told_of(backbone: Path, data: Path, tmp_path: Path) -> None:
+def test_a_task_is_trained_and_reported(backbone: Path, data: Path, tmp_path: Path) -> None:
     code, told = train(backbone, data, tmp_path / "a" / "task", "--slo-ms", 300, "--utility", 0.5)
     assert code == 0, told
     task = read_task(tmp_path / "a" / "task", read_vision(backbone))
@@ -89,7 +89,7 @@ def test_labels_may_have_spaces_around_them(backbone: Path, data: Path, tmp_path
     assert read_task(tmp_path / "task", read_vision(backbone)).labels == ("dark", "bright")
 
 
-def test_a_full_disk_is_told(backbone: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(backbone: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save_file(_tensors: object, _path: Path) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
@@ -119,7 +119,7 @@ def test_gammas_are_the_papers_unless_they_are_given(backbone: Path) -> None:
         (("--utility", -1), "its utility is -1.0"),
     ],
 )
-def test_mistakes_in_options_are_told_in_one_line(
+def test_mistakes_in_options_are_reported_in_one_line(
     options: tuple[object, ...], line: str, backbone: Path, data: Path, tmp_path: Path
 ) -> None:
     code, told = train(backbone, data, tmp_path / "task", *options)
@@ -128,7 +128,7 @@ def test_mistakes_in_options_are_told_in_one_line(
     assert not (tmp_path / "task").exists()
 
 
-def test_other_mistakes_are_told_in_one_line(backbone: Path, data: Path, tmp_path: Path) -> None:
+def test_other_mistakes_are_reported_in_one_line(backbone: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert (
         "has no images of 'dark'; there are labels: none" in train(backbone, tmp_path / "empty", tmp_path / "task")[1]
@@ -142,7 +142,7 @@ def test_other_mistakes_are_told_in_one_line(backbone: Path, data: Path, tmp_pat
     assert sorted(each.name for each in tmp_path.iterdir()) == ["empty"]
 
 
-def test_a_missing_gpu_is_told(backbone: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported(backbone: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "--device: got cuda, but there is no GPU" in train(backbone, data, tmp_path / "task", "--device", "cuda")[1]
 
@@ -203,7 +203,7 @@ def test_a_task_is_registered(cluster: Cluster) -> None:
         (b"<html>", "refused with 404: Not Found"),
     ],
 )
-def test_a_refusal_is_told(body: bytes, line: str, cluster: Cluster) -> None:
+def test_a_refusal_is_reported(body: bytes, line: str, cluster: Cluster) -> None:
     cluster.status, cluster.body = 404, body
     code, told = run("register-task", cluster.url, "digits", "odd", "/tasks/odd")
     assert code == 1
@@ -218,7 +218,7 @@ def test_an_answer_of_something_else_is_no_success(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:8000", "http://[", "file:///etc"])
-def test_what_cannot_be_reached_is_told(url: str) -> None:
+def test_what_cannot_be_reached_is_reported(url: str) -> None:
     code, told = run("register-task", url, "digits", "odd", "/tasks/odd")
     assert code == 1
     assert f"{url}: cannot be reached: " in told

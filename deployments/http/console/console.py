@@ -177,10 +177,10 @@ def _overview(views: Mapping[str, Mapping[str, Any]], pasts: Mapping[str, Past])
     for name, view in views.items():
         share, good, missed = pasts[name].attained(MINUTE), _mean(pasts[name], GOOD), _mean(pasts[name], MISSED)
         link = f'<a href="#service-{escape(name)}">{escape(name)}</a>'
-        told = f"<td>{escape(view['kind'])}</td><td>{'' if share is None else f'{share:.1%}'}</td>"
-        told += f'<td>{number(good)}</td><td class="{"bad" if missed else ""}">{number(missed)}</td>'
+        cells = f"<td>{escape(view['kind'])}</td><td>{'' if share is None else f'{share:.1%}'}</td>"
+        cells += f'<td>{number(good)}</td><td class="{"bad" if missed else ""}">{number(missed)}</td>'
         mark = "good" if view["ready"] else "bad"
-        rows.append(f'<tr><th scope="row">{link}</th>{told}<td class="{mark}">{escape(view["state"])}</td></tr>')
+        rows.append(f'<tr><th scope="row">{link}</th>{cells}<td class="{mark}">{escape(view["state"])}</td></tr>')
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     title = "Services, in the last minute"
     return (

@@ -1,6 +1,6 @@
 """Answers batches in the background: one at a time in each gateway, a few requests at a time.
 
-That these keep nobody waiting is up to replicas, which are told that they are in the background. What is answered is
+That these keep nobody waiting is up to replicas, which hear that they are in the background. What is answered is
 stored part by part, so that whoever takes a batch over, after a gateway died or was replaced, goes on behind that.
 """
 

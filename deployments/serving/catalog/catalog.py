@@ -1,6 +1,6 @@
 """All that is registered by name, adapters, tasks or cascades, and how far each gateway has heard of it.
 
-Plain asyncio, without Ray. Gateways, and replicas that follow a catalog, too, are told what changed, not what there is,
+Plain asyncio, without Ray. Gateways, and replicas that follow a catalog, too, are sent what changed, not what there is,
 so that one more entry costs the same however many there are.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple
 from pliant.deployments.serving.messages import CatalogNews, Entry
 
 _REMEMBERED = 10_000
-"""Changes; a gateway that has missed more is told everything."""
+"""Changes; a gateway that has missed more is sent everything."""
 _MOST_PROBLEMS = 100
 
 Seen = tuple[str, int]
@@ -53,7 +53,7 @@ class Catalog(Generic[Entry]):
         """Set, and replaced, whenever there is news or a gateway has heard of some."""
 
     def put(self, changes: Mapping[str, Entry | None]) -> None:
-        """Register entries by name, forget those that are None, and tell the gateways."""
+        """Register entries by name, forget those that are None, and notify the gateways."""
         for name, entry in changes.items():
             if entry is None:
                 del self.entries[name]
@@ -108,7 +108,7 @@ class Catalog(Generic[Entry]):
                     await self._moved.wait()
 
     def failure(self, what: Any) -> str | None:
-        """Why a replica could not load `what`, if one told so."""
+        """Why a replica could not load `what`, if one reported it."""
         return next((heard.failed[what] for heard in self._present().values() if what in heard.failed), None)
 
     def _hear(self, gateway: str, seen: Seen, failed: Mapping[Any, str]) -> int:

@@ -49,5 +49,5 @@ def outside(path: str, roots: Sequence[Path], purpose: str) -> OutsideError:
 
 
 def public(path: str) -> str:
-    """What clients are told of a model or a folder: of an absolute path its last part, as the rest is the server's."""
+    """What clients are shown of a model or a folder: of an absolute path its last part, as the rest is the server's."""
     return Path(path).name if Path(path).is_absolute() else path

@@ -1,6 +1,6 @@
 """What adapters and tasks have in common: found at the start, loaded and unloaded by clients, and listed in a catalog.
 
-Plain asyncio, without Ray; files are read in threads. What clients did is stored before they are told so, and outlives
+Plain asyncio, without Ray; files are read in threads. What clients did is stored before it is confirmed, and outlives
 the planner. Reads and writes have threads of their own, so that a folder that does not answer holds up no change. What
 was wrong at the start is looked at again: a share may be mounted late.
 """
@@ -46,7 +46,7 @@ _ENDS: dict[type[PliantError], tuple[Outcome, Fault | None]] = {
     UnavailableError: (Outcome.UNAVAILABLE, None),
     PliantError: (Outcome.REJECTED, None),
 }
-"""What a client is told of a path; of several answers the last of these counts."""
+"""What a client is answered about a path; of several answers the last of these counts."""
 
 
 class RejectedError(PliantError):
@@ -74,7 +74,7 @@ S = TypeVar("S", bound=Source)  # type: ignore[type-arg]  # of the registry's en
 
 
 class Registry(ABC, Generic[Entry, S]):
-    """The entries of all services; `catalog` tells gateways and replicas of them. `clock` gives Unix seconds."""
+    """The entries of all services; `catalog` sends them to gateways and replicas. `clock` gives Unix seconds."""
 
     what: str
     """Names the entries."""
@@ -259,13 +259,13 @@ class Registry(ABC, Generic[Entry, S]):
             self._reading -= 1
 
     def _misfit(self, errors: Iterable[PliantError]) -> RejectedError:
-        """What to tell a client whose path led to these `errors`, of one or several services."""
+        """What to answer a client whose path led to these `errors`, of one or several services."""
         error = max(errors, key=lambda each: list(_ENDS).index(_kind(each)))
         outcome, fault = _ENDS[_kind(error)]
         return RejectedError(outcome, f"{self.path}: {error}", self.path, fault)
 
     async def _change(self, change: Callable[[], Awaitable[Entry]]) -> Entry:
-        """Carry out `change` when no other is under way, and tell those who follow the catalog.
+        """Carry out `change` when no other is under way, and notify those who follow the catalog.
 
         Once begun it goes on, whether its caller is cancelled or waits no longer: memory and disk must agree.
         """

@@ -25,7 +25,7 @@ _AGAIN_S = 0.2
 class RegistryFollower(CatalogFollower[Entry]):
     """Keeps `known` in step with the registry while `run` runs.
 
-    `what` names the entries, `see` tells where they are listed, and a change is waited for `change_within_s`.
+    `what` names the entries, `see` says where they are listed, and a change is waited for `change_within_s`.
     """
 
     def __init__(self, ask: Ask, what: str, see: str, change_within_s: float) -> None:

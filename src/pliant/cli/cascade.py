@@ -27,7 +27,7 @@ from pliant.training import labelled_texts
 def profile_cascade(name: str, serving: ServingConfig, out: Path) -> None:
     """Profile the cascade `name` on this machine, unless that has been done; print and write what was found.
 
-    Raises DataError when nothing keeps what the service promises, or nothing can be told from its labelled texts.
+    Raises DataError when nothing keeps what the service promises, or nothing follows from its labelled texts.
     """
     config = serving.of(CascadeConfig)[name]
     with progress() as update:

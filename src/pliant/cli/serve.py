@@ -56,12 +56,12 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
             if time.monotonic() >= due:
                 snapshot = watch.look()
                 for event in story.events(snapshot, kinds):
-                    screen.tell(event, snapshot.at_s)
+                    screen.report(event, snapshot.at_s)
                 screen.show(now := rows(snapshot, kinds), snapshot)
                 due = time.monotonic() + (_READY_EVERY_S if all(row.ready for row in now) else 0.0)
             time.sleep(_EVERY_S)
     while process.runs:
-        _tell_stopping(process)
+        _report_stopping(process)
         time.sleep(_EVERY_S)
     return _ended(process, log, verbose)
 
@@ -81,13 +81,13 @@ def write_boards() -> None:
             (folder / name).write_text(content)
 
 
-def _tell_stopping(process: _Process) -> None:
+def _report_stopping(process: _Process) -> None:
     """Say which replicas are waited for, whenever there are others."""
     left = {name: sum(each["replicas"].values()) for name, each in process.deployments.items()}
     waiting = ", ".join(f"{name} {number}" for name, number in left.items() if number)
     text = f"Stopping; replicas that end what they have accepted: {waiting or 'none'} (Ctrl-C again: at once)"
-    if text != process.told:
-        process.told = text
+    if text != process.shown:
+        process.shown = text
         console.print(text, markup=False)
 
 
@@ -149,7 +149,7 @@ class _Process:
         """What Serve last said of them."""
         self.problems: list[str] = []
         """What it said of the whole application."""
-        self.told = ""
+        self.shown = ""
         """What was last said of its end."""
         self._child: subprocess.Popen[bytes] | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -223,7 +223,7 @@ class _Screen:
 
     def __init__(self) -> None:
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-        self._told: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
         self._since: dict[tuple[str, str], tuple[float, float]] = {}
 
     def __enter__(self) -> _Screen:
@@ -235,23 +235,23 @@ class _Screen:
         if self._live:
             self._live.stop()
 
-    def tell(self, event: str, at_s: float) -> None:
+    def report(self, event: str, at_s: float) -> None:
         console.print(f"{at_s:7.1f} s  {event}", markup=False)
 
     def show(self, now: list[Row], snapshot: Snapshot) -> None:
         if self._live:
             self._live.update(self._table(now, snapshot.at_s))
         elif not snapshot.stats:
-            self._tell_once("", snapshot.phase, snapshot.phase, snapshot.at_s)
+            self._report_once("", snapshot.phase, snapshot.phase, snapshot.at_s)
         else:
             for row in now:
                 if not row.ready:
-                    self._tell_once(row.name, _without_share(row), f"{row.name}: {row.state}", snapshot.at_s)
+                    self._report_once(row.name, _without_share(row), f"{row.name}: {row.state}", snapshot.at_s)
 
-    def _tell_once(self, about: str, state: str, line: str, at_s: float) -> None:
-        if self._told.get(about) != state:
-            self._told[about] = state
-            self.tell(line, at_s)
+    def _report_once(self, about: str, state: str, line: str, at_s: float) -> None:
+        if self._shown.get(about) != state:
+            self._shown[about] = state
+            self.report(line, at_s)
 
     def _table(self, now: list[Row], at_s: float) -> Group:
         table = Table("service", "kind", "state", "", box=None, pad_edge=False)

@@ -1,4 +1,4 @@
-"""What `pliant serve` tells of a cluster: a row for each service, and events.
+"""What `pliant serve` shows of a cluster: a row for each service, and events.
 
 Both follow from what the gateway's /stats and Serve say from one second to the next; nothing here does I/O.
 """
@@ -59,7 +59,7 @@ class Story:
         """`examples` are the lines with which a service, once ready, can be tried."""
         self._examples = examples
         self._ready: dict[str, bool] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._replicas: dict[str, set[str]] = {}
         self._most: dict[str, int] = {}
         """Replicas that a service ever had."""
@@ -91,8 +91,8 @@ class Story:
                 yield f"{row.name} cannot answer now: {row.state}"
             if row.ready or before:
                 self._ready[row.name] = row.ready
-            if (failure := _failure(snapshot.deployments.get(row.name, {}))) and failure not in self._told:
-                self._told.add(failure)
+            if (failure := _failure(snapshot.deployments.get(row.name, {}))) and failure not in self._reported:
+                self._reported.add(failure)
                 yield f"{row.name} {failure}"
 
     def _came_and_left(self, name: str, replicas: set[str]) -> Iterator[str]:
@@ -109,8 +109,8 @@ class Story:
     def _compiled(self, name: str, replicas: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         for report in replicas.values():
             for reason in report.get("uncompiled", {}).values():
-                if reason not in self._told:
-                    self._told.add(reason)
+                if reason not in self._reported:
+                    self._reported.add(reason)
                     yield f"{name}: {reason}"
         before = self._backends.get(name, {})
         now = {replica: report["backend"] for replica, report in replicas.items() if report.get("backend")}
@@ -118,9 +118,9 @@ class Story:
             yield f"{name}: {list(now.values()).count(backend)} of {len(now)} replicas compute on {backend}"
         self._backends[name] = before | now
         for reason in dict.fromkeys(report["reason"] for report in replicas.values() if report.get("reason")):
-            if (told := f"{name}: {reason}") not in self._told:
-                self._told.add(told)
-                yield told
+            if (event := f"{name}: {reason}") not in self._reported:
+                self._reported.add(event)
+                yield event
 
     def _planned(self, name: str, plan: Mapping[str, Any]) -> Iterator[str]:
         version, known = plan.get("version"), self._plans.get(name)

@@ -22,11 +22,11 @@ def progress() -> Iterator[Progress]:
         task = bar.add_task("", total=1.0)
         last = ""
 
-        def told(text: str, done: float) -> None:
+        def report(text: str, done: float) -> None:
             nonlocal last
             if text != last:
                 last = text
                 bar.reset(task, description=text)  # the time left is that of what is being done now
             bar.update(task, completed=done)
 
-        yield told
+        yield report

@@ -86,7 +86,7 @@ def screen(stats: Mapping[str, Any], history: History, service: str | None) -> R
             *map(drawn, history.kinds[views[service]["kind"]].panels(views[service], past)),
         )
     events = islice(reversed(history.events), _EVENTS)
-    told = [
+    lines = [
         Text(
             f"{time.strftime('%H:%M:%S', time.localtime(each.at))} {each.service or 'cluster'} {each.what}",
             style="red" if each.bad else "",
@@ -95,7 +95,7 @@ def screen(stats: Mapping[str, Any], history: History, service: str | None) -> R
     ]
     title = f"pliant, as gateway {stats['gateway']} sees it"
     return Group(
-        Rule(title), trouble, Text(""), shown, Rule("events"), *(told or [Text("none since this was started")])
+        Rule(title), trouble, Text(""), shown, Rule("events"), *(lines or [Text("none since this was started")])
     )
 
 

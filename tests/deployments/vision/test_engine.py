@@ -19,8 +19,9 @@ from support import virtual_loop
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.parcels import Refusal
 from pliant.deployments.serving.tenants import Tenant
-from pliant.deployments.vision.engine import Engine, Waiting
+from pliant.deployments.vision.engine import Engine
 from pliant.deployments.vision.messages import Answer, Query
+from pliant.deployments.vision.queue import Waiting
 from pliant.deployments.vision.report import ReplicaReport
 from pliant.deployments.vision.tasks import TaskReconciler, Tasks, key
 from pliant.deployments.vision.valuer import ImageValuer

@@ -11,7 +11,7 @@ from typing import NamedTuple, get_args
 import pytest
 
 from pliant.policies.llm.idle_memory import IdleMemory, Root
-from pliant.policies.llm.pages import Prefix
+from pliant.policies.llm.prefixes import Prefix
 from pliant.policies.llm.worth import PATIENCE_S
 from pliant.simulation.llm.one_pass import Keep
 from pliant.simulation.llm.one_pass import memory_of as made

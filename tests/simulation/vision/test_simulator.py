@@ -28,8 +28,9 @@ from pliant.bench.vision.systems import (
 )
 from pliant.bench.vision.workload import Trace
 from pliant.deployments.vision import messages
-from pliant.deployments.vision.engine import Engine, Waiting
+from pliant.deployments.vision.engine import Engine
 from pliant.deployments.vision.messages import Answer
+from pliant.deployments.vision.queue import Waiting
 from pliant.deployments.vision.tasks import Tasks, key
 from pliant.formats.vision_task import TaskRef
 from pliant.policies.vision.slo_batching import SloBatcher
