@@ -19,6 +19,7 @@ from pliant.bench.llm import (
     llama_cpp,
     long_prompt,
     paper,
+    ranks,
     roofline,
     saturated,
     second_turn,
@@ -56,6 +57,7 @@ class _Plan:
     roofline_repetitions: int
     long_prompt: long_prompt.Scale
     second_turn: second_turn.Scale
+    ranks: ranks.Scale
     llama_cpp: bool
     llama_cpp_lengths: tuple[int, int] = (64, 256)
 
@@ -72,6 +74,7 @@ _QUICK = _Plan(
     roofline_repetitions=3,
     long_prompt=long_prompt.Scale(long=1536, short=64, shorts=8, live=4, answer=96, repetitions=2),
     second_turn=second_turn.Scale(prompt=512, answer=64, new=32, repetitions=3),
+    ranks=ranks.Scale(requests=50, repetitions=3),
     llama_cpp=False,
 )  # fmt: skip
 _FULL = _Plan(
@@ -86,6 +89,7 @@ _FULL = _Plan(
     roofline_repetitions=9,
     long_prompt=long_prompt.Scale(long=1920, short=64, shorts=16, live=8, answer=256, repetitions=5),
     second_turn=second_turn.Scale(prompt=1024, answer=128, new=64, repetitions=9),
+    ranks=ranks.Scale(requests=1000, repetitions=9),
     llama_cpp=True,
 )  # fmt: skip
 
@@ -110,6 +114,7 @@ def run(options: Options) -> Report:
         found.add(_long_prompt(plan.long_prompt, threads, done))
         found.add(_second_turn(plan.second_turn, threads, done))
         found.figures.append(_agreement(threads))
+        found.add(ranks.compare(plan.ranks, done))
     Console().print(paper_and_here("Flover's evaluation, repeated", found.rows))
     rows = [row._asdict() for row in found.rows]
     config = {**asdict(plan), "threads": threads, "requests": _REQUESTS, "prompt": _PROMPT, "paper_and_here": rows}
@@ -119,7 +124,8 @@ def run(options: Options) -> Report:
 def _runs(plan: _Plan, against_others: bool) -> int:
     saturated_runs = len(plan.dtypes) * plan.repetitions * saturated.RUNS
     llama_cpp_runs = plan.repetitions * against_llama_cpp.RUNS if against_others else 0
-    return saturated_runs + plan.paper.runs + llama_cpp_runs + plan.long_prompt.runs + plan.second_turn.runs
+    others = plan.long_prompt.runs + plan.second_turn.runs + plan.ranks.runs
+    return saturated_runs + plan.paper.runs + llama_cpp_runs + others
 
 
 def _small_model(plan: _Plan, dtype: str, threads: int, done: Callable[[], object], *, repeats_paper: bool) -> Findings:
