@@ -53,5 +53,5 @@ def test_in_the_mixture_are_common_beginnings_and_adapters() -> None:
     adapters = [read_adapter(path, shape).ref(path.name) for path in folders(ranks.TINY, (4, 8), "float32")]
     requests = ranks.mixture(REQUESTS, adapters)
     assert {request.adapter for request in requests} == {None, *adapters}
-    beginnings = [request.prompt[: PAGE] for request in requests]
+    beginnings = [request.prompt[:PAGE] for request in requests]
     assert 1 < len(set(beginnings)) < len(beginnings) - REQUESTS // 4
