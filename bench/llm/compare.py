@@ -20,6 +20,7 @@ from pliant.bench.llm import (
     llama_cpp,
     long_prompt,
     paper,
+    ranks,
     roofline,
     saturated,
     second_turn,
@@ -58,6 +59,7 @@ class _Plan:
     long_prompt: long_prompt.Scale
     second_turn: second_turn.Scale
     bound: bound.Scale
+    ranks: ranks.Scale
     llama_cpp: bool
     llama_cpp_lengths: tuple[int, int] = (64, 256)
 
@@ -75,6 +77,7 @@ _QUICK = _Plan(
     long_prompt=long_prompt.Scale(long=1536, short=64, shorts=8, live=4, answer=96, repetitions=2),
     second_turn=second_turn.Scale(prompt=512, answer=64, new=32, repetitions=3),
     bound=bound.Scale(rows=32, steps=16, repetitions=5, schemas=200),
+    ranks=ranks.Scale(requests=50, repetitions=3),
     llama_cpp=False,
 )  # fmt: skip
 _FULL = _Plan(
@@ -90,6 +93,7 @@ _FULL = _Plan(
     long_prompt=long_prompt.Scale(long=1920, short=64, shorts=16, live=8, answer=256, repetitions=5),
     second_turn=second_turn.Scale(prompt=1024, answer=128, new=64, repetitions=9),
     bound=bound.Scale(rows=32, steps=64, repetitions=9, schemas=200),
+    ranks=ranks.Scale(requests=1000, repetitions=9),
     llama_cpp=True,
 )  # fmt: skip
 
@@ -115,6 +119,7 @@ def run(options: Options) -> Report:
         found.add(_second_turn(plan.second_turn, threads, done))
         found.add(_bound(plan.bound, threads, done))
         found.figures.append(_agreement(threads))
+        found.add(ranks.compare(plan.ranks, done))
     Console().print(paper_and_here("Flover's evaluation, repeated", found.rows))
     rows = [row._asdict() for row in found.rows]
     config = {**asdict(plan), "threads": threads, "requests": _REQUESTS, "prompt": _PROMPT, "paper_and_here": rows}
@@ -124,7 +129,7 @@ def run(options: Options) -> Report:
 def _runs(plan: _Plan, against_others: bool) -> int:
     saturated_runs = len(plan.dtypes) * plan.repetitions * saturated.RUNS
     llama_cpp_runs = plan.repetitions * against_llama_cpp.RUNS if against_others else 0
-    ours = plan.paper.runs + plan.long_prompt.runs + plan.second_turn.runs + plan.bound.runs
+    ours = plan.paper.runs + plan.long_prompt.runs + plan.second_turn.runs + plan.bound.runs + plan.ranks.runs
     return saturated_runs + llama_cpp_runs + ours
 
 

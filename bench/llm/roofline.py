@@ -38,7 +38,7 @@ def fractions(
     for repetition in range(repetitions):
         for batch in random.Random(repetition).sample(batches, len(batches)):
             floors[batch].append(_read_s(buffers[batch]))
-            took[batch].append(_step_s(executor, batch, context, steps))
+            took[batch].append(step_s(executor, batch, context, steps))
     return [
         median(
             f"roofline_fraction_b{batch}",
@@ -68,7 +68,7 @@ def _read_s(buffer: torch.Tensor) -> float:
     return min(_timed(read) for _ in range(_READS) for read in reads)
 
 
-def _step_s(executor: Executor, batch: int, context: int, steps: int) -> float:
+def step_s(executor: Executor, batch: int, context: int, steps: int) -> float:
     """The median time of a step, over `steps` steps around a text length of `context`."""
     texts = prompts(batch, context - steps // 2, executor.shape.vocab, seed=batch)
     tokens = decode(executor, texts, steps + 2)

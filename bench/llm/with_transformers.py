@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,11 @@ class ContinuousBatching:
 
         model.generation_config.update(do_sample=False, eos_token_id=-1)
         self._model = model
-        self._config = ContinuousBatchingConfig(
-            page_size=_PAGE,
+        names = {field.name for field in fields(ContinuousBatchingConfig)}
+        made: Any = ContinuousBatchingConfig
+        size = "page_size" if "page_size" in names else "block_size"  # up to transformers 5.17
+        self._config = made(
+            **{size: _PAGE},
             num_blocks=-(-tokens // _PAGE) + most,
             max_batch_tokens=max_batch_tokens,
             max_requests_per_batch=most,

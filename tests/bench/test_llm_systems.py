@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import make_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from pliant.bench.llm.our_kernels import decode, instances
 from pliant.bench.llm.ours import Fused
 from pliant.bench.llm.outcome import MissingTokensError, Outcome, Recorder
 from pliant.bench.llm.systems import Batch, ConcurrentInstances, DynamicBatching
+from pliant.bench.llm.with_transformers import ContinuousBatching
 from pliant.bench.llm.workload import Request, Workload, at_once, every, prompts
 from pliant.kernels.decoder.executor import load
 
@@ -132,6 +135,19 @@ def test_an_instance_that_fails_fails_the_run() -> None:
 
     with pytest.raises(RuntimeError, match="out of memory"):
         ConcurrentInstances(generate).run(workload([1, 1]))
+
+
+@pytest.mark.parametrize("size", ["block_size", "page_size"])
+def test_continuous_batching_is_configured_as_either_transformers_names_it(
+    size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bare CUDA image has 5.17, which has blocks where later versions have pages."""
+    names = (size, "num_blocks", "max_batch_tokens", "max_requests_per_batch", "allow_block_sharing")
+    monkeypatch.setattr("transformers.ContinuousBatchingConfig", make_dataclass("Config", names))
+    model = SimpleNamespace(generation_config=SimpleNamespace(update=lambda **_: None))
+    made = ContinuousBatching(model, tokens=1024, most=2)
+    assert getattr(made._config, size) == 32
+    assert made._config.num_blocks == 1024 // 32 + 2
 
 
 def test_systems_take_turns() -> None:

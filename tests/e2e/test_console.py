@@ -48,6 +48,12 @@ def page(browser: Browser, cluster: Cluster) -> Iterator[Page]:
     assert not wrong
 
 
+def alone(page: Page, cluster: Cluster, service: str) -> None:
+    """Have the page show the details of one service, and of no other."""
+    page.goto("about:blank")
+    page.goto(f"{cluster.address}/console#service-{service}")
+
+
 def ask(http: httpx.Client, number: int) -> str:
     service, body = (("topics", {"inputs": "a"}), ("echo", {"inputs": "b"}))[number % 2]
     return str(http.post(f"/models/{service}", json=body).status_code)
@@ -92,17 +98,17 @@ def test_a_service_is_found_by_its_name(page: Page) -> None:
 
 
 def test_a_page_of_one_service_shows_that_alone_and_the_way_back(page: Page, cluster: Cluster) -> None:
-    page.goto("about:blank")
-    page.goto(f"{cluster.address}/console#service-chat")
+    alone(page, cluster, "chat")
     expect(page.locator("#service-chat h2")).to_be_in_viewport()
-    expect(page.locator("#service-topics")).to_have_count(0)
+    expect(page.locator("[id^=service-]")).to_have_count(1)
     page.fill("#try textarea", "as it was")
     page.get_by_role("link", name="pliant").click()
-    expect(page.locator("#service-topics h2")).to_be_visible()
+    expect(page.locator("[id^=service-]").nth(1)).to_be_visible()
     expect(page.locator("#try textarea")).to_have_value("as it was")
 
 
 def test_memory_of_a_language_model_is_one_bar_for_each_replica(page: Page, cluster: Cluster) -> None:
+    alone(page, cluster, "chat")
     for replica in cluster.stats("chat"):
         expect(page.get_by_role("img", name=re.compile(f"{replica}: requests .*, free .* MiB"))).to_be_visible()
 
@@ -131,7 +137,8 @@ def test_the_playground_answers(page: Page) -> None:
     expect(page.locator("#try pre")).to_contain_text("first token after")
 
 
-def test_a_cascade_s_flow_is_drawn_and_said_in_words(page: Page) -> None:
+def test_a_cascade_s_flow_is_drawn_and_said_in_words(page: Page, cluster: Cluster) -> None:
+    alone(page, cluster, "e2e-made")
     expect(page.get_by_role("img", name=re.compile("Texts through the levels: .* answers")).first).to_be_visible()
 
 
