@@ -195,12 +195,15 @@ class Gateway:
 
     def _facts(self, service: Service) -> dict[str, Any]:
         name, kind = service.name, self._kinds[service.name]
+        config = self._config.services[name]
+        size = config.replica_range()
         return {
             **service.facts(),
             "requests": self._outcomes[name],
             "requests_by_gateway": {**self._follower.of(name).requests, self._name: self._outcomes[name]},
             "plan": self._follower.of(name).plan,
-            "gpus": self._config.services[name].resources().get("num_gpus", 0.0),
+            "gpus": config.resources().get("num_gpus", 0.0),
+            "replica_range": [size.min, size.max] if size else None,
             "replicas": self._tables[name].replicas(),
             **kind.facts(service, self._catalogs[kind.name]),
         }

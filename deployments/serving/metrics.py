@@ -133,8 +133,9 @@ def stats_metrics(stats: Mapping[str, Any]) -> Iterator[Metric]:
     for name, view in stats["services"].items():
         of = (name, view["kind"])
         ready.add_metric(of, view["ready"])
-        there.add_metric(of, len(view["replicas"]))
-        ejected.add_metric(of, sum(bool(report.get("ejected")) for report in view["replicas"].values()))
+        if view["replica_range"]:
+            there.add_metric(of, len(view["replicas"]))
+            ejected.add_metric(of, sum(bool(report.get("ejected")) for report in view["replicas"].values()))
         problems.add_metric(of, len(view.get("problems", ())) + bool(view.get("problem")))
     yield from (ready, there, ejected, problems)
 

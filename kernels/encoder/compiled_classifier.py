@@ -311,7 +311,7 @@ def _verify(runtime: Runtime, model: "EagerClassifier", spec: RuntimeSpec) -> No
 
 
 def _verify_one(output: Output, text: Text, model: "EagerClassifier", spec: RuntimeSpec) -> None:
-    ids, types = (torch.from_numpy(np.asarray(each)).to(spec.device) for each in text)
+    ids, types = (torch.from_numpy(np.asarray(each)).to(spec.device) for each in (text.ids, text.types))
     expected = model.unpadded(ids, types if model.facts["token_types"] > 1 else None).cpu().numpy()
     _compare("answers", output.logits, expected[: len(output.logits)], spec)
     if output.importance is not None:

@@ -109,7 +109,7 @@ ALERTS = (
     ),
     Alert(
         "PliantNoReplica",
-        'pliant_service_replicas{kind!="cascade"} == 0',
+        "pliant_service_replicas == 0",
         "5m",
         "page",
         "{{ $labels.service }} has no replica",

@@ -20,6 +20,7 @@ from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.metrics import CascadeMetrics
 from pliant.deployments.http.application import application
 from pliant.deployments.serving import metrics
+from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
 from pliant.deployments.serving.status import exposition
@@ -59,7 +60,7 @@ class House:
         self.http = TestClient(application(GatewayConfig(), services, self.stats, lambda: self.metrics().encode()))
 
     def stats(self) -> dict[str, Any]:
-        view = {"kind": "cascade", "replicas": {}, **self.cascade.facts()}
+        view = {"kind": "cascade", "replica_range": None, "replicas": {}, **self.cascade.facts()}
         return {"planner_reached": True, "services": {"topics-c": view}}
 
     def metrics(self) -> str:
@@ -192,11 +193,12 @@ def ray_heard(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, ...]]:
 
 def test_ray_hears_of_outcomes_routes_and_drifts(ray_heard: Counter[tuple[str, ...]]) -> None:
     outcomes: Counter[str] = Counter()
-    recorder = CascadeMetrics("topics-c", "cascade", outcomes)
+    recorder = CascadeMetrics("topics-c", "cascade", outcomes, tally := Tally())
     drifting = "pliant_cascade_reroute_drifting", "small"
     for now in (False, True, False):
         recorder.drifted("small", now)
         assert ray_heard[drifting] == now
+    recorder.asked("small")
     recorder.rerouted("small", 5, 3)
     recorder.rerouted("small", 0, 0)
     recorder.degraded("large", "busy")
@@ -215,3 +217,4 @@ def test_ray_hears_of_outcomes_routes_and_drifts(ray_heard: Counter[tuple[str, .
         ("pliant_requests_total", "cascade", "degraded"): 1,
     }
     assert outcomes == {"degraded": 1}
+    assert tally.take().asked == {"small": 1}

@@ -27,7 +27,7 @@ def lines(**facts: Any) -> list[str]:
         "host_bytes": 96,
         "evictions": {"memory": 6},
     }
-    chat = {"kind": "llm", "ready": True, "replicas": {"r": given}, **facts}
+    chat = {"kind": "llm", "ready": True, "replica_range": [1, 1], "replicas": {"r": given}, **facts}
     return exposition({"planner_reached": True, "services": {"chat": chat}}, loaded()).decode().splitlines()
 
 

@@ -182,6 +182,8 @@ async def test_stats_and_metrics_say_what_they_say_of_all_and_what_it_adds(serve
         "done": None,
         "requests": {"ok": 1},
         "plan": {},
+        "gpus": 0,
+        "replica_range": [2, 2],
         "longest": 5,
     }
     page = (await served.http.get("/metrics")).text.splitlines()

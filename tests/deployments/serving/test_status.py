@@ -11,11 +11,14 @@ def test_services_of_all_kinds() -> None:
     chat: dict[str, Any] = {
         "kind": "toy",
         "ready": True,
+        "replica_range": [1, 2],
         "replicas": {"a": {"ejected": True}, "b": {}},
         "problem": None,
     }
-    away = {"kind": "toy", "ready": False, "replicas": {}, "problems": ["one", "two"], "problem": "three"}
-    page = exposition({"planner_reached": False, "services": {"chat": chat, "away": away}}, {}).decode().splitlines()
+    away = chat | {"ready": False, "replicas": {}, "problems": ["one", "two"], "problem": "three"}
+    route = chat | {"replica_range": None, "replicas": {}}
+    views = {"chat": chat, "away": away, "ask": route}
+    page = exposition({"planner_reached": False, "services": views}, {}).decode().splitlines()
     for line in (
         "pliant_planner_reached 0.0",
         'pliant_service_ready{kind="toy",service="chat"} 1.0',
@@ -26,3 +29,4 @@ def test_services_of_all_kinds() -> None:
         'pliant_service_problems{kind="toy",service="away"} 3.0',
     ):
         assert line in page
+    assert not any(line.startswith("pliant_service_replicas") and '"ask"' in line for line in page)

@@ -296,7 +296,7 @@ def test_metrics_show_gammas_and_fates() -> None:
         "in_time": 7,
         "evicted": 5,
     }
-    digits = {"kind": "vision", "ready": True, "replicas": {"r": told}, "tasks": ["parity"]}
+    digits = {"kind": "vision", "ready": True, "replica_range": [1, 1], "replicas": {"r": told}, "tasks": ["parity"]}
     stats = {"planner_reached": True, "services": {"digits": digits}}
     text = exposition(stats, {"vision": KIND}).decode()
     for line in (

@@ -107,7 +107,7 @@ def assert_answers_together(runtime: Runtime, folder: Path) -> None:
     for count in range(1, runtime.batch + 1):
         given = pairs(count, runtime.max_length)
         for text, output in zip(given, runtime.run_all(given), strict=True):
-            ids, types = (torch.from_numpy(np.asarray(each)) for each in text)
+            ids, types = (torch.from_numpy(np.asarray(each)) for each in (text.ids, text.types))
             assert_close(output.logits, model.unpadded(ids, types).numpy(), "float32")
     with pytest.raises(ValueError, match=f"got {runtime.batch + 1} texts; this runtime takes 1 to {runtime.batch}"):
         runtime.run_all(pairs(runtime.batch + 1, runtime.max_length))

@@ -56,7 +56,7 @@ def test_answers_as_transformers_answers_each_alone(backend: str, kind: str, tas
         wanted = expected(theirs, text).logits[0]
         np.testing.assert_allclose(output.logits, wanted, atol=1e-4)
         assert output.importance is None
-        np.testing.assert_allclose(runtime(*text), wanted, atol=1e-4)
+        np.testing.assert_allclose(runtime(text.ids, text.types), wanted, atol=1e-4)
 
 
 def test_gives_importance_where_it_is_wanted(backend: str, tmp_path: Path) -> None:
