@@ -341,6 +341,9 @@ class Engine:
             iteration = self._in_flight.popleft()
             output = iteration.launched.result()
             before = len(items)
+            for answer, rows in zip(iteration.served.scored, output.targets or (), strict=False):
+                if answer is not None:
+                    answer.score(rows)
             self._read(iteration.served.firsts, output.first, output.first_logprobs, items)
             self._read(iteration.served.rows, output.tokens, output.logprobs, items)
             now = self._clock()
