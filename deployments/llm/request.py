@@ -58,6 +58,10 @@ class TokenLogprobs(NamedTuple):
     rank: int | None = None
     """Of a token of the prompt: 1 if no other is likelier in its place."""
 
+    def with_top(self, most: int) -> TokenLogprobs:
+        """With so many of the likeliest tokens at most."""
+        return self._replace(top_ids=self.top_ids[:most], top=self.top[:most])
+
 
 @message
 class Piece(NamedTuple):
