@@ -55,7 +55,7 @@ class Answer:
         self.id = generation.id
         self.ids: NDArray[np.int32] = np.array(generation.prompt + generation.generated, np.int32)
         """What is computed before its next token."""
-        ends = () if generation.ignore_eos else tuple(eos)
+        ends = () if generation.ignore_eos else {*eos} - (guide.ends if guide else set())
         self._ends = frozenset((*ends, *generation.stop_token_ids))
         self.sampling = generation.sampling
         if self.sampling.min_tokens:

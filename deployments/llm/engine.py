@@ -97,7 +97,7 @@ class Engine:
         self._executor = executor
         self._contents = TokenBytes(tokenizer)
         self._eos = frozenset(eos)
-        self._guides = Guides(tokenizer, self._eos, executor.vocabulary)
+        self._guides = Guides(tokenizer, self._contents, self._eos, executor.vocabulary)
         self._clock = clock
         self._debug = debug
         self._stall_s = stall_s
