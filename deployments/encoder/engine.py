@@ -88,7 +88,7 @@ class Engine:
         """Expected of these."""
         self._margins: defaultdict[str, Margin] = defaultdict(Margin)
         """By tenant, as others pass one that is over its share, and its waits are foreseen badly."""
-        self._computed = 0
+        self._tokens = self._computed = 0
         self.failure: Exception | None = None
         """Why it holds no runtime at all; until it does, all requests are refused."""
         self.compiling: set[int] = set()
@@ -211,10 +211,10 @@ class Engine:
 
         Raises what the runtime does.
         """
-        held = next((each for each in self._held.values() if query.length <= each.runtime.max_length), None)
+        held = self._fitting(query)
         if held is None:
             return Refusal("moved", "it does not hold a runtime for this length", report=self.report())
-        curve = held.times.curve(time.monotonic())
+        curve = held.curve(time.monotonic())
         ahead_s = self._worker.ahead_s(query, self._queued_s)
         if wait_s := self._must_wait_s(curve, query, ahead_s):
             return Refusal("busy", "its queue is too long for the deadline", wait_s, Outcome.SHED, report=self.report())
@@ -245,6 +245,7 @@ class Engine:
             predicted_s = ahead_s + curve.seconds(query.length) + computation.importance_s
             self._margins[query.tenant.name].observe(predicted_s, latency_s, query.budget_s)
         computed = query.length if runtime.dynamic else runtime.max_length
+        self._tokens += query.length
         self._computed += computed
         return Answer(
             logits=computation.logits.tobytes(),
@@ -283,6 +284,7 @@ class Engine:
             margins={tenant: round(margin.value, 2) for tenant, margin in self._margins.items()},
             served=self.uses.total(),
             passes=self._worker.passes,
+            tokens=self._tokens,
             computed_tokens=self._computed,
             layers=dict(self._layers),
             p50_ms=round(recent[len(recent) // 2] * 1e3, 2) if recent else 0.0,
@@ -295,7 +297,12 @@ class Engine:
 
     def seconds(self, query: Query) -> float:
         """By which `query` should hold up others here; 0 if nobody knows."""
-        return self._curve().work_seconds(query.length) if self._held else 0.0
+        held = self._fitting(query)
+        return held.curve(time.monotonic()).work_seconds(query.length) if held else 0.0
+
+    def _fitting(self, query: Query) -> Held | None:
+        """The shortest that takes it."""
+        return next((each for each in self._held.values() if query.length <= each.runtime.max_length), None)
 
     def _must_wait_s(self, curve: ServiceCurve, query: Query, ahead_s: float) -> float:
         """Seconds until `query` could be admitted behind work for `ahead_s`; 0 when it can be now."""
