@@ -103,16 +103,16 @@ class CompletionShape:
 
 
 def prompt_logprobs(texts: TokenTexts, rows: Sequence[TokenLogprobs], alternatives: int) -> list[Json | None]:
-    """As vLLM has them: by place in the prompt, each token that is told of by its id; null for the first."""
+    """As vLLM has them: by place in the prompt, its token and the likeliest by their ids; null for the first."""
 
-    def told(token: int, logprob: float, rank: int | None) -> Json:
+    def scored(token: int, logprob: float, rank: int | None) -> Json:
         return {"logprob": _finite(logprob), "rank": rank, "decoded_token": texts[token].text}
 
     places: list[Json | None] = [None]
     for row in rows:
         top = zip(row.top_ids[:alternatives], row.top, range(1, alternatives + 1), strict=False)
-        others = {str(token): told(token, value, rank) for token, value, rank in top if token != row.token}
-        places.append({str(row.token): told(row.token, row.logprob, row.rank), **others})
+        others = {str(token): scored(token, value, rank) for token, value, rank in top if token != row.token}
+        places.append({str(row.token): scored(row.token, row.logprob, row.rank), **others})
     return places
 
 

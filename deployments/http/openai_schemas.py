@@ -136,7 +136,7 @@ class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    """0 to be told of the prompt alone."""
+    """0 asks for the prompt alone."""
     prompt: str | Ids | Texts | Lists
     """A text, its token ids, or a list of either."""
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None

@@ -62,7 +62,7 @@ class Answer:
             self.sampling = replace(self.sampling, ends=tuple(self._ends))
         self.adapter: AdapterRef | None = generation.adapter
         self.alternatives = None if generated else generation.prompt_logprobs
-        """Of each token of its prompt, of which it is to be told how likely it is; None if that is not, or was done."""
+        """As in `prompt_logprobs` of the request; None from its first token on, with which they are given."""
         self._scores: list[TokenLogprobs] = []
         """Of its prompt's tokens but the first, as far as it is computed."""
         self.begun = self.count = generated
@@ -118,7 +118,7 @@ class Answer:
         return ids + self._fresh[max(0, start - len(self.ids)) :]
 
     def targets(self, start: int, stop: int) -> NDArray[np.int32]:
-        """The tokens of its prompt that follow tokens `start` to `stop`, if it is to be told how likely they are."""
+        """The tokens of its prompt that follow tokens `start` to `stop`, if their log probabilities are wanted."""
         last = self.prompt if self.alternatives is not None else 0
         return self.ids[start + 1 : max(start + 1, min(stop + 1, last))]
 
@@ -153,10 +153,10 @@ class Answer:
         logprobs = None
         if self._logprobs and row is not None:
             logprobs = (TokenLogprobs(token, row.chosen, tuple(row.top_ids), tuple(row.top)),)
-        return Piece((token,), text, logprobs, finish, prompt_logprobs=self._told())
+        return Piece((token,), text, logprobs, finish, prompt_logprobs=self._prompt_logprobs())
 
-    def _told(self) -> tuple[TokenLogprobs, ...] | None:
-        """How likely the tokens of its prompt are, once."""
+    def _prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        """Once, if they are wanted."""
         if self.alternatives is None:
             return None
         self.alternatives = None

@@ -32,7 +32,7 @@ class Served(NamedTuple):
     computed: list[Answer]
     """Of all of them, those that need no further iteration."""
     scored: list[Answer | None]
-    """Of the prompts, those of which it is to be told how likely their tokens are; None for all others."""
+    """Of the prompts, those whose log probabilities are wanted; None for all others."""
 
     def has(self, answer: Answer) -> bool:
         return answer in self.rows or answer in self.prompts

@@ -36,6 +36,8 @@ from pliant.deployments.llm.scored_prompts import with_scores, without_answers
 from pliant.deployments.llm.served_models import ServedModel, ServedModels
 from pliant.deployments.serving.outcome import RequestError
 
+_SCORE_BYTES = 64
+"""About what a token and its log probability take in an answer."""
 Call = TypeVar("Call", CompletionRequest, ChatRequest, ResponsesRequest)
 
 
@@ -174,7 +176,12 @@ async def _answer(
             parts[index].append(piece)
             usage.add(index, piece)
     wholes = [merged(pieces) for pieces in parts]
-    content = envelope(shape.whole, [shape.choice(index, answer) for index, answer in enumerate(wholes)])
-    if isinstance(call, ChatRequest) and (told := wholes[0].prompt_logprobs) is not None:
-        content["prompt_logprobs"] = prompt_logprobs(served.base.token_texts, told, call.prompt_logprobs or 0)
-    return JSONResponse({**content, "usage": usage.json()})
+
+    def written() -> Response:
+        content = envelope(shape.whole, [shape.choice(index, answer) for index, answer in enumerate(wholes)])
+        if isinstance(call, ChatRequest) and (rows := wholes[0].prompt_logprobs) is not None:
+            content["prompt_logprobs"] = prompt_logprobs(served.base.token_texts, rows, call.prompt_logprobs or 0)
+        return JSONResponse({**content, "usage": usage.json()})
+
+    scored = sum(len(answer.prompt_logprobs or ()) for answer in wholes)
+    return await off_loop(scored * (1 + (call.prompt_alternatives or 0)) * _SCORE_BYTES, written)

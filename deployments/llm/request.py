@@ -41,8 +41,8 @@ class Generation(NamedTuple):
     background: bool = False
     """It is computed only while nobody waits for anything else, and makes way at once."""
     prompt_logprobs: int | None = None
-    """How many of the likeliest tokens to tell in the place of each token of the prompt but the first, beside how
-    likely that is; None for nothing of all this. Without effect where tokens are `generated`: the client has it."""
+    """Asks for the log probabilities of each token of the prompt but the first, and of so many of the likeliest tokens
+    in its place; None for none at all. Without effect where tokens are `generated`: the client has them."""
 
 
 @message

@@ -33,9 +33,9 @@ async def with_scores(pieces: Pieces, choices: int) -> Pieces:
                     raise RequestError(Outcome.UNAVAILABLE, reason, 1.0)
                 scores[prompt] = piece.prompt_logprobs
             for other, ready in [(index, piece), *waiting.pop(prompt, [])]:
-                told = None if other in begun else scores[prompt]
+                first = other not in begun
                 begun.add(other)
-                yield other, ready._replace(prompt_logprobs=told)
+                yield other, ready._replace(prompt_logprobs=scores[prompt] if first else None)
 
 
 async def without_answers(pieces: Pieces) -> Pieces:

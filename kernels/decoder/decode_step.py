@@ -22,9 +22,9 @@ class Prefill(NamedTuple):
     pages: NDArray[np.int32]
     """Those of the slot's text, in order, up to the chunk's end at least."""
     targets: NDArray[np.int32] = _NO_IDS
-    """The tokens that follow its first ones in the prompt, if how likely they are is to be told; else none."""
+    """The tokens that follow its first ones in the prompt, if their log probabilities are wanted; else none."""
     alternatives: int = 0
-    """Of each target: how many of the likeliest tokens are to be told, too."""
+    """How many of the likeliest tokens in the place of each target are wanted, too."""
 
 
 class RowMasks(NamedTuple):
