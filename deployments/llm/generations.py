@@ -18,6 +18,8 @@ from pliant.sampling import Sampling
 
 _MOST_ANSWERS = 64
 """Prompts times choices of one request."""
+_MOST_SCORES = 2**20
+"""Log probabilities of prompts in the answer to one request: about 64 MB."""
 
 
 def bound(answers: int) -> None:
@@ -41,6 +43,7 @@ async def generations(
     answers to none themselves. Raises RequestError.
     """
     model = served.base
+    _check_scores(call, sum(map(len, prompts)))
     if call.bound:
         grammar = await asyncio.to_thread(call.grammar)
     words = model.bad_words(call.bad_words or ())
@@ -66,6 +69,16 @@ async def generations(
             (prompt, choice) for prompt in prompts for choice in range(call.choices)
         )
     ]
+
+
+def _check_scores(call: GenerationRequest, tokens: int) -> None:
+    if call.prompt_alternatives is None:
+        return
+    scores = tokens * (1 + call.prompt_alternatives) * call.choices
+    if scores > _MOST_SCORES:
+        param = "logprobs" if call.prompt_logprobs is None else "prompt_logprobs"
+        reason = f"{param}: {scores} log probabilities of prompts in one answer; at most {_MOST_SCORES} are allowed"
+        raise RequestError(Outcome.REJECTED, f"{reason}: send fewer prompts or ask for fewer alternatives", param=param)
 
 
 def _sampling(

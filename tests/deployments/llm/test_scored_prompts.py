@@ -19,6 +19,7 @@ from support.scripted import TOKENIZER, Replica, Replicas, ids
 from support.tiny_llm import TinyLlm
 from torch import Tensor
 
+from pliant.deployments.llm import generations
 from pliant.deployments.llm.request import Piece
 from pliant.deployments.llm.token_texts import TokenTexts
 
@@ -29,6 +30,7 @@ NEAR = 5e-4
 TEXTS = ["Is the sky blue? yes", "é"]
 LONG = "The sky is blue. " * 9
 TOKENS = {text.text: token for token in range(TOKENIZER.get_vocab_size()) if (text := TokenTexts(TOKENIZER)[token])}
+MANY = ["seven c"] * 4
 ASKED: dict[str, Any] = {"model": "chat", "temperature": 0}
 
 
@@ -226,11 +228,19 @@ def test_a_stream_that_goes_on_says_nothing_twice(folder: Path, model: PreTraine
         ("completions", {"echo": True, "logprobs": 21}, "logprobs", "less than or equal to 20"),
         ("completions", {"max_tokens": 0, "logprobs": 1}, "max_tokens", "send echo or prompt_logprobs"),
         ("chat/completions", {"max_tokens": 0, "prompt_logprobs": 1}, "max_tokens", "greater than or equal to 1"),
+        (
+            "completions",
+            {"prompt": MANY, "prompt_logprobs": 20},
+            "prompt_logprobs",
+            "at most 100 are allowed: send fewer",
+        ),
+        ("completions", {"prompt": MANY, "n": 2, "echo": True, "logprobs": 1}, "logprobs", "112 log probabilities"),
     ],
 )
 async def test_what_is_too_much_is_refused(
-    served: TinyLlm, path: str, wrong: dict[str, Any], param: str, reason: str
+    served: TinyLlm, monkeypatch: pytest.MonkeyPatch, path: str, wrong: dict[str, Any], param: str, reason: str
 ) -> None:
+    monkeypatch.setattr(generations, "_MOST_SCORES", 100)
     good = {"prompt": "a"} if path == "completions" else {"messages": [{"role": "user", "content": "a"}]}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(served.app()), base_url="http://t") as http:
         answer = await http.post(f"/v1/{path}", json={**ASKED, **good, **wrong})
