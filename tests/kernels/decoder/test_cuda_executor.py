@@ -193,6 +193,32 @@ def test_outputs_are_those_of_the_plain_executor(executors: tuple[Executor, Cuda
 
 
 @needs_gpu
+def test_prompts_are_as_likely_as_in_the_plain_executor(executors: tuple[Executor, CudaExecutor]) -> None:
+    """Beside a chunk that asks for nothing, and read after the next step is launched."""
+    first, *later = (
+        step([(0, 0, 3, False), (1, start, count, last)], 0, []) for start, count, last in ((0, 7, False), (7, 4, True))
+    )
+    found = []
+    for executor in executors:
+        for slot in range(2):
+            executor.admit(slot, Sampling(temperature=0.0))
+        under_way = [executor.launch(asking(one)) for one in (first, *later)]
+        scored = [launched.result().targets for launched in under_way]
+        assert [[len(chunk) for chunk in each or ()] for each in scored] == [[0, 7], [0, 3]]
+        found.append([row for each in scored for row in (each or ([], []))[1]])
+    for theirs, ours in zip(*found, strict=True):
+        assert (theirs.rank, theirs.top_ids) == (ours.rank, ours.top_ids)
+        assert [theirs.chosen, *theirs.top] == pytest.approx([ours.chosen, *ours.top], abs=1e-5)
+
+
+def asking(one: Step) -> Step:
+    """How likely the tokens are that follow those of its second chunk."""
+    beside, chunk = one.prefills
+    targets = chunk.ids[: len(chunk.ids) - chunk.last] + np.int32(1)
+    return one._replace(prefills=(beside, chunk._replace(targets=targets, alternatives=2)))
+
+
+@needs_gpu
 def test_adapters_add_what_they_add_in_the_plain_executor(executors: tuple[Executor, CudaExecutor]) -> None:
     bare = [output.tokens.tolist() for output in outputs(executors[0])]
     found = []
