@@ -182,6 +182,7 @@ class Broken:
         ({"texts": 9, "chat": 1}, "texts may have 1 to 5 replicas, got 9"),
         ({"texts": 1, "chat": 0}, "chat may have 1 to 5 replicas, got 0"),
         ({"texts": 1}, "chat may have 1 to 5 replicas, got None"),
+        ({"texts": 1, "chat": np.ceil(1.5)}, "chat may have 1 to 5 replicas, got np.float64(2.0)"),
     ],
 )
 async def test_a_policy_that_fails_changes_nothing_and_stats_say_so(
@@ -195,6 +196,16 @@ async def test_a_policy_that_fails_changes_nothing_and_stats_say_so(
     await cluster.run(60, steady(3, CHAT_EACH))
     assert cluster.counts == {"texts": 2, "chat": 2}
     assert says in reasons(cluster, "texts")
+
+
+async def test_a_value_error_of_a_policy_of_ones_own_is_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide(*_: object) -> Decision:
+        raise ValueError("no such tenant")
+
+    monkeypatch.setattr(Broken, "decide", decide)
+    cluster = Cluster(serving(policy=f"{__name__}:Broken"))
+    await cluster.run(100, steady(3, CHAT_EACH))
+    assert f"policy {__name__}:Broken failed: no such tenant; nothing changes" in reasons(cluster, "texts")
 
 
 async def test_places_move_to_images_and_back() -> None:
