@@ -27,6 +27,7 @@ from pliant.policies.cluster.baselines import Greedy
 from pliant.policies.cluster.budget import Nodes
 from pliant.policies.cluster.control import Decision, Offer
 from pliant.policies.cluster.forecast import Forecast
+from pliant.policies.encoder.service_curve import ServiceCurve
 
 TEXT_S = 0.05
 PROMPT, ANSWER = 100, 50
@@ -219,6 +220,19 @@ async def test_places_move_to_images_and_back() -> None:
     await cluster.run(900, lambda _: {**quiet, "texts": 60.0})
     assert cluster.counts["texts"] >= 4
     assert cluster.counts["photos"] == 1
+
+
+@pytest.mark.parametrize("homes", [(512,), (32, 512)])
+def test_replicas_that_hold_a_set_of_runtimes_take_each_text_on_the_shortest(homes: tuple[int, ...]) -> None:
+    seconds = {32: 0.005, 128: 0.02, 512: 0.1}
+    curve = ServiceCurve.of_set({length: ServiceCurve.constant(each) for length, each in seconds.items()})
+    report = {"curve": curve.points, "shares": curve.shares, "resident": False, "max_length": 512}
+    valuer = TextValuer(serving().services["texts"])  # type: ignore[arg-type]
+    valuer.hear(News(arrived=Counter({20: 900, 100: 90, 500: 10})))
+    value = valuer.value([{**report, "home": home} for home in homes], 100, 0.0, 3)  # type: ignore[typeddict-item]
+    assert value is not None
+    assert value.busy == pytest.approx(90 * 0.005 + 9 * 0.02 + 1 * 0.1)
+    assert value.in_time[1] > 0.99
 
 
 async def test_images_of_which_nothing_is_known_keep_their_replicas() -> None:
