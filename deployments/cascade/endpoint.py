@@ -141,6 +141,7 @@ class CascadeClassifier:
                 "fallback": choice.fallback and str(choice.fallback),
                 "conformal": choice.conformal,
                 "reroutes": serving.reroutes.facts(),
+                "warnings": [f"{self.name}: at {drift}" for drift in serving.reroutes.drifts()],
             }
         return facts
 

@@ -52,6 +52,11 @@ class Reroutes:
             logger.info("%s: at %s, as many texts are re-routed as in the profile again", service, self.levels[level])
         return self._drifting[level]
 
+    def drifts(self) -> list[str]:
+        """The drifts there are, each with its level."""
+        drifts = ((level, watched.drift()) for level, watched in zip(self.levels, self._watched, strict=True))
+        return [f"{level}, {drift}" for level, drift in drifts if drift]
+
     def facts(self) -> dict[str, dict[str, Any]]:
         """For people and Prometheus, by level: what was profiled, what became of texts, and the drift if there is."""
         found = {}

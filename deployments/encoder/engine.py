@@ -88,7 +88,7 @@ class Engine:
         """Expected of these."""
         self._margins: defaultdict[str, Margin] = defaultdict(Margin)
         """By tenant, as others pass one that is over its share, and its waits are foreseen badly."""
-        self._computed = 0
+        self._tokens = self._computed = 0
         self.failure: Exception | None = None
         """Why it holds no runtime at all; until it does, all requests are refused."""
         self.compiling: set[int] = set()
@@ -248,6 +248,7 @@ class Engine:
             predicted_s = ahead_s + curve.seconds(query.length) + computation.importance_s
             self._margins[query.tenant.name].observe(predicted_s, latency_s, query.budget_s)
         computed = query.length if runtime.dynamic else runtime.max_length
+        self._tokens += query.length
         self._computed += computed
         return Answer(
             logits=computation.logits.tobytes(),
@@ -286,6 +287,7 @@ class Engine:
             margins={tenant: round(margin.value, 2) for tenant, margin in self._margins.items()},
             served=self.uses.total(),
             passes=self._worker.passes,
+            tokens=self._tokens,
             computed_tokens=self._computed,
             layers=dict(self._layers),
             p50_ms=round(recent[len(recent) // 2] * 1e3, 2) if recent else 0.0,

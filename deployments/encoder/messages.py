@@ -130,8 +130,10 @@ class Report(parcels.Report):
     """By tenant: by which share more than is predicted its texts wait."""
     passes: int
     """Computations: with batches, fewer than it served."""
+    tokens: int
+    """Of the texts that it has answered."""
     computed_tokens: int
-    """Of the texts that it has answered, padding included."""
+    """Of the same, padding included."""
     layers: NotRequired[dict[int, int]]
     """Where texts leave early: answers by the layers that were computed for them."""
     p50_ms: float

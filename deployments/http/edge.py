@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -48,6 +49,7 @@ class Edge:
 
     Serve obeys some headers, and breaks down over others: of these only an `x-request-id` that can be printed passes.
     A client that takes nothing of its answer for `write_within_s` is cut off; until then whoever writes waits for it.
+    The head of an answer leaves with the first part of its body: HAProxy asks another gateway if this one dies before.
     With a `password` nobody is answered but who says it, which HAProxy does; on Serve's own pages also all others.
     """
 
@@ -72,16 +74,67 @@ class Edge:
         return hmac.compare_digest(given, self._password)
 
     def _bounded(self, send: Send) -> Send:
+        head: Message | None = None
+
         async def bounded(message: Message) -> None:
+            nonlocal head
+            if message["type"] == "http.response.start":
+                head = message
+                return
             try:
                 for part in _parts(message):
                     async with asyncio.timeout(self._write_within_s):
-                        await send(part)
+                        if head:
+                            with _one_write(send):
+                                await send(head)
+                                await send(part)
+                            head = None
+                        else:
+                            await send(part)
             except TimeoutError:
                 logger.info("a client took nothing of its answer for %s s, and is cut off", self._write_within_s)
                 _abort(send)
 
         return bounded
+
+
+@contextmanager
+def _one_write(send: Send) -> Iterator[None]:
+    """What uvicorn's `send` writes within leaves together."""
+    cycle: Any = getattr(send, "__self__", None)
+    if not hasattr(cycle, "transport"):
+        yield
+        return
+    transport = cycle.transport
+    together = cycle.transport = _Together(transport)
+    try:
+        yield
+    finally:
+        cycle.transport = transport
+        together.flush()
+
+
+class _Together:
+    """A transport that keeps what is written to it until `flush`, or `close`."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def flush(self) -> None:
+        if self._parts:
+            self._transport.write(b"".join(self._parts))
+            self._parts.clear()
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
 
 
 def _parts(message: Message) -> Iterator[Message]:

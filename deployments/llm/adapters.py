@@ -22,6 +22,9 @@ _MIB = 2**20
 _COPIED_S = 1e-10
 """What a byte takes at least, as it is copied onto the device: those that are larger cost more to bring back."""
 
+_HOTTEST = 12
+"""Adapters whose uses are reported."""
+
 
 def key(adapter: AdapterRef) -> str:
     """What the executor calls `adapter`."""
@@ -165,6 +168,7 @@ class Adapters:
         stats = self._cache.stats
         return AdapterReport(
             resident=[adapter.name for adapter in list(self._installed)],
+            hottest={adapter.name: uses for adapter, uses in self._cache.hottest(_HOTTEST)},
             bytes=self._cache.bytes,
             hits=stats.hits,
             misses=stats.misses,

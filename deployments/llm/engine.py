@@ -119,6 +119,8 @@ class Engine:
         self._read_at = -math.inf
         self._live_tokens = 0
         self._served = 0
+        self._prompts = 0
+        self._prompts_s = 0.0
         self.failure: Exception | None = None
         """Why the engine is broken, if it is: every request got a BrokenError, and every further one will."""
 
@@ -362,7 +364,10 @@ class Engine:
                 continue
             piece = answer.read(token, row)
             if answer.count == answer.begun + 1:
-                piece = piece._replace(prompt_s=self._clock() - answer.placed, cached=answer.cached)
+                prompt_s = self._clock() - answer.placed
+                piece = piece._replace(prompt_s=prompt_s, cached=answer.cached)
+                self._prompts += 1
+                self._prompts_s += prompt_s
             if answer.running:
                 scheduler.generated(answer, answer.count - answer.begun)
             items.append((answer.id, piece))
@@ -438,6 +443,9 @@ class Engine:
             squashed=stats.squashed,
             preempted=stats.preempted,
             bypassed=stats.bypassed,
+            prompts=self._prompts,
+            prompts_s=round(self._prompts_s, 3),
+            tenants=self._room.waiting_tokens(),
             classes=self._room.classes(),
             predictor=PredictorReport(accuracy=round(predictor.accuracy, 3), error=round(predictor.error, 3)),
             memory=self._memory.report(),

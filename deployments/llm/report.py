@@ -32,6 +32,8 @@ class AdapterReport(TypedDict):
 
     resident: list[str]
     """Names of those that are in memory."""
+    hottest: dict[str, int]
+    """The names of those that were used most often in the last five minutes, a dozen at most, and how often."""
     bytes: int
     """Of those and of those that are being loaded."""
     hits: int
@@ -90,6 +92,12 @@ class EngineReport(TypedDict):
     """Requests that were put back, since the start: memory was short, and others had come before them."""
     bypassed: int
     """Requests that passed others that waited for memory, since the start."""
+    prompts: int
+    """That were computed, since the start."""
+    prompts_s: float
+    """Seconds from getting a slot to the first token, of all of these together."""
+    tenants: dict[str, float]
+    """Tokens of prompts and answers that wait, by tenant, as these are charged for them."""
     classes: list[ClassReport]
     """The queues, small requests first."""
     predictor: PredictorReport

@@ -59,6 +59,10 @@ class WaitingRoom:
     def __contains__(self, answer: Answer) -> bool:
         return answer in self._share
 
+    def waiting_tokens(self) -> dict[str, float]:
+        """By tenant: what those who wait are charged for."""
+        return self._share.waiting()
+
     def job(self, answer: Answer, adapter_bytes: int, now: float) -> AnswerJob:
         """What the scheduler is told of `answer`, whose length is predicted here."""
         name = answer.adapter and answer.adapter.name

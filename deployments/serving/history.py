@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pliant.dashboards.rules import OBJECTIVE
 from pliant.deployments.serving.outcome import Outcome
-from pliant.deployments.serving.panels import Panel, Readings
+from pliant.deployments.serving.panels import Chart, Panel, Readings
 
 STEP_S = 5.0
 """How often `record` is called."""
@@ -137,6 +137,18 @@ class History:
         return values
 
 
+def tenants(report: Mapping[str, Any]) -> dict[str, float]:
+    """A replica's work that waits, by tenant, as `of_tenants` finds it."""
+    return {f"tenants/{tenant}": float(work) for tenant, work in report.get("tenants", {}).items()}
+
+
+def of_tenants(past: Past, title: str, unit: str = "") -> Iterator[Chart]:
+    """What waits, by tenant, where there are several."""
+    lines = past.lines("tenants/")
+    if len(lines) > 1:
+        yield Chart(f"{title}, by tenant", lines, unit, stacked=True)
+
+
 def troubles(stats: Mapping[str, Any]) -> list[str]:
     """What is wrong, by what /stats says; the worst first."""
     wrong = [] if stats["planner_reached"] else ["the planner cannot be reached"]
@@ -146,6 +158,8 @@ def troubles(stats: Mapping[str, Any]) -> list[str]:
         ejected = [replica for replica, report in view["replicas"].items() if report.get("ejected")]
         wrong += [f"{name}: replica {replica} fails" for replica in ejected]
         wrong += [str(problem) for problem in view.get("problems", [])]
+        wrong += [f"{name}: {view['problem']}"] if view.get("problem") else []
+        wrong += view.get("warnings", [])
     return wrong
 
 

@@ -166,6 +166,7 @@ class Engine:
             gammas=statistics.gammas(),
             waiting=len(self._queue) + self._awaiting_tasks,
             running=self._running,
+            tenants=self._queue.waiting_s(),
             in_time=statistics.in_time,
             late=statistics.late,
             evicted=statistics.evicted,

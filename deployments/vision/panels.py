@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pliant.deployments.serving.history import Past
+from pliant.deployments.serving.history import Past, of_tenants, tenants
 from pliant.deployments.serving.panels import Chart, Panel, Readings, Table
 
 _FATES = ("in_time", "late", "evicted", "shed", "failed")
@@ -19,7 +19,7 @@ def readings(report: Mapping[str, Any]) -> Readings:
     }
     by_fate = {fate: (f"fates/{fate.replace('_', ' ')}", report.get(fate, 0)) for fate in _FATES}
     return Readings(
-        {"waiting": float(report.get("waiting", 0))},
+        {"waiting": float(report.get("waiting", 0)), **tenants(report)},
         {**by_gamma, **by_fate, "utility": ("utility", report.get("utility", 0.0))},
     )
 
@@ -30,6 +30,7 @@ def panels(view: Mapping[str, Any], past: Past) -> Iterator[Panel]:
     yield Chart("Images per second, by fate", past.lines("fates/"), stacked=True)
     yield Chart("Utility per second", {"utility": past.line("utility")})
     yield Chart("Images that wait", {"images": past.line("waiting")})
+    yield from of_tenants(past, "Computing that waits", "s")
     rows = [
         (
             name,

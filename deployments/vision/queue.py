@@ -48,6 +48,10 @@ class Queue:
     def batches(self) -> Sequence[Batch[Waiting]]:
         return self._batcher.batches
 
+    def waiting_s(self) -> dict[str, float]:
+        """Seconds of computing that wait, by tenant."""
+        return {tenant: round(seconds, 6) for tenant, seconds in self._share.waiting().items()}
+
     def add(self, waiting: Waiting, seconds: float) -> Waiting | None:
         """It waits, for `seconds` of computing. Returns whom the full queue has no place for: an image of the tenant
         that is furthest over its share."""

@@ -25,7 +25,7 @@ class GammaReport(TypedDict):
 
 
 class EngineReport(TypedDict):
-    """Counts without "waiting" and "running" are of images, since the start."""
+    """Counts but those of what waits and runs now are of images, since the start."""
 
     backend: str
     gamma: int
@@ -34,6 +34,8 @@ class EngineReport(TypedDict):
     """All that may be chosen."""
     waiting: int
     running: int
+    tenants: dict[str, float]
+    """Seconds of computing that wait, by tenant."""
     in_time: int
     """Answers, be they right or wrong: types 1 and 2 of OTAS §V."""
     late: int

@@ -11,11 +11,11 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -105,7 +105,20 @@ class Crew:
             if problem := line.recv():
                 raise problem
 
+    def _reported(self) -> Exception | None:
+        """What a rank says that has failed, and ended before rank 0 heard of it."""
+        for line in self._lines:
+            with suppress(OSError, EOFError):
+                while line.poll():
+                    if problem := line.recv():
+                        return cast(Exception, problem)
+        return None
+
     def _fail(self, error: Exception) -> NoReturn:
+        if problem := self._reported():
+            self._failure = RankError(f"a rank failed: {problem}")
+            self._end()
+            raise problem
         codes = {rank: _code(process) for rank, process in enumerate(self._processes, 1)}
         ended = [f"rank {rank} ended with exit code {code}" for rank, code in codes.items() if code is not None]
         told = "; ".join(ended) or f"a rank did not answer within {self._limit_s:g} s: {error}"

@@ -64,8 +64,8 @@ class FairShare(Generic[W]):
         return len(self._lines) > 1
 
     def waiting(self) -> dict[str, float]:
-        """By tenant: what its waiting work costs."""
-        return {tenant: line.waiting for tenant, line in self._lines.items()}
+        """By tenant: what its waiting work costs. Any thread may call it."""
+        return {tenant: line.waiting for tenant, line in list(self._lines.items())}
 
     def owner(self, work: W) -> str:
         """The tenant of a piece that waits."""

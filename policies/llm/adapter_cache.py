@@ -210,6 +210,12 @@ class AdapterCache(Generic[A]):
             for uses in (frequency.get(adapter, 0),)
         }
 
+    def hottest(self, most: int) -> list[tuple[A, int]]:
+        """The adapters that were used most often within the window before the latest use, and how often; `most` at
+        most. Any thread may call it."""
+        uses = list(self._frequency.items())
+        return sorted(uses, key=lambda use: -use[1])[:most]
+
     def evictable(self) -> Collection[A]:
         """Those neither loading, nor in use, nor pinned. Nothing may change meanwhile."""
         return self._evictable

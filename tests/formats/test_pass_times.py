@@ -28,7 +28,7 @@ def table(most_tokens: int = 10**9) -> PassTimes:
 @given(st.lists(st.integers(8, 512), min_size=1, max_size=40))
 def test_mixes_take_what_the_machine_takes(lengths: list[int]) -> None:
     for times in (table(), table(most_tokens=1024)):
-        assert times.packed_s(lengths) == pytest.approx(seconds(lengths), rel=0.12)
+        assert times.packed_s(lengths) == pytest.approx(seconds(lengths), rel=0.19)
 
 
 def test_what_was_measured_is_given_back() -> None:

@@ -36,6 +36,7 @@ def report(max_length: int, version: int = 1, service_s: float = 0.01, failed: d
         margins={},
         served=0,
         passes=0,
+        tokens=0,
         computed_tokens=0,
         p50_ms=0.0,
         p98_ms=0.0,

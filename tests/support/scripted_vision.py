@@ -137,6 +137,7 @@ def report(**held: float) -> ReplicaReport:
         gammas={},
         waiting=0,
         running=0,
+        tenants={},
         in_time=0,
         late=0,
         evicted=0,

@@ -259,6 +259,8 @@ async def test_other_texts_than_in_the_profile_are_noticed_once(caplog: pytest.L
     warnings = [record for record in caplog.records if "re-routed" in record.message]
     assert len(warnings) == 1
     assert warnings[0].message.startswith("topics-c: at small, 100% of the last")
+    [warning] = house.cascade.facts()["warnings"]
+    assert warning.startswith("topics-c: at small, 100% of the last")
     facts = house.cascade.facts()["reroutes"]["small"]
     assert house.recorder.drifts == [("small", False), ("small", True)]
     assert facts["drifts"] == 1

@@ -140,6 +140,67 @@ def test_all_kinds_are_shown_with_what_is_wrong_first() -> None:
     assert sum(map(len, sections.values())) < 150_000
 
 
+WORK: dict[str, Mapping[str, Any]] = {
+    "encoder": {"tokens": 200, "computed_tokens": 320, "tenants": {"a": 1.5, "b": 0.5}},
+    "llm": {
+        "classes": [{"waiting": 2, "admitted": 4, "waited_s": 2.0}],
+        "prompts": 5,
+        "prompts_s": 1.0,
+        "tenants": {"a": 90.0, "b": 10.0},
+        "adapters": {"resident": ["law", "sql"], "bytes": 9, "hits": 1, "hottest": {"sql": 7, "poems": 2}},
+    },
+    "vision": {"tenants": {"a": 0.25, "b": 0.75}},
+}
+"""What one replica has done five seconds after it had done nothing."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("encoder", "Tokens per second: padding 24, texts 40"),
+        ("encoder", "Computing that waits, by tenant: a 1.5 s, b 0.5 s"),
+        ("llm", "Time to the first token, mean: wait for a slot 500 ms, prompt 200 ms"),
+        ("llm", "Tokens that wait, by tenant: a 90, b 10"),
+        ("llm", "sql 7 1 poems 2 0 law 0 1"),
+        ("vision", "Computing that waits, by tenant: a 0.25 s, b 0.75 s"),
+    ],
+)
+def test_a_service_explains_itself(kind: str, shown: str) -> None:
+    def view(report: Mapping[str, Any]) -> dict[str, Any]:
+        found = stats()
+        found["services"][f"a-{kind}"]["replicas"] = {"r": {**REPORTS[kind][1], **report}}
+        return found
+
+    idle: dict[str, Any] = {"tokens": 0, "computed_tokens": 0, "prompts": 0, "prompts_s": 0.0}
+    if "classes" in WORK[kind]:
+        idle["classes"] = [{"waiting": 0, "admitted": 0, "waited_s": 0.0}]
+    past = History(loaded(KINDS))
+    past.record(0.0, view(idle))
+    past.record(5.0, view(WORK[kind]))
+    section = Console(lambda: view(WORK[kind]), past).sections()[f"service-a-{kind}"]
+    drawn = ElementTree.fromstring(f"<section>{section}</section>")
+    texts = [image.attrib["aria-label"] for image in drawn.iter("svg")]
+    texts += [" ".join("".join(cell.itertext()) for row in body for cell in row) for body in drawn.iter("tbody")]
+    assert shown in texts
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("llm", {"problems": ["sql cannot be read"]}, "sql cannot be read"),
+        ("cascade", {"problem": "none of 9 candidates is fit"}, "a-cascade: none of 9 candidates is fit"),
+        ("cascade", {"warnings": ["a-cascade: at small, texts have changed"]}, "a-cascade: at small, texts have"),
+        ("vision", {"ready": False, "state": "loads"}, "a-vision is not ready: loads"),
+    ],
+)
+def test_the_first_sentence_says_what_needs_a_person(kind: str, more: Mapping[str, Any], said: str) -> None:
+    found = stats()
+    found["services"][f"a-{kind}"] |= more
+    trouble = Console(lambda: found, history()).sections()["trouble"]
+    assert said.lower() in trouble.lower()
+    assert 'class="bad"' in trouble
+
+
 def test_everything_has_a_name_and_can_be_reached_by_keyboard() -> None:
     sections = console([1.0]).sections()
     page = ElementTree.fromstring(f"<main>{''.join(sections.values())}</main>")

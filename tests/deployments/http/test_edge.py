@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any, cast
 
 import pytest
 import uvicorn
@@ -22,6 +23,7 @@ from ray.serve._private.http_util import (
 from starlette.types import Receive, Scope, Send
 from support.asgi import Exchange
 from support.waiting import until
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from pliant import haproxy
 from pliant.deployments.http.edge import Edge, middlewares
@@ -125,6 +127,54 @@ async def test_answers_pass() -> None:
 
     answer = await Exchange(Edge(app), "/v1/load_lora_adapter").over()
     assert answer.body == b"a" * 200_000 + b"b"
+
+
+class Recorder:
+    """A transport that remembers what is written to it at a time."""
+
+    def __init__(self, transport: asyncio.Transport, writes: list[bytes]) -> None:
+        self._transport = transport
+        self._writes = writes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._writes.append(data)
+        self._transport.write(data)
+
+
+@pytest.mark.parametrize("request_line", [b"GET / HTTP/1.1", b"HEAD / HTTP/1.1", b"GET / HTTP/1.0"])
+@pytest.mark.parametrize("bodies", [[b"all"], [b"first", b"second", b""], [b""]])
+async def test_the_head_leaves_with_the_first_part_of_the_body(request_line: bytes, bodies: list[bytes]) -> None:
+    """With the server that Serve has: between two writes its process may die, and then nobody could be asked again."""
+    writes: list[bytes] = []
+
+    class Recorded(AutoHTTPProtocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(Recorder(cast(asyncio.Transport, transport), writes))  # type: ignore[arg-type]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-a", b"b")]})
+        await asyncio.sleep(0)
+        for number, body in enumerate(bodies, 1):
+            await send({"type": "http.response.body", "body": body, "more_body": number < len(bodies)})
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(Edge(app), lifespan="off", log_config=None, http=Recorded))
+    serving = asyncio.create_task(server.serve([listener]))
+    await until(lambda: server.started)
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(request_line + b"\r\nHost: a\r\nConnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    server.should_exit = True
+    await serving
+    assert b"".join(writes) == answer
+    assert b"x-a: b\r\n" in writes[0]
+    if not request_line.startswith(b"HEAD"):
+        assert writes[0].partition(b"\r\n\r\n")[2].strip(b"\r\n0123456789") == bodies[0]
+        assert len([write for write in writes if write]) == len(bodies)
 
 
 @pytest.mark.parametrize("parts", [1, None], ids=["one large answer", "a stream"])

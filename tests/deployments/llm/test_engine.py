@@ -194,6 +194,8 @@ def test_the_first_piece_says_how_long_its_prompt_took_and_not_how_long_it_waite
     served.add(generation("waits", max_tokens=3, ignore_eos=True))
     said = [(id, piece.prompt_s) for id, piece in run(served) if isinstance(piece, Piece)]
     assert said == [(id, prompt_s) for id in ("first", "waits") for prompt_s in (2.0, None, None)]
+    report = served.report()
+    assert (report["prompts"], report["prompts_s"]) == (2, 4.0)
 
 
 def test_gaps_are_closed_with_what_is_shortest() -> None:

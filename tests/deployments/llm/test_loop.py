@@ -252,9 +252,9 @@ async def test_a_load_that_hangs_shows_and_does_not_keep_anyone(start: Start) ->
     with pytest.raises((AdapterLoadError, StandstillError)):
         await answer(loop, generation(adapter=adapter("p")))
     await until(lambda: loop.loading_s() > 0.05)
+    loop._wait_s = HANGS_AFTER_S
     with pytest.raises(AdapterLoadError, match=r"p has been read for \d+ s"):
         await answer(loop, generation("b", adapter=adapter("q")))
-    loop._wait_s = HANGS_AFTER_S
     assert isinstance(await answer(loop, generation("c")), Piece)
     ended.set()
 

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.decoders import save
 from support.waiting import HANGS_AFTER_S, wait_until
 
@@ -17,7 +19,7 @@ from pliant.errors import ModelError
 from pliant.kernels.decoder import crew, parallel_executor
 from pliant.kernels.decoder.decode_step import Prefill, Step
 from pliant.kernels.decoder.executor import Executor
-from pliant.kernels.decoder.ranks import RankError
+from pliant.kernels.decoder.ranks import RankError, Ranks
 from pliant.kernels.decoder.sampling import Sampling
 
 NONE = np.zeros(0, np.int64)
@@ -109,8 +111,26 @@ def test_models_that_cannot_be_shared_are_refused(tmp_path: Path) -> None:
         parallel_executor.load(tmp_path / "nothing", 2, HANGS_AFTER_S)
 
 
-def test_what_keeps_a_rank_from_loading_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", ["the rank is heard", "its end is noticed"])
+def test_what_keeps_a_rank_from_loading_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
     save("qwen3", tmp_path)
+    if first == "its end is noticed":
+        started: list[subprocess.Popen[bytes]] = []
+        start = subprocess.Popen
+
+        def noted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+            started.append(start(*args, **options))
+            return started[-1]
+
+        def alone(meeting: Path, rank: int, count: int, limit_s: float, device: torch.device) -> Ranks:
+            Ranks(meeting, rank, count, limit_s, device)
+            wait_until(lambda: not any(alive(process.pid) for process in started))
+            raise RankError("the connection was closed")
+
+        monkeypatch.setattr(crew, "Ranks", alone)
+        monkeypatch.setattr(subprocess, "Popen", noted)
     setting = crew.Setting
     monkeypatch.setattr(parallel_executor, "Setting", lambda _, *rest: setting(tmp_path / "gone", *rest))
     with pytest.raises(ModelError, match=r"gone: has no config\.json"):

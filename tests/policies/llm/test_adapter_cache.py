@@ -76,6 +76,16 @@ def test_what_was_used_before_the_window_does_not_count() -> None:
     assert cache.victims(10, now=62.5) == ["once"]
 
 
+def test_the_hottest_are_those_used_most_within_the_window() -> None:
+    cache = cached(("once", 1), ("twice", 1), ("long ago", 1), ("never", 1), window_s=10.0)
+    use(cache, "long ago", 1.0, 2.0, 3.0)
+    use(cache, "twice", 14.0, 15.0)
+    use(cache, "once", 16.0)
+    cache.evict("twice", "memory")
+    assert cache.hottest(9) == [("twice", 2), ("once", 1)]
+    assert cache.hottest(1) == [("twice", 2)]
+
+
 def test_frequency_outlives_an_eviction() -> None:
     cache = cached(("popular", 10), ("other", 10), eviction="lfu")
     use(cache, "popular", 1.0, 2.0)
