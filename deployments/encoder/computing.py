@@ -6,6 +6,7 @@ Plain threads and asyncio, without Ray.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +23,9 @@ from pliant.kernels.encoder.texts import Output, Text
 from pliant.policies.cluster.fair_share import FairShare
 from pliant.policies.encoder.batching import Batcher, PackedTimes, shares
 from pliant.policies.encoder.batching import Waiting as Queued
-from pliant.policies.encoder.service_curve import ServiceTimes
+from pliant.policies.encoder.service_curve import ServiceCurve, ServiceTimes
 
+_FRESH_S = 0.05
 _MOST_IN_TURN = 128
 """Texts that are looked at when tenants take turns."""
 
@@ -110,6 +112,13 @@ class Held:
             self.batcher = Batcher(times, runtime.max_length)
             together = shares(times, measured)
         self.times = ServiceTimes(measured, together)
+        self._curve, self._made = self.times.curve(0.0), -math.inf
+
+    def curve(self, now: float) -> ServiceCurve:
+        """What to expect; as it was up to `_FRESH_S` ago, since to make one takes longer than all else of a query."""
+        if now - self._made > _FRESH_S:
+            self._curve, self._made = self.times.curve(now), now
+        return self._curve
 
     def observe(self, now: float, lengths: Sequence[int], seconds: float) -> None:
         """A pass over texts of these lengths took `seconds`."""

@@ -214,10 +214,10 @@ class Engine:
 
         Raises what the runtime does.
         """
-        held = next((each for each in self._held.values() if query.length <= each.runtime.max_length), None)
+        held = self._fitting(query)
         if held is None:
             return Refusal("moved", "it does not hold a runtime for this length", report=self.report())
-        curve = held.times.curve(time.monotonic())
+        curve = held.curve(time.monotonic())
         ahead_s = self._worker.ahead_s(query, self._queued_s)
         if wait_s := self._must_wait_s(curve, query, ahead_s):
             return Refusal("busy", "its queue is too long for the deadline", wait_s, Outcome.SHED, report=self.report())
@@ -300,7 +300,12 @@ class Engine:
 
     def seconds(self, query: Query) -> float:
         """By which `query` should hold up others here; 0 if nobody knows."""
-        return self._curve().work_seconds(query.length) if self._held else 0.0
+        held = self._fitting(query)
+        return held.curve(time.monotonic()).work_seconds(query.length) if held else 0.0
+
+    def _fitting(self, query: Query) -> Held | None:
+        """The shortest that takes it."""
+        return next((each for each in self._held.values() if query.length <= each.runtime.max_length), None)
 
     def _must_wait_s(self, curve: ServiceCurve, query: Query, ahead_s: float) -> float:
         """Seconds until `query` could be admitted behind work for `ahead_s`; 0 when it can be now."""

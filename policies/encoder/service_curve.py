@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
@@ -99,40 +100,44 @@ class ServiceCurve:
         for max_length, curve in sorted(curves.items()):
             inside = (length for length, *_ in curve.points if before < length < max_length)
             for length in sorted({before + 1, *inside, max_length}):
-                points.append((length, curve.seconds(length), float(np.interp(length, *curve._measured()))))
-                shares.append(float(np.interp(length, *curve._shares())))
+                points.append((length, curve.seconds(length), _between(length, *curve._measured)))
+                shares.append(_between(length, *curve._held_up))
             before = max_length
         lengths, expected, measured = zip(*points, strict=True)
         return cls(tuple(zip(lengths, _rising(expected), _rising(measured), strict=True)), tuple(shares))
 
     def seconds(self, length: int) -> float:
         """Expected for a text of `length` tokens."""
-        return float(np.interp(length, *self._expected()))
+        return _between(length, *self._expected)
 
     def work_seconds(self, length: int) -> float:
         """By which a text of `length` tokens is expected to hold up those behind it."""
-        return self.seconds(length) * float(np.interp(length, *self._shares()))
+        return self.seconds(length) * _between(length, *self._held_up)
 
     def idle_seconds(self, length: int) -> float:
         """As measured, or as expected if that is less: by this an idle replica admits (see `admission`)."""
-        return float(np.interp(length, *self._idle()))
+        return _between(length, *self._idle)
 
     def tables(self, longest: int) -> Tables:
         """`seconds`, `idle_seconds` and `work_seconds` of each length from 0 to `longest`."""
         lengths = np.arange(longest + 1)
-        expected = np.interp(lengths, *self._expected())
-        return Tables(expected, np.interp(lengths, *self._idle()), expected * np.interp(lengths, *self._shares()))
+        expected = np.interp(lengths, *self._expected)
+        return Tables(expected, np.interp(lengths, *self._idle), expected * np.interp(lengths, *self._held_up))
 
+    @cached_property
     def _expected(self) -> tuple[list[int], list[float]]:
         return [point[0] for point in self.points], [point[1] for point in self.points]
 
+    @cached_property
     def _measured(self) -> tuple[list[int], list[float]]:
         return [point[0] for point in self.points], [point[2] for point in self.points]
 
-    def _shares(self) -> tuple[list[int], list[float]]:
+    @cached_property
+    def _held_up(self) -> tuple[list[int], list[float]]:
         lengths = [point[0] for point in self.points]
         return lengths, list(self.shares) or [1.0] * len(lengths)
 
+    @cached_property
     def _idle(self) -> tuple[list[int], list[float]]:
         return [point[0] for point in self.points], [min(point[1:]) for point in self.points]
 
@@ -161,7 +166,7 @@ class ServiceTimes:
 
     def observe(self, now: float, length: int, seconds: float) -> None:
         """A text of `length` tokens took `seconds`; what else was computed for it, such as importance, left out."""
-        ratio = seconds / float(np.interp(length, self._lengths, self._measured))
+        ratio = seconds / _between(length, self._lengths, self._measured)
         if length < self._lengths[0] and len(self._lengths) > 1 and ratio < 1.0:
             return  # it is faster as it is shorter than what was measured, which says nothing of longer ones
         self._observed[self._nearest(length)].append(_Observation(now, ratio))
@@ -179,6 +184,18 @@ class ServiceTimes:
         above = min(bisect_left(self._lengths, length), len(self._lengths) - 1)
         below = max(above - 1, 0)
         return min(above, below, key=lambda index: abs(self._lengths[index] - length))
+
+
+def _between(length: float, lengths: Sequence[int], values: Sequence[float]) -> float:
+    """As np.interp has it, which takes ten times as long for one number."""
+    above = bisect_right(lengths, length)
+    if not above:
+        return values[0]
+    if above == len(lengths):
+        return values[-1]
+    left, right = lengths[above - 1], lengths[above]
+    slope = (values[above] - values[above - 1]) / (right - left)
+    return slope * (length - left) + values[above - 1]
 
 
 def _rising(seconds: Iterable[float]) -> list[float]:
