@@ -149,7 +149,7 @@ class JointBudget:
             logger.info("%s", change)
             self._because[change.name] = change.reason
         for name, (curve, _) in values.items():
-            count = self._wanted[name] = decision.replicas[name]
+            count = self._wanted[name] = int(decision.replicas[name])
             more = float(curve[count + 1] - curve[count]) if count < self._sizes[name].max else 0.0
             self._facts[name] = {
                 "demand_per_s": round(self._rate(name), 3),

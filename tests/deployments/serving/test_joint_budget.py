@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -197,6 +198,14 @@ async def test_a_policy_that_fails_changes_nothing_and_stats_say_so(
     await cluster.run(60, steady(3, CHAT_EACH))
     assert cluster.counts == {"texts": 2, "chat": 2}
     assert says in reasons(cluster, "texts")
+
+
+async def test_a_policy_may_count_in_numbers_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broken, "replicas", {"texts": np.int64(2), "chat": np.int64(3)})
+    cluster = Cluster(serving(policy=f"{__name__}:Broken"))
+    await cluster.run(100, steady(3, CHAT_EACH))
+    assert cluster.counts == {"texts": 2, "chat": 3}
+    assert json.loads(json.dumps(cluster.budget.facts("chat")))["wanted_replicas"] == 3
 
 
 async def test_a_value_error_of_a_policy_of_ones_own_is_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
