@@ -152,7 +152,9 @@ BODIES: Sequence[tuple[str, Mapping[str, str], Any]] = (
     ("/v1/completions", {}, {"model": "chat", "prompt": "a", **GENERATE}),
     ("/v1/completions", {}, {"model": "chat", "prompt": [[1, 2], [3]], "logprobs": 2, **GENERATE}),
     ("/v1/completions", {}, {"model": "chat", "prompt": ["a", "b"], "echo": True, "stream": True, "max_tokens": 2}),
+    ("/v1/completions", {}, {"model": "chat", "prompt": ["a", "b"], "echo": True, "logprobs": 1, "max_tokens": 0}),
     ("/v1/chat/completions", {}, {"model": "chat", "messages": _TALK, **GENERATE}),
+    ("/v1/chat/completions", {}, {"model": "chat", "messages": _TALK, "prompt_logprobs": 1, **GENERATE}),
     (
         "/v1/chat/completions",
         {},

@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from fastapi import FastAPI
@@ -168,11 +168,18 @@ class _Replica:
 
     async def pieces(self, parcel: Parcel[Generation]) -> AsyncGenerator[Piece, None]:
         (generation,) = parcel.queries
+        scores = _rows(generation.prompt[1:], generation.prompt_logprobs)
         for index in range(generation.max_tokens):
             await asyncio.sleep(0)
-            row = TokenLogprobs(65, -0.5, (66,) * (generation.sampling.logprobs or 0), (-1.0,) * 20)
-            wanted = None if generation.sampling.logprobs is None else (row._replace(top=row.top[: len(row.top_ids)]),)
-            yield Piece((65,), "a", wanted, "length" if index + 1 == generation.max_tokens else None)
+            wanted = _rows((65,), generation.sampling.logprobs)
+            finish: Literal["length"] | None = "length" if index + 1 == generation.max_tokens else None
+            yield Piece((65,), "a", wanted, finish, prompt_logprobs=None if index else scores)
+
+
+def _rows(tokens: Sequence[int], alternatives: int | None) -> tuple[TokenLogprobs, ...] | None:
+    if alternatives is None:
+        return None
+    return tuple(TokenLogprobs(token, -0.5, (66,) * alternatives, (-1.0,) * alternatives, 1) for token in tokens)
 
 
 def _way(chooser: Chooser[Any, Any], report: Any, answer: Callable[[Any], Any]) -> tuple[Any, Any]:

@@ -73,9 +73,9 @@ def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
     return content
 
 
-async def off_loop(size: int, parse: Callable[[], T]) -> T:
-    """What `parse` returns of a body of `size` bytes; in a thread if it is large."""
-    return await asyncio.to_thread(parse) if size > LARGE else parse()
+async def off_loop(size: int, convert: Callable[[], T]) -> T:
+    """What `convert` makes of, or into, `size` bytes; in a thread if these are many."""
+    return await asyncio.to_thread(convert) if size > LARGE else convert()
 
 
 def check_json(body: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pliant.deployments.http.reasoning import ReasoningParser, Thought
 from pliant.deployments.http.tool_calls import CallDelta, ToolParser
@@ -34,39 +34,86 @@ class Shape(Protocol):
         """A piece of a streamed choice; pieces of a choice come in order."""
 
 
+class Echo(NamedTuple):
+    """What a choice begins with."""
+
+    text: str
+    first: int
+    """The prompt's first token, of which nobody knows how likely it is."""
+
+
 class CompletionShape:
-    """Of /v1/completions. `echo` has the text to begin each choice with, if that was asked for."""
+    """Of /v1/completions. `echo` has what each choice begins with, if that was asked for; with `logprobs` alternatives
+    to each token it waits for its own log probabilities. `prompt_logprobs` is as in the request.
+    """
 
     whole = chunk = "text_completion"
 
-    def __init__(self, texts: TokenTexts, echo: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        texts: TokenTexts,
+        echo: Sequence[Echo] | None,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+    ) -> None:
         self._texts = texts
-        self._echo = echo
+        self._echo = echo if logprobs is None else None
+        self._scored_echo = echo if logprobs is not None else None
+        self._alternatives = logprobs
+        self._prompt_alternatives = prompt_logprobs
         self._offsets: dict[int, _Offsets] = {}
 
     def choice(self, index: int, answer: Piece) -> Json:
         choice = self.part(index, answer)
-        return {**choice, "text": self._echo[index] + choice["text"]} if self._echo else choice
+        if self._prompt_alternatives is not None and answer.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self._texts, answer.prompt_logprobs, self._prompt_alternatives)
+        return {**choice, "text": self._echo[index].text + choice["text"]} if self._echo else choice
 
     def opening(self, index: int) -> Json | None:
-        return self.part(index, Piece((), self._echo[index])) if self._echo else None
+        return self.part(index, Piece((), self._echo[index].text)) if self._echo else None
 
     def part(self, index: int, piece: Piece) -> Json:
-        logprobs = None if piece.logprobs is None else self._logprobs(index, piece.logprobs)
-        return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
+        text, logprobs = piece.text, None
+        if piece.logprobs is not None:
+            if self._scored_echo and piece.prompt_logprobs is not None:
+                text = self._scored_echo[index].text + text
+                rows = [row.with_top(self._alternatives or 0) for row in piece.prompt_logprobs]
+                logprobs = self._logprobs(index, [*rows, *piece.logprobs], self._scored_echo[index].first)
+            else:
+                logprobs = self._logprobs(index, piece.logprobs)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": piece.finish}
 
-    def _logprobs(self, index: int, rows: Sequence[TokenLogprobs]) -> Json:
+    def _logprobs(self, index: int, rows: Sequence[TokenLogprobs], first: int | None = None) -> Json:
+        """Of `rows`, behind the `first` token of a prompt if there is one."""
         offsets = self._offsets.setdefault(index, _Offsets())
+        begins = [] if first is None else [self._texts[first]]
+        nothing = [None] * len(begins)
+        texts = [*begins, *(self._texts[row.token] for row in rows)]
+        top = [
+            {self._texts[token].text: _finite(value) for token, value in zip(row.top_ids, row.top, strict=True)}
+            | {self._texts[row.token].text: _finite(row.logprob)}
+            for row in rows
+        ]
         return {
-            "tokens": [self._texts[row.token].text for row in rows],
-            "token_logprobs": [_finite(row.logprob) for row in rows],
-            "top_logprobs": [
-                {self._texts[token].text: _finite(value) for token, value in zip(row.top_ids, row.top, strict=True)}
-                | {self._texts[row.token].text: _finite(row.logprob)}
-                for row in rows
-            ],
-            "text_offset": [offsets.next(self._texts[row.token].content) for row in rows],
+            "tokens": [text.text for text in texts],
+            "token_logprobs": [*nothing, *(_finite(row.logprob) for row in rows)],
+            "top_logprobs": [*nothing, *top],
+            "text_offset": [offsets.next(text.content) for text in texts],
         }
+
+
+def prompt_logprobs(texts: TokenTexts, rows: Sequence[TokenLogprobs], alternatives: int) -> list[Json | None]:
+    """As vLLM has them: by place in the prompt, its token and the likeliest by their ids; null for the first."""
+
+    def scored(token: int, logprob: float, rank: int | None) -> Json:
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": texts[token].text}
+
+    places: list[Json | None] = [None]
+    for row in rows:
+        top = zip(row.top_ids[:alternatives], row.top, range(1, alternatives + 1), strict=False)
+        others = {str(token): scored(token, value, rank) for token, value, rank in top if token != row.token}
+        places.append({str(row.token): scored(row.token, row.logprob, row.rank), **others})
+    return places
 
 
 class ChatShape:

@@ -81,6 +81,8 @@ class GenerationRequest(BoundRequest, VllmParameters):
     """The answer ends with the first of these, whose text is left out."""
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     """The answer does not end before, but for `max_tokens` or its grammar."""
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    """Log-probabilities of the prompt's tokens, and of so many of the likeliest alternatives."""
     bad_words: Annotated[list[Stop], Field(max_length=_MOST_BAD_WORDS, fail_fast=True)] | None = None
     """Texts whose tokens the answer does not have one after another."""
 
@@ -98,6 +100,9 @@ class GenerationRequest(BoundRequest, VllmParameters):
             raise RequestError(
                 Outcome.REJECTED, "stream_options: only allowed with stream: true", param="stream_options"
             )
+        if self.stream and self.prompt_logprobs is not None:
+            reason = "prompt_logprobs: not with stream: true; leave one of them out"
+            raise RequestError(Outcome.REJECTED, reason, param="prompt_logprobs")
         return self
 
     @property
@@ -118,6 +123,11 @@ class GenerationRequest(BoundRequest, VllmParameters):
         return self.n or 1
 
     @property
+    def prompt_alternatives(self) -> int | None:
+        """How many alternatives to each token of a prompt are to be computed; None for no log-probabilities of it."""
+        return self.prompt_logprobs
+
+    @property
     def with_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -125,12 +135,14 @@ class GenerationRequest(BoundRequest, VllmParameters):
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0 asks for the prompt alone."""
     prompt: str | Ids | Texts | Lists
     """A text, its token ids, or a list of either."""
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     """Log-probabilities of the tokens, and of so many of the likeliest alternatives."""
     echo: bool | None = None
-    """Answer with the prompt in front."""
+    """Answer with the prompt in front, with `logprobs` with those of its tokens, too."""
     suffix: Annotated[Any, Neutral(("",))] = None
     best_of: int | None = None
 
@@ -140,11 +152,15 @@ class CompletionRequest(GenerationRequest):
             raise RequestError(
                 Outcome.REJECTED, f"best_of: got {self.best_of}; only n, {self.choices}, is supported", param="best_of"
             )
-        if self.echo and self.logprobs is not None:
-            raise RequestError(
-                Outcome.REJECTED, "echo: not supported together with logprobs; leave one of them out", param="echo"
-            )
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            reason = "max_tokens: got 0, and nothing is asked of the prompt; send echo or prompt_logprobs, or 1 or more"
+            raise RequestError(Outcome.REJECTED, reason, param="max_tokens")
         return self
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in asked if count is not None), default=None)
 
     @property
     def question(self) -> str:

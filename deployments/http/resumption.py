@@ -100,10 +100,12 @@ def _another_answer() -> RequestError:
 
 
 def _split(piece: Piece, tokens: int, characters: int) -> tuple[Piece, Piece]:
-    """The parts of `piece` before and after so many tokens and characters of it."""
+    """The parts of `piece` before and after so many tokens and characters of it. What is said once is in the first."""
     tokens, characters = max(0, tokens), max(0, characters)
     rows = piece.logprobs
     return (
-        Piece(piece.tokens[:tokens], piece.text[:characters], rows and rows[:tokens], cached=piece.cached),
+        piece._replace(
+            tokens=piece.tokens[:tokens], text=piece.text[:characters], logprobs=rows and rows[:tokens], finish=None
+        ),
         Piece(piece.tokens[tokens:], piece.text[characters:], rows and rows[tokens:], piece.finish),
     )

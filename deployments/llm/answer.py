@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -29,8 +29,8 @@ class Answer:
     """
 
     __slots__ = (
-        *("_detokenizer", "_ends", "_fresh", "_logprobs"),
-        *("adapter", "begun", "computed", "count", "deadline", "ended", "id", "ids"),
+        *("_detokenizer", "_ends", "_fresh", "_logprobs", "_scores"),
+        *("adapter", "alternatives", "begun", "computed", "count", "deadline", "ended", "id", "ids"),
         *("foreseen", "guide", "most", "pages", "placed", "predicted", "running", "sampling", "size", "tenant"),
     )
 
@@ -55,12 +55,16 @@ class Answer:
         self.id = generation.id
         self.ids: NDArray[np.int32] = np.array(generation.prompt + generation.generated, np.int32)
         """What is computed before its next token."""
-        ends = () if generation.ignore_eos else tuple(eos)
+        ends = () if generation.ignore_eos else {*eos} - (guide.ends if guide else set())
         self._ends = frozenset((*ends, *generation.stop_token_ids))
         self.sampling = generation.sampling
         if self.sampling.min_tokens:
             self.sampling = replace(self.sampling, ends=tuple(self._ends))
         self.adapter: AdapterRef | None = generation.adapter
+        self.alternatives = None if generated else generation.prompt_logprobs
+        """As in `prompt_logprobs` of the request; None from its first token on, with which they are given."""
+        self._scores: list[TokenLogprobs] = []
+        """Of its prompt's tokens but the first, as far as it is computed."""
         self.begun = self.count = generated
         """Its tokens when it came, and until now."""
         self.computed = 0
@@ -113,8 +117,20 @@ class Answer:
         ids: list[int] = self.ids[start:].tolist()
         return ids + self._fresh[max(0, start - len(self.ids)) :]
 
+    def targets(self, start: int, stop: int) -> NDArray[np.int32]:
+        """The tokens of its prompt that follow tokens `start` to `stop`, if their log probabilities are wanted."""
+        last = self.prompt if self.alternatives is not None else 0
+        return self.ids[start + 1 : max(start + 1, min(stop + 1, last))]
+
+    def score(self, rows: Iterable[RowLogprobs]) -> None:
+        """How likely the next of them are."""
+        for row in rows:
+            token = int(self.ids[1 + len(self._scores)])
+            self._scores.append(TokenLogprobs(token, row.chosen, tuple(row.top_ids), tuple(row.top), row.rank))
+
     def put_back(self) -> None:
         """It loses its slot, and goes on later behind the tokens it has."""
+        self._scores.clear()
         self.running = False
         self.ids = np.concatenate((self.ids, np.array(self._fresh, np.int32)))
         self._fresh.clear()
@@ -137,4 +153,11 @@ class Answer:
         logprobs = None
         if self._logprobs and row is not None:
             logprobs = (TokenLogprobs(token, row.chosen, tuple(row.top_ids), tuple(row.top)),)
-        return Piece((token,), text, logprobs, finish)
+        return Piece((token,), text, logprobs, finish, prompt_logprobs=self._prompt_logprobs())
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        """Once, if they are wanted."""
+        if self.alternatives is None:
+            return None
+        self.alternatives = None
+        return tuple(self._scores)

@@ -31,6 +31,8 @@ class Served(NamedTuple):
     """By row of the window: whose next token; None for rows that mean nothing."""
     computed: list[Answer]
     """Of all of them, those that need no further iteration."""
+    scored: list[Answer | None]
+    """Of the prompts, those whose log probabilities are wanted; None for all others."""
 
     def has(self, answer: Answer) -> bool:
         return answer in self.rows or answer in self.prompts
@@ -58,7 +60,7 @@ class InFlight(deque[Iteration]):
     def drop(self, answers: Collection[Answer]) -> None:
         """What is computed for these means nothing any more."""
         for served in (iteration.served for iteration in self):
-            for computed in (served.firsts, served.rows):
+            for computed in (served.firsts, served.rows, served.scored):
                 computed[:] = [None if answer in answers else answer for answer in computed]
 
     def tokens(self) -> list[Answer]:
@@ -228,7 +230,9 @@ class Batch:
         last = end == len(answer.ids)
         if last:
             del self.partial[answer]
-        return Prefill(slot, start, answer.ids[start:end], last, self._tables[slot, : self._held[slot]].copy())
+        pages = self._tables[slot, : self._held[slot]].copy()
+        targets = answer.targets(start, end)
+        return Prefill(slot, start, answer.ids[start:end], last, pages, targets, answer.alternatives or 0)
 
     def step(self, prefills: Sequence[Prefill]) -> Step:
         """The next iteration: these chunks, then a token for each answer whose prompt was whole before."""
@@ -284,7 +288,10 @@ class Batch:
         computed = [answer for slot in full if (answer := self._slots.request(slot))]
         for answer in computed:
             self.evict(answer)
-        return Served(prompts, firsts, rows, computed)
+        scored = [
+            answer if len(prefill.targets) else None for answer, prefill in zip(prompts, step.prefills, strict=True)
+        ]
+        return Served(prompts, firsts, rows, computed, scored)
 
     def evict(self, answer: Answer) -> None:
         """Free the slot of `answer`, if it has one."""

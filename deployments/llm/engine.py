@@ -97,7 +97,7 @@ class Engine:
         self._executor = executor
         self._contents = TokenBytes(tokenizer)
         self._eos = frozenset(eos)
-        self._guides = Guides(tokenizer, self._eos, executor.vocabulary)
+        self._guides = Guides(tokenizer, self._contents, self._eos, executor.vocabulary)
         self._clock = clock
         self._debug = debug
         self._stall_s = stall_s
@@ -343,6 +343,9 @@ class Engine:
             iteration = self._in_flight.popleft()
             output = iteration.launched.result()
             before = len(items)
+            for answer, rows in zip(iteration.served.scored, output.targets or (), strict=False):
+                if answer is not None:
+                    answer.score(rows)
             self._read(iteration.served.firsts, output.first, output.first_logprobs, items)
             self._read(iteration.served.rows, output.tokens, output.logprobs, items)
             now = self._clock()

@@ -60,6 +60,7 @@ async def generations(
             stop_token_ids=tuple(call.stop_token_ids or ()),
             bad_words=tuple(word for word in words if len(word) > 1),
             grammar=grammar,
+            prompt_logprobs=None if choice else call.prompt_alternatives,
         )
         for index, (prompt, choice) in enumerate(
             (prompt, choice) for prompt in prompts for choice in range(call.choices)

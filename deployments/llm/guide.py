@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from pliant.deployments.llm.detokenizer import TokenBytes
 from pliant.deployments.llm.request import Generation
 from pliant.kernels.decoder.decode_step import RowMasks
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 _ALL = np.uint32(0xFFFF_FFFF)
+_END = "<|the end of an answer|>"
 
 
 class GuideError(ValueError):
@@ -32,11 +34,21 @@ class GuideError(ValueError):
 class Guide:
     """Which tokens may come next in one answer, of `words` times 32: those that `matcher` allows, and none that ends
     one of the `unwanted` sequences.
+
+    `ends` are tokens that have a text and end unbound answers. Here they are text wherever the matcher allows that, and
+    else end the answer where it is complete.
     """
 
-    def __init__(self, words: int, matcher: LLMatcher | None, unwanted: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        words: int,
+        matcher: LLMatcher | None,
+        unwanted: Sequence[tuple[int, ...]],
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
         self.words = words
         self.matcher = matcher
+        self.ends = ends
         self._unwanted = unwanted
         self._last: list[int] = []
         self._longest = max(map(len, unwanted), default=1) - 1
@@ -52,19 +64,32 @@ class Guide:
         """Whether the grammar has come to an end, and allows nothing more."""
         return self.matcher is not None and bool(self.matcher.is_stopped())
 
-    def ban(self, mask: NDArray[np.uint32]) -> None:
-        """Clear the bits of tokens that would end an unwanted sequence."""
+    def edit(self, mask: NDArray[np.uint32]) -> None:
+        """Set the bits of tokens that may end the answer now, and clear those that would end an unwanted sequence."""
+        if self.ends and self.matcher is not None and self.matcher.is_accepting():
+            for token in self.ends:
+                mask[token >> 5] |= np.uint32(1 << (token & 31))
         for *before, token in self._unwanted:
             if self._last[len(self._last) - len(before) :] == before:
                 mask[token >> 5] &= ~np.uint32(1 << (token & 31))
 
 
 class Guides:
-    """Makes the guides of one model's answers, whose `eos` end them and which has `vocabulary` tokens."""
+    """Makes the guides of one model's answers, whose `eos` end them and which has `vocabulary` tokens.
 
-    def __init__(self, tokenizer: Tokenizer, eos: Collection[int], vocabulary: int) -> None:
+    Matchers need a token without a text that ends an answer, and where nobody names one they take any. A model that has
+    none, or whose `eos` are all texts, gets one behind its vocabulary, which no answer is ever given: a bound answer
+    then ends where its grammar allows nothing more.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, contents: TokenBytes, eos: Collection[int], vocabulary: int) -> None:
+        self._ends = frozenset(token for token in eos if contents[token])
+        self._eos = sorted({*eos} - self._ends)
+        if not self._eos:
+            tokenizer = Tokenizer.from_str(tokenizer.to_str())
+            tokenizer.add_special_tokens([_END])
+            self._eos = [tokenizer.get_vocab_size() - 1]
         self._tokenizer = tokenizer
-        self._eos = eos
         self._vocabulary = max(vocabulary, tokenizer.get_vocab_size())
         self._words = -(-self._vocabulary // 32)
 
@@ -73,7 +98,7 @@ class Guides:
         """Takes about a second for a large vocabulary, once."""
         from llguidance import LLTokenizer
 
-        return LLTokenizer(self._tokenizer.to_str(), n_vocab=self._vocabulary, eos_token=sorted(self._eos) or None)
+        return LLTokenizer(self._tokenizer.to_str(), n_vocab=self._vocabulary, eos_token=self._eos)
 
     def guide(self, generation: Generation) -> Guide | None:
         """What the whole answer is bound to, None for nothing. Slow for large grammars; may be called on any thread.
@@ -87,7 +112,7 @@ class Guides:
         matcher = LLMatcher(self._tokens, generation.grammar, log_level=0)
         if matcher.is_error():
             raise GuideError(f"the grammar cannot be followed: {matcher.get_error()}")
-        return Guide(self._words, matcher, generation.bad_words)
+        return Guide(self._words, matcher, generation.bad_words, self._ends)
 
 
 class MaskThread:
@@ -114,7 +139,7 @@ def masks(rows: Sequence[tuple[int, Guide]]) -> RowMasks:
     if bound:
         _executor().unsafe_compute_mask_ptr(bound, bits.ctypes.data, bits.strides[0], len(bits))
     for mask, (_, guide) in zip(bits, rows, strict=True):
-        guide.ban(mask)
+        guide.edit(mask)
     return RowMasks(np.array([row for row, _ in rows]), bits)
 
 

@@ -79,12 +79,15 @@ class Memory:
 
     def found(self, answer: Answer) -> int:
         """Tokens of it that are there already."""
-        return len(self.pages.cached(self.root(answer), answer.ids.data)) * self.page
+        return len(self._cached(answer)) * self.page
 
     def charge(self, answer: Answer, tokens: int) -> int:
         """It is charged for the pages of so many tokens, or for those of its longest text; returns their bytes."""
         answer.pages = self.pages.needed(min(tokens, answer.size))
         return answer.pages * self.page_bytes
+
+    def _cached(self, answer: Answer) -> list[Prefix[PrefixRoot]]:
+        return self.pages.cached(self.root(answer), answer.ids.data) if _shares(answer) else []
 
     # What a scheduler asks, and says:
 
@@ -93,8 +96,7 @@ class Memory:
         return self.pages.saved * self.page_bytes
 
     def saves(self, answer: Answer) -> int:
-        cached = self.pages.cached(self.root(answer), answer.ids.data)
-        return sum(map(self.pages.in_use, cached)) * self.page_bytes
+        return sum(map(self.pages.in_use, self._cached(answer))) * self.page_bytes
 
     def again(self, answer: Answer) -> Again:
         own, computed = self.pages.freed_by(answer), self.pages.computed(answer)
@@ -103,7 +105,7 @@ class Memory:
         return Again(self._costs.prompt_s(tokens, computed - tokens), shared)
 
     def begin(self, answer: Answer, now: float) -> None:
-        self.hit += self.pages.begin(answer, self.root(answer), answer.known(), now)
+        self.hit += self.pages.begin(answer, self.root(answer), answer.known(), now, shares=_shares(answer))
 
     def end(self, answer: Answer, now: float) -> None:
         self.pages.append(answer, answer.known(self.pages.known(answer)), now)
@@ -112,7 +114,11 @@ class Memory:
     # What a batch does:
 
     def catch_up(self, answer: Answer) -> Place[PrefixRoot] | None:
-        """It takes over what was computed of its prompt meanwhile; returns what its next page will be found by."""
+        """It takes over what was computed of its prompt meanwhile; returns what its next page will be found by, None if
+        it shares none.
+        """
+        if not _shares(answer):
+            return None
         before = self.pages.computed(answer)
         self.hit += self.pages.catch_up(answer, self.now) - before
         return self.pages.next_page(answer)
@@ -170,6 +176,11 @@ class Memory:
     def check(self) -> None:
         """Raise PagesError or CacheError unless all counts agree. Slow: for debugging."""
         self._idle.check()
+
+
+def _shares(answer: Answer) -> bool:
+    """Whether it may begin with what was computed for others. How likely tokens are shows only in computing them."""
+    return answer.alternatives is None
 
 
 def _name(prefix: Prefix[PrefixRoot]) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
@@ -17,7 +18,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from pliant.deployments.http.body import off_loop, read_body
-from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Json, Shape, Usage
+from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Echo, Json, Shape, Usage, prompt_logprobs
 from pliant.deployments.http.openai_responses import ResponsesRequest, renamed
 from pliant.deployments.http.openai_schemas import ChatRequest, CompletionRequest, GenerationRequest, parsed
 from pliant.deployments.http.openai_stream import ChunkStream, begun, interleaved
@@ -27,12 +28,16 @@ from pliant.deployments.http.response_events import Writer, stream, whole
 from pliant.deployments.http.resumption import Delivered, answered_by, drawn, last_event, rest
 from pliant.deployments.http.routes import DirectRoute
 from pliant.deployments.http.tool_calls import grammar, parser
+from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.generations import bound
 from pliant.deployments.llm.generations import generations as asked
 from pliant.deployments.llm.request import Generation, Piece, merged
+from pliant.deployments.llm.scored_prompts import with_scores, without_answers
 from pliant.deployments.llm.served_models import ServedModel, ServedModels
 from pliant.deployments.serving.outcome import RequestError
 
+_SCORE_BYTES = 64
+"""About what a token and its log probability take in an answer."""
 Call = TypeVar("Call", CompletionRequest, ChatRequest, ResponsesRequest)
 
 
@@ -66,10 +71,10 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         model = served.base
         bound(len(call.prompts) * call.choices)
         prompts = [await model.encode(prompt) for prompt in call.prompts]
-        echo = [model.text(prompt) for prompt in call.prompts for _ in range(call.choices)] if call.echo else None
-        shape = CompletionShape(model.token_texts, echo)
+        shape = CompletionShape(model.token_texts, _echo(model, call, prompts), call.logprobs, call.prompt_logprobs)
         name, seed = drawn(request)
-        generations = await asked(served, call, prompts, call.max_tokens, call.logprobs, seed)
+        wanted = 1 if call.max_tokens == 0 else call.max_tokens
+        generations = await asked(served, call, prompts, wanted, call.logprobs, seed)
         delivered = last_event(request, len(generations)) if call.stream else None
         return await _answer(served, call, generations, shape, sum(map(len, prompts)), f"cmpl-{name}", delivered)
 
@@ -96,6 +101,14 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         return JSONResponse(await whole(pieces, shape, writer))
 
     return api
+
+
+def _echo(model: LanguageModel, call: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> list[Echo] | None:
+    if not call.echo:
+        return None
+    texts = [model.text(prompt) for prompt in call.prompts]
+    echoes = [Echo(text, ids[0]) for text, ids in zip(texts, prompts, strict=True)]
+    return [echo for echo in echoes for _ in range(call.choices)]
 
 
 async def _chat(
@@ -148,6 +161,10 @@ async def _answer(
 
     usage = Usage(prompt_tokens, call.choices)
     answers = interleaved([served.answer(generation) for generation in generations])
+    if call.prompt_alternatives is not None:
+        answers = with_scores(answers, call.choices)
+    if call.max_tokens == 0:
+        answers = without_answers(answers)
     if call.stream:
         counted = usage if call.with_usage else None
         pieces = await begun(rest(answers, delivered, skip) if delivered else answers)
@@ -158,5 +175,13 @@ async def _answer(
         async for index, piece in answers:
             parts[index].append(piece)
             usage.add(index, piece)
-    choices = [shape.choice(index, merged(pieces)) for index, pieces in enumerate(parts)]
-    return JSONResponse({**envelope(shape.whole, choices), "usage": usage.json()})
+    wholes = [merged(pieces) for pieces in parts]
+
+    def written() -> Response:
+        content = envelope(shape.whole, [shape.choice(index, answer) for index, answer in enumerate(wholes)])
+        if isinstance(call, ChatRequest) and (rows := wholes[0].prompt_logprobs) is not None:
+            content["prompt_logprobs"] = prompt_logprobs(served.base.token_texts, rows, call.prompt_logprobs or 0)
+        return JSONResponse({**content, "usage": usage.json()})
+
+    scored = sum(len(answer.prompt_logprobs or ()) for answer in wholes)
+    return await off_loop(scored * (1 + (call.prompt_alternatives or 0)) * _SCORE_BYTES, written)

@@ -40,6 +40,9 @@ class Generation(NamedTuple):
     """What the whole answer is bound to, as `grammars` writes it."""
     background: bool = False
     """It is computed only while nobody waits for anything else, and makes way at once."""
+    prompt_logprobs: int | None = None
+    """Asks for the log probabilities of each token of the prompt but the first, and of so many of the likeliest tokens
+    in its place; None for none at all. Without effect where tokens are `generated`: the client has them."""
 
 
 @message
@@ -52,6 +55,12 @@ class TokenLogprobs(NamedTuple):
     """The likeliest tokens, likeliest first: as many as were asked for."""
     top: tuple[float, ...]
     """Their log probabilities."""
+    rank: int | None = None
+    """Of a token of the prompt: 1 if no other is likelier in its place."""
+
+    def with_top(self, most: int) -> TokenLogprobs:
+        """With so many of the likeliest tokens at most."""
+        return self._replace(top_ids=self.top_ids[:most], top=self.top[:most])
 
 
 @message
@@ -72,13 +81,15 @@ class Piece(NamedTuple):
     """Seconds from when the answer had a slot to this piece, the first that a replica computed; None of all others."""
     cached: int | None = None
     """Tokens of the prompt that this replica had not to compute, as it had them; None of all but its first piece."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of the answer's first piece, if they were asked for: of each token of the prompt but the first."""
 
 
 def merged(pieces: list[Piece]) -> Piece:
     """Successive pieces of one answer, at least one, as one."""
     if len(pieces) == 1:
         return pieces[0]
-    tokens, texts, logprobs, finishes, prompts, cached = zip(*pieces, strict=True)
+    tokens, texts, logprobs, finishes, prompts, cached, prompt_logprobs = zip(*pieces, strict=True)
     return Piece(
         tokens=tuple(token for part in tokens for token in part),
         text="".join(texts),
@@ -86,4 +97,5 @@ def merged(pieces: list[Piece]) -> Piece:
         finish=finishes[-1],
         prompt_s=prompts[0],
         cached=cached[0],
+        prompt_logprobs=prompt_logprobs[0],
     )

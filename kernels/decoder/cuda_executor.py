@@ -19,10 +19,11 @@ from torch import Tensor
 from pliant.kernels.cuda_graph import graph_rows
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.decode_step import Launched, Output, Step
-from pliant.kernels.decoder.executor import Done, Executor
+from pliant.kernels.decoder.executor import Computed, Done, Executor
 from pliant.kernels.decoder.kv_pages import PAGE, pages_of
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
 from pliant.kernels.decoder.model import Decoder
+from pliant.kernels.decoder.prompt_scores import Scored
 from pliant.kernels.decoder.ragged import Ragged, Span, ragged
 from pliant.kernels.decoder.sampling import Needs, Ranked, Sampled, Sampler
 from pliant.kernels.decoder.triton_attention import WorkTensors
@@ -121,18 +122,18 @@ class CudaExecutor(Executor):
         tables = (upload(table, arena.device) for table in tables_of(None, rows))
         return LoraTiles(arena, sizes, rounded(self._adapters.most_rank), *tables)
 
-    def _logits(self, step: Step) -> Tensor:
+    def _computed(self, step: Step) -> Computed:
         if not self._landing.isdisjoint(self._adapters.keys_of(step)):
             self._land()
         if step.prefills:
-            return super()._logits(step)
+            return super()._computed(step)
         lora = self._adapters.of_step(step)
         steps = self._recorded if lora is None else self._recorded_adapted
         recorded = next(one for one in reversed(steps) if one.rows >= len(step.lengths))
-        return recorded.run(step, lora)
+        return Computed(recorded.run(step, lora))
 
-    def _launched(self, first: Sampled | None, window: Sampled | None) -> Launched:
-        return _UnderWay(first, window)
+    def _launched(self, first: Sampled | None, window: Sampled | None, scored: Scored | None) -> Launched:
+        return _UnderWay(first, window, scored)
 
     def _inputs(self, rows: int, step: Step | None) -> list[NDArray[np.int32]]:
         """Slots [rows], lengths [rows] and tables [rows, pages], filled up with rows of page 0 and no text, and for
@@ -204,8 +205,8 @@ class RecordedStep:
 class _UnderWay(Done):
     """A step whose tokens are on their way to the CPU."""
 
-    def __init__(self, first: Sampled | None, window: Sampled | None) -> None:
-        super().__init__(_to_host(first), _to_host(window))
+    def __init__(self, first: Sampled | None, window: Sampled | None, scored: Scored | None) -> None:
+        super().__init__(_to_host(first), _to_host(window), scored and scored.on_host())
         self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._copied.record()
 

@@ -8,6 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+_NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
+
 
 class Prefill(NamedTuple):
     """A chunk of a prompt: `ids` are its tokens from position `start` on, before which all of `slot` is stored."""
@@ -19,6 +21,10 @@ class Prefill(NamedTuple):
     """Whether it ends the prompt, so that the answer's first token follows from it."""
     pages: NDArray[np.int32]
     """Those of the slot's text, in order, up to the chunk's end at least."""
+    targets: NDArray[np.int32] = _NO_IDS
+    """The tokens that follow its first ones in the prompt, if their log probabilities are wanted; else none."""
+    alternatives: int = 0
+    """How many of the likeliest tokens in the place of each target are wanted, too."""
 
 
 class RowMasks(NamedTuple):
@@ -67,6 +73,8 @@ class RowLogprobs(NamedTuple):
     """The likeliest tokens, likeliest first: as many as were asked for."""
     top: list[float]
     """Their log probabilities."""
+    rank: int | None = None
+    """Of a target of a chunk: 1 if no token is likelier."""
 
 
 class Output(NamedTuple):
@@ -79,6 +87,8 @@ class Output(NamedTuple):
     first_logprobs: list[RowLogprobs | None] | None
     logprobs: list[RowLogprobs | None] | None
     """For each row what it asked for; None if no row asked."""
+    targets: list[list[RowLogprobs]] | None = None
+    """Those of each chunk, which are its targets'; None if there are none at all."""
 
 
 class Launched(Protocol):

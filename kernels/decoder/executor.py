@@ -10,6 +10,7 @@ is room for adapters, which the engine has loaded (`stage`), copied in (`install
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, RowLog
 from pliant.kernels.decoder.kernels import DecoderKernels
 from pliant.kernels.decoder.kv_pages import PAGE, KVPages, allowed_bytes, fit
 from pliant.kernels.decoder.model import Decoder
+from pliant.kernels.decoder.prompt_scores import Scored, Scoring
 from pliant.kernels.decoder.ragged import Ragged, Span, ragged
 from pliant.kernels.decoder.sampling import Sampled, Sampler, Sampling
 from pliant.kernels.decoder.slot_adapters import SlotAdapters
@@ -32,16 +34,27 @@ _NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class Done:
-    """A step that is over, and what it sampled for its `last` prefills and its window, on the CPU."""
+class Computed(NamedTuple):
+    """What a pass gives."""
 
-    def __init__(self, first: Sampled | None, window: Sampled | None) -> None:
+    logits: Tensor
+    """[n, vocab]"""
+    scored: Scored | None = None
+    """Of the targets of its chunks, if there are any."""
+
+
+class Done:
+    """A step that is over: what it sampled for its `last` prefills and its window, and `scored`, on the CPU."""
+
+    def __init__(self, first: Sampled | None, window: Sampled | None, scored: Scored | None) -> None:
         self._first = first
         self._window = window
+        self._scored = scored
 
     def result(self) -> Output:
-        first, window = self._first, self._window
-        return Output(_tokens(first), _tokens(window), _logprobs(first), _logprobs(window))
+        first, window, scored = self._first, self._window, self._scored
+        targets = None if scored is None else scored.by_chunk()
+        return Output(_tokens(first), _tokens(window), _logprobs(first), _logprobs(window), targets)
 
 
 class Executor:
@@ -120,8 +133,8 @@ class Executor:
         self.check(step)
         rows, window, first = len(step.lengths), None, None
         if not (rows or step.prefills):
-            return self._launched(None, None)
-        logits = self._logits(step)
+            return self._launched(None, None, None)
+        logits, scored = self._computed(step)
         if rows:
             slots = slice(step.offset, step.offset + rows)
             masks = step.masks and step.masks()
@@ -134,7 +147,7 @@ class Executor:
             needs, places = self._sampler.needs(ended), self._indices(step.prefill_indices)
             first = self._sampler.sample(logits[rows:], their_slots, places, needs, masks)
             self._keep(their_slots, first.tokens, step.prefill_indices)
-        return self._launched(first, window)
+        return self._launched(first, window, scored)
 
     @torch.inference_mode()
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
@@ -195,12 +208,15 @@ class Executor:
             )
         if len(chunk.pages) * self.page < stop:
             raise ValueError(f"{len(chunk.pages)} pages do not hold a chunk's text of {stop} tokens")
-        low, high = int(chunk.ids.min()), int(chunk.ids.max())
+        if len(chunk.targets) > len(chunk.ids):
+            raise ValueError(f"a chunk of {len(chunk.ids)} tokens cannot have {len(chunk.targets)} targets")
+        ids = np.concatenate((chunk.ids, chunk.targets))
+        low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.shape.vocab:
             raise ValueError(f"token ids must lie in 0 to {self.shape.vocab - 1}, got {low} to {high}")
 
-    def _logits(self, step: Step) -> Tensor:
-        """Of the rows of the window, and behind them of the `last` prefills, [n, vocab]."""
+    def _computed(self, step: Step) -> Computed:
+        """The pass of `step`: logits of the rows of the window, and behind them of the `last` prefills."""
         return self.compute(step, self._window(step))
 
     def _window(self, step: Step) -> Tensor:
@@ -208,20 +224,23 @@ class Executor:
         return self._last[step.offset : step.offset + len(step.lengths)]
 
     @torch.inference_mode()
-    def compute(self, step: Step, tokens: Tensor) -> Tensor:
-        """The pass of a step whose window's slots have `tokens` as their last; the logits, and nothing is sampled."""
-        ends = None
+    def compute(self, step: Step, tokens: Tensor) -> Computed:
+        """The pass of a step whose window's slots have `tokens` as their last; nothing is sampled."""
+        ends = scoring = None
         if step.prefills:
             tokens = torch.cat([tokens, self._indices(np.concatenate([chunk.ids for chunk in step.prefills]))])
             ends = self._indices(_ends(step))
-        return self._decoder.run(tokens, self._ragged(step), ends, self._adapters.of_step(step))
+            if any(len(chunk.targets) for chunk in step.prefills):
+                scoring = Scoring(step, self.shape.vocab, self._last.device)
+        logits = self._decoder.run(tokens, self._ragged(step), ends, self._adapters.of_step(step), scoring)
+        return Computed(logits, scoring.scored() if scoring else None)
 
     def _ragged(self, step: Step) -> Ragged:
         chunks = [(Span(chunk.start, len(chunk.ids)), chunk.pages) for chunk in step.prefills]
         return ragged(step.lengths, step.tables, chunks, self.page, self._last.device)
 
-    def _launched(self, first: Sampled | None, window: Sampled | None) -> Launched:
-        return Done(first, window)
+    def _launched(self, first: Sampled | None, window: Sampled | None, scored: Scored | None) -> Launched:
+        return Done(first, window, scored)
 
     def _indices(self, indices: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
         return upload(indices, self._last.device)

@@ -12,6 +12,7 @@ from torch import Tensor
 from pliant.kernels.decoder.kernels import AddLora, DecoderKernels, Linear, Norms
 from pliant.kernels.decoder.kv_pages import KVPages
 from pliant.kernels.decoder.lora import LoraBatch
+from pliant.kernels.decoder.prompt_scores import Scoring
 from pliant.kernels.decoder.ragged import Ragged
 from pliant.kernels.decoder.ranks import Ranks
 from pliant.kernels.decoder.rope import rotation
@@ -52,16 +53,29 @@ class Decoder:
         self._head = kernels.linear(self._embedding[weights.vocabulary] if self.shape.tied else weights.head(), None)
         self._rotation = rotation(self.shape.rope, self.shape.head_dim, kv.max_length, self.device)
 
-    def run(self, tokens: Tensor, batch: Ragged, ends: Tensor | None = None, lora: LoraBatch | None = None) -> Tensor:
+    def run(
+        self,
+        tokens: Tensor,
+        batch: Ragged,
+        ends: Tensor | None = None,
+        lora: LoraBatch | None = None,
+        scoring: Scoring | None = None,
+    ) -> Tensor:
         """Store the keys and values of `tokens`; the logits that follow those at `ends`, or all, [number, vocab].
 
         `tokens` are those of `batch`, in its order, and so are the rows of `lora`. They must be ids of the vocabulary,
-        and positions less than max_length, which is not checked here, as all may lie on a GPU.
+        and positions less than max_length, which is not checked here, as all may lie on a GPU. `scoring` reads the
+        logits that it asks for, on rank 0.
         """
-        return self.step(tokens, batch, ends, None if lora is None else self.kernels.lora(lora))
+        return self.step(tokens, batch, ends, None if lora is None else self.kernels.lora(lora), scoring)
 
     def step(
-        self, tokens: Tensor, batch: Ragged, ends: Tensor | None = None, add_lora: AddLora | None = None
+        self,
+        tokens: Tensor,
+        batch: Ragged,
+        ends: Tensor | None = None,
+        add_lora: AddLora | None = None,
+        scoring: Scoring | None = None,
     ) -> Tensor:
         """As `run`, with what adds adapters."""
         kernels, eps = self.kernels, self.shape.norm_eps
@@ -93,9 +107,18 @@ class Decoder:
             if self._ranks is not None:
                 self._ranks.add_up(delta)
         assert delta is not None
+        if scoring is not None:
+            for rows, targets in scoring.blocks():
+                logits = self._logits(hidden[rows], delta[rows])
+                if self._ranks is None or self._ranks.rank == 0:
+                    scoring.read(logits, targets)
         if ends is not None:
             if not len(ends):
                 return hidden.new_empty((0, self.shape.vocab))
             hidden, delta = hidden[ends], delta[ends]
-        logits = self._head(kernels.add_norm(hidden, delta, self._norm, eps))
+        return self._logits(hidden, delta)
+
+    def _logits(self, hidden: Tensor, delta: Tensor) -> Tensor:
+        """Of these rows, to which what the last layer gave is added."""
+        logits = self._head(self.kernels.add_norm(hidden, delta, self._norm, self.shape.norm_eps))
         return logits if self._ranks is None else self._ranks.side_by_side(logits, self.shape.vocab)

@@ -20,7 +20,7 @@ from pliant.formats.adapter_info import AdapterInfo
 from pliant.kernels.decoder import adapter_weights, executor
 from pliant.kernels.decoder.crew import Crew, Setting
 from pliant.kernels.decoder.decode_step import Step
-from pliant.kernels.decoder.executor import DTYPES, Executor, kernels_for, pages_for
+from pliant.kernels.decoder.executor import DTYPES, Computed, Executor, kernels_for, pages_for
 from pliant.kernels.decoder.model import Decoder
 from pliant.kernels.decoder.sampling import Sampler, Sampling
 from pliant.kernels.decoder.weights import SavedWeights
@@ -83,7 +83,7 @@ class ParallelExecutor(Executor):
         super().move_pages(moves)
         self._order("move_pages", moves)
 
-    def _logits(self, step: Step) -> Tensor:
+    def _computed(self, step: Step) -> Computed:
         tokens = self._window(step)
         with self._crew.watched():
             self._crew.order("compute", step._replace(masks=None, prefill_masks=None), tokens.cpu().numpy())

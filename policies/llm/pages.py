@@ -125,14 +125,17 @@ class Pages(Generic[K, R]):
             found.append(last)
         return found
 
-    def begin(self, key: K, root: R, tokens: Sequence[int], now: float) -> int:
-        """A request with `tokens` begins, with the pages of others that begin alike; returns the tokens in these."""
+    def begin(self, key: K, root: R, tokens: Sequence[int], now: float, shares: bool = True) -> int:
+        """A request with `tokens` begins, with the pages of others that begin alike; returns the tokens in these. One
+        that does not share begins with none, and computes all.
+        """
         if key in self._requests:
             raise ValueError(f"request {key!r} has begun already")
         if not tokens:
             raise ValueError(f"request {key!r} has no tokens")
         request = self._requests[key] = _Request(root, list(tokens), [], 0, [])
-        self._share(request, self.cached(root, tokens), now)
+        if shares:
+            self._share(request, self.cached(root, tokens), now)
         return request.computed
 
     def catch_up(self, key: K, now: float) -> int:

@@ -90,6 +90,14 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
     ):
         assert value <= 0
         assert top[token] == max(top.values()), "greedy takes the likeliest"
+    prompt = "".join(logprobs.tokens)
+    echoed = client.completions.create(model="chat", prompt=prompt, echo=True, logprobs=0, max_tokens=0, n=2)
+    for choice in echoed.choices:
+        assert choice.text == prompt
+        assert choice.logprobs
+        assert choice.logprobs.token_logprobs
+        assert choice.logprobs.token_logprobs[0] is None
+        assert all(value <= 0 for value in choice.logprobs.token_logprobs[1:] if value is not None)
     chat = client.chat.completions.create(
         model="chat", messages=TALK, max_tokens=5, temperature=0, logprobs=True, top_logprobs=2
     )

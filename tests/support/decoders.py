@@ -57,13 +57,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """By name: transformers' prefix of the classes, and how the config differs from the tiny standard."""
 
 
-def make(name: str, seed: int = 0) -> PreTrainedModel:
-    """A random decoder; its biases and norms are random too, so that leaving one out shows."""
+def make(name: str, seed: int = 0, sizes: dict[str, int] | None = None) -> PreTrainedModel:
+    """A random decoder; its biases and norms are random too, so that leaving one out shows. `sizes` are other ones."""
     declare()
     import transformers
 
     prefix, changes = FAMILIES[name]
-    config = getattr(transformers, f"{prefix}Config")(**{**_SIZES, **changes}, attn_implementation="eager")
+    config = getattr(transformers, f"{prefix}Config")(
+        **{**_SIZES, **changes, **(sizes or {})}, attn_implementation="eager"
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
@@ -74,9 +76,9 @@ def make(name: str, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def save(name: str, folder: Path, seed: int = 0, **how: Any) -> PreTrainedModel:
+def save(name: str, folder: Path, seed: int = 0, sizes: dict[str, int] | None = None, **how: Any) -> PreTrainedModel:
     """Make a decoder and save it in `folder`; `how` goes to save_pretrained."""
-    model = make(name, seed)
+    model = make(name, seed, sizes)
     model.save_pretrained(folder, **how)
     return model
 

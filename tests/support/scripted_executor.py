@@ -62,6 +62,12 @@ def stored(token: int, mark: int) -> int:
     return token | mark << 16
 
 
+def score(text: Sequence[int] | np.ndarray, target: int, alternatives: int) -> RowLogprobs:
+    """How likely `target` is behind a text: a function of all of both."""
+    mixed = zlib.crc32(np.array([*text, target], np.int64).tobytes())
+    return RowLogprobs(-(mixed % 997) / 8, [*range(alternatives)], [-1.0 * n for n in range(alternatives)], mixed % 7)
+
+
 def mark_of(blob: torch.Tensor) -> int:
     return zlib.crc32(blob.numpy().tobytes())
 
@@ -223,6 +229,13 @@ class ScriptedExecutor:
             self._last[slot] = tokens[-1]
         for prefill, token in zip(ended, first, strict=True):
             self._last[prefill.slot] = token
+        scored = [
+            [
+                score(self._text(prefill.pages, prefill.start + at), target, prefill.alternatives)
+                for at, target in enumerate(prefill.targets.tolist(), 1)
+            ]
+            for prefill in step.prefills
+        ]
         asked = any(sampling.logprobs is not None for sampling in self._samplings)
         launched = _Launched(
             self,
@@ -231,6 +244,7 @@ class ScriptedExecutor:
                 np.array(tokens, np.int64),
                 [RowLogprobs(-1.0, [token, 0], [-1.0, -2.0]) for token in first] if asked else None,
                 [RowLogprobs(-1.0, [token, 0], [-1.0, -2.0]) for token in tokens] if asked else None,
+                scored if any(scored) else None,
             ),
             uses,
         )
@@ -259,5 +273,7 @@ class ScriptedExecutor:
         assert max(targets) < end
 
     def _next(self, slot: int, pages: np.ndarray, length: int, index: int) -> int:
-        text = self._stored[pages].flatten()[:length]
-        return next_token(text, self._samplings[slot].seed, index)
+        return next_token(self._text(pages, length), self._samplings[slot].seed, index)
+
+    def _text(self, pages: np.ndarray, length: int) -> np.ndarray:
+        return self._stored[pages].flatten()[:length]

@@ -362,7 +362,6 @@ async def test_harmless_parameters_are_accepted(serve: Serve) -> None:
         ("chat/completions", {"messages": [{"role": "user", "content": "a"}, MESSAGES[0]]}, "messages"),
         ("completions", {"suffix": "a"}, "suffix"),
         ("completions", {"best_of": 2}, "best_of"),
-        ("completions", {"echo": True, "logprobs": 1}, "echo"),
         ("completions", {"prompt": [1, "a"]}, "prompt"),
         ("completions", {"prompt": [257]}, "prompt"),
         ("completions", {"prompt": ""}, "prompt"),

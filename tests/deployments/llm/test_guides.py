@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scripted_executor import EOS, ScriptedExecutor, byte_tokenizer
+from tokenizers import Tokenizer
 
 from pliant.deployments.http import grammars
+from pliant.deployments.llm.detokenizer import TokenBytes
 from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.guide import GuideError, Guides, masks
 from pliant.deployments.llm.request import Generation, Piece, merged
@@ -21,7 +24,7 @@ from pliant.sampling import Sampling
 
 MAX_LENGTH = 200
 TOKENIZER = byte_tokenizer()
-GUIDES = Guides(TOKENIZER, (EOS,), EOS + 1)
+GUIDES = Guides(TOKENIZER, TokenBytes(TOKENIZER), (EOS,), EOS + 1)
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"name": {"enum": ["for", "with"]}, "lines": {"type": "array", "items": {"type": "boolean"}}},
@@ -41,9 +44,12 @@ def bound(grammar: str | None, seed: int = 0, id: str = "a", **options: Any) -> 
     return Generation(id, (1, 2, 3), 150, Sampling(seed=seed), grammar=grammar, **options)
 
 
-def answers(*generations: Generation, pipelined: bool = False, slots: int = 3) -> dict[str, Piece]:
+def answers(
+    *generations: Generation, pipelined: bool = False, slots: int = 3, eos: tuple[int, ...] = (EOS,)
+) -> dict[str, Piece]:
     """Of an engine that has them all at a time."""
-    engine = Engine(ScriptedExecutor(slots, MAX_LENGTH, pipelined), TOKENIZER, (EOS,), 100, 0.05, debug=True)
+    tokenizer = TOKENIZER if EOS in eos else without_special_tokens()
+    engine = Engine(ScriptedExecutor(slots, MAX_LENGTH, pipelined), tokenizer, eos, 100, 0.05, debug=True)
     pieces: dict[str, list[Piece]] = {}
     for generation in generations:
         engine.add(generation, engine.guide(generation))
@@ -98,6 +104,34 @@ def test_a_bound_answer_goes_on_where_it_was(kind: str, seed: int, share: float,
     assert whole.text.endswith(rest.text)
 
 
+def without_special_tokens() -> Tokenizer:
+    content = json.loads(TOKENIZER.to_str())
+    content["added_tokens"] = []
+    return Tokenizer.from_str(json.dumps(content))
+
+
+INTEGER = grammars.json_schema({"type": "integer"}, "p")
+ENDS: list[tuple[int, ...]] = [(), (0,), *((ord(letter),) for letter in 'ab"} 1(xy'), (ord("a"), EOS)]
+
+
+@pytest.mark.parametrize("eos", ENDS, ids=str)
+@pytest.mark.parametrize("kind", [*GRAMMARS, "integer"])
+def test_answers_fit_whatever_token_ends_others(kind: str, eos: tuple[int, ...]) -> None:
+    """None at all, or one that may be a part of the text: it must neither cut the answer nor come behind it."""
+    grammar, ended = {**GRAMMARS, "integer": INTEGER}[kind], 0
+    for seed in range(8):
+        whole = answers(bound(grammar, seed), eos=eos)["a"]
+        if whole.finish == "stop":
+            ended += 1
+            assert re.fullmatch("-?[0-9]+", whole.text) if kind == "integer" else fits(kind, whole.text), whole.text
+        cut = len(whole.tokens) // 2
+        rest = answers(bound(grammar, seed, generated=whole.tokens[:cut]), eos=eos)["a"]
+        assert whole.tokens[:cut] + rest.tokens == whole.tokens
+        assert rest.finish == whole.finish
+    if kind in ("choice", "schema") or eos == (ord("a"),):
+        assert ended
+
+
 def test_an_answer_that_its_grammar_has_ended_does_not_go_on() -> None:
     engine = Engine(ScriptedExecutor(1, MAX_LENGTH), TOKENIZER, (EOS,), 100, 0.05)
     for text, words in (("left", "has ended"), ("rx", "no answer that its grammar allows")):
@@ -149,7 +183,7 @@ def test_a_grammar_that_cannot_be_followed_is_refused() -> None:
 
 
 def test_no_token_beyond_the_tokenizer_s_is_allowed() -> None:
-    guide = Guides(TOKENIZER, (EOS,), 500).guide(bound(GRAMMARS["choice"]))
+    guide = Guides(TOKENIZER, TokenBytes(TOKENIZER), (EOS,), 500).guide(bound(GRAMMARS["choice"]))
     assert guide
     [mask] = masks([(0, guide)]).bits
     assert len(mask) == 16

@@ -241,6 +241,17 @@ def test_requests_that_come_together_compute_what_they_share_once() -> None:
     assert house.pages.table(first)[:2] == house.pages.table(second)[:2]
 
 
+def test_who_does_not_share_computes_all_and_others_find_it_once() -> None:
+    house = House(20, 4)
+    computed(house, "base", range(12))
+    assert house.pages.begin("alone", "base", range(12), 9.0, shares=False) == 0
+    house.pages.grow("alone", 12)
+    assert (house.pages.free, house.pages.saved) == (14, 0)
+    house.pages.advance("alone", 12, 9.0)
+    assert (house.pages.free, house.pages.saved) == (17, 3)
+    house.pages.check()
+
+
 def test_what_two_computed_at_once_is_kept_once() -> None:
     house = House(20, 4)
     first, second = house.begin("base", range(12)), house.begin("base", range(12))
