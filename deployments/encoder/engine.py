@@ -116,11 +116,14 @@ class Engine:
         """The length that it was last asked to hold; 0 before that."""
         return self._home
 
-    async def renew(self) -> None:
-        """Load what is held once more, as a faster one may be there now, while requests are answered as before."""
+    async def renew(self, length: int) -> None:
+        """Load the runtime for `length` once more if it is held, or that for all lengths, as a faster one may be there
+        now, while requests are answered as before."""
         async with self._switching:
-            if self._held:
-                self._compute_on(await asyncio.to_thread(self._load_all, self.lengths, {}), self._home)
+            resident = self._runtimes.resident
+            if self._held and (resident or length in self._held):
+                kept = {each: held for each, held in self._held.items() if not (resident or each == length)}
+                self._compute_on(await asyncio.to_thread(self._load_all, self.lengths, kept), self._home)
 
     async def hold(self, length: int, lengths: Sequence[int] = ()) -> Report:
         """Be at home at `length`, with the runtimes for `lengths` (none: the one for `length`): refuse new requests,
@@ -135,21 +138,21 @@ class Engine:
         async with self._switching:
             held, home = self._held, self._home
             takes_all = self._runtimes.resident and held and self._longest.runtime.max_length >= length
+            fits = {each: held[each] for each in lengths if each in held and held[each].runtime.max_length == each}
             if takes_all:
                 self._compute_on({length: self._longest}, length)
-            elif tuple(held) == lengths:
+            elif tuple(fits) == tuple(held) == lengths:
                 self._compute_on(held, length)
             else:
                 self._held = {}
                 self._version += 1
                 await self._idle.wait()
                 former = tuple(held)
-                kept = {each: held[each] for each in lengths if each in held}
                 held.clear()
                 try:
-                    await self._switch(length, lengths, kept)
+                    await self._switch(length, lengths, fits)
                 except LoadError as error:
-                    await self._restore(home, former, kept, error)
+                    await self._restore(home, former, fits, error)
                     raise
             return self.report()
 

@@ -74,8 +74,7 @@ class Upgrades:
     async def _compile(self, length: int) -> None:
         try:
             await self._in_thread(lambda: self._runtimes.compile(length, lambda: -self._use(length)))
-            if self._runtimes.resident or length in self._engine.lengths:
-                await self._engine.renew()
+            await self._engine.renew(length)
         except CannotCompileError as reason:
             self._stays_uncompiled(length, str(reason))
         except Exception as error:

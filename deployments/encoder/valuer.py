@@ -34,31 +34,29 @@ class TextValuer:
         measured = [report for report in reports if report["curve"]]
         if not measured or not self._lengths:
             return None
-        service_s, counts = self._resident(measured) if _resident(measured) else self._homes(measured)
+        service_s, counts = self._groups(measured)
         rates = {length: rate * count / counts.total() for length, count in counts.items()}
         in_time = value_curve(service_s, rates, self._slo_s, most, spread) / rate
         return Value(in_time, sum(each * service_s[length] for length, each in rates.items()))
 
-    def _resident(self, reports: Collection[Report]) -> tuple[dict[int, float], Counter[int]]:
-        """Every replica takes every text: one runtime, which takes what a text takes on average."""
-        curves = [ServiceCurve(report["curve"], report["shares"]) for report in reports]
-        work = sum(
-            count * median(curve.work_seconds(length) for curve in curves) for length, count in self._lengths.items()
-        )
-        longest, total = max(self._lengths), self._lengths.total()
-        return {longest: work / total}, Counter({longest: total})
+    def _groups(self, reports: Collection[Report]) -> tuple[dict[int, float], Counter[int]]:
+        """By the homes of replicas, what the texts take that are theirs, on average, and their number.
 
-    def _homes(self, reports: Collection[Report]) -> tuple[dict[int, float], Counter[int]]:
-        """Every length that some replica holds is a runtime; a text is of the shortest that fits, or of the longest."""
-        seconds: defaultdict[int, list[float]] = defaultdict(list)
+        A text is of the shortest home that it fits into, or of the longest. Replicas that all take every text are one
+        group.
+        """
+        longest = max(self._lengths)
+        alike = all(report["resident"] or report["max_length"] >= longest for report in reports)
+        curves: defaultdict[int, list[ServiceCurve]] = defaultdict(list)
         for report in reports:
-            seconds[home(report)].append(ServiceCurve(report["curve"]).seconds(home(report)))
-        lengths = sorted(seconds)
+            at = longest if alike else home(report)
+            curves[at].append(ServiceCurve(report["curve"], report["shares"]))
+        homes = sorted(curves)
+        work = dict.fromkeys(homes, 0.0)
         counts: Counter[int] = Counter()
         for length, count in self._lengths.items():
-            counts[lengths[min(bisect_left(lengths, length), len(lengths) - 1)]] += count
-        return {length: median(each) for length, each in seconds.items()}, counts
-
-
-def _resident(reports: Collection[Report]) -> bool:
-    return all(report["resident"] for report in reports)
+            at = homes[min(bisect_left(homes, length), len(homes) - 1)]
+            counts[at] += count
+            work[at] += count * median(curve.work_seconds(length) for curve in curves[at])
+        alone = {at: median(curve.work_seconds(at) for curve in curves[at]) for at in homes if not counts[at]}
+        return {at: work[at] / counts[at] for at in homes if counts[at]} | alone, counts

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 
-from pliant.config.budget import imported
+from pliant.config.budget import made
 from pliant.policies.cluster.baselines import Greedy, Independent
 from pliant.policies.cluster.control import Decision, Joint, Offer, Policy
 
@@ -20,14 +21,14 @@ def by_name(name: str) -> Policy:
     if name == "joint":
         return Joint(hold_s=_HOLD_S)
     known: Mapping[str, type[Policy]] = {"independent": Independent, "greedy": Greedy}
-    made: Policy = known[name]() if name in known else imported(name)()
-    return made
+    policy: Policy = known[name]() if name in known else made(name)
+    return policy
 
 
 def checked(decision: Decision, offers: Sequence[Offer]) -> Decision:
     """The decision. Raises RuntimeError where it has no number for a service, or one that it may not have."""
     for service in (service for offer in offers for service in offer.services):
         count = decision.replicas.get(service.name)
-        if count is None or not service.least <= count <= service.most:
-            raise RuntimeError(f"{service.name} may have {service.least} to {service.most} replicas, got {count}")
+        if not isinstance(count, Integral) or not service.least <= count <= service.most:
+            raise RuntimeError(f"{service.name} may have {service.least} to {service.most} replicas, got {count!r}")
     return decision

@@ -108,7 +108,7 @@ class History:
 
     def shortfalls(self) -> list[str]:
         """Services that answered too few of the last minute's requests in time; the worst first."""
-        shares = {service: self.of(service).attained(MINUTE) for service in self._steps}
+        shares = {service: self.of(service).attained(MINUTE) for service in self._views}
         missed = sorted((share, name) for name, share in shares.items() if share is not None and share < OBJECTIVE)
         return [f"{name} answered {share:.1%} of the last minute's requests in time" for share, name in missed]
 

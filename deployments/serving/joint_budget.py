@@ -25,7 +25,7 @@ from pliant.deployments.serving.messages import News
 from pliant.deployments.serving.starting_replicas import StartingReplicas
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.deployments.serving.valuer import Value, Valuer
-from pliant.policies.cluster.budget import Nodes, Shape
+from pliant.policies.cluster.budget import BudgetError, Nodes, Shape
 from pliant.policies.cluster.control import Decision, Offer, Service
 from pliant.policies.cluster.forecast import Forecast
 from pliant.policies.cluster.room import counted, free, shape_of
@@ -133,7 +133,7 @@ class JointBudget:
             decision = checked(
                 await asyncio.to_thread(self._policy.decide, now, offers, counted(left), reserve), offers
             )
-        except ValueError as error:  # the least do not fit, or there are too many ways to place replicas
+        except BudgetError as error:
             self._problem = f"{error}; nothing changes. Add nodes, or lower min replicas"
             logger.warning("%s", self._problem)
             return
@@ -149,7 +149,7 @@ class JointBudget:
             logger.info("%s", change)
             self._because[change.name] = change.reason
         for name, (curve, _) in values.items():
-            count = self._wanted[name] = decision.replicas[name]
+            count = self._wanted[name] = int(decision.replicas[name])
             more = float(curve[count + 1] - curve[count]) if count < self._sizes[name].max else 0.0
             self._facts[name] = {
                 "demand_per_s": round(self._rate(name), 3),

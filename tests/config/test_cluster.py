@@ -71,6 +71,11 @@ def test_the_default_cluster_needs_no_network() -> None:
             {"services": {"a": SERVICE}, "budget": {"policy": "collections:Counter"}},
             "budget.policy: got 'collections:Counter'; must name a class with a method `decide`",
         ),
+        (
+            {"services": {"a": SERVICE}, "budget": {"policy": "pliant.policies.cluster.control:Policy"}},
+            "budget.policy: got 'pliant.policies.cluster.control:Policy'; cannot be made without arguments; "
+            "TypeError: Protocols cannot be instantiated",
+        ),
     ],
 )
 def test_mistakes_outside_a_service(args: dict[str, Any], line: str) -> None:

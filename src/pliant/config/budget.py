@@ -12,22 +12,28 @@ from pliant.config.base import Strict
 POLICIES = ("joint", "independent", "greedy")
 
 
-def imported(name: str) -> Any:
-    """The class that `my_package:Policy` names; this imports its module. Raises ValueError where there is none."""
+def made(name: str) -> Any:
+    """One of the class that `my_package:Policy` names; this imports its module. Raises ValueError where that fails."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute)
     except Exception as error:  # whatever somebody else's module raises
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"must be one of {', '.join(POLICIES)}, or my_package:Policy; {reason}") from None
+        raise ValueError(f"must be one of {', '.join(POLICIES)}, or my_package:Policy; {_said(error)}") from None
     if not callable(getattr(found, "decide", None)):
         raise ValueError("must name a class with a method `decide`, as pliant.policies.cluster.control:Policy has it")
-    return found
+    try:
+        return found()
+    except Exception as error:  # whatever somebody else's class raises
+        raise ValueError(f"cannot be made without arguments; {_said(error)}") from None
 
 
-def _importable(name: str) -> str:
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _known(name: str) -> str:
     if name not in POLICIES:
-        imported(name)
+        made(name)
     return name
 
 
@@ -47,6 +53,6 @@ class BudgetConfig(Strict):
     """What the cluster may grow to; None: the nodes that Ray has at the time."""
     reserve: Annotated[int, Field(ge=0)] = 0
     """Whole GPUs that stay free."""
-    policy: Annotated[str, AfterValidator(_importable)] = "joint"
+    policy: Annotated[str, AfterValidator(_known)] = "joint"
     """Who decides: `joint`, all services together; `greedy`, replicas go where the next one earns most; `independent`,
     each service by its own load; or a class of one's own, `my_package:Policy`."""

@@ -177,7 +177,7 @@ async def test_renewing_interrupts_nothing_and_is_reported(engine: Engine, sleep
     before = engine.report()
     answers = [asyncio.create_task(engine.infer(query())) for _ in range(3)]
     sleepers.backend = "faster"
-    await engine.renew()
+    await engine.renew(8)
     assert all(isinstance(answer, Answer) for answer in await asyncio.gather(*answers))
     after = engine.report()
     assert (before["backend"], after["backend"], after["max_length"]) == ("sleeper", "faster", 8)
@@ -186,8 +186,30 @@ async def test_renewing_interrupts_nothing_and_is_reported(engine: Engine, sleep
 
 async def test_nothing_is_renewed_where_nothing_is_held(sleepers: Sleepers) -> None:
     engine = Engine(sleepers)
-    await engine.renew()
+    await engine.renew(8)
     assert not sleepers.loaded
+
+
+async def test_of_a_set_only_the_runtime_that_was_compiled_is_loaded_anew(sleepers: Sleepers) -> None:
+    engine = Engine(sleepers)
+    await engine.hold(8, (8, 16))
+    before = len(sleepers.loaded)
+    await engine.renew(8)
+    await engine.renew(32)
+    assert [each.max_length for each in sleepers.loaded[before:]] == [8]
+    assert engine.report()["lengths"] == (8, 16)
+
+
+async def test_what_took_all_lengths_is_not_taken_for_one_of_a_set(sleepers: Sleepers) -> None:
+    sleepers.resident = True
+    load = sleepers.load
+    sleepers.load = lambda _length: load(16)  # type: ignore[method-assign]
+    engine = Engine(sleepers)
+    await engine.hold(8)
+    assert engine.report()["lengths"] == (16,)
+    sleepers.resident, sleepers.load = False, load  # type: ignore[method-assign]
+    assert (await engine.hold(8, (8, 16)))["lengths"] == (8, 16)
+    assert (await engine.hold(8))["lengths"] == (8,)
 
 
 async def test_computed_tokens_include_padding(engine: Engine) -> None:

@@ -101,3 +101,12 @@ def test_events_say_what_happened(history: History) -> None:
         Event(3.0, "a", "new plan (shift): replicas by home length: 1 at 64, 2 at 512"),
         Event(4.0, "a", "3 → 4 replicas wanted: took 1 from b"),
     ]
+
+
+def test_a_service_that_misses_its_objective_is_said_for_as_long_as_there_is_one(history: History) -> None:
+    for step, failed in enumerate((0, 10)):
+        requests = {"requests_by_gateway": {"g": {"ok": 30, "failed": failed}}}
+        history.record(5.0 * step, stats({}, **requests))
+    assert history.shortfalls() == ["a answered 0.0% of the last minute's requests in time"]
+    history.record(10.0, {"planner_reached": True, "services": {}})
+    assert history.shortfalls() == []

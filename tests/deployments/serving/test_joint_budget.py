@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -27,6 +28,7 @@ from pliant.policies.cluster.baselines import Greedy
 from pliant.policies.cluster.budget import Nodes
 from pliant.policies.cluster.control import Decision, Offer
 from pliant.policies.cluster.forecast import Forecast
+from pliant.policies.encoder.service_curve import ServiceCurve
 
 TEXT_S = 0.05
 PROMPT, ANSWER = 100, 50
@@ -182,6 +184,7 @@ class Broken:
         ({"texts": 9, "chat": 1}, "texts may have 1 to 5 replicas, got 9"),
         ({"texts": 1, "chat": 0}, "chat may have 1 to 5 replicas, got 0"),
         ({"texts": 1}, "chat may have 1 to 5 replicas, got None"),
+        ({"texts": 1, "chat": np.ceil(1.5)}, "chat may have 1 to 5 replicas, got np.float64(2.0)"),
     ],
 )
 async def test_a_policy_that_fails_changes_nothing_and_stats_say_so(
@@ -197,6 +200,24 @@ async def test_a_policy_that_fails_changes_nothing_and_stats_say_so(
     assert says in reasons(cluster, "texts")
 
 
+async def test_a_policy_may_count_in_numbers_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broken, "replicas", {"texts": np.int64(2), "chat": np.int64(3)})
+    cluster = Cluster(serving(policy=f"{__name__}:Broken"))
+    await cluster.run(100, steady(3, CHAT_EACH))
+    assert cluster.counts == {"texts": 2, "chat": 3}
+    assert json.loads(json.dumps(cluster.budget.facts("chat")))["wanted_replicas"] == 3
+
+
+async def test_a_value_error_of_a_policy_of_ones_own_is_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide(*_: object) -> Decision:
+        raise ValueError("no such tenant")
+
+    monkeypatch.setattr(Broken, "decide", decide)
+    cluster = Cluster(serving(policy=f"{__name__}:Broken"))
+    await cluster.run(100, steady(3, CHAT_EACH))
+    assert f"policy {__name__}:Broken failed: no such tenant; nothing changes" in reasons(cluster, "texts")
+
+
 async def test_places_move_to_images_and_back() -> None:
     cluster = Cluster(serving(7, images=True))
     quiet = {"texts": 3.0, "chat": 0.1, "photos": 1.0}
@@ -208,6 +229,19 @@ async def test_places_move_to_images_and_back() -> None:
     await cluster.run(900, lambda _: {**quiet, "texts": 60.0})
     assert cluster.counts["texts"] >= 4
     assert cluster.counts["photos"] == 1
+
+
+@pytest.mark.parametrize("homes", [(512,), (32, 512)])
+def test_replicas_that_hold_a_set_of_runtimes_take_each_text_on_the_shortest(homes: tuple[int, ...]) -> None:
+    seconds = {32: 0.005, 128: 0.02, 512: 0.1}
+    curve = ServiceCurve.of_set({length: ServiceCurve.constant(each) for length, each in seconds.items()})
+    report = {"curve": curve.points, "shares": curve.shares, "resident": False, "max_length": 512}
+    valuer = TextValuer(serving().services["texts"])  # type: ignore[arg-type]
+    valuer.hear(News(arrived=Counter({20: 900, 100: 90, 500: 10})))
+    value = valuer.value([{**report, "home": home} for home in homes], 100, 0.0, 3)  # type: ignore[typeddict-item]
+    assert value is not None
+    assert value.busy == pytest.approx(90 * 0.005 + 9 * 0.02 + 1 * 0.1)
+    assert value.in_time[1] > 0.99
 
 
 async def test_images_of_which_nothing_is_known_keep_their_replicas() -> None:
