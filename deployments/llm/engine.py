@@ -140,7 +140,8 @@ class Engine:
                 raise self.failure
         self._room = room
         self.forget()
-        self._served = self._speeds.tokens = 0
+        self._served = self._speeds.tokens = self._prompts = 0
+        self._prompts_s = 0.0
 
     def pin(self, adapter: AdapterRef) -> None:
         """Load `adapter`, and keep it for good. Before the first request. Raises AdapterLoadError."""

@@ -199,8 +199,8 @@ class Reader:
         if scaled and policy != AUTOSCALING_POLICY:
             raise ConfigError(
                 [
-                    f"{key}.autoscaling_policy: got policy_function {policy}; {', '.join(scaled)} scales between min "
-                    f"and max replicas, for which it must be {AUTOSCALING_POLICY}"
+                    f"{key}.autoscaling_policy: got policy_function {policy}; services have min and max "
+                    f"replicas ({', '.join(scaled)}), for which it must be {AUTOSCALING_POLICY}"
                 ]
             )
         gateway = serving.gateway

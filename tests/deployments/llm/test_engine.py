@@ -287,7 +287,7 @@ def test_a_rehearsal_tells_the_speeds_and_leaves_nothing_behind() -> None:
     report = served.report()
     assert report["step_ms"] > 0
     assert report["prompt_tokens_per_s"] > 0
-    assert report["served"] == report["tokens"] == report["live"] == report["live_tokens"] == 0
+    assert report["served"] == report["prompts"] == report["tokens"] == report["live"] == report["live_tokens"] == 0
 
 
 def test_an_answer_that_goes_on_is_never_too_many() -> None:
