@@ -81,9 +81,12 @@ def router(services: Services, max_body: int, most: int) -> APIRouter:
     schema = json_body(InferRequest, **{"application/octet-stream": binary})
     media = answers("application/json", "application/octet-stream")
 
-    @api.post("/models/{model}/versions/{version}/infer", openapi_extra=schema, responses=media)
     @api.post("/models/{model}/infer", openapi_extra=schema, responses=media)
-    async def infer(request: Request, model: str, version: str = VERSION) -> Response:
+    async def infer(request: Request, model: str) -> Response:
+        return await infer_version(request, model, VERSION)
+
+    @api.post("/models/{model}/versions/{version}/infer", openapi_extra=schema, responses=media)
+    async def infer_version(request: Request, model: str, version: str) -> Response:
         service = await find(model, version)
         body = await read_body(request, max_body)
         hold(request.scope, service.name)
