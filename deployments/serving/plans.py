@@ -7,7 +7,16 @@ from typing import Any
 
 from pliant.deployments.serving.panels import Table
 
-_COLUMNS = ("service", "replicas", "wanted", "demand/s", "foreseen in time", "one more would add", "a start takes", "why")
+_COLUMNS = (
+    "service",
+    "replicas",
+    "wanted",
+    "demand/s",
+    "foreseen in time",
+    "one more would add",
+    "a start takes",
+    "why",
+)
 
 
 def shares(views: Mapping[str, Mapping[str, Any]]) -> Table:

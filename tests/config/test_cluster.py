@@ -117,7 +117,7 @@ def test_a_range_of_replicas_needs_the_autoscaling_policy(tmp_path: Path) -> Non
     content = yaml.safe_load(path.read_text())
     content["applications"][0].pop("autoscaling_policy", None)
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises(ConfigError, match=r"\.autoscaling_policy: got policy_function None; services have min and max replicas"):
+    with pytest.raises(ConfigError, match=r"\.autoscaling_policy: got policy_function None; services have min and max"):
         read(path)
     content["applications"][0]["autoscaling_policy"] = {"policy_function": config.AUTOSCALING_POLICY}
     path.write_text(yaml.safe_dump(content))
