@@ -84,6 +84,15 @@ def test_pods_end_later_than_they_drain() -> None:
     assert pod["terminationGracePeriodSeconds"] > 90
 
 
+def test_the_autoscaler_alone_may_ask_kubernetes() -> None:
+    """It runs in the head's pod, and reads its token where Kubernetes mounts it unless the pod refuses that."""
+    cluster = documents("rayservice.yaml")[0]["spec"]["rayClusterConfig"]
+    assert cluster["enableInTreeAutoscaling"]
+    assert cluster["headGroupSpec"]["template"]["spec"].get("automountServiceAccountToken", True)
+    for group in cluster["workerGroupSpecs"]:
+        assert group["template"]["spec"]["automountServiceAccountToken"] is False
+
+
 def test_kuberay_takes_it() -> None:
     """Its schema, closed: a key that it does not know is an error here, and dropped silently by Kubernetes."""
     if not SCHEMA.exists():

@@ -116,6 +116,7 @@ def _ray_service(text: str, keys: tuple[str, ...], given: Deployment, least: int
     serve_config = yaml.safe_dump({"http_options": port, **config}, sort_keys=False, width=120)
     worker = _pod(given, keys, given.worker)
     worker["spec"]["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": ["pliant", "drain"]}}}
+    worker["spec"]["automountServiceAccountToken"] = False  # not of the head: Ray's autoscaler there adds pods with it
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
@@ -167,7 +168,6 @@ def _pod(given: Deployment, keys: tuple[str, ...], shape: Shape) -> Manifest:
         "metadata": {"labels": _labels(given)},
         "spec": {
             "terminationGracePeriodSeconds": _DRAINS_S,
-            "automountServiceAccountToken": False,
             "securityContext": {"runAsNonRoot": True, "fsGroup": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [
                 {

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pliant.cli import command, doctor_facts
+from pliant.cli import command, doctor, doctor_facts
 from pliant.cli.doctor_facts import Compiler, Unknown
 from pliant.config.cluster import PLANNER_CPUS
 from pliant.config.llm import AdaptersConfig
@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 def no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(doctor_facts, "ray_runs", lambda: False)
+    monkeypatch.setattr(doctor, "_ANSWERS_S", 0.1)  # nobody answers here, however long one waits
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
 
 
@@ -47,14 +48,14 @@ def file(tmp_path: Path, listener: Any) -> Path:
     return path
 
 
-def doctor(*arguments: object) -> tuple[int, str]:
+def diagnosed(*arguments: object) -> tuple[int, str]:
     result = CliRunner().invoke(command.app, ["doctor", *map(str, arguments)])
     assert not result.exception or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
 
 def said(*arguments: object) -> tuple[int, dict[str, Any]]:
-    code, output = doctor(*arguments, "--json")
+    code, output = diagnosed(*arguments, "--json")
     found = json.loads(output)
     assert all(each.keys() == {"check", "level", "says", "fix"} for each in found)
     return code, {each["check"]: each for each in reversed(found)}
@@ -62,7 +63,7 @@ def said(*arguments: object) -> tuple[int, dict[str, Any]]:
 
 def test_a_port_that_another_program_holds_is_a_problem(file: Path, listener: Any) -> None:
     listener.settimeout(0)
-    code, output = doctor(file)
+    code, output = diagnosed(file)
     assert code == 1
     assert f"is held by {Path('/proc/self/comm').read_text().strip()} (process {os.getpid()})" in output
     assert "→ stop it, or choose another port" in output

@@ -22,6 +22,8 @@ from pliant.deployments.serving.history import troubles
 from pliant.errors import ConfigError, PliantError
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
+_ANSWERS_S = 5.0
+"""Within which a cluster that is well answers."""
 _RAY_PORT, _RAY_S_OWN = 6379, "gcs_server"
 """Where `ray start --head` listens, and what does so."""
 
@@ -100,7 +102,7 @@ def _here() -> Node:
 
 def _troubles(url: str, http: HttpOptions, asked_for: bool) -> list[str] | Unknown | None:
     try:
-        with top.client(url, http.trust()) as client:
+        with top.client(url, http.trust(), _ANSWERS_S) as client:
             return troubles(top.ask(client, url))
     except PliantError as error:
         nobody = isinstance(error.__cause__, httpx.ConnectError)
@@ -112,7 +114,7 @@ def _troubles(url: str, http: HttpOptions, asked_for: bool) -> list[str] | Unkno
 def _clients_port(http: HttpOptions) -> Port:
     holder = doctor_facts.holder(http.port)
     fix = "stop it, or choose another port in http_options"
-    return Port(http.port, "the cluster", holder, bool(holder) and serve_answers(http), fix)
+    return Port(http.port, "the cluster", holder, bool(holder) and serve_answers(http, _ANSWERS_S), fix)
 
 
 def _ray_port() -> Port:

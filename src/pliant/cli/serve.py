@@ -109,10 +109,10 @@ def _check_port(cluster: ClusterConfig) -> None:
     )
 
 
-def serve_answers(http: HttpOptions) -> bool:
-    """Whether Serve listens there."""
+def serve_answers(http: HttpOptions, within_s: float = 2.0) -> bool:
+    """Whether Serve listens there, and answers within that many seconds."""
     try:
-        return httpx.get(f"{http.url}/-/healthz", timeout=2, verify=http.trust()).text == "success"
+        return httpx.get(f"{http.url}/-/healthz", timeout=within_s, verify=http.trust()).text == "success"
     except httpx.HTTPError:
         return False
 

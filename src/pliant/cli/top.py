@@ -53,11 +53,11 @@ def watch(url: str, service: str | None, rounds: int | None = None) -> None:
                     live.update(Text(f"{error}; trying again", style="red"), refresh=True)
 
 
-def client(url: str, trust: ssl.SSLContext | bool = True) -> httpx.Client:
-    """For the cluster at `url`, with the operator's key."""
+def client(url: str, trust: ssl.SSLContext | bool = True, within_s: float = 5.0) -> httpx.Client:
+    """For the cluster at `url`, with the operator's key; what answers later than `within_s` seconds does not answer."""
     key = os.environ.get("PLIANT_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.Client(base_url=url, headers=headers, timeout=5, verify=trust)
+    return httpx.Client(base_url=url, headers=headers, timeout=within_s, verify=trust)
 
 
 def ask(http: httpx.Client, url: str) -> Mapping[str, Any]:
