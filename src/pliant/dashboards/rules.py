@@ -68,6 +68,10 @@ def _share_of(outcomes: str) -> str:
     return f"{part} / sum by (service, kind) (rate(ray_pliant_requests_total[5m]))"
 
 
+def _statuses(status: str = ".*", but: str = "") -> str:
+    return f'sum(rate(ray_pliant_tenant_requests_total{{status=~"{status}", status!~"{but}"}}[5m]))'
+
+
 RECORDINGS = tuple(Recording(f"pliant:bad:ratio_rate{window}", _bad_share(window)) for window in _WINDOWS)
 
 ALERTS = (
@@ -99,6 +103,13 @@ ALERTS = (
         "2m",
         "page",
         "{{ $labels.service }} fails {{ $value | humanizePercentage }} of its requests",
+    ),
+    Alert(
+        "PliantServerErrors",
+        f"{_statuses('5..', but='503|504')} / {_statuses()} > 0.005",
+        "5m",
+        "page",
+        "{{ $value | humanizePercentage }} of HTTP requests end in a server error",
     ),
     Alert(
         "PliantNotReady",
