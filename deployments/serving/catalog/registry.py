@@ -106,6 +106,8 @@ class Registry(ABC, Generic[Entry, S]):
         """Services whose store could not be claimed, or has been, and not been read since."""
         self.looks = 0
         """How often what is stored was read, and the catalog made to agree."""
+        self._unstored = ""
+        """Why the last change could not be stored, as it is shown."""
         self._superseded: SupersededError | None = None
         self._settling: asyncio.Task[None] | None = None
         """Of the last change of which it is uncertain whether it came about."""
@@ -297,10 +299,22 @@ class Registry(ABC, Generic[Entry, S]):
             self._superseded = error
             raise RejectedError(Outcome.UNAVAILABLE, str(error)) from None
         except UncertainError as error:
+            self._stored(error)
             self._settling = asyncio.create_task(self._settle(store))
             raise RejectedError(Outcome.UNAVAILABLE, f"{error}; this may yet come about: see {self.see}") from None
         except StateError as error:
+            self._stored(error)
             raise RejectedError(Outcome.UNAVAILABLE, f"nothing was changed, because {error}") from None
+        self._stored()
+
+    def _stored(self, failure: StateError | None = None) -> None:
+        """A change was stored, or not: show that until one is."""
+        if self._unstored:
+            self.catalog.settle([self._unstored])
+            self._unstored = ""
+        if failure:
+            self._unstored = f"{self.what} that clients load or unload cannot be stored: {failure}"
+            self._complain(self._unstored)
 
     async def _settle(self, store: Store[Any]) -> None:
         """Once its storage works again, have it hold what the catalog says."""
@@ -313,6 +327,7 @@ class Registry(ABC, Generic[Entry, S]):
                     self._superseded = error
                 except StateError:
                     continue
+                self._stored()
                 return
 
     async def _read(self, function: Callable[[], _T]) -> _T:

@@ -286,8 +286,12 @@ async def test_a_file_that_cannot_be_written_changes_nothing(house: House, monke
     )
     assert await refused(registry.unload("sql"), "nothing was changed") == Outcome.UNAVAILABLE
     assert names(registry) == ["sql"]
+    [shown] = registry.catalog.problems
+    assert "adapters that clients load or unload cannot be stored" in shown
+    assert "No space left on device" in shown
     monkeypatch.undo()
     await registry.load("three", "sql")
+    assert not registry.catalog.problems
     assert names(await house.open()) == ["sql", "three"]
 
 
