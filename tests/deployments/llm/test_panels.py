@@ -57,12 +57,16 @@ def test_waits_are_means_of_those_admitted_and_steps_of_replicas() -> None:
         given |= {
             "step_ms": 30.0 + 10 * step,
             "classes": [{"waiting": 2, "admitted": 4 * step, "waited_s": 2.0 * step}],
+            "prompts": 5 * step,
+            "prompts_s": 1.0 * step,
         }
         view = {"kind": "llm", "ready": True, "state": "", "plan": {}, "requests_by_gateway": {}}
         view["replicas"] = {"one": given, "other": {**given, "step_ms": 10.0}}
         past.record(5.0 * step, {"planner_reached": True, "services": {"chat": view}})
     charts = {panel.title: panel for panel in panels(view, past.of("chat")) if isinstance(panel, Chart)}
-    assert charts["Wait for a slot, mean"].lines["wait"][-3:] == [0, 500, 500]
+    first = charts["Time to the first token, mean"].lines
+    assert first["wait for a slot"][-3:] == [0, 500, 500]
+    assert first["prompt"][-3:] == [0, 200, 200]
     assert charts["Time between two tokens, mean"].lines["step"][-3:] == [20, 25, 30]
     assert charts["Answers that wait, by queue"].lines["1"][-1] == 4
 
