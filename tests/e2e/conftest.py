@@ -41,6 +41,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle, faults_fol
     application["import_path"] = IMPORT_PATH
     args = application["args"]
     services: dict[str, Any] = args["services"]
+    services["digits"]["replicas"] = 2
     services["digits"]["tasks"] = {
         "folder": services["digits"]["tasks"],
         "roots": [str(folder / "tasks")],
