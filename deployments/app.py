@@ -20,6 +20,7 @@ from pliant.deployments.http.places import most_at_once
 from pliant.deployments.http.statuses import BUSY
 from pliant.deployments.serving.gateway import Gateway
 from pliant.deployments.serving.kind import Kind
+from pliant.deployments.serving.listening import listening
 from pliant.deployments.serving.planner import Planner
 from pliant.errors import PliantError
 
@@ -97,12 +98,13 @@ def replicas_of(name: str, config: ServiceConfig, kind: Kind[Any], target: type)
     """The replicas of one service; each is a `target`."""
     size = config.replica_range()
     assert size
+    most = kind.most_ongoing(config)
     return _deployment(
-        target,
+        listening(target, most),
         name=name,
         **_size(size),
         ray_actor_options=config.resources(),
-        max_ongoing_requests=kind.most_ongoing(config),
+        max_ongoing_requests=most,
         request_router_config=_router(service=name),
     ).bind(name, config)
 

@@ -30,7 +30,6 @@ from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
 from pliant.deployments.serving.panels import Panel, Readings
 from pliant.deployments.serving.parcels import Alive, Refusal
-from pliant.deployments.serving.router import called, streamed
 from pliant.deployments.serving.services import Answers, Service, Services
 from pliant.models import sources
 
@@ -50,8 +49,9 @@ class LlmKind(Kind[LlmConfig]):
     async def open(self, opening: Opening[LlmConfig]) -> LanguageModel:
         folder = await opening.fetch(sources.fetch)
         recorder = AnswerMetrics(opening.name, self.name, opening.outcomes, opening.tally)
+        assert opening.calls
         streams: BundledStreams[Generation, Piece | Alive | Refusal] = BundledStreams(
-            partial(called, opening.handle.send), partial(streamed, opening.handle.options(stream=True).bundles)
+            partial(opening.calls.call, "send"), partial(opening.calls.stream, "bundles")
         )
         caller: Caller[Prompted, Generation, Piece] = Caller(opening.table, recorder, streams=streams.items)
         info = sources.describe_decoder(folder)

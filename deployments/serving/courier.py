@@ -40,6 +40,16 @@ class Transport(Protocol[Query, Given]):
         """Replies as they are made, each with the index of its query."""
 
 
+class Calls(Transport[Any, Any], Protocol):
+    """Calls other methods of replicas, too, that are given a parcel; they end, and raise, as a transport's."""
+
+    async def call(self, method: str, parcel: Parcel[Any]) -> Any:
+        """What `method` returns."""
+
+    def stream(self, method: str, parcel: Parcel[Any]) -> AsyncGenerator[Any, None]:
+        """What `method` yields."""
+
+
 class Courier(Generic[Query, Answer]):
     """Sends for one service. Whoever no longer wants a reply cancels the future that promises it."""
 

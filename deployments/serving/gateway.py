@@ -31,7 +31,7 @@ from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.kind import Ask, Kind, Opening
 from pliant.deployments.serving.messages import Guidance, News
 from pliant.deployments.serving.metrics import Refusals, TenantMetrics
-from pliant.deployments.serving.router import RayTransport, table_of
+from pliant.deployments.serving.router import ReplicaCalls, table_of
 from pliant.deployments.serving.services import Replicas, Service, Services
 from pliant.deployments.serving.state.storage import storage
 from pliant.deployments.serving.status import exposition
@@ -128,8 +128,7 @@ class Gateway:
             self._config.gateway,
             partial(self._fetched, service, config),
             self._tables[service.name],
-            handle,
-            RayTransport(handle) if handle else None,
+            ReplicaCalls(service.name, handle) if handle else None,
             self._outcomes[service.name],
             self._tallies[service.name],
             self._catalogs[kind.name],

@@ -19,7 +19,7 @@ from pliant.config.base import ServiceConfig
 from pliant.config.cluster import GatewayConfig, ServingConfig
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.catalog.follower import CatalogFollower
-from pliant.deployments.serving.courier import Courier, Transport
+from pliant.deployments.serving.courier import Calls, Courier
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.least_held import LeastHeld
@@ -55,10 +55,8 @@ class Opening(Generic[C]):
     fetch: Fetch
     table: ReplicaTable[Any, Any]
     """Of its replicas; empty for a service that has none of its own."""
-    handle: Any
-    """Of its deployment; None for a service that has no replicas of its own."""
-    transport: Transport[Any, Any] | None
-    """Calls of its replicas' `answer` and `answers`."""
+    calls: Calls | None
+    """Of its replicas; None for a service that has none of its own."""
     outcomes: Counter[str]
     """How many requests ended how."""
     tally: Tally
@@ -70,8 +68,8 @@ class Opening(Generic[C]):
 
     def caller(self, recorder: Recorder) -> Caller[Any, Any, Any]:
         """Has the service's replicas answer whole, not piece by piece."""
-        assert self.transport
-        return Caller(self.table, recorder, Courier(self.table.gateway, self.transport))
+        assert self.calls
+        return Caller(self.table, recorder, Courier(self.table.gateway, self.calls))
 
 
 @dataclass(frozen=True)

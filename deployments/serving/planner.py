@@ -27,7 +27,7 @@ from pliant.deployments.serving import logs
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.kind import Fetch, Kind, Opening, Part, Planning
 from pliant.deployments.serving.messages import Guidance, News, Step
-from pliant.deployments.serving.router import RayTransport, table_of
+from pliant.deployments.serving.router import ReplicaCalls, table_of
 from pliant.deployments.serving.starting_replicas import StartingReplicas
 from pliant.policies.cluster.budget import Nodes
 
@@ -154,7 +154,6 @@ class Planner:
         """A service as gateways have it, for profiles."""
         config = self._config.services[name]
         assert isinstance(config, ModelServiceConfig)
-        handle = self._handles[name]
         fetch: Fetch = partial(_fetched, config.model)
         return await self._kinds[name].open(
             Opening(
@@ -163,8 +162,7 @@ class Planner:
                 self._config.gateway,
                 fetch,
                 self._tables[name],
-                handle,
-                RayTransport(handle),
+                ReplicaCalls(name, self._handles[name]),
                 Counter(),
                 Tally(),
                 None,

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Generic, TypeVar, cast
+from contextlib import aclosing, contextmanager
+from typing import Any, cast
 
 from grpc.aio import AioRpcError
 from ray.exceptions import RayActorError, TaskCancelledError
@@ -23,11 +23,10 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
-from pliant.deployments.serving.parcels import Parcel, Refusal
+from pliant.deployments.serving.lines import lines
+from pliant.deployments.serving.listening import address
+from pliant.deployments.serving.parcels import Parcel
 from pliant.deployments.serving.table import Chooser, ReplicaTable, feed
-
-Query = TypeVar("Query")
-Answer = TypeVar("Answer")
 
 
 class ReplicaRouter(RequestRouter):
@@ -38,13 +37,16 @@ class ReplicaRouter(RequestRouter):
 
     def initialize_state(self, service: str) -> None:  # type: ignore[override]
         self._feed = feed(service)
+        self._lines = lines(service)
         self._running: dict[str, RunningReplica] = {}
         self._feed.probe_with(self._probe)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         self._running = {replica.replica_id.unique_id: replica for replica in replicas}
-        self._feed.sync({name: _report(replica) for name, replica in self._running.items()})
+        said = {name: replica.replica_metadata for name, replica in self._running.items()}
+        self._lines.sync({name: where for name, metadata in said.items() if (where := address(metadata))})
+        self._feed.sync({name: each.routing_stats or said[name] or None for name, each in self._running.items()})
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
@@ -75,50 +77,51 @@ class ReplicaRouter(RequestRouter):
         return self._running[replica]
 
 
-class RayTransport(Generic[Query, Answer]):
-    """Carries parcels to the replicas of `handle`'s deployment, whose router is to obey. See `courier.Transport`."""
+class ReplicaCalls:
+    """See `courier.Calls`: to the replicas of `service`, over the line to each, and where there is none by `handle`,
+    whose router is to obey."""
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._one = handle.answer
-        self._several = handle.options(stream=True).answers
+    def __init__(self, service: str, handle: DeploymentHandle[Any]) -> None:
+        self._lines = lines(service)
+        self._handle = handle
+        self._streaming = handle.options(stream=True)
 
-    async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
+    async def one(self, parcel: Parcel[Any]) -> Any:
         """The reply to the only query of `parcel`."""
-        return cast("Answer | Refusal", await called(self._one, parcel))
+        return await self.call("answer", parcel)
 
-    def several(self, parcel: Parcel[Query]) -> AsyncGenerator[Sequence[tuple[int, Answer | Refusal]], None]:
+    def several(self, parcel: Parcel[Any]) -> AsyncGenerator[Sequence[tuple[int, Any]], None]:
         """Replies as they are made, each with the index of its query."""
-        _set_request_context(request_id=parcel.request(0))
-        return streamed(self._several, parcel)
+        return self.stream("answers", parcel)
 
+    async def call(self, method: str, parcel: Parcel[Any]) -> Any:
+        """What `method` returns. To cancel it ends the call in the replica."""
+        if line := self._lines.to(parcel.replica):
+            return await line.call(method, parcel)
+        with mapped_errors():
+            _set_request_context(request_id=parcel.request(0))  # for Serve's own log lines
+            response = getattr(self._handle, method).remote(parcel)
+            try:
+                return await response
+            except asyncio.CancelledError:
+                response.cancel()
+                raise
 
-async def called(method: Any, parcel: Parcel[Any]) -> Any:
-    """What a `method` of a handle returns for `parcel`. To cancel it ends the call in the replica.
-
-    Raises as `mapped_errors` does.
-    """
-    with mapped_errors():
-        _set_request_context(request_id=parcel.request(0))  # for Serve's own log lines
-        response = method.remote(parcel)
-        try:
-            return await response
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
-
-
-async def streamed(method: Any, parcel: Parcel[Any]) -> AsyncGenerator[Any, None]:
-    """What a streaming `method` of a handle yields for `parcel`. To close it ends the call in the replica.
-
-    Raises as `mapped_errors` does.
-    """
-    with mapped_errors():
-        response = cast(DeploymentResponseGenerator[Any], method.remote(parcel))
-        try:
-            async for item in response:
-                yield item
-        finally:
-            response.cancel()  # type: ignore[no-untyped-call]
+    async def stream(self, method: str, parcel: Parcel[Any]) -> AsyncGenerator[Any, None]:
+        """What `method` yields. To close it ends the call in the replica."""
+        if line := self._lines.to(parcel.replica):
+            async with aclosing(line.stream(method, parcel)) as items:
+                async for item in items:
+                    yield item
+            return
+        with mapped_errors():
+            _set_request_context(request_id=parcel.request(0))
+            response = cast(DeploymentResponseGenerator[Any], getattr(self._streaming, method).remote(parcel))
+            try:
+                async for item in response:
+                    yield item
+            finally:
+                response.cancel()  # type: ignore[no-untyped-call]
 
 
 def table_of(service: str, chooser: Chooser[Any, Any], handle: DeploymentHandle[Any] | None) -> ReplicaTable[Any, Any]:
@@ -155,8 +158,3 @@ def mapped_errors() -> Iterator[None]:
         raise ReplicaLostError("it died") from error
     except Exception as error:
         raise ReplicaLostError(f"{type(error).__name__}: {error}") from error
-
-
-def _report(replica: RunningReplica) -> Any:
-    """The replica's latest statistics, or what it said when it started; None if it has said nothing."""
-    return replica.routing_stats or replica.replica_metadata or None

@@ -87,7 +87,7 @@ def test_its_deployment_is_as_it_says() -> None:
     deployments = {each.name: each for each in built.deployments}
     assert deployments.keys() == {"gateway", "planner", "echo"}
     echo = deployments["echo"]
-    assert echo.func_or_class is EchoReplica
+    assert issubclass(echo.func_or_class, EchoReplica)
     assert echo.ray_actor_options == {"num_cpus": 0.5}
     assert echo.max_ongoing_requests == 64
     autoscaling = echo._deployment_config.autoscaling_config
