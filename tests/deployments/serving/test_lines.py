@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import uvloop
 from support.waiting import until
 
 from pliant.deployments.serving import lines as module
@@ -260,3 +261,21 @@ async def test_where_nobody_listens_there_is_no_line() -> None:
     with socket.socket() as bound:
         bound.bind((HOST, 0))
         assert await module._connected(Address(HOST, bound.getsockname()[1], b"secret")) is None
+
+
+def test_the_loop_of_rays_workers_will_do() -> None:
+    async def check() -> None:
+        house = House()
+        line = await house.line()
+        assert await line.call("answer", parcel("x" * 3_000_000)) == "x" * 3_000_000
+        assert [item async for item in line.stream("items", parcel(*range(100)))] == list(range(100))
+        call = asyncio.create_task(line.call("answer", parcel("wait")))
+        await until(lambda: house.listener._under_way)
+        line.close()
+        with pytest.raises(ReplicaLostError):
+            await call
+        await connected(house.lines, "a")
+        house.lines.sync({})
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(check())
