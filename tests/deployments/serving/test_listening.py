@@ -13,7 +13,6 @@ from pliant.deployments.serving import lines
 from pliant.deployments.serving.listening import LINE, address, listening
 from pliant.deployments.serving.parcels import Parcel
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .*__del__:RuntimeWarning")
 """Serve awaits it, and the garbage collector cannot."""
 
