@@ -70,6 +70,7 @@ class Oracle:
             "model": str(self.folder / "model"),
             "replicas": 2,
             "slots": 8,
+            "tensor_parallel": 2,
             "memory_mb": 1,
             "cpus": 0.05,
             "debug": True,
