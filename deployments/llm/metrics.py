@@ -12,6 +12,7 @@ from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.metric_table import Described, Rows, Table, families, family, replicas_of
 from pliant.deployments.serving.metrics import LATENCY_S, Followed, Requests, counter, histogram
+from pliant.deployments.serving.outcome import Outcome
 
 _TOKEN_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0]
 
@@ -138,6 +139,11 @@ class AnswerMetrics(Requests):
 
     def arrived(self, prompt_tokens: int) -> None:
         self._tally.arrived(prompt_tokens)
+
+    def ended(self, outcome: Outcome) -> None:
+        super().ended(outcome)
+        if outcome is Outcome.SHED:
+            self._tally.shed()
 
     def answered(self, seconds: float, first_s: float, prompt_tokens: int, tokens: int, rank: int) -> None:
         by_rank = {"rank": str(rank)}

@@ -46,6 +46,7 @@ class Tally:
         self._news.answered += 1
         self._news.near_slo += share_of_slo >= HIGH
         self._news.above_half += share_of_slo >= LOW
+        self._news.late += share_of_slo > 1
 
     def wrote(self, tokens: int) -> None:
         """An answer of so many tokens."""

@@ -12,6 +12,7 @@ import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -22,11 +23,13 @@ from pliant.config.budget import BudgetConfig
 from pliant.config.cluster import PLANNER_CPUS, ServingConfig
 from pliant.deployments.serving.budget_policies import by_name, checked
 from pliant.deployments.serving.messages import News
+from pliant.deployments.serving.plans import corrected
 from pliant.deployments.serving.starting_replicas import StartingReplicas
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.deployments.serving.valuer import Value, Valuer
 from pliant.policies.cluster.budget import BudgetError, Nodes, Shape
 from pliant.policies.cluster.control import Decision, Offer, Service
+from pliant.policies.cluster.correction import Correction
 from pliant.policies.cluster.forecast import Forecast
 from pliant.policies.cluster.room import counted, free, shape_of
 
@@ -67,11 +70,16 @@ class JointBudget:
         self._clock = clock
         self._began = self._binned = clock()
         self._arrived: Counter[str] = Counter()
+        self._met: Counter[str] = Counter()
+        self._missed: Counter[str] = Counter()
         self._asked: Counter[tuple[str, str]] = Counter()
         self._asked_rates: defaultdict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=_LASTING))
         """By service and the other one, a cascade, whose requests it is asked for."""
         self._forecasts = {name: Forecast(PERIOD_S, self._ahead(name)) for name in self._valuers}
         self._rates = {name: deque([0.0], maxlen=_LASTING) for name in self._valuers}
+        self._corrections = {name: Correction() for name in self._valuers}
+        self._served_by: dict[str, frozenset[str]] = {}
+        """Replicas that there were when it was last looked."""
         self._policy = by_name(config.budget.policy)
         self._wanted: dict[str, int] = {}
         self._because: dict[str, str] = {}
@@ -84,6 +92,8 @@ class JointBudget:
             self._asked[part, service] += count
         if valuer := self._valuers.get(service):
             self._arrived[service] += news.arrived.total()
+            self._met[service] += news.answered - news.late
+            self._missed[service] += news.shed + news.late
             valuer.hear(news)
 
     def wanted(self) -> Mapping[str, int]:
@@ -120,6 +130,7 @@ class JointBudget:
             forecast.look(self._ahead(name))
             forecast.observe(rate)
             self._rates[name].append(rate)
+            self._correct(name, rate, seconds)
         for pair in self._asked_rates.keys() | self._asked.keys():
             self._asked_rates[pair].append(self._asked.pop(pair, 0) / seconds)
         nodes = await self._nodes()
@@ -144,10 +155,26 @@ class JointBudget:
         self._problem = ""
         self._adopt(decision, values)
 
+    def _correct(self, name: str, rate: float, seconds: float) -> None:
+        """Learn from what the replicas of `name` did of `rate` requests per second in the last `seconds`."""
+        reports = self._tables[name].reports()
+        replicas = frozenset(reports)
+        same, self._served_by[name] = replicas == self._served_by.get(name), replicas
+        count = min(len(replicas), self._sizes[name].max)
+
+        def foreseen(factor: float) -> float:
+            value = self._judged(name, rate * factor)
+            return 1.0 if value is None else float(value.in_time[count])
+
+        met, missed = self._met.pop(name, 0), self._missed.pop(name, 0)
+        self._corrections[name].observe(met, missed, seconds, foreseen if same and rate > 0 else None)
+
     def _adopt(self, decision: Decision, values: Mapping[str, Value]) -> None:
         for change in decision.changes:
-            logger.info("%s", change)
-            self._because[change.name] = change.reason
+            correction = self._corrections[change.name]
+            reasons = change.reason, corrected(correction.measured, correction.value)
+            reason = self._because[change.name] = "; ".join(filter(None, reasons))
+            logger.info("%s", replace(change, reason=reason))
         for name, (curve, _) in values.items():
             count = self._wanted[name] = int(decision.replicas[name])
             more = float(curve[count + 1] - curve[count]) if count < self._sizes[name].max else 0.0
@@ -157,6 +184,8 @@ class JointBudget:
                     other: round(fmean(rates), 3) for (part, other), rates in self._asked_rates.items() if part == name
                 },
                 "in_time": round(float(curve[count]), 4),
+                "measured_in_time": self._corrections[name].measured,
+                "correction": round(self._corrections[name].value, 3),
                 "one_more": round(more, 4),
                 "start_s": round(self._starting.seconds(name), 1),
                 "start_measured": self._starting.measured(name),
@@ -164,13 +193,14 @@ class JointBudget:
 
     def _value(self, name: str) -> Value | None:
         """Of what is asked; None if that cannot be said yet."""
-        rate, most = self._rate(name), self._sizes[name].max
-        reports = list(self._tables[name].reports().values())
-        if not reports:
-            return None
-        if rate <= 0:
-            return Value(np.zeros(most + 1), 0.0)
-        return self._valuers[name].value(reports, rate, min(self._forecasts[name].spread, _MOST_SPREAD), most)
+        rate = self._rate(name)
+        if rate <= 0 and self._tables[name].reports():
+            return Value(np.zeros(self._sizes[name].max + 1), 0.0)
+        return self._judged(name, rate * self._corrections[name].value)
+
+    def _judged(self, name: str, rate: float) -> Value | None:
+        reports, spread = list(self._tables[name].reports().values()), min(self._forecasts[name].spread, _MOST_SPREAD)
+        return self._valuers[name].value(reports, rate, spread, self._sizes[name].max) if reports else None
 
     def _rate(self, name: str) -> float:
         """What is planned for, per second: what is coming, but no less than there was lately, as one quiet moment is

@@ -25,6 +25,8 @@ class News:
     """Of the answered, those that took half of their SLO or more."""
     shed: int = 0
     """Refused because they would have missed their SLO."""
+    late: int = 0
+    """Of the answered, those that missed it."""
     tokens: int = 0
     """Of the answered: what a language model wrote."""
     requests: Mapping[str, int] = field(default_factory=dict)

@@ -17,6 +17,8 @@ _COLUMNS = (
     "a start takes",
     "why",
 )
+_NOTED = 1.05
+"""The least correction that is worth a word."""
 
 
 def shares(views: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -42,6 +44,23 @@ def demand_of_others(views: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for name, view in views.items()
         for other, rate in view["plan"].get("budget", {}).get("of_these_by", {}).items()
     ]
+
+
+def corrections(views: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each service that did less in time than was foreseen of it."""
+    budgets = {name: view["plan"].get("budget", {}) for name, view in views.items()}
+    found = {
+        name: corrected(each.get("measured_in_time"), each.get("correction", 1.0)) for name, each in budgets.items()
+    }
+    return [f"{name}: {said}" for name, said in found.items() if said]
+
+
+def corrected(measured: float | None, factor: float) -> str:
+    """What to say of a service of whose requests a share was in time, and whose demand counts for that by `factor`;
+    empty: nothing."""
+    if measured is None or factor < _NOTED:
+        return ""
+    return f"{measured:.0%} of its last requests were in time, so its demand counts {factor:.1f} times"
 
 
 def _judged(budget: Mapping[str, Any] | None) -> tuple[str, str, str, str]:

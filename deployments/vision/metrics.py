@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.metric_table import Described, Table, families, family, replicas_of
 from pliant.deployments.serving.metrics import Followed, Requests
+from pliant.deployments.serving.outcome import Outcome
 from pliant.deployments.vision.report import EngineReport
 
 _REPLICA: Table = {
@@ -62,8 +64,14 @@ class ImageMetrics(Requests):
     def arrived(self) -> None:
         self._tally.arrived(1)
 
+    def ended(self, outcome: Outcome) -> None:
+        super().ended(outcome)
+        if outcome is Outcome.SHED:
+            self._tally.shed()
+
     def answered(self, seconds: float, in_time: bool) -> None:
         self.took(seconds, in_time)
+        self._tally.answered(0.0 if in_time else math.inf)
 
 
 class VisionReplicaMetrics:

@@ -44,6 +44,13 @@ def test_what_cascades_ask_is_said() -> None:
     assert "chat: 3.25 of its requests per second were topics-c's" in printed.get()
 
 
+def test_what_corrects_the_plan_is_said() -> None:
+    corrected = {**BUDGET, "measured_in_time": 0.72, "correction": 1.82}
+    with answering(200, stats("why", budget=corrected)) as url, console.capture() as printed:
+        show(url)
+    assert "chat: 72% of its last requests were in time, so its demand counts 1.8 times" in printed.get()
+
+
 def test_before_the_first_decision_the_reason_is_there() -> None:
     with answering(200, stats("the least do not fit")) as url, console.capture() as printed:
         show(url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pliant.cli.terminal import console
 from pliant.cli.top import ask, client, drawn
-from pliant.deployments.serving.plans import demand_of_others, shares
+from pliant.deployments.serving.plans import corrections, demand_of_others, shares
 from pliant.errors import PliantError
 
 
@@ -22,5 +22,5 @@ def show(url: str) -> None:
             "{min: 1, max: 4}"
         )
     console.print(drawn(table))
-    for line in demand_of_others(views):
+    for line in (*demand_of_others(views), *corrections(views)):
         console.print(line)

@@ -272,6 +272,22 @@ async def test_what_a_cascade_asks_is_said_of_its_levels() -> None:
     assert cluster.budget.facts("texts")["budget"]["demand_per_s"] == pytest.approx(10, rel=0.3)
 
 
+async def test_replicas_that_do_half_of_what_was_foreseen_are_counted_so() -> None:
+    cluster = Cluster(serving(cpus=8.0))
+    asked, each = 30, 0.5 / TEXT_S
+    for _ in range(60):
+        answered = min(asked, cluster.counts["texts"] * each)
+        seen = News(answered=int(answered * PERIOD_S), shed=int((asked - answered) * PERIOD_S))
+        cluster.budget.hear("texts", seen)
+        await cluster.run(PERIOD_S, steady(asked, 0.3))
+    assert cluster.counts["texts"] >= asked / each
+    assert cluster.counts["chat"] == 1
+    facts = cluster.budget.facts("texts")
+    assert facts["budget"]["correction"] > 1.5
+    assert facts["budget"]["measured_in_time"] == pytest.approx(1.0, abs=0.05)
+    assert "so its demand counts" in facts["wanted_because"]
+
+
 async def test_demand_that_stays_moves_nothing() -> None:
     cluster = Cluster(serving())
     await cluster.run(600, steady(30, CHAT_EACH))
