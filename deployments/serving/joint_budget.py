@@ -232,7 +232,7 @@ class JointBudget:
         running = self._running(name)
         load = value.busy / max(1, running)
         service = Service(name, shape, sizes.min, sizes.max, running, start_s, load, price)
-        return Offer((service,), ((worth,),))
+        return Offer((service,), ((worth,),), batch=config.class_ == "batch")
 
     def _unchanging(self, values: Mapping[str, Value]) -> list[Shape]:
         """What is not decided on: gateways, the planner, and services that are fixed or not measured yet."""

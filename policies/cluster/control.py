@@ -47,7 +47,8 @@ class Service:
     load: float = 0.0
     """Demand over what the running replicas can do."""
     price: float = 0.0
-    """What a second of a replica must earn, beside the policy's price of its GPUs."""
+    """What a second of a replica must earn, beside the policy's price of its GPUs; of a batch service it counts as its
+    worth does."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Joint:
                 self._hold_s
                 * (
                     weight * worth[: claim.most + 1]
-                    - (self._price * claim.shape.gpus + service.price) * np.arange(claim.most + 1)
+                    - (self._price * claim.shape.gpus + weight * service.price) * np.arange(claim.most + 1)
                 )
                 for claim, service, worth in zip(claims, offer.services, each_worth, strict=True)
             )

@@ -33,7 +33,7 @@ def problems(**changes: Any) -> list[str]:
     [
         ({"slo_ms": "fast"}, "services.topics.slo_ms: got 'fast'; input should be a valid number"),
         ({"slo_ms": 0}, "services.topics.slo_ms: got 0; input should be greater than 0"),
-        ({"lenghts": [1]}, "services.topics.lenghts: unknown key; did you mean lengths? allowed: cpus, demand"),
+        ({"lenghts": [1]}, "services.topics.lenghts: unknown key; did you mean lengths? allowed: class, cpus, demand"),
         ({"lengths": []}, "services.topics.lengths: got []"),
         ({"lengths": [64, 32]}, "services.topics.lengths: got [64, 32]; lengths must rise, each once"),
         ({"lengths": "some"}, "services.topics.lengths: got 'some'; must be auto, or a list of lengths"),

@@ -186,3 +186,5 @@ class ElasticServiceConfig(ModelServiceConfig):
     weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1
     """What it counts beside other services that all of its requests meet their objectives, where they share a
     budget."""
+    class_: Annotated[Literal["interactive", "batch"], Field(alias="class")] = "interactive"
+    """Whether it gets replicas beside others, or only of what they leave, where they share a budget."""

@@ -259,6 +259,19 @@ async def test_images_of_which_nothing_is_known_keep_their_replicas() -> None:
     assert curve[-1] == pytest.approx(1)
 
 
+async def test_a_batch_service_gets_what_others_leave() -> None:
+    cluster = Cluster(serving(weight=10, **{"class": "batch"}))
+    await cluster.run(600, steady(90, 0.3))
+    assert cluster.counts["texts"] == 5, "nobody else has a use for them"
+    assert cluster.counts["chat"] == 1
+    await cluster.run(600, steady(90, 3.5 * CHAT_EACH))
+    assert cluster.counts["chat"] == 5
+    assert cluster.counts["texts"] == 1
+    equal = Cluster(serving(weight=10))
+    await equal.run(1200, steady(90, 3.5 * CHAT_EACH))
+    assert equal.counts["texts"] == 5
+
+
 async def test_what_a_cascade_asks_is_said_of_its_levels() -> None:
     cluster = Cluster(serving())
     for seconds, asked in ((300, 40), (120, 0)):
