@@ -29,6 +29,7 @@ from pliant.deployments.serving.follower import Follower, Tally
 from pliant.deployments.serving.history import STEP_S, History
 from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.kind import Ask, Kind, Opening
+from pliant.deployments.serving.lines import lines
 from pliant.deployments.serving.messages import Guidance, News
 from pliant.deployments.serving.metrics import Refusals, TenantMetrics
 from pliant.deployments.serving.router import ReplicaCalls, table_of
@@ -203,7 +204,10 @@ class Gateway:
             "plan": self._follower.of(name).plan,
             "gpus": config.resources().get("num_gpus", 0.0),
             "replica_range": [size.min, size.max] if size else None,
-            "replicas": self._tables[name].replicas(),
+            "replicas": {
+                replica: {**said, "line": lines(name).state(replica)}
+                for replica, said in self._tables[name].replicas().items()
+            },
             **kind.facts(service, self._catalogs[kind.name]),
         }
 

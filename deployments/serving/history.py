@@ -157,6 +157,10 @@ def troubles(stats: Mapping[str, Any]) -> list[str]:
             wrong.append(f"{name} is not ready: {view['state']}")
         ejected = [replica for replica, report in view["replicas"].items() if report.get("ejected")]
         wrong += [f"{name}: replica {replica} fails" for replica in ejected]
+        apart = [replica for replica, report in view["replicas"].items() if report.get("line") == "failed"]
+        wrong += [
+            f"{name}: replica {replica} is called through Ray, for its port cannot be reached" for replica in apart
+        ]
         wrong += [str(problem) for problem in view.get("problems", [])]
         wrong += [f"{name}: {view['problem']}"] if view.get("problem") else []
         wrong += view.get("warnings", [])

@@ -20,13 +20,14 @@ import pickle
 import secrets
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from contextvars import Context
 from enum import IntEnum
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from pliant.deployments.serving.errors import ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.parcels import Parcel
@@ -41,8 +42,14 @@ _MOST_BYTES = 1 << 28
 _GREETED_WITHIN_S = 5.0
 _AGAIN_S, _MOST_AGAIN_S = 0.5, 30.0
 """Until the next try to connect, after the first that failed, and at most."""
+_FAILED = 3
+"""Tries in a row, from which on people hear of it."""
 _UNANSWERED_MS = 10_000
 """After which the kernel gives up a connection whose other side's kernel is silent."""
+
+
+State = Literal["open", "opening", "failed", "none"]
+"""None: the replica does not listen."""
 
 
 class _Op(IntEnum):
@@ -396,11 +403,14 @@ class Lines:
         self._broke = broke
         self._lines: dict[str, Line] = {}
         self._keeping: dict[str, asyncio.Task[None]] = {}
+        self._failures: Counter[str] = Counter()
+        """Tries to connect in a row that failed."""
 
     def sync(self, addresses: Mapping[str, Address]) -> None:
         """Keep a line to each of these replicas, and to no others. Calls of others that are under way go on."""
         for replica in self._keeping.keys() - addresses.keys():
             self._keeping.pop(replica).cancel()
+            self._failures.pop(replica, None)
         for replica in addresses.keys() - self._keeping.keys():
             # in no request's context, whose end would be the line's
             task = asyncio.get_running_loop().create_task(self._keep(replica, addresses[replica]), context=Context())
@@ -411,11 +421,20 @@ class Lines:
         line = self._lines.get(replica)
         return line if line and line.open else None
 
+    def state(self, replica: str) -> State:
+        """Of the line to `replica`, for people."""
+        if self.to(replica):
+            return "open"
+        if replica not in self._keeping:
+            return "none"
+        return "failed" if self._failures[replica] >= _FAILED else "opening"
+
     async def _keep(self, replica: str, address: Address) -> None:
         pause_s = _AGAIN_S
         while True:
             if line := await _connected(address):
                 self._lines[replica] = line
+                self._failures.pop(replica, None)
                 pause_s = _AGAIN_S
                 try:
                     await asyncio.shield(line.closed)
@@ -423,6 +442,8 @@ class Lines:
                     del self._lines[replica]
                     line.retire()
                 self._broke(replica)
+            else:
+                self._failures[replica] += 1
             await asyncio.sleep(pause_s)
             pause_s = min(_MOST_AGAIN_S, 2 * pause_s)
 

@@ -300,6 +300,7 @@ def test_who_holds_which_gpus_and_why_is_shown_where_there_are_any() -> None:
         ({"planner_reached": False}, "The planner cannot be reached"),
         ({"ready": False, "state": "loading"}, "A-llm is not ready: loading"),
         ({"replicas": {"r": {"ejected": True}}}, "A-llm: replica r fails"),
+        ({"replicas": {"r": {"line": "failed"}}}, "A-llm: replica r is called through Ray"),
         ({"problems": ["lora: an adapter is broken"]}, "Lora: an adapter is broken"),
     ],
 )

@@ -257,6 +257,20 @@ async def test_a_frame_that_is_too_long_ends_the_connection(house: House, monkey
         await line.call("answer", parcel("x" * 2000))
 
 
+async def test_people_hear_of_a_port_that_cannot_be_reached(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_AGAIN_S", 0.001)
+    assert house.lines.state("a") == "none"
+    with socket.socket() as bound:
+        bound.bind((HOST, 0))
+        house.lines.sync({"a": Address(HOST, bound.getsockname()[1], b"secret")})
+        assert house.lines.state("a") == "opening"
+        await until(lambda: house.lines.state("a") == "failed")
+    house.lines.sync({})
+    assert house.lines.state("a") == "none"
+    await house.line()
+    assert house.lines.state("a") == "open"
+
+
 async def test_where_nobody_listens_there_is_no_line() -> None:
     with socket.socket() as bound:
         bound.bind((HOST, 0))
