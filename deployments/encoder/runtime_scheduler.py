@@ -95,7 +95,7 @@ class RuntimeScheduler:
         self._sets = not lengths.resident and config.room is not None and config.room > 1
         residency = _residency(lengths, config.room or 1) if lengths.resident or self._sets else None
         self._planner = Planner(lengths.longest, self._slo_s, config.period_s, config.demand_quantile, residency)
-        self._tracking = TargetTracking(config.replicas.min, config.replicas.max)
+        self._tracking = TargetTracking(max(1, config.replicas.min), config.replicas.max)
         self._started = clock()
         self._seconds: defaultdict[str, LengthTimes] = defaultdict(LengthTimes)
         """By device."""

@@ -117,6 +117,7 @@ class Gateway:
             wanted=lambda: int(self._follower.of(name).plan.get("wanted_replicas", least)),
             running=lambda: self._tables[name].running,
             starting=lambda: self._follower.of(name).starting.values(),
+            least=least,
         )
 
     async def _open(self, service: Service) -> None:

@@ -37,6 +37,8 @@ logger = logging.getLogger("pliant")
 
 PERIOD_S = 10.0
 SETTLED_S = 60.0
+SLEEPS_AFTER_S = 300.0
+"""Without a request, a service that may."""
 _PRICE = 0.03
 """What a replica must earn, as a share of what each earns of as many as are of use."""
 _MOST_SPREAD = 1.0
@@ -82,6 +84,7 @@ class JointBudget:
         """Replicas that there were when it was last looked."""
         self._policy = by_name(config.budget.policy)
         self._wanted: dict[str, int] = {}
+        self._asked_at = dict.fromkeys(self._valuers, self._began)
         self._because: dict[str, str] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._problem = ""
@@ -91,10 +94,20 @@ class JointBudget:
         for part, count in news.asked.items():
             self._asked[part, service] += count
         if valuer := self._valuers.get(service):
-            self._arrived[service] += news.arrived.total()
+            self._arrived[service] += (arrived := news.arrived.total())
             self._met[service] += news.answered - news.late
             self._missed[service] += news.shed + news.late
             valuer.hear(news)
+            if arrived:
+                self._asked_at[service] = self._clock()
+                self._wake(service)
+
+    def _wake(self, service: str) -> None:
+        """Have a replica of `service` start if it sleeps, whatever that earns."""
+        if not (self._sizes[service].min or self._running(service)):
+            self._wanted[service] = 1
+            self._because[service] = "it was asleep, and is asked for something"
+            logger.info("%s 0 → 1: %s", service, self._because[service])
 
     def wanted(self) -> Mapping[str, int]:
         """By service: how many replicas there should be, once that was decided."""
@@ -194,9 +207,13 @@ class JointBudget:
     def _value(self, name: str) -> Value | None:
         """Of what is asked; None if that cannot be said yet."""
         rate = self._rate(name)
-        if rate <= 0 and self._tables[name].reports():
+        if (rate <= 0 or self._silent(name)) and self._tables[name].reports():
             return Value(np.zeros(self._sizes[name].max + 1), 0.0)
         return self._judged(name, rate * self._corrections[name].value)
+
+    def _silent(self, name: str) -> bool:
+        """Whether it may sleep, whatever forecasts say."""
+        return not self._sizes[name].min and self._clock() - self._asked_at[name] >= SLEEPS_AFTER_S
 
     def _judged(self, name: str, rate: float) -> Value | None:
         reports, spread = list(self._tables[name].reports().values()), min(self._forecasts[name].spread, _MOST_SPREAD)
@@ -231,7 +248,8 @@ class JointBudget:
         shape, start_s = shape_of(*self._reserved(name), nodes), self._starting.seconds(name)
         running = self._running(name)
         load = value.busy / max(1, running)
-        service = Service(name, shape, sizes.min, sizes.max, running, start_s, load, price)
+        least = sizes.min if self._silent(name) else max(1, sizes.min)
+        service = Service(name, shape, least, sizes.max, running, start_s, load, price)
         return Offer((service,), ((worth,),), batch=config.class_ == "batch")
 
     def _unchanging(self, values: Mapping[str, Value]) -> list[Shape]:

@@ -42,6 +42,8 @@ class Replicas:
     wanted: Callable[[], int]
     running: Callable[[], int]
     starting: Callable[[], Collection[Step]]
+    least: int = 1
+    """0: the service sleeps when nothing is asked of it."""
 
 
 class Service:
@@ -80,8 +82,17 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether the service can answer now."""
-        return self.endpoint is not None and bool(self.endpoint.ready)
+        """Whether the service can answer now, or starts a replica when it is asked."""
+        return self.endpoint is not None and (bool(self.endpoint.ready) or self._asleep)
+
+    @property
+    def _asleep(self) -> bool:
+        return self._replicas is not None and not (self._replicas.wanted() or self._replicas.running())
+
+    @property
+    def wakes(self) -> bool:
+        """Whether it sleeps at times, and starts a replica now because it was asked something."""
+        return self._replicas is not None and not (self._replicas.least or self.ready)
 
     @property
     def refused(self) -> bool:
@@ -109,6 +120,8 @@ class Service:
         if self._replicas is None:
             return self._state_by_itself()
         count = f"{self._replicas.running()} of {self._replicas.wanted()} replicas"
+        if self._asleep and self.endpoint:
+            return "asleep; a request starts a replica"
         if self.ready:
             return f"ready, {count}"
         step = self.step
@@ -190,9 +203,10 @@ class Services:
 
     def check_ready(self, *answers: Answers) -> None:
         """Raise RequestError unless all services can answer now that take one of these, by default all that there are,
-        and do not need a person first."""
+        and neither need a person first nor sleep at times."""
         asked = [service for service in self if not answers or service.answers in answers]
-        waiting = [f"{each.name} ({each.state})" for each in asked if not each.ready and not each.refused]
+        late = [service for service in asked if not (service.ready or service.refused or service.wakes)]
+        waiting = [f"{each.name} ({each.state})" for each in late]
         if waiting:
             raise RequestError(Outcome.UNAVAILABLE, f"not ready yet: {', '.join(waiting)}", _COME_BACK_S)
 

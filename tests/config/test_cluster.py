@@ -76,6 +76,21 @@ def test_the_default_cluster_needs_no_network() -> None:
             "budget.policy: got 'pliant.policies.cluster.control:Policy'; cannot be made without arguments; "
             "TypeError: Protocols cannot be instantiated",
         ),
+        (
+            {"services": {"a": SERVICE | {"replicas": {"min": 0, "max": 2}}}},
+            "services.a.replicas.min: a service sleeps only within a budget; add the line `budget: {}`",
+        ),
+        (
+            {
+                "services": {
+                    "a": SERVICE | {"replicas": {"min": 0, "max": 2}},
+                    "b": SERVICE,
+                    "c": {"kind": "cascade", "levels": ["a", "b"], "accuracy_loss": 0.1, "data": "x"},
+                },
+                "budget": {},
+            },
+            "services.a.replicas.min: c is made of it, so that it cannot sleep; give at least 1",
+        ),
     ],
 )
 def test_mistakes_outside_a_service(args: dict[str, Any], line: str) -> None:

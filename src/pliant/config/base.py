@@ -27,9 +27,9 @@ class Strict(BaseModel):
 
 
 class ReplicaRange(Strict):
-    """How many replicas a service has; a plain number in cluster.yaml means min = max."""
+    """How many replicas a service has; a plain number in cluster.yaml means min = max. With a min of 0 it sleeps."""
 
-    min: ReplicaCount
+    min: Annotated[int, Field(ge=0)]
     max: ReplicaCount
 
     @model_validator(mode="before")

@@ -120,7 +120,7 @@ ALERTS = (
     ),
     Alert(
         "PliantNoReplica",
-        "pliant_service_replicas == 0",
+        "pliant_service_replicas == 0 and pliant_service_ready == 0",
         "5m",
         "page",
         "{{ $labels.service }} has no replica",

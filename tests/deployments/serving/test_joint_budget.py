@@ -17,7 +17,7 @@ from pliant.config.cluster import ServingConfig
 from pliant.deployments.encoder.valuer import TextValuer
 from pliant.deployments.kinds import parse
 from pliant.deployments.llm.valuer import AnswerValuer
-from pliant.deployments.serving.joint_budget import PERIOD_S, SETTLED_S, JointBudget
+from pliant.deployments.serving.joint_budget import PERIOD_S, SETTLED_S, SLEEPS_AFTER_S, JointBudget
 from pliant.deployments.serving.least_held import LeastHeld
 from pliant.deployments.serving.messages import STARTING, News, Step
 from pliant.deployments.serving.starting_replicas import StartingReplicas
@@ -270,6 +270,36 @@ async def test_a_batch_service_gets_what_others_leave() -> None:
     equal = Cluster(serving(weight=10))
     await equal.run(1200, steady(90, 3.5 * CHAT_EACH))
     assert equal.counts["texts"] == 5
+
+
+async def test_a_service_sleeps_after_a_quiet_time_and_wakes_at_once() -> None:
+    cluster = Cluster(serving(replicas={"min": 0, "max": 5}))
+    assert cluster.counts["texts"] == 0
+    assert cluster.budget.facts("texts")["wanted_replicas"] == 0
+    cluster.budget.hear("texts", News(arrived=Counter({40: 1})))
+    assert cluster.budget.wanted() == {"texts": 1}
+    cluster.counts["texts"] = 1
+    await cluster.run(300, steady(60, 0.3))
+    assert cluster.counts["texts"] >= 3
+    await cluster.run(SLEEPS_AFTER_S - 3 * PERIOD_S, steady(0, 0.3))
+    assert cluster.counts["texts"] == 1, "something may come"
+    await cluster.run(4 * PERIOD_S, steady(0, 0.3))
+    assert cluster.counts["texts"] == 0
+    await cluster.run(600, steady(0, 0.3))
+    assert cluster.counts == {"texts": 0, "chat": 1}
+    cluster.budget.hear("texts", News(arrived=Counter({40: 1})))
+    assert cluster.budget.wanted()["texts"] == 1
+    assert cluster.budget.facts("texts")["wanted_because"] == "it was asleep, and is asked for something"
+
+
+async def test_a_service_that_is_asked_now_and_then_stays_awake() -> None:
+    cluster = Cluster(serving(replicas={"min": 0, "max": 5}))
+    cluster.budget.hear("texts", News(arrived=Counter({40: 1})))
+    cluster.counts["texts"] = 1
+    for _ in range(10):
+        cluster.budget.hear("texts", News(arrived=Counter({40: 1})))
+        await cluster.run(SLEEPS_AFTER_S - 2 * PERIOD_S, steady(0, 3.5 * CHAT_EACH))
+        assert cluster.counts["texts"] == 1
 
 
 async def test_what_a_cascade_asks_is_said_of_its_levels() -> None:

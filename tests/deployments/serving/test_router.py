@@ -44,10 +44,10 @@ def test_the_table_hears_of_what_serve_tells_its_router(monkeypatch: pytest.Monk
     monkeypatch.setattr("ray.serve.request_router.RequestRouter.update_replicas", lambda *_: None)
     monkeypatch.setattr("ray.serve.request_router.RequestRouter.on_replica_actor_died", lambda *_: None)
     made, known = router("told"), table.ReplicaTable[Share, Report](LeastHeld())
-    first, later, silent = Report(version=0, held={}, served=0), Report(version=0, held={"x": 3}, served=9), None
+    first, later = Report(version=0, held={}, served=0), Report(version=0, held={"x": 3}, served=9)
     running = [
         SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), routing_stats=stats, replica_metadata=metadata)
-        for name, stats, metadata in (("a", {}, first), ("b", later, first), ("c", {}, silent))
+        for name, stats, metadata in (("a", {}, first), ("b", later, first), ("c", {}, {}))
     ]
     made.update_replicas(running)
     table.feed("told").follow(known)

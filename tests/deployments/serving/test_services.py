@@ -65,6 +65,24 @@ async def test_once_ready_it_is_asked_whatever_becomes_of_its_replicas() -> None
     assert not house.topics.facts()["ready"]
 
 
+async def test_one_that_sleeps_is_asked_from_the_first_second_on_and_needs_nobody() -> None:
+    wanted, running = 0, 0
+    replicas = Replicas(lambda: wanted, lambda: running, list, least=0)
+    service, endpoint = Service("chat", "llm", "prompts", replicas), SimpleNamespace(ready=False)
+    services = Services([service], 0.0)
+    assert not service.ready
+    service.open(endpoint)
+    assert (service.ready, service.state) == (True, "asleep; a request starts a replica")
+    services.check_ready()
+    assert await services.opened(service) is endpoint
+    wanted = 1
+    assert (service.ready, service.wakes, service.state) == (False, True, "starting, 0 of 1 replicas")
+    services.check_ready()
+    assert await services.opened(service) is endpoint, "it waits"
+    running, endpoint.ready = 1, True
+    assert (service.ready, service.wakes, service.state) == (True, False, "ready, 1 of 1 replicas")
+
+
 async def test_a_gateway_that_starts_hears_of_replicas_first() -> None:
     house = House(patience_s=60.0)
     house.topics.open(house.endpoint)
