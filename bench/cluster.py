@@ -15,7 +15,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 
-from pliant import ray_settings
+from pliant import haproxy, ray_settings
 from pliant.bench.ray_session import free_port
 
 _OBJECT_STORE_BYTES = 80 * 2**20
@@ -24,9 +24,11 @@ _LOOK_S = 0.2
 
 @contextmanager
 def cluster(applications: Mapping[str, Application], num_gpus: int = 0) -> Iterator[str]:
-    """Run `applications`, each under the path /NAME, and give the address of the HTTP server in front of them all."""
+    """Run `applications`, each under the path /NAME, and give the address of the HTTP server in front of them all, which
+    is HAProxy where `pliant serve` has it, too."""
     folder = tempfile.mkdtemp(prefix="pliant")  # short, because Ray puts Unix sockets below it
-    os.environ.update({**ray_settings.ENVIRONMENT, **os.environ, "RAY_TMPDIR": folder})
+    settings = {**ray_settings.ENVIRONMENT, **haproxy.environment(None)}
+    os.environ.update({**settings, **os.environ, "RAY_TMPDIR": folder})
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.pop("RAY_ADDRESS", None)
     port = free_port()

@@ -71,7 +71,7 @@ def run(options: Options) -> Report:
     if not settings:
         raise PliantError(f"there is no HAProxy; {haproxy.MISSING}")
     sources.fetch(MODEL)
-    with _running(settings) as ours, _running({}) as python:
+    with _running(settings) as ours, _running({haproxy.SWITCH: "0"}) as python:
         blocks, lost = asyncio.run(_measure({_OURS: ours, _PYTHON: python}, options, plan))
     figures = [figure for clients in _CLIENTS for figure in _figures(blocks, clients)]
     figures += [
