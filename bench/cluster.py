@@ -24,8 +24,8 @@ _LOOK_S = 0.2
 
 @contextmanager
 def cluster(applications: Mapping[str, Application], num_gpus: int = 0) -> Iterator[str]:
-    """Run `applications`, each under the path /NAME, and give the address of the HTTP server in front of them all, which
-    is HAProxy where `pliant serve` has it, too."""
+    """Run `applications`, each under the path /NAME, and give the address of the HTTP server in front of them all: of
+    HAProxy where `pliant serve` has it, too."""
     folder = tempfile.mkdtemp(prefix="pliant")  # short, because Ray puts Unix sockets below it
     settings = {**ray_settings.ENVIRONMENT, **haproxy.environment(None)}
     os.environ.update({**settings, **os.environ, "RAY_TMPDIR": folder})
