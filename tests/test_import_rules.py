@@ -47,7 +47,7 @@ MAY_IMPORT_RAY = {
     "deployments.ray_client",
     "deployments.run",
     "deployments.startup",
-    *(f"deployments.serving.{shell}" for shell in ("calls", "gateway", "metrics", "planner", "router")),
+    *(f"deployments.serving.{shell}" for shell in ("calls", "gateway", "listening", "metrics", "planner", "router")),
     *(f"deployments.{kind}.replica" for kind in ("encoder", "llm", "vision")),
 }
 
@@ -142,7 +142,7 @@ def allowed(importer: Module, imported: Module) -> bool:
     if other is None or own == other:
         return True
     if own is None:  # what kinds share names none; what lies in a folder itself may, if it puts kinds together
-        return importer.folder == "deployments" and not importer.package
+        return importer.folder in ("deployments", "simulation") and not importer.package
     return other in KINDS_OF_OTHERS.get(own, ())
 
 

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from pliant.policies.cluster.attainment import Floats
 from pliant.policies.cluster.budget import Nodes, Shape
-from pliant.policies.encoder import value_curve as encoder
 from pliant.policies.llm import value_curve as llm
-from pliant.policies.vision import value_curve as vision
+from pliant.simulation import curves
 from pliant.simulation.cluster.simulator import PERIOD_S, Cascaded, Served
 
 DAY = 86_400
 NODES = (Nodes(8, 8),)
 _HOUR = 3600
-_GRID = 1.04
-"""Rates and spreads are rounded to a factor, so that curves are made once."""
-_SPREADS = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.8])
 
 _CHAT = llm.Speeds(prompt_token_s=0.00006, step_s=0.015, row_s=0.0003, slots=96)
 _CODE = llm.Speeds(prompt_token_s=0.00015, step_s=0.025, row_s=0.0005, slots=64)
 _ROW_S = np.array([0.0015, 0.0025, 0.0040, 0.0060])
 _ACCURACY = np.array([0.80, 0.90, 0.94, 0.95])
+_GAINS = _ACCURACY / _ACCURACY.max()
+_IMAGE_SLO_S = 0.3
 
 
 def twitter_days(data: Path) -> Floats:
@@ -84,18 +80,35 @@ def cluster(data: Path, scale: float) -> tuple[list[Served], list[Cascaded]]:
     objectives = llm.Objectives(ttft_s=2.0, tpot_s=0.05)
     found = []
     for name, trace, shift_h, mean, gpus, start_s, each, patience_s, curve in (
-        ("topics-small", tweets, 0, 900.0, 0.25, 20, 80.0, 0.2, _encoder(1 / 80, 0.2, 96)),
-        ("topics-large", tweets, 8, 300.0, 1.0, 30, 50.0, 0.4, _encoder(1 / 50, 0.4, 64)),
-        ("chat", talks, 0, 40.0, 1.0, 60, llm.carried(_CHAT, chat, objectives), 1.5, _llm(_CHAT, chat, objectives, 64)),
-        ("code", talks, 12, 5.0, 2.0, 90, llm.carried(_CODE, code, objectives), 1.5, _llm(_CODE, code, objectives, 32)),
-        ("digits", images, 4, 2000.0, 0.5, 20, 0.9 / _ROW_S[2], 0.3, _vision(128)),
-        ("photos", images, 16, 1400.0, 1.0, 30, 0.9 / _ROW_S[2], 0.3, _vision(64)),
+        ("topics-small", tweets, 0, 900.0, 0.25, 20, 80.0, 0.2, curves.texts(1 / 80, 0.2 + 1 / 80, 96)),
+        ("topics-large", tweets, 8, 300.0, 1.0, 30, 50.0, 0.4, curves.texts(1 / 50, 0.4 + 1 / 50, 64)),
+        (
+            "chat",
+            talks,
+            0,
+            40.0,
+            1.0,
+            60,
+            llm.carried(_CHAT, chat, objectives),
+            1.5,
+            curves.answers(_CHAT, chat, objectives, 64),
+        ),
+        (
+            "code",
+            talks,
+            12,
+            5.0,
+            2.0,
+            90,
+            llm.carried(_CODE, code, objectives),
+            1.5,
+            curves.answers(_CODE, code, objectives, 32),
+        ),
+        ("digits", images, 4, 2000.0, 0.5, 20, 0.9 / _ROW_S[2], 0.3, curves.images(_ROW_S, _GAINS, 128, _IMAGE_SLO_S)),
+        ("photos", images, 16, 1400.0, 1.0, 30, 0.9 / _ROW_S[2], 0.3, curves.images(_ROW_S, _GAINS, 64, _IMAGE_SLO_S)),
     ):
         today, history = rates(trace, shift_h, mean)
-        elastic = None
-        if trace is images:
-            taken, earned = vision.steps(_ROW_S, {0: (1.0, _ACCURACY / _ACCURACY.max())})
-            elastic = taken / vision.USED, earned
+        elastic = curves.elastic(_ROW_S, _GAINS) if trace is images else None
         worth = 1 / float(today.sum())
         shape = Shape(gpus)
         most = len(curve(1.0, 0.0)) - 1
@@ -106,34 +119,3 @@ def cluster(data: Path, scale: float) -> tuple[list[Served], list[Cascaded]]:
     choices = ((0.35, 0.930), (0.2, 0.926), (0.1, 0.921))
     cascade = Cascaded("cascade", "topics-small", "topics-large", 0.88, choices, today, history, 1 / float(today.sum()))
     return found, [cascade]
-
-
-Curve = Callable[[float, float], Floats]
-
-
-def _rounded(curve: Curve) -> Curve:
-    kept = cache(curve)
-
-    def near(rate: float, spread: float) -> Floats:
-        rate = max(rate, 1e-3)
-        grid = float(_GRID ** round(np.log(rate) / np.log(_GRID)))
-        return kept(grid, float(_SPREADS[np.abs(_SPREADS - spread).argmin()])) * (rate / grid)
-
-    return near
-
-
-def _encoder(service_s: float, slack_s: float, most: int) -> Curve:
-    return _rounded(
-        lambda rate, spread: encoder.value_curve({512: service_s}, {512: rate}, slack_s + service_s, most, spread)
-    )
-
-
-def _llm(speeds: llm.Speeds, lengths: llm.Lengths, objectives: llm.Objectives, most: int) -> Curve:
-    return _rounded(
-        lambda rate, spread: llm.value_curve(speeds, lengths, objectives, rate, most, spread) / lengths.answer
-    )
-
-
-def _vision(most: int) -> Curve:
-    gains = _ACCURACY / _ACCURACY.max()
-    return _rounded(lambda rate, spread: vision.value_curve(_ROW_S, {0: (rate, gains)}, most, spread, 0.3))

@@ -28,7 +28,7 @@ from pliant.deployments.serving.starting_replicas import StartingReplicas
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.deployments.serving.valuer import Value, Valuer
 from pliant.policies.cluster.budget import BudgetError, Nodes, Shape
-from pliant.policies.cluster.control import Decision, Offer, Service
+from pliant.policies.cluster.control import Decision, Offer, Service, price
 from pliant.policies.cluster.correction import Correction
 from pliant.policies.cluster.forecast import Forecast
 from pliant.policies.cluster.room import counted, free, shape_of
@@ -39,8 +39,6 @@ PERIOD_S = 10.0
 SETTLED_S = 60.0
 SLEEPS_AFTER_S = 300.0
 """Without a request, a service that may."""
-_PRICE = 0.03
-"""What a replica must earn, as a share of what each earns of as many as are of use."""
 _MOST_SPREAD = 1.0
 _LASTING = 6
 """Periods, on average of which demand must be less before replicas go."""
@@ -244,12 +242,11 @@ class JointBudget:
         sizes, config = self._sizes[name], self._config.services[name]
         assert isinstance(config, ElasticServiceConfig)
         worth = config.weight * value.in_time
-        price = _PRICE * (float(worth.max()) or config.weight) / max(1, int(worth.argmax()))
         shape, start_s = shape_of(*self._reserved(name), nodes), self._starting.seconds(name)
         running = self._running(name)
         load = value.busy / max(1, running)
         least = sizes.min if self._silent(name) else max(1, sizes.min)
-        service = Service(name, shape, least, sizes.max, running, start_s, load, price)
+        service = Service(name, shape, least, sizes.max, running, start_s, load, price(worth, config.weight))
         return Offer((service,), ((worth,),), batch=config.class_ == "batch")
 
     def _unchanging(self, values: Mapping[str, Value]) -> list[Shape]:

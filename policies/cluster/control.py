@@ -24,6 +24,7 @@ HOLD_S = 300.0
 BATCH = 1e-3
 """Of its worth, what a batch service counts."""
 MOVES_PER_HOUR = 6.0
+_PRICE = 0.03
 _MOST_MOVES = 12.0
 """That may be saved up."""
 _KEPT = 4.0
@@ -49,6 +50,14 @@ class Service:
     price: float = 0.0
     """What a second of a replica must earn, beside the policy's price of its GPUs; of a batch service it counts as its
     worth does."""
+
+
+def price(worth: Floats, weight: float) -> float:
+    """What a second of a replica must earn: a share of what each earns of as many as are of use.
+
+    `worth` is by replicas, `weight` what it may come to.
+    """
+    return _PRICE * (float(worth.max()) or weight) / max(1, int(worth.argmax()))
 
 
 @dataclass(frozen=True)

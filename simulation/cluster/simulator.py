@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pliant.policies.cluster.budget import Nodes, Shape
-from pliant.policies.cluster.control import Decision, Offer, Policy, Service
+from pliant.policies.cluster.control import Decision, Offer, Policy, Service, price
 from pliant.policies.cluster.forecast import Forecast
 
 Floats = NDArray[np.float64]
@@ -48,6 +48,10 @@ class Served:
     """By rate and spread: requests per second in time, or their utility, with 0 to `most` replicas."""
     elastic: tuple[Floats, Floats] | None = None
     """Of a service that trades quality for time: replicas per request and second, and the utility of a request."""
+    weight: float | None = None
+    """Of the share of its requests in time, as the live planner counts it, which has a price for replicas, too; None:
+    each request counts its `worth`."""
+    batch: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,10 @@ class Outcome:
 
     earned: dict[str, float] = field(default_factory=dict)
     possible: dict[str, float] = field(default_factory=dict)
+    asked: dict[str, float] = field(default_factory=dict)
+    """Requests."""
+    answered: dict[str, float] = field(default_factory=dict)
+    """Of these, in time; the others were refused."""
     moves: dict[str, int] = field(default_factory=dict)
     gpu_s: float = 0.0
     seconds: int = 0
@@ -115,28 +123,33 @@ class _Pool:
                 self.ready -= 1
         self.starting += [now + self.served.start_s] * (replicas - self.running)
 
-    def second(self, now: float, arrivals: float) -> float:
-        """The share of a second's requests that are answered in time, or their utility."""
+    def second(self, now: float, arrivals: float) -> tuple[float, float]:
+        """The share of a second's requests that are answered in time, and their utility as a share of the best."""
         self.ready += sum(ready <= now for ready in self.starting)
         self.starting = [ready for ready in self.starting if ready > now]
         self.asked += arrivals
         if self.served.elastic:
             if not arrivals:
-                return 0.0
-            return float(np.interp(self.ready / arrivals, *self.served.elastic))
+                return 1.0, 1.0
+            taken, earned = self.served.elastic
+            each = self.ready / arrivals
+            return min(1.0, each / float(taken[taken > 0].min())), float(np.interp(each, taken, earned))
         can = self.ready * self.served.each
         self.waiting += arrivals
         refused = max(0.0, self.waiting - can * (1 + self.served.patience_s))
         refused = min(refused, arrivals)
         self.waiting = max(0.0, self.waiting - refused - can)
-        return 1 - refused / arrivals if arrivals else 1.0
+        share = 1 - refused / arrivals if arrivals else 1.0
+        return share, share
 
     def load(self, seconds: float) -> float:
         return self.asked / seconds / self.served.each / max(self.running, 1)
 
 
 class Simulation:
-    """Runs one policy. `known`: it is given the rates to come in place of forecasts, as an oracle is."""
+    """Runs one policy. `known`: it is given the rates to come in place of forecasts, as an oracle is. `recorded`: rates
+    are counts of requests, and are replayed as they are.
+    """
 
     def __init__(
         self,
@@ -145,6 +158,7 @@ class Simulation:
         nodes: Sequence[Nodes],
         seed: int = 0,
         known: bool = False,
+        recorded: bool = False,
     ) -> None:
         self._services = services
         self._cascades = cascades
@@ -153,7 +167,9 @@ class Simulation:
         self._seconds = len(services[0].rates)
         self._every: list[Served | Cascaded] = [*services, *cascades]
         rng = np.random.default_rng(seed)
-        self._arrivals = {each.name: rng.poisson(each.rates).astype(np.float64) for each in self._every}
+        self._arrivals = {
+            each.name: each.rates if recorded else rng.poisson(each.rates).astype(np.float64) for each in self._every
+        }
 
     def run(self, policy: Policy, replicas: Mapping[str, int], period_s: int = PERIOD_S) -> Outcome:
         """From so many replicas of each service on."""
@@ -162,6 +178,8 @@ class Simulation:
         outcome = Outcome(
             dict.fromkeys(forecasts, 0.0),
             {each.name: each.worth * float(self._arrivals[each.name].sum()) for each in self._every},
+            {each.name: float(self._arrivals[each.name].sum()) for each in self._every},
+            dict.fromkeys(forecasts, 0.0),
             dict.fromkeys(pools, 0),
             seconds=self._seconds,
         )
@@ -184,7 +202,11 @@ class Simulation:
             count = float(self._arrivals[cascade.name][now])
             asked[cascade.first] += count
             asked[cascade.then] += count * cascade.choices[chosen[cascade.name]][0]
-        shares = {name: pool.second(now, asked[name]) for name, pool in pools.items()}
+        done = {name: pool.second(now, asked[name]) for name, pool in pools.items()}
+        shares = {name: utility for name, (_, utility) in done.items()}
+        for each in self._every:
+            answered, _ = done[each.name if isinstance(each, Served) else each.first]
+            outcome.answered[each.name] += float(self._arrivals[each.name][now]) * answered
         for each in self._services:
             outcome.earned[each.name] += each.worth * float(self._arrivals[each.name][now]) * shares[each.name]
             pool = pools[each.name]
@@ -221,8 +243,12 @@ class Simulation:
         levels = {name for cascade in self._cascades for name in (cascade.first, cascade.then)}
         for served in self._services:
             if served.name not in levels:
-                worth = served.worth * served.curve(rates[served.name], spreads[served.name])
-                offers.append(Offer((self._service(served, period_s, pools),), ((worth,),)))
+                rate, service = rates[served.name], self._service(served, period_s, pools)
+                worth = served.worth * served.curve(rate, spreads[served.name])
+                if served.weight is not None:
+                    worth *= served.weight / served.worth / rate if rate > 0 else 0.0
+                    service = replace(service, price=price(worth, served.weight))
+                offers.append(Offer((service,), ((worth,),), batch=served.batch))
         decision = policy.decide(float(now), offers, self._nodes)
         for pool in pools.values():
             pool.asked = 0.0

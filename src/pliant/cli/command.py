@@ -100,15 +100,30 @@ def profile(
 def simulate(
     path: ClusterFile = Path("cluster.yaml"),
     *,
-    trace: Annotated[Path, typer.Option(help="CSV: seconds,tokens of requests, or second,requests of seconds.")],
-    gpus: Annotated[str, typer.Option(help="Replicas: 8, or 2-8 to let autoscaling decide.")],
+    trace: Annotated[list[str], typer.Option(help="FILE, or SERVICE=FILE; several without --gpus.")],
+    gpus: Annotated[
+        str | None, typer.Option(help="Replicas of one text classifier: 8, or 2-8 to let autoscaling decide.")
+    ] = None,
+    speeds: Annotated[Path | None, typer.Option(help="Without --gpus: how fast replicas of each service are.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="8x8gpu96cpu; by default budget.nodes of the file.")] = None,
+    compare: Annotated[str, typer.Option(help="Policies, with commas between.")] = "joint",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs; without --gpus.")] = False,
     service: Annotated[str | None, typer.Option(help="Which service, if there are several.")] = None,
     measured: Annotated[
         Path | None, typer.Option("--profile", help="What `pliant profile` wrote, on the machine to plan for.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Receives simulate-SERVICE.png.")] = Path(),
+    out: Annotated[Path, typer.Option(help="Receives simulate-SERVICE.png, or simulate.png.")] = Path(),
 ) -> None:
-    """Send a trace through a simulated cluster: latency, SLO attainment, and what planner and autoscaling would do."""
+    """Send a trace through a simulated cluster: latency, SLO attainment, and what planner and autoscaling would do; or,
+    without --gpus, traces of several services through one budget, under several policies.
+    """
+    if gpus is None:
+        from pliant.cli import simulate as simulate_cli
+
+        simulate_cli.compare(_checked(path, models=False).serving, trace, speeds, nodes, compare, out, as_json)
+        return
+    if len(trace) != 1:
+        raise ConfigError(["--trace: one file with --gpus; leave --gpus out to simulate several services"])
     from pliant.deployments.encoder.lengths import Lengths, measured_kind
     from pliant.simulation.encoder.capacity import Cluster, plan_capacity
 
@@ -135,7 +150,7 @@ def simulate(
             passes=found.passes if kind == "packed" else None,
             truncate=config_of.truncate,
         ),
-        trace,
+        Path(trace[0]),
     )
     console.print(forecast.table())
     console.print(forecast.plan_table())

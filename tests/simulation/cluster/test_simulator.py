@@ -71,3 +71,17 @@ def test_a_cascade_chooses_cheaper_cut_offs_when_there_is_no_room() -> None:
     tight = Simulation(services, [cascade], [Nodes(1, 6)]).run(Joint(), {"small": 5, "large": 1})
     assert roomy.attainment > 0.97
     assert tight.earned["both"] / tight.possible["both"] > 0.9
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8, 16])
+def test_what_is_answered_and_shed_is_what_was_asked_and_more_gpus_serve_no_less(gpus: int) -> None:
+    def run(gpus: int) -> Outcome:
+        simulation = Simulation(shift(), [], [Nodes(1, gpus)], known=True, recorded=True)
+        return simulation.run(Joint(moves_per_hour=1e9), {"a": 1, "b": 1})
+
+    outcome = run(gpus)
+    assert outcome.asked == {each.name: pytest.approx(each.rates.sum()) for each in shift()}
+    for name, asked in outcome.asked.items():
+        assert 0 <= outcome.answered[name] <= asked
+        assert outcome.earned[name] == pytest.approx(outcome.answered[name])
+    assert run(gpus + 1).attainment >= outcome.attainment - 1e-6
