@@ -1,4 +1,4 @@
-"""Has the replicas of any kind listen for lines, see `lines`."""
+"""Has the replicas of any kind listen for lines, see `line`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from pliant.deployments.serving.lines import Address, Listener
+from pliant.deployments.serving.line import Address, Listener
 
 LINE = "line"
 """Of what Serve passes on of a replica: its `Address`."""

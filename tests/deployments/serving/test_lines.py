@@ -13,9 +13,11 @@ import pytest_asyncio
 import uvloop
 from support.waiting import until
 
-from pliant.deployments.serving import lines as module
+from pliant.deployments.serving import line as module
+from pliant.deployments.serving import lines as kept
 from pliant.deployments.serving.errors import ReplicaLeftError, ReplicaLostError
-from pliant.deployments.serving.lines import Address, Lines, Listener
+from pliant.deployments.serving.line import Address, Listener
+from pliant.deployments.serving.lines import Lines
 from pliant.deployments.serving.parcels import Parcel
 
 HOST = "127.0.0.1"
@@ -223,7 +225,7 @@ async def test_calls_of_a_replica_that_left_go_on_and_then_the_connection_ends(h
 
 async def test_whoever_does_not_know_the_secret_is_not_heard(house: House) -> None:
     address = await house.listener.listen(HOST)
-    assert await module._connected(address._replace(secret=b"another")) is None
+    assert await module.connected(address._replace(secret=b"another")) is None
 
 
 async def test_a_stranger_that_listens_there_is_not_called(house: House) -> None:
@@ -235,7 +237,7 @@ async def test_a_stranger_that_listens_there_is_not_called(house: House) -> None
     server = await asyncio.start_server(stranger, HOST, 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
-        assert await module._connected(Address(HOST, port, b"secret")) is None
+        assert await module.connected(Address(HOST, port, b"secret")) is None
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n" * 10, b"", bytes(1000)], ids=["http", "nothing", "zeros"])
@@ -258,7 +260,7 @@ async def test_a_frame_that_is_too_long_ends_the_connection(house: House, monkey
 
 
 async def test_people_hear_of_a_port_that_cannot_be_reached(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_AGAIN_S", 0.001)
+    monkeypatch.setattr(kept, "_AGAIN_S", 0.001)
     assert house.lines.state("a") == "none"
     with socket.socket() as bound:
         bound.bind((HOST, 0))
@@ -274,7 +276,7 @@ async def test_people_hear_of_a_port_that_cannot_be_reached(house: House, monkey
 async def test_where_nobody_listens_there_is_no_line() -> None:
     with socket.socket() as bound:
         bound.bind((HOST, 0))
-        assert await module._connected(Address(HOST, bound.getsockname()[1], b"secret")) is None
+        assert await module.connected(Address(HOST, bound.getsockname()[1], b"secret")) is None
 
 
 def test_the_loop_of_rays_workers_will_do() -> None:

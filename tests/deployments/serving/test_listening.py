@@ -9,7 +9,7 @@ import pytest
 import ray
 from support.waiting import until
 
-from pliant.deployments.serving import lines
+from pliant.deployments.serving.line import connected
 from pliant.deployments.serving.listening import LINE, address, listening
 from pliant.deployments.serving.parcels import Parcel
 
@@ -64,7 +64,7 @@ async def test_it_says_where_and_ends_after_its_calls(kind: type) -> None:
     where = address(metadata)
     assert metadata == {"version": 0}, "the secret is in nobody's statistics"
     assert where
-    line = await lines._connected(where)
+    line = await connected(where)
     assert line
     call = asyncio.create_task(line.call("answer", Parcel("a", "g", (1,))))
     await until(lambda: replica._listener._under_way)
