@@ -23,7 +23,9 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 class Strict(BaseModel):
     """Frozen; knows all of its keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False, serialize_by_alias=True
+    )
 
 
 class ReplicaRange(Strict):
