@@ -23,6 +23,7 @@ from pliant.deployments.serving.bundles import Bundle, Outboxes, Sending
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.kind import Opening
 from pliant.deployments.serving.parcels import Parcel
+from pliant.deployments.serving.router import ReplicaCalls
 from pliant.sampling import Sampling
 
 GREEDY = Generation("g", ids("hello"), 20, Sampling(temperature=0))
@@ -77,14 +78,14 @@ async def test_another_replica_goes_on_whatever_is_raised(
     async def fetch(_: Callable[..., Path]) -> Path:
         return folder
 
+    handle: Any = Handle({"a": Process(replicas, error, after), "b": Process(replicas)})
     opening = Opening(
         "chat",
         LlmConfig(kind="llm", model=str(folder)),
         GatewayConfig(),
         fetch,
         replicas.table,
-        Handle({"a": Process(replicas, error, after), "b": Process(replicas)}),
-        None,
+        ReplicaCalls("chat", handle),
         outcomes,
         Tally(),
         None,
