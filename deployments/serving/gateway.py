@@ -14,6 +14,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -26,17 +27,19 @@ from pliant.deployments.serving.batches.store import BatchStore
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.follower import Follower, Tally
+from pliant.deployments.serving.haproxy_counts import HaproxyCounts
 from pliant.deployments.serving.history import STEP_S, History
 from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.kind import Ask, Kind, Opening
 from pliant.deployments.serving.lines import lines
 from pliant.deployments.serving.messages import Guidance, News
-from pliant.deployments.serving.metrics import Refusals, TenantMetrics
+from pliant.deployments.serving.metrics import EdgeMetrics, Refusals, TenantMetrics
 from pliant.deployments.serving.router import ReplicaCalls, table_of
 from pliant.deployments.serving.services import Replicas, Service, Services
 from pliant.deployments.serving.state.storage import storage
 from pliant.deployments.serving.status import exposition
 from pliant.errors import PliantError
+from pliant.haproxy import socket_of
 
 logger = logging.getLogger("pliant")
 
@@ -82,8 +85,10 @@ class Gateway:
         self._services = Services(list(self._described()))
         self._history = History(used)
         self._batches = Runner(BatchStore(storage(config.state)), self._name)
+        haproxy = socket_of(ray.get_runtime_context().get_node_id())
         runs = [
             self._remember(),
+            *([HaproxyCounts(haproxy, EdgeMetrics()).run()] if haproxy else ()),
             self._batches.run(),
             self._follower.run(),
             *(catalog.run() for catalog in self._catalogs.values() if catalog),

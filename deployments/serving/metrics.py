@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric
 from ray.serve.metrics import Counter, Gauge, Histogram
 
+from pliant.deployments.serving.haproxy_counts import Seen
 from pliant.deployments.serving.metric_table import Table
 from pliant.deployments.serving.outcome import Outcome, Retry
 
@@ -93,6 +94,23 @@ class TenantMetrics:
         for tenant, tokens in self._spent.items():
             self._tokens.inc(tokens, tags={"tenant": tenant})
         self._spent.clear()
+
+
+class EdgeMetrics:
+    """What one gateway of each machine counts of its HAProxy; a `Recorder` of `haproxy_counts`."""
+
+    def __init__(self) -> None:
+        tags: Any = ("status",)
+        text = "Requests that HAProxy answered itself, since no gateway did, by the class of the status."
+        self._answered = Counter("pliant_edge_answers_total", text, tag_keys=tags)
+        self._retried = Counter("pliant_edge_retries_total", "Times that HAProxy asked another gateway.")
+
+    def saw(self, seen: Seen) -> None:
+        for status, count in seen.answered.items():
+            if count:
+                self._answered.inc(count, tags={"status": status})
+        if seen.retried:
+            self._retried.inc(seen.retried)
 
 
 class Followed:

@@ -189,6 +189,14 @@ def settings(program: str, folder: str, port: int) -> dict[str, str]:
     }
 
 
+def socket_of(node: str) -> Path | None:
+    """Where the HAProxy of a node of this id takes commands; None if Serve has none, as in this environment."""
+    path = os.environ.get("RAY_SERVE_HAPROXY_SOCKET_PATH")
+    if os.environ.get(SWITCH) != "1" or path is None:
+        return None
+    return Path(path).parent / node / Path(path).name
+
+
 def _program() -> Path:
     return Path(sys.executable).with_name("pliant-haproxy")
 

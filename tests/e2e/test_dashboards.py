@@ -30,6 +30,8 @@ from pliant.dashboards.rules import ALERTS, RECORDINGS
 
 NAMES = [*(each.name for each in RECORDINGS), *(each.name for each in ALERTS)]
 EVENTS = {
+    "ray_pliant_edge_answers_total",
+    "ray_pliant_edge_retries_total",
     "ray_pliant_retries_total",
     "ray_pliant_cascade_degraded_total",
     "ray_pliant_cascade_words_total",

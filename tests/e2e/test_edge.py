@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -124,6 +125,19 @@ def test_a_stream_goes_on_in_another_gateway(edge: Cluster) -> None:
     later = list(events(edge, **{"Last-Event-ID": last}))
     assert later[-1] == (None, None)
     assert text(begun) + text(later) == whole
+
+
+def test_what_haproxy_answers_itself_is_counted(edge: Cluster) -> None:
+    both_answer(edge)
+    host, _, port = edge.host.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=HANGS_AFTER_S) as connection:
+        connection.sendall(b"no HTTP\r\n\r\n")
+        assert b" 400 " in connection.recv(1000)
+
+    def counted() -> list[str]:
+        return [each for each in edge.ray_metrics() if each.startswith("ray_pliant_edge_answers_total")]
+
+    wait_until(lambda: any('status="4xx"' in each for each in counted()), counted)
 
 
 @pytest.mark.parametrize("name", ["x-request-id", "x-request-timeout-seconds", "traceparent"])

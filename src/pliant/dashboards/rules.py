@@ -72,6 +72,8 @@ def _statuses(status: str = ".*", but: str = "") -> str:
     return f'sum(rate(ray_pliant_tenant_requests_total{{status=~"{status}", status!~"{but}"}}[5m]))'
 
 
+_EDGE_ERRORS = 'sum(rate(ray_pliant_edge_answers_total{status="5xx"}[5m]))'
+
 RECORDINGS = tuple(Recording(f"pliant:bad:ratio_rate{window}", _bad_share(window)) for window in _WINDOWS)
 
 ALERTS = (
@@ -110,6 +112,13 @@ ALERTS = (
         "5m",
         "page",
         "{{ $value | humanizePercentage }} of HTTP requests end in a server error",
+    ),
+    Alert(
+        "PliantEdgeErrors",
+        f"{_EDGE_ERRORS} / (({_statuses()} or vector(0)) + {_EDGE_ERRORS}) > 0.005",
+        "5m",
+        "page",
+        "{{ $value | humanizePercentage }} of HTTP requests end in an error of HAProxy's own: no gateway answers them",
     ),
     Alert(
         "PliantNotReady",

@@ -118,6 +118,20 @@ CLUSTER = Dashboard(
             ),
         ),
         Row(
+            "Edge",
+            (
+                Panel(
+                    "Answers that no gateway gave",
+                    (
+                        Query("sum by (status) (rate(ray_pliant_edge_answers_total[$__rate_interval]))", "{{status}}"),
+                        Query("sum(rate(ray_pliant_edge_retries_total[$__rate_interval]))", "asked another gateway"),
+                    ),
+                    "By HAProxy: 5xx, no gateway was there or one broke off; 4xx, what came was no HTTP, or too slow.",
+                    "reqps",
+                ),
+            ),
+        ),
+        Row(
             "Replicas",
             (
                 Panel(
