@@ -61,7 +61,12 @@ def test_one_service_shows_the_panels_of_its_kind() -> None:
 
 @pytest.mark.parametrize(
     ("status", "body", "said"),
-    [(401, b"", "PLIANT_API_KEY"), (500, b"", "cannot be read"), (200, b"what?", "cannot be read")],
+    [
+        (401, b"", "PLIANT_API_KEY"),
+        (500, b"", "cannot be read"),
+        (200, b"what?", "not pliant"),
+        (200, b"[]", "not pliant"),
+    ],
 )
 def test_what_does_not_answer_is_said(status: int, body: bytes, said: str) -> None:
     with answering(status, body) as url, pytest.raises(PliantError, match=said):

@@ -66,9 +66,13 @@ def ask(http: httpx.Client, url: str) -> Mapping[str, Any]:
         response = http.get("/stats")
         if response.status_code in (401, 403):
             raise PliantError(f"{url} wants the key of a tenant that may observe, in PLIANT_API_KEY")
-        found: Mapping[str, Any] = response.raise_for_status().json()
-    except (httpx.HTTPError, ValueError) as error:
+        found = response.raise_for_status().json()
+    except httpx.HTTPError as error:
         raise PliantError(f"{url}/stats cannot be read: {error}") from error
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping) or "services" not in found:
+        raise PliantError(f"what answers at {url}/stats is not pliant; name the cluster's address with --url")
     return found
 
 
