@@ -7,8 +7,8 @@ from pathlib import Path
 from pliant.config.llm import AdaptersConfig, LlmConfig
 from pliant.deployments.serving.catalog import confinement
 from pliant.errors import ModelError
-from pliant.formats.adapter_info import CONFIG, AdapterError, AdapterInfo, AdapterRef, bytes_of, read_adapter
-from pliant.models import sources
+from pliant.formats.adapter_info import CONFIG, WEIGHTS, AdapterError, AdapterInfo, AdapterRef, bytes_of, read_adapter
+from pliant.models import remote, sources
 from pliant.models.decoder_shape import DecoderShape
 
 
@@ -31,27 +31,42 @@ class AdapterFolders:
             self._folder = sources.fetch_adapters(adapters.folder) if adapters.folder else None
         except (ModelError, OSError) as error:
             self._missing = error
-        roots = [Path(root).expanduser().resolve() for root in adapters.roots]
+        self._remote_roots = tuple(filter(remote.is_remote, adapters.roots))
+        roots = [Path(root).expanduser().resolve() for root in adapters.roots if not remote.is_remote(root)]
         self._roots = (self._folder, *roots) if self._folder else tuple(roots)
 
-    def confine(self, path: str) -> Path:
-        """The folder that a client calls `path`: whole, or from one of the roots on.
+    def confine(self, path: str) -> Path | str:
+        """The folder that a client calls `path`: whole, or, of one on this machine, from one of the roots on.
 
         Raises OutsideError when it leads, by links or otherwise, out of all roots, whether it exists or not, and
         MissingError when there is no such folder in them.
         """
+        if remote.is_remote(path):
+            if not any(remote.is_below(path, root) for root in self._remote_roots):
+                raise confinement.outside(path, self._remote_roots, self._purpose)
+            return path
         return confinement.confine(path, self._roots, self._purpose, "PEFT's save_pretrained")
 
-    def read(self, folder: Path) -> AdapterInfo:
-        """The adapter in `folder`, if it is within the roots and fits model and memory.
+    def read(self, folder: Path | str) -> AdapterInfo:
+        """The adapter in `folder`, if it is within the roots and fits model and memory; of a URL, as it is there now.
 
         Raises AdapterError, or OutsideError.
         """
-        info = read_adapter(folder, self._shape, self._most_rank)
-        if not confinement.within(info.folder, self._roots):  # links may change after the path was confined
-            raise confinement.outside(str(folder), self._roots, self._purpose)
-        self._check_memory(info.ref(folder.name))
+        if isinstance(folder, str):
+            info = read_adapter(self._pinned(folder), self._shape, self._most_rank)
+        else:
+            info = read_adapter(folder, self._shape, self._most_rank)
+            if not confinement.within(Path(info.folder), self._roots):  # links may change after they were confined
+                raise confinement.outside(str(folder), self._roots, self._purpose)
+        self._check_memory(info.ref(Path(folder).name))
         return info
+
+    @staticmethod
+    def _pinned(url: str) -> str:
+        try:
+            return remote.pinned(url, (CONFIG, WEIGHTS))
+        except ValueError as error:
+            raise AdapterError(f"adapter {confinement.public(url)}: {error}") from None
 
     def check(self, kept: AdapterRef) -> None:
         """Whether an adapter that was registered for the same model may still be.

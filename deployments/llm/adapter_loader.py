@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from pathlib import Path
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -70,7 +69,7 @@ class PeftFolders:
 
     def stage(self, ref: AdapterRef) -> Tensor:
         """Raises AdapterError, also when the folder holds other weights than when it was registered."""
-        info = read_adapter(Path(ref.folder), self._stager.shape, self._most_rank)
+        info = read_adapter(ref.folder, self._stager.shape, self._most_rank)
         if info.revision != ref.revision:
             raise AdapterError(f"{ref.name} has changed since it was registered; load the adapter again")
         return self._stager.stage(info)

@@ -132,7 +132,12 @@ class AdapterSource:
             info = self._in_folders.read(self._in_folders.confine(kept.folder))
         except PliantError as error:
             return AdapterError(f"{name}, loaded earlier for {kept.base}, is not served: {error}")
-        changes = {"revision": info.revision, "ranks": info.ranks, "base": self._config.model}
+        changes = {
+            "folder": info.folder,
+            "revision": info.revision,
+            "ranks": info.ranks,
+            "base": self._config.model,
+        }
         believed = kept.model_copy(update=changes)
         self.store.believe(name, believed)
         return self._entry(name, believed)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pliant.errors import PliantError
+from pliant.models.remote import is_remote, unpinned
 
 
 class OutsideError(PliantError):
@@ -42,12 +43,13 @@ def within(folder: Path, roots: Sequence[Path]) -> bool:
     return any(folder.is_relative_to(root) for root in roots)
 
 
-def outside(path: str, roots: Sequence[Path], purpose: str) -> OutsideError:
+def outside(path: str, roots: Sequence[Path | str], purpose: str) -> OutsideError:
     """What to say of a path that leads out of all `roots`."""
     listed = "cluster.yaml names them" if roots else "there are none"
     return OutsideError(f"{path!r} lies outside of the folders from which {purpose}: {listed}")
 
 
 def public(path: str) -> str:
-    """What clients are shown of a model or a folder: of an absolute path its last part, as the rest is the server's."""
-    return Path(path).name if Path(path).is_absolute() else path
+    """What clients are shown of a model or a folder: of an absolute path or a URL the last part, as the rest is the
+    server's."""
+    return Path(unpinned(path)).name if Path(path).is_absolute() or is_remote(path) else path

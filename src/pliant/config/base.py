@@ -20,6 +20,19 @@ ReplicaCount = Annotated[int, Field(ge=1)]
 _BYTES = {"float32": 4, "bfloat16": 2}
 
 
+def folder_or_url(given: str) -> str:
+    """`given`, if it is a folder, or an fsspec URL for which there is a client. Raises ValueError."""
+    protocol, url, _ = given.partition("://")
+    if url:
+        import fsspec
+
+        try:
+            fsspec.get_filesystem_class(protocol)  # type: ignore[no-untyped-call]
+        except (ValueError, ImportError) as error:
+            raise ValueError(f"{protocol}:// cannot be used: {error}") from None
+    return given
+
+
 class Strict(BaseModel):
     """Frozen; knows all of its keys."""
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, Union
 import yaml
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
-from pliant.config.base import ElasticServiceConfig, ServiceConfig, ServiceName, Strict
+from pliant.config.base import ElasticServiceConfig, ServiceConfig, ServiceName, Strict, folder_or_url
 from pliant.config.budget import BudgetConfig
 from pliant.config.http import HttpOptions
 from pliant.config.problems import explain
@@ -124,18 +124,9 @@ class _ClusterFile(Strict):
 
 def _reachable(state: str) -> str:
     """`state` if it is an absolute folder, or a URL for which there is a client."""
-    if "://" not in state:
-        if not Path(state).expanduser().is_absolute():
-            raise ValueError("must be an absolute folder, which every node has, or a URL such as s3://bucket/folder")
-        return state
-    import fsspec
-
-    protocol = state.partition("://")[0]
-    try:
-        fsspec.get_filesystem_class(protocol)  # type: ignore[no-untyped-call]
-    except (ValueError, ImportError) as error:
-        raise ValueError(f"{protocol}:// cannot be used: {error}") from None
-    return state
+    if "://" not in state and not Path(state).expanduser().is_absolute():
+        raise ValueError("must be an absolute folder, which every node has, or a URL such as s3://bucket/folder")
+    return folder_or_url(state)
 
 
 _State = Annotated[str, AfterValidator(_reachable)]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from pliant.config.base import (
     CatalogConfig,
@@ -16,6 +16,7 @@ from pliant.config.base import (
     ReplicaRange,
     Seconds,
     ServiceConfig,
+    folder_or_url,
 )
 from pliant.errors import ModelError
 from pliant.models import sources
@@ -33,6 +34,8 @@ class AdaptersConfig(CatalogConfig):
 
     registries: ClassVar[str] = "registries"
 
+    roots: tuple[Annotated[str, AfterValidator(folder_or_url)], ...] = ()
+    """Folders, and fsspec URLs such as s3://bucket/adapters, from which others may be loaded at run time."""
     cache: Literal["joint", "compound", "fair_share", "lru", "lfu", "none"] = "joint"
     """By which adapters and prefixes that nobody uses are compared when memory is needed: "joint", by the seconds that
     a byte of them saves; "none": adapters leave at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from pliant import zoo
 from pliant.config.base import (
@@ -36,6 +36,13 @@ class TasksConfig(CatalogConfig):
     """
 
     registries: ClassVar[str] = "task-registries"
+
+    @field_validator("roots")
+    @classmethod
+    def _local(cls, roots: tuple[str, ...]) -> tuple[str, ...]:
+        if far := next((root for root in roots if "://" in root), None):
+            raise ValueError(f"{far}: tasks are loaded from folders that all nodes see, not from URLs")
+        return roots
 
 
 class BatchingConfig(Strict):

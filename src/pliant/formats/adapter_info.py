@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from pliant.errors import PliantError
 from pliant.message import message
-from pliant.models.adapter_files import read_object, read_tensors, shown
+from pliant.models.adapter_files import DTYPE_BYTES, MOST_BYTES, read_object, read_tensors, shown
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import MODULES, LoraLayout, module_size
+from pliant.models.remote import fetched, is_remote, unpinned
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
@@ -110,7 +111,8 @@ class AdaptedModule(NamedTuple):
 class AdapterInfo:
     """An adapter as its folder describes it."""
 
-    folder: Path
+    folder: str
+    """Of this machine, or a pinned URL: see `pliant.models.remote`."""
     revision: str
     """Another one once the config or the weights were written again."""
     ranks: tuple[int, ...]
@@ -123,21 +125,22 @@ class AdapterInfo:
 
     def ref(self, name: str) -> AdapterRef:
         """How the gateway names it to a replica."""
-        return AdapterRef(name, str(self.folder), self.revision, self.ranks)
+        return AdapterRef(name, self.folder, self.revision, self.ranks)
 
 
-def read_adapter(folder: Path, shape: DecoderShape, most_rank: int = 256) -> AdapterInfo:
+def read_adapter(folder: Path | str, shape: DecoderShape, most_rank: int = 256) -> AdapterInfo:
     """The adapter in a PEFT folder, for a decoder of `shape`. The base model's name is not compared: shapes decide.
 
-    Raises AdapterError, in one line, for what is no plain LoRA adapter of linear layers, does not fit the shape, has a
-    rank above `most_rank`, or cannot be read.
+    The folder is one of this machine, or the pinned URL of one elsewhere, which is then fetched. Raises AdapterError,
+    in one line, for what is no plain LoRA adapter of linear layers, does not fit the shape, has a rank above
+    `most_rank`, or cannot be read.
     """
     try:
-        folder = folder.resolve()
-        _check_complete(folder)
-        config, raw = _read(folder / CONFIG, read_object)
+        local = _local(folder, shape, most_rank)
+        _check_complete(local)
+        config, raw = _read(local / CONFIG, read_object)
         _check_plain(config)
-        tensors = _read(folder / WEIGHTS, read_tensors)
+        tensors = _read(local / WEIGHTS, read_tensors)
         base = config.get("base_model_name_or_path")
         base = base if isinstance(base, str) and base else None
         shapes = {name: tensor.shape for name, tensor in tensors.tensors.items()}
@@ -147,12 +150,20 @@ def read_adapter(folder: Path, shape: DecoderShape, most_rank: int = 256) -> Ada
         raise AdapterError(f"adapter {_one_line(folder)}: {reason}") from None
     ranks = tuple(max((each.rank for each in modules if each.module == m), default=0) for m in range(len(MODULES)))
     revision = hashlib.sha256(raw + tensors.identity).hexdigest()[:16]
-    return AdapterInfo(folder, revision, ranks, modules, folder / WEIGHTS, base)
+    name = str(folder if is_remote(str(folder)) else local)
+    return AdapterInfo(name, revision, ranks, modules, local / WEIGHTS, base)
 
 
 def bytes_of(ranks: Sequence[int], shape: DecoderShape, dtype_bytes: int) -> int:
     """What an adapter of such ranks, by `MODULES`, takes in a replica's memory, in bytes."""
     return LoraLayout(shape, ranks).values * dtype_bytes
+
+
+def _local(folder: Path | str, shape: DecoderShape, most_rank: int) -> Path:
+    if not is_remote(str(folder)):
+        return Path(folder).resolve()
+    most = 2 * MOST_BYTES + bytes_of([most_rank] * len(MODULES), shape, max(DTYPE_BYTES.values()))
+    return fetched(str(folder), (CONFIG, WEIGHTS), most)
 
 
 def _check_complete(folder: Path) -> None:
@@ -286,6 +297,7 @@ def _size(size: Size) -> str:
     return " x ".join(map(str, size)) or "one number"
 
 
-def _one_line(folder: Path) -> str:
+def _one_line(folder: Path | str) -> str:
     """Its name: clients are told of it, and where it lies is the server's own."""
-    return folder.name if folder.name.isprintable() else shown(folder.name)
+    name = Path(unpinned(str(folder))).name
+    return name if name.isprintable() else shown(name)

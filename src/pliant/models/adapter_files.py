@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """What tensors may be stored as, and how many bytes each number then takes."""
-_MOST_BYTES = 2**21
+MOST_BYTES = 2**21
 """Of JSON; ten times what the largest model's adapter needs."""
 _SAMPLED = 2**16
 """Bytes of numbers at the file's beginning and at its end, by which it is recognised: training changes them all."""
@@ -82,9 +82,9 @@ class TensorFile:
 def read_object(file: Path) -> tuple[dict[str, Any], bytes]:
     """The JSON object in `file`, and the bytes that it was read from. Raises ValueError."""
     with _opened(file) as (opened, size):
-        if size > _MOST_BYTES:
-            raise ValueError(f"has {size:,} bytes; at most {_MOST_BYTES:,} are read")
-        raw = opened.read(_MOST_BYTES)
+        if size > MOST_BYTES:
+            raise ValueError(f"has {size:,} bytes; at most {MOST_BYTES:,} are read")
+        raw = opened.read(MOST_BYTES)
     return _object(raw), raw
 
 
@@ -118,8 +118,8 @@ def _header(opened: BinaryIO, size: int, dtypes: Mapping[str, int], most_dimensi
     length = int.from_bytes(opened.read(8), "little")
     if size < 8 + length:
         raise ValueError(f"is cut off: {size:,} bytes, of which the header alone should take {8 + length:,}")
-    if length > _MOST_BYTES:
-        raise ValueError(f"has a header of {length:,} bytes; at most {_MOST_BYTES:,} are read")
+    if length > MOST_BYTES:
+        raise ValueError(f"has a header of {length:,} bytes; at most {MOST_BYTES:,} are read")
     raw = opened.read(length)
     first = opened.read(_SAMPLED)
     opened.seek(max(8 + length, size - _SAMPLED))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from support.adapter_house import House, names, refused
 from support.peft_folders import SLOT_TOKEN_BYTES, adapter_folder, model_folder
@@ -21,6 +22,9 @@ from pliant.deployments.serving.messages import OPERATOR, Manager
 from pliant.deployments.serving.outcome import Fault, Outcome
 from pliant.deployments.serving.state.record import Record
 from pliant.deployments.serving.state.storage import FolderStorage
+from pliant.formats.adapter_info import WEIGHTS, read_adapter
+from pliant.models import sources
+from pliant.models.decoder_shape import DecoderShape
 
 pytestmark = pytest.mark.virtual_time
 
@@ -500,3 +504,68 @@ async def test_adapters_are_loaded_for_services_that_one_may_use(house: House, n
     elsewhere = Manager("mine", False, ("topics",))
     assert await refused(registry.load("a", "sql", named, by=elsewhere), "may not use") is Fault.FORBIDDEN
     await registry.load("a", "sql", named, by=Manager("mine", False, ("chat",)))
+
+
+class Bucket:
+    """Adapters on object storage, and a house that may load from there."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.url = f"memory://adapters/{house.folder.name}"
+        self.files: Any = fsspec.filesystem("memory")
+
+    def put(self, name: str, **options: Any) -> None:
+        made = adapter_folder(self.house.folder / "made" / name, **options)
+        self.files.put(str(made), f"{self.url}/{name}", recursive=True)
+
+    async def open(self) -> AdapterRegistry:
+        return await self.house.open(roots=[self.url])
+
+
+@pytest.fixture
+def bucket(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    return Bucket(house)
+
+
+async def test_an_adapter_is_loaded_from_object_storage(bucket: Bucket) -> None:
+    bucket.put("sql", rank=2)
+    registry = await bucket.open()
+    entry = await registry.load("my-sql", f"{bucket.url}/sql")
+    assert entry.adapter.folder.startswith(f"{bucket.url}/sql#")
+    read = read_adapter(entry.adapter.folder, registry_shape(bucket.house))
+    assert (read.revision, read.ranks) == (entry.adapter.revision, entry.adapter.ranks)
+    again = await bucket.open()
+    assert again.catalog.entries == {"my-sql": entry}
+
+
+async def test_one_that_was_changed_there_is_another_once_it_is_loaded_again(bucket: Bucket) -> None:
+    bucket.put("sql", rank=2)
+    registry = await bucket.open()
+    first = await registry.load("sql", f"{bucket.url}/sql")
+    bucket.files.rm(f"{bucket.url}/sql", recursive=True)
+    bucket.put("sql", rank=4)
+    second = await registry.load("sql", f"{bucket.url}/sql", in_place=True)
+    assert (first.adapter.rank, second.adapter.rank) == (2, 4)
+    assert second.adapter.folder != first.adapter.folder
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("memory://others/sql", "lies outside"), ("{url}/../sql", "lies outside"), ("{url}/none", "has not all files")],
+)
+async def test_what_object_storage_has_not_or_may_not_is_refused(bucket: Bucket, path: str, said: str) -> None:
+    registry = await bucket.open()
+    await refused(registry.load("sql", path.format(url=bucket.url)), said)
+    assert "sql" not in registry.catalog.entries
+
+
+async def test_one_that_is_too_large_is_not_fetched(bucket: Bucket) -> None:
+    bucket.put("sql")
+    bucket.files.pipe(f"{bucket.url}/sql/{WEIGHTS}", bytes(64 * 2**20))
+    registry = await bucket.open()
+    await refused(registry.load("sql", f"{bucket.url}/sql"), "at most")
+
+
+def registry_shape(house: House) -> DecoderShape:
+    return sources.check_decoder(house.model)
