@@ -17,6 +17,7 @@ from pliant.bench.findings import Findings
 from pliant.bench.llm import (
     against_llama_cpp,
     bound,
+    int8,
     llama_cpp,
     long_prompt,
     paper,
@@ -60,6 +61,7 @@ class _Plan:
     second_turn: second_turn.Scale
     bound: bound.Scale
     ranks: ranks.Scale
+    int8: int8.Scale
     llama_cpp: bool
     llama_cpp_lengths: tuple[int, int] = (64, 256)
 
@@ -78,6 +80,7 @@ _QUICK = _Plan(
     second_turn=second_turn.Scale(prompt=512, answer=64, new=32, repetitions=3),
     bound=bound.Scale(rows=32, steps=16, repetitions=5, schemas=200),
     ranks=ranks.Scale(requests=50, repetitions=3),
+    int8=int8.Scale(rows=(1, 8, 32), context=128, steps=16, repetitions=3),
     llama_cpp=False,
 )  # fmt: skip
 _FULL = _Plan(
@@ -94,6 +97,7 @@ _FULL = _Plan(
     second_turn=second_turn.Scale(prompt=1024, answer=128, new=64, repetitions=9),
     bound=bound.Scale(rows=32, steps=64, repetitions=9, schemas=200),
     ranks=ranks.Scale(requests=1000, repetitions=9),
+    int8=int8.Scale(rows=(1, 8, 32), context=128, steps=32, repetitions=9),
     llama_cpp=True,
 )  # fmt: skip
 
@@ -120,6 +124,7 @@ def run(options: Options) -> Report:
         found.add(_bound(plan.bound, threads, done))
         found.figures.append(_agreement(threads))
         found.add(ranks.compare(plan.ranks, done))
+        found.add(int8.compare(plan.int8, threads, done))
     Console().print(paper_and_here("Flover's evaluation, repeated", found.rows))
     rows = [row._asdict() for row in found.rows]
     config = {**asdict(plan), "threads": threads, "requests": _REQUESTS, "prompt": _PROMPT, "paper_and_here": rows}
@@ -129,7 +134,8 @@ def run(options: Options) -> Report:
 def _runs(plan: _Plan, against_others: bool) -> int:
     saturated_runs = len(plan.dtypes) * plan.repetitions * saturated.RUNS
     llama_cpp_runs = plan.repetitions * against_llama_cpp.RUNS if against_others else 0
-    ours = plan.paper.runs + plan.long_prompt.runs + plan.second_turn.runs + plan.bound.runs + plan.ranks.runs
+    parts = plan.paper, plan.long_prompt, plan.second_turn, plan.bound, plan.ranks, plan.int8
+    ours = sum(part.runs for part in parts)
     return saturated_runs + llama_cpp_runs + ours
 
 

@@ -9,13 +9,13 @@ import pliant
 from pliant.config.llm import LlmConfig
 from pliant.models.revision import add_files
 
-_CODE = ("kernels/decoder", "sampling.py")
+_CODE = ("kernels/cpu", "kernels/decoder", "sampling.py")
 """Below the package: what computes logits and draws tokens."""
 
 
 def fingerprint(config: LlmConfig, folder: Path) -> str:
     """Changes with the model in `folder`, with how it is computed, and with the code; the same on every node."""
-    digest = hashlib.sha256(f"{pliant.__version__} {config.model} {config.dtype} {config.device}".encode())
+    digest = hashlib.sha256(f"{pliant.__version__} {config.model} {_way(config)}".encode())
     package = Path(pliant.__file__).parent
     for name in _CODE:
         found = package / name
@@ -24,3 +24,8 @@ def fingerprint(config: LlmConfig, folder: Path) -> str:
                 digest.update(file.read_bytes())
     add_files(digest, folder)
     return f"fp_{digest.hexdigest()[:10]}"
+
+
+def _way(config: LlmConfig) -> str:
+    """How it is computed."""
+    return f"{config.dtype} {config.quantize} {config.device}"

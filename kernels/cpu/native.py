@@ -51,3 +51,13 @@ def pack(loaded: ctypes.CDLL, pool: int, weight: np.ndarray, arena: Arena) -> np
     loaded.pliant_pack.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2
     loaded.pliant_pack(pool, weight.ctypes.data, packed.ctypes.data, panels, steps)
     return packed
+
+
+def pack_int8(weight: np.ndarray, arena: Arena) -> np.ndarray:
+    """`weight` [outs, ins] of int8 as cpu_linear.c describes, [panels, inputs, 16, 1]."""
+    outs, ins = weight.shape
+    weight = np.pad(weight, [(0, -outs % PANEL), (0, -ins % 32)])
+    panels, steps = len(weight) // PANEL, weight.shape[1]
+    packed = arena.zeros([panels, steps, PANEL, 1], weight.dtype)
+    packed[..., 0] = weight.reshape(panels, PANEL, steps).transpose(0, 2, 1)
+    return packed

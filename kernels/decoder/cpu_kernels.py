@@ -19,6 +19,7 @@ from torch.nn import functional
 from pliant.kernels import c_compiler
 from pliant.kernels.cpu import native
 from pliant.kernels.cpu.native import PANEL
+from pliant.kernels.decoder.int8 import quantized
 from pliant.kernels.decoder.kernels import AddLora, DecoderKernels, Linear, Norms, Rotation, TorchKernels
 from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.ragged import Ragged
@@ -33,6 +34,7 @@ KEPT_ROWS = 64  # up to which results go to buffers that are kept: a decode step
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
     "linear": [_POINTER] * 4 + [_LONG] * 3,
+    "int8_linear": [_POINTER] * 5 + [_LONG] * 3,
     "lora": [_POINTER] * 7 + [_LONG] * 4,
     "add_norm": [_POINTER] * 4 + [_LONG] * 2 + [_FLOAT],
     "gate": [_POINTER] * 2 + [_LONG] * 2,
@@ -63,9 +65,15 @@ class CpuKernels(TorchKernels):
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See `DecoderKernels.linear`; the packed weight is all that is kept. Raises `ValueError` for another dtype."""
-        if weight.dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"the CPU kernels compute in float32 or bfloat16; a weight is {weight.dtype}")
-        return _PackedLinear(self, weight, bias)
+        _check(weight)
+        bits = weight if weight.dtype is torch.float32 else weight.view(torch.int16)
+        return _PackedLinear(self, self.pack(bits.detach().numpy()), None, weight, bias)
+
+    def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """See `DecoderKernels.int8_linear`, and `linear`."""
+        _check(weight)
+        values, scale = quantized(weight)
+        return _PackedLinear(self, native.pack_int8(values.numpy(), self.arena), scale, weight, bias)
 
     def lora(self, batch: LoraBatch) -> AddLora:
         """See `DecoderKernels.lora`; matrices of an odd number of inputs are multiplied as `TorchKernels` do."""
@@ -164,18 +172,27 @@ class _Result:
         return self._kept[rows]
 
 
-class _PackedLinear:
-    """A weight in panels of `PANEL` outputs, as cpu_linear.c describes, with its bias in float32."""
+def _check(weight: Tensor) -> None:
+    if weight.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"the CPU kernels compute in float32 or bfloat16; a weight is {weight.dtype}")
 
-    def __init__(self, kernels: CpuKernels, weight: Tensor, bias: Tensor | None) -> None:
+
+class _PackedLinear:
+    """`weight` in panels of `PANEL` outputs, as cpu_linear.c describes, with its bias, and `scale` if it is of int8, in
+    float32."""
+
+    def __init__(
+        self, kernels: CpuKernels, packed: np.ndarray, scale: Tensor | None, weight: Tensor, bias: Tensor | None
+    ) -> None:
         self._kernels = kernels
         self._outs, ins = weight.shape
-        bits = weight if weight.dtype is torch.float32 else weight.view(torch.int16)
-        self._weight = kernels.pack(bits.detach().numpy())
-        self._ins = self._weight.shape[1] * self._weight.shape[3]
+        self._ins = packed.shape[1] * packed.shape[3]
         self._padding = self._ins - ins
-        self._bias = None if bias is None else bias.float().contiguous()
-        self._parameters = self._weight.ctypes.data, None if self._bias is None else self._bias.data_ptr()
+        self._name = "linear" if scale is None else "int8_linear"
+        self._kept = packed, scale, None if bias is None else bias.float().contiguous()
+        _, _, wide_bias = self._kept
+        scales = () if scale is None else (scale.data_ptr(),)
+        self._parameters = packed.ctypes.data, *scales, None if wide_bias is None else wide_bias.data_ptr()
         self._result = _Result(self._outs, weight.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -184,7 +201,7 @@ class _PackedLinear:
         x, rows = x.contiguous(), x.shape[0]
         out, address = self._result(rows)
         sizes = rows, self._ins, self._outs
-        self._kernels.call("linear", x.dtype, x.data_ptr(), *self._parameters, address, *sizes)
+        self._kernels.call(self._name, x.dtype, x.data_ptr(), *self._parameters, address, *sizes)
         return out
 
 

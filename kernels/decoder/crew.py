@@ -31,6 +31,7 @@ class Setting:
 
     folder: Path
     dtype: str
+    int8: bool
     device: str
     threads: int
     slots: int

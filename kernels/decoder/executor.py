@@ -272,11 +272,13 @@ def load(
     budget_bytes: int | None = None,
     arena_bytes: int | None = None,
     most_rank: int = 0,
+    int8: bool = False,
 ) -> Executor:
     """The decoder in `folder`, ready to run. `slots` and `max_length` that are None are chosen (see `kv_pages.fit`).
 
     `budget_bytes` is what keys, values and adapters may take (see `kv_pages.allowed_bytes`), `arena_bytes` what they do
-    take, if that is more than all slots' texts need, and `most_rank` the greatest rank of an adapter; 0 for none.
+    take, if that is more than all slots' texts need, and `most_rank` the greatest rank of an adapter; 0 for none. With
+    `int8` weights are kept so (see `int8`).
 
     On CPUs this sets the whole process's number of torch threads to `threads`: a process serves one decoder. Raises
     ModelError if the folder holds no decoder that is supported, KVMemoryError if the slots do not fit, and ValueError
@@ -284,7 +286,7 @@ def load(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
-    weights = SavedWeights(folder, DTYPES[dtype], torch.device(device))
+    weights = SavedWeights(folder, DTYPES[dtype], torch.device(device), int8=int8)
     return build(weights, slots, max_length, threads, budget_bytes, arena_bytes, most_rank)
 
 
@@ -324,10 +326,9 @@ def pages_for(
     as it has of a CPU's memory, which all ranks share."""
     shape, dtype, device, ranks = weights.shape, weights.dtype, weights.device, weights.ranks
     in_common = device.type == "cpu"
-    packed = shape.vocab * shape.hidden // ranks if shape.tied and in_common else 0  # the head, as a copy of its own
     sharing = ranks if in_common else 1
-    reserved = (shape.parameters() + packed) * dtype.itemsize * sharing
-    allowed = allowed_bytes(device, budget_bytes and budget_bytes * sharing // ranks, reserved) // sharing
+    allowed = allowed_bytes(device, budget_bytes and budget_bytes * sharing // ranks, weights.nbytes * sharing)
+    allowed //= sharing
     slots, max_length = fit(shape, slots, max_length, dtype, allowed)
     return KVPages(shape, slots, max_length, dtype, device, kernels, allowed, arena_bytes and arena_bytes // ranks)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pliant.kernels.decoder.int8 import quantized
 from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.ragged import Ragged
 from pliant.kernels.upload import upload
@@ -51,6 +52,9 @@ class DecoderKernels(Protocol):
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The layer x -> x @ weight.T + bias, with weight [out, in]. May pack the weight; the caller drops its own."""
+
+    def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """As `linear`, with the weight as `int8.quantized` has it."""
 
     def lora(self, batch: LoraBatch) -> AddLora:
         """What adds the adapters of `batch`, during the launch that the batch was made for (Chameleon §4.1)."""
@@ -97,6 +101,15 @@ class TorchKernels:
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return lambda x: functional.linear(x, weight, bias)
+
+    def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        values, scale = quantized(weight)
+
+        def multiply(x: Tensor) -> Tensor:
+            product = (x @ values.to(x.dtype).T).float() * scale
+            return (product if bias is None else product + bias).to(x.dtype)
+
+        return multiply
 
     def lora(self, batch: LoraBatch) -> AddLora:
         arena = batch.arena

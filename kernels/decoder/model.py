@@ -7,6 +7,8 @@ of its MLP, and what they give is added up, twice a layer (Megatron-LM §3). The
 operations do on a device is the kernels' business (see `kernels`).
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from pliant.kernels.decoder.kernels import AddLora, DecoderKernels, Linear, Norms
@@ -20,14 +22,14 @@ from pliant.kernels.decoder.weights import DecoderWeights, LayerWeights
 
 
 class _Layer:
-    def __init__(self, weights: LayerWeights, kernels: DecoderKernels) -> None:
+    def __init__(self, weights: LayerWeights, linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
         self.input_norm: Tensor = weights.input_norm
-        self.qkv: Linear = kernels.linear(weights.qkv, weights.qkv_bias)
+        self.qkv = linear(weights.qkv, weights.qkv_bias)
         self.qk_norms: Norms | None = weights.qk_norms
-        self.output: Linear = kernels.linear(weights.output, weights.output_bias)
+        self.output = linear(weights.output, weights.output_bias)
         self.mlp_norm: Tensor = weights.mlp_norm
-        self.gate_up: Linear = kernels.linear(weights.gate_up, weights.gate_up_bias)
-        self.down: Linear = kernels.linear(weights.down, weights.down_bias)
+        self.gate_up = linear(weights.gate_up, weights.gate_up_bias)
+        self.down = linear(weights.down, weights.down_bias)
 
 
 class Decoder:
@@ -48,9 +50,10 @@ class Decoder:
         self.kv = kv
         self.kernels = kernels
         self._embedding = weights.embedding()
-        self._layers = [_Layer(weights.layer(index), kernels) for index in range(self.shape.layers)]
+        linear = kernels.int8_linear if weights.int8 else kernels.linear
+        self._layers = [_Layer(weights.layer(index), linear) for index in range(self.shape.layers)]
         self._norm = weights.norm()
-        self._head = kernels.linear(self._embedding[weights.vocabulary] if self.shape.tied else weights.head(), None)
+        self._head = linear(self._embedding[weights.vocabulary] if self.shape.tied else weights.head(), None)
         self._rotation = rotation(self.shape.rope, self.shape.head_dim, kv.max_length, self.device)
 
     def run(

@@ -106,6 +106,7 @@ def load(
     budget_bytes: int | None = None,
     arena_bytes: int | None = None,
     most_rank: int = 0,
+    int8: bool = False,
 ) -> Executor:
     """As `executor.load`, on `ranks` processes of `threads` each, this one among them; on GPUs each has its own.
 
@@ -114,15 +115,16 @@ def load(
     Raises ValueError if the model cannot be shared by so many, and RankError if a rank fails.
     """
     if ranks == 1:
-        return executor.load(folder, slots, max_length, dtype, device, threads, budget_bytes, arena_bytes, most_rank)
+        budgets = budget_bytes, arena_bytes
+        return executor.load(folder, slots, max_length, dtype, device, threads, *budgets, most_rank, int8)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
     at = torch.device("cuda", 0) if device == "cuda" else torch.device(device)
-    weights = SavedWeights(folder, DTYPES[dtype], at, 0, ranks)
+    weights = SavedWeights(folder, DTYPES[dtype], at, 0, ranks, int8)
     kernels, _ = kernels_for(at, threads)
     kv = pages_for(weights, kernels, slots, max_length, budget_bytes, arena_bytes)
     size = kv.arena.nbytes
-    crew = Crew(Setting(folder, dtype, device, threads, kv.slots, kv.max_length, size, most_rank, ranks, limit_s))
+    crew = Crew(Setting(folder, dtype, int8, device, threads, kv.slots, kv.max_length, size, most_rank, ranks, limit_s))
     with torch.inference_mode(), crew.watched():
         decoder = Decoder(weights, kernels, kv, crew.ranks)
         sampler = Sampler(kv.slots, weights.whole.vocab, at, kv.max_length)

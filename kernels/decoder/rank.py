@@ -58,7 +58,7 @@ def serve(line: Connection) -> None:
 def load(setting: Setting, ranks: Ranks) -> Executor:
     """An executor of this rank's share. What it samples is nobody's."""
     device, dtype = setting.device_of_rank(), DTYPES[setting.dtype]
-    weights = SavedWeights(setting.folder, dtype, device, setting.rank, setting.count)
+    weights = SavedWeights(setting.folder, dtype, device, setting.rank, setting.count, setting.int8)
     kernels, _ = kernels_for(device, setting.threads)
     arena = setting.arena_bytes
     kv = KVPages(weights.shape, setting.slots, setting.max_length, dtype, device, kernels, arena, arena)

@@ -84,11 +84,18 @@ class DecoderWeights(ABC):
     """Weights by transformers' names; a subclass says where a tensor comes from.
 
     `dtype` and `device` are what they are handed out in, whatever they are stored in. `whole` is the model's shape, and
-    `shape` that of the share of `rank`, one of `ranks`. Raises ValueError if the model cannot be shared like that.
+    `shape` that of the share of `rank`, one of `ranks`. `int8` says that linear layers are to keep them so. Raises
+    ValueError if the model cannot be shared like that.
     """
 
     def __init__(
-        self, shape: DecoderShape, dtype: torch.dtype, device: torch.device, rank: int = 0, ranks: int = 1
+        self,
+        shape: DecoderShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        rank: int = 0,
+        ranks: int = 1,
+        int8: bool = False,
     ) -> None:
         self.whole = shape
         self.shape = shape.of_rank(ranks)
@@ -101,6 +108,15 @@ class DecoderWeights(ABC):
             self.sizes["lm_head.weight"] = (self.vocabulary.stop - self.vocabulary.start, shape.hidden)
         self.dtype = dtype
         self.device = device
+        self.int8 = int8
+
+    @property
+    def nbytes(self) -> int:
+        """What they take once linear layers have prepared theirs; on a CPU a tied head is a copy of its own."""
+        embedding = self.whole.vocab * self.shape.hidden
+        head = embedding // self.ranks if self.shape.tied and self.device.type == "cpu" else 0
+        layers = self.shape.parameters() - embedding
+        return embedding * self.dtype.itemsize + (layers + head) * (1 if self.int8 else self.dtype.itemsize)
 
     @abstractmethod
     def copy(self, name: str, into: Tensor) -> None:
@@ -162,8 +178,16 @@ class SavedWeights(DecoderWeights):
     ValueError if the ranks cannot share it.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, rank: int = 0, ranks: int = 1) -> None:
-        super().__init__(read_shape(folder), dtype, device, rank, ranks)
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        rank: int = 0,
+        ranks: int = 1,
+        int8: bool = False,
+    ) -> None:
+        super().__init__(read_shape(folder), dtype, device, rank, ranks, int8)
         self._tensors = SavedTensors(folder)
         sizes = tensor_sizes(self.whole)
         if problems := [found for name, size in sizes.items() if (found := self._tensors.problem(name, size))]:

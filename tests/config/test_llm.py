@@ -42,6 +42,7 @@ def test_a_text_means_the_folder_of_adapters() -> None:
         ),
         ({"slo_ms": 9000, "timeout_s": 5}, "services.chat: got {"),
         ({"tensor_parallel": 3}, "services.chat.tensor_parallel: got 3; "),
+        ({"quantize": "int4"}, "services.chat.quantize: got 'int4'; "),
     ],
 )
 def test_each_mistake_is_one_line(changes: dict[str, Any], line: str) -> None:
@@ -62,6 +63,13 @@ def test_processes_that_compute_a_model_together_have_a_gpu_each() -> None:
         serving(tensor_parallel=2, gpus=0.5)
     [service] = serving(tensor_parallel=4, gpus=1, cpus=2).services.values()
     assert service.resources() == {"num_cpus": 8, "num_gpus": 4}
+
+
+def test_int8_is_for_cpus_and_takes_less_memory() -> None:
+    with pytest.raises(ConfigError, match="quantize: int8 is for CPUs"):
+        serving(quantize="int8", gpus=1)
+    narrow, wide = (serving(quantize=how).services["chat"].memory_bytes() for how in ("int8", None))
+    assert narrow < wide / 2
 
 
 @pytest.mark.parametrize("folder", ["zoo/others", "/nowhere"])

@@ -74,6 +74,8 @@ class LlmConfig(ElasticServiceConfig):
     By default keys and values have half of the machine's free memory, or nine tenths of the GPU's, and adapters what
     these leave idle.
     """
+    quantize: Literal["int8"] | None = None
+    """Weights as int8, with a scale for each output; on CPUs alone. Answers differ a little."""
     tensor_parallel: Literal[1, 2, 4, 8] = 1
     """Processes that compute each replica's model together, every one with a share of the weights, and with `cpus` and
     `gpus` of its own."""
@@ -120,8 +122,16 @@ class LlmConfig(ElasticServiceConfig):
         kept = self.adapters.host_mb * 2**20 if self.adapters else 0
         if self.gpus:
             return kept
-        weights = sources.check_decoder(self.model).parameters() * self.dtype_bytes
+        shape = sources.check_decoder(self.model)
+        saved = (shape.parameters() - shape.vocab * shape.hidden) * (self.dtype_bytes - 1) if self.quantize else 0
+        weights = shape.parameters() * self.dtype_bytes - saved
         return kept + (self.memory_mb or 0) * 2**20 + weights
+
+    @model_validator(mode="after")
+    def _on_cpus(self) -> LlmConfig:
+        if self.quantize and self.gpus:
+            raise ValueError(f"quantize: {self.quantize} is for CPUs; leave it out where a replica has a GPU")
+        return self
 
     @model_validator(mode="after")
     def _on_whole_gpus(self) -> LlmConfig:

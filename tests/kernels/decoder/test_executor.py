@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from support.decoders import FAMILIES, greedy, logits, save
 from support.lora_adapters import KINDS, adapt
@@ -23,6 +24,7 @@ from pliant.kernels.decoder import executor, parallel_executor
 from pliant.kernels.decoder.adapter_pool import PoolError
 from pliant.kernels.decoder.decode_step import Prefill, Step
 from pliant.kernels.decoder.executor import Executor
+from pliant.kernels.decoder.int8 import quantized
 from pliant.kernels.decoder.kv_pages import KVMemoryError
 from pliant.kernels.decoder.sampling import Sampling
 
@@ -177,6 +179,29 @@ def test_greedy_answers_are_those_of_transformers(name: str, ranks: int, tmp_pat
     Scheduler(parallel_executor.load(tmp_path, ranks, HANGS_AFTER_S, slots=5), requests, rng).serve()
     for request in requests:
         assert request.answer == greedy(model, request.prompt, request.tokens)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("llama-biased", 1), ("qwen3", 1), ("qwen2", 1), ("llama-biased", 2)])
+def test_int8_answers_are_those_of_transformers_with_such_weights(name: str, ranks: int, tmp_path: Path) -> None:
+    model = save(name, tmp_path)
+    quantize(model, ranks)
+    rng = np.random.default_rng(ranks)
+    requests = [Request(rng.integers(0, 97, int(rng.integers(1, 60))).tolist(), 20, each) for each in range(12)]
+    Scheduler(parallel_executor.load(tmp_path, ranks, HANGS_AFTER_S, slots=10, int8=True), requests, rng).serve()
+    for request in requests:
+        assert request.answer == greedy(model, request.prompt, request.tokens)
+
+
+@torch.no_grad()
+def quantize(model: Any, ranks: int) -> None:
+    """Give its linear layers the weights that int8 stands for, each rank's with scales of their own."""
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            summed = name.endswith(("o_proj", "down_proj"))
+            for part in module.weight.tensor_split(ranks if summed else 1, dim=1):
+                values, scale = quantized(part)
+                part.copy_(values * scale[:, None])
 
 
 def test_drawn_answers_depend_on_their_seed_alone(tmp_path: Path) -> None:
