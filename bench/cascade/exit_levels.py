@@ -128,7 +128,7 @@ def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object])
         table = asyncio.run(
             profile(reader, levels, splits.calibrate, splits.choose[: scale.texts], _SEED, True, tell)
         ).table
-        candidates = [one for one in table.candidates if len(one.levels) <= longest]
+        candidates = [one for one in table.candidates if len(one.levels) <= longest and one.gate is None]
         test = Readings(reader, levels, splits.test[: scale.texts], tell)
         return [_chosen(choose(candidates, accuracy_loss=loss), models, labels, test, scale.seeds) for loss in LOSSES]
 

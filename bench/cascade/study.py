@@ -125,12 +125,13 @@ def study(prepared: Prepared, scale: Scale, progress: Callable[[str], object]) -
 
 
 def _choose(table: CascadeTable, loss: float) -> Candidate:
-    """What a service with this `accuracy_loss` serves; its `slo_ms` keeps the tail, where that can be kept."""
+    """What a service with this `accuracy_loss` serves, gates aside; its `slo_ms` keeps the tail where that can be."""
+    candidates = [one for one in table.candidates if one.gate is None]
     most_s = table.levels[table.best].p99_latency_s
     try:
-        return choose(table.candidates, accuracy_loss=loss, slo_ms=1e3 * TAIL * most_s)
+        return choose(candidates, accuracy_loss=loss, slo_ms=1e3 * TAIL * most_s)
     except NoCandidateError:
-        return choose(table.candidates, accuracy_loss=loss)
+        return choose(candidates, accuracy_loss=loss)
 
 
 def _served(

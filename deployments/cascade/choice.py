@@ -91,7 +91,8 @@ _Certified = dict[tuple[str, float], ConformalCutoffs]
 def _certified(conformal: ConformalConfig, profiled: Profiled) -> _Certified:
     """Which early answers rarely differ from the most accurate level's.
 
-    Delta is shared among all pairs and slopes, so that all may be chosen from; longer chains have no guarantee.
+    Delta is shared among all pairs and slopes, so that all may be chosen from; longer chains have no guarantee, nor do
+    those with a gate, whose early answers are of short texts alone.
     """
     table = profiled.table
     answers = profiled.probabilities.argmax(axis=-1)
@@ -117,7 +118,11 @@ def _keeps(candidate: Candidate, best: str, certified: _Certified) -> bool:
     first, *later = candidate.levels
     if not later:
         return first == best
-    return later == [best] and candidate.cutoffs[0] in certified[first, candidate.slope].certified
+    return (
+        later == [best]
+        and candidate.gate is None
+        and candidate.cutoffs[0] in certified[first, candidate.slope].certified
+    )
 
 
 def _described(certified: _Certified, conformal: ConformalConfig) -> str:

@@ -134,6 +134,7 @@ class CascadeClassifier:
                 "levels": candidate.levels,
                 "cutoffs": candidate.cutoffs,
                 "alphas": candidate.alphas,
+                "gate": serving.gate and serving.gate.facts(),
                 "accuracy": candidate.accuracy,
                 "accuracy_error": candidate.accuracy_error,
                 "mean_latency_s": candidate.mean_latency_s,

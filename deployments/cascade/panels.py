@@ -16,12 +16,15 @@ def panels(view: Mapping[str, Any]) -> Iterator[Panel]:
     reroutes = view.get("reroutes", {})
     if not levels:
         return
-    left, answered = 1.0, {}
+    gated, begun = (view.get("gate") or {}).get("texts", 0), reroutes.get(levels[0], {}).get("texts", 0)
+    past = gated / (begun + gated) if gated else 0.0
+    left, answered = 1 - past, {}
     for level in levels:
         texts = reroutes.get(level, {}).get("texts", 0)
         sent_on = reroutes[level]["rerouted"] / texts if texts else 0.0
         answered[level] = left * (1 - sent_on)
         left *= sent_on
+    answered[levels[-1]] += past
     yield Flow("Texts through the levels", answered)
     promised = {"accuracy, promised": view["accuracy"]}
     yield Bars(f"Measured on labelled texts (± {view['accuracy_error']:.1%})", promised, unit="%", most=1.0)

@@ -214,7 +214,8 @@ async def _find(levels: Sequence[_Level], readings: Readings | None) -> list[Can
         return Reading(softmax(logits, level.temperature), np.array([one.seconds for one in ones]))
 
     with _InLoop(pruned) as reread:
-        return await asyncio.to_thread(find_candidates, profiles, levels[0].truth, reread if readings else None)
+        tokens = np.array([one.tokens for one in levels[0].ones])
+        return await asyncio.to_thread(find_candidates, profiles, levels[0].truth, reread if readings else None, tokens)
 
 
 class _InLoop:

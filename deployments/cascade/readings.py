@@ -83,6 +83,8 @@ class One(NamedTuple):
     """With their importance, if the level tells."""
     importance_s: float
     """What it takes to know them, beyond `seconds`: a text that is not pruned does without."""
+    tokens: int
+    """That the level has read."""
 
 
 class Readings:
@@ -154,6 +156,7 @@ class Readings:
                 compute_s,
                 words if level.importance else None,
                 importance_s if level.importance else 0.0,
+                len(seen.encoding),
             )
             for level, (logits, compute_s) in zip(levels, said, strict=False)
         ]

@@ -1,11 +1,13 @@
 """Which share of a cascade's texts each level sends on, and whether that is still what its profile says.
 
-A gateway looks at its own texts alone: they are as good a sample as those of all gateways.
+A gateway looks at its own texts alone: they are as good a sample as those of all gateways. Texts past the gate are not
+among them, as no level has sent these on.
 """
 
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from typing import Any
 
 from pliant.policies.cascade.candidates import Candidate
@@ -25,9 +27,8 @@ class Reroutes:
         self._drifts = [0] * len(self.levels)
         self._texts = [0] * len(self.levels)
         self._rerouted = [0] * len(self.levels)
-        for index in range(len(self.levels)):
-            reached = sum(candidate.shares[index:])
-            share = sum(candidate.shares[index + 1 :]) / reached if reached else 0.0
+        for reached, onward in pairwise(candidate.reached):
+            share = onward / reached if reached else 0.0
             self._watched.append(RerouteDrift(min(1.0, share), max(1, round(texts * reached))))
 
     def observe(self, service: str, level: int, rerouted: bool) -> bool | None:

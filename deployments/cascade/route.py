@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -86,8 +87,49 @@ class Route:
         return max(visit.service.most_characters for visit in self.visits[index + 1 :])
 
 
+class Gate:
+    """Past it texts are read by the last level alone, and by the first one alone where that fails.
+
+    `counted_by` has the tokenizer that the candidate's gate was measured with.
+    """
+
+    def __init__(self, tokens: int, share: float, counted_by: Classifier, route: Route, fallback: Route) -> None:
+        self.route = route
+        self.fallback = fallback
+        self._tokens = tokens
+        self._share = share
+        self._counted_by = counted_by
+        self._texts = 0
+
+    async def lets_past(self, text: str) -> bool:
+        """Whether `text` is longer than it."""
+        past = await self._counted_by.tokens(text) > self._tokens
+        self._texts += past
+        return past
+
+    def facts(self) -> dict[str, float]:
+        """For people: its length, the share of texts past it in the profile, and how many have been since."""
+        return {"tokens": self._tokens, "profiled_share": self._share, "texts": self._texts}
+
+
+def _alone(candidate: Candidate, level: int) -> Candidate:
+    """One of its levels, to be routed by; what was measured is still that of all."""
+    return replace(
+        candidate,
+        levels=(candidate.levels[level],),
+        cutoffs=(),
+        alphas=(),
+        temperatures=(candidate.temperatures[level],),
+        weights=((1.0,),),
+        gate=None,
+    )
+
+
 class Serving:
-    """The route that texts take, and the single level that answers them while its first one cannot, if there is one."""
+    """The route that texts take, and the single level that answers them while its first one cannot, if there is one.
+
+    `services` are those of the levels by name, that of the first level that was profiled first.
+    """
 
     def __init__(self, choice: Choice, services: Mapping[str, Classifier], labels: Sequence[str], seed: int) -> None:
         self.choice = choice
@@ -97,6 +139,17 @@ class Serving:
             mean_s = choice.fallback.mean_latency_s
             self.fallback = Route(choice.fallback, (mean_s,), services, labels, seed)
         self.reroutes = Reroutes(choice.candidate, choice.texts)
+        self.gate = self._gate(choice, services, labels, seed)
+
+    def _gate(
+        self, choice: Choice, services: Mapping[str, Classifier], labels: Sequence[str], seed: int
+    ) -> Gate | None:
+        candidate = choice.candidate
+        if candidate.gate is None:
+            return None
+        last = Route(_alone(candidate, -1), self.route.latency_s[-1:], services, labels, seed)
+        first = Route(_alone(candidate, 0), choice.latency_s[:1], services, labels, seed)
+        return Gate(candidate.gate, candidate.gated_share, next(iter(services.values())), last, first)
 
     @property
     def starts(self) -> list[Classifier]:

@@ -72,6 +72,8 @@ class CascadeRun:
         self._recorder = recorder
         self._started = time.monotonic()
         self._route = serving.route
+        self._fallback = serving.fallback
+        self._past_gate = False
         self._logits: list[NDArray[Any]] = []
         """Of the levels that have read the text."""
         self._waited_s = 0.0
@@ -97,8 +99,13 @@ class CascadeRun:
     async def run(self) -> None:
         """Have the text read by level after level, until one is sure, or one that can be done without fails.
 
-        Raises RequestError where one that is needed fails, and whatever else that raises.
+        Past the gate the last level alone reads it. Raises RequestError where one that is needed fails, and whatever
+        else that raises.
         """
+        gate = self._serving.gate
+        if gate and await gate.lets_past(self._text):
+            self._route, self._fallback = gate.route, gate.fallback if self._degrade else None
+            self._past_gate = True
         words: Words | None = None
         text, left_out = self._text, 0
         for index, visit in enumerate(self._route.visits):
@@ -122,8 +129,11 @@ class CascadeRun:
     def _goes_on(self, visit: Visit) -> bool:
         """Whether the text goes on from the last level of `visit`; what became of it at each is taken note of.
 
-        Where it left within the visit, the replica has decided, by the stops that it was given.
+        Where it left within the visit, the replica has decided, by the stops that it was given. One past the gate goes
+        nowhere, and tells nothing of who sends texts on.
         """
+        if self._past_gate:
+            return False
         reached = len(self._logits) - 1
         for level in range(visit.levels.start, reached + 1):
             reroute = level < reached
@@ -145,7 +155,7 @@ class CascadeRun:
 
         Time is kept back for the answer, and for the level that answers instead of the first one.
         """
-        fallback = None if index else self._serving.fallback
+        fallback = None if index else self._fallback
         if (index and not self._degrade) or (not index and fallback is None):
             return None
         left_s = max(0.0, self._left_s)
@@ -208,7 +218,7 @@ class CascadeRun:
         Raises RequestError when the fallback fails, too, or is no better.
         """
         level, reason = self._route.visits[index].service, trouble_of(error)
-        fallback = None if index else self._serving.fallback
+        fallback = None if index else self._fallback
         if fallback:
             faster = fallback.latency_s[0] < self._route.latency_s[0]
             too_much = error.outcome in (Outcome.SHED, Outcome.TOO_LATE)

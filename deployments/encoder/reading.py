@@ -121,6 +121,11 @@ class Reader:
         """Of a text; what comes after them is never read."""
         return self._longest * CHARACTERS_PER_TOKEN
 
+    async def tokens(self, text: str) -> int:
+        """How many tokens of `text` are read, if it is cut where it is too long."""
+        encoding, _ = await self._encode(self._tokenizer, [text[: self.most_characters]])
+        return min(len(encoding), self._longest)
+
     @property
     def down(self) -> bool:
         """No replica holds any runtime now."""

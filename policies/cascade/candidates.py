@@ -16,6 +16,8 @@ Beside the paper:
 - Single models are candidates, of one level.
 - Levels may be exits of one encoder: a text that goes on to the next is computed on, and not from its words.
 - Chains of three models on the front are then tried with another cut-off for the second level than for the first.
+- Candidates on the front are then tried with a gate: texts of more tokens, which would take two models long, go to the
+  last level at once. A gate is kept where it shortens the 99th percentile.
 - Standard errors are those of two more texts, one for and one against (the rule of succession): that all of a hundred
   texts went well does not make it certain that others do.
 """
@@ -23,7 +25,7 @@ Beside the paper:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from math import sqrt
 
@@ -40,6 +42,8 @@ ALPHAS = tuple(round(0.5 + 0.1 * step, 1) for step in range(11))
 SECOND_STEP = 2
 """Of the cut-offs, every second is tried for the second level."""
 SLOPES = (SLOPE, 4 * SLOPE)
+GATES = (0.5, 0.75, 0.9, 0.95, 0.99)
+"""Shares of the texts that are no longer than the gates that are tried."""
 READER_LOSS = 0.02
 TAIL, TAIL_FACTOR = 0.75, 1.5
 ROUNDING = 1e-9
@@ -73,33 +77,46 @@ class Candidate:
     early_accuracy_gap: float
     """By how much the best single model is more accurate than the first level on those texts that this one answers; 0
     for a single model, which answers none early."""
+    gate: int | None = None
+    """In tokens, as the first of all profiled levels counts them: a longer text is read by the last level alone, whole.
+    None: all texts begin at the first level."""
+    gated_share: float = 0.0
+    """Of the texts that are longer than the gate; they stop at the last level."""
 
     @property
     def early_share(self) -> float:
         """Of the texts that the first level of several answers."""
         return self.shares[0] if len(self.shares) > 1 else 0.0
 
+    @property
+    def reached(self) -> tuple[float, ...]:
+        """Of the texts that get to each level by way of those before it, and so not past the gate."""
+        return tuple(max(0.0, sum(self.shares[level:]) - self.gated_share) for level in range(len(self.levels)))
+
     def cascade(self, seed: int) -> Cascade:
         """How texts pass through it live."""
         return Cascade(self.temperatures, self.cutoffs, self.weights, self.slope, seed)
 
     def __str__(self) -> str:
-        return " → ".join(self.levels)
+        chain = " → ".join(self.levels)
+        return chain if self.gate is None else f"{chain} (over {self.gate} tokens: {self.levels[-1]})"
 
 
 def find_candidates(
     levels: Sequence[LevelProfile],
     labels: ArrayLike,
     reread: Reread | None = None,
+    tokens: ArrayLike | None = None,
     cutoffs: Sequence[float] = CUTOFFS,
     slopes: Sequence[float] = SLOPES,
 ) -> list[Candidate]:
-    """All that are worth keeping; `labels` [n] are the true classes. Without `reread`, none prunes.
+    """All that are worth keeping; `labels` [n] are the true classes, `tokens` [n] the lengths of the texts.
 
-    Raises ValueError for tables that do not fit together.
+    Without `reread`, none prunes; without `tokens`, none has a gate. Raises ValueError for tables that do not fit
+    together.
     """
-    truth = np.asarray(labels)
-    check(levels, truth)
+    truth, lengths = np.asarray(labels), None if tokens is None else np.asarray(tokens)
+    check(levels, truth, lengths)
     search = _Search(levels, truth, cutoffs, slopes)
     found = [search.single(level) for level in levels]
     chains = [chain for length in (2, 3) for chain in combinations(search.rising, length) if _goes_on(chain)]
@@ -110,13 +127,15 @@ def find_candidates(
     for chain in promising:
         if len(chain) == 3:
             found += search.apart(chain)
-    if reread is None:
-        return found
-    ladders = _Ladders(search, reread)
-    for chain in promising:
-        if all(level.whole for level in chain):
-            for alpha, readings in ladders.of(chain):
-                found += search.sweep(chain, alpha, readings)
+    if reread is not None:
+        ladders = _Ladders(search, reread)
+        for chain in promising:
+            if all(level.whole for level in chain):
+                for alpha, readings in ladders.of(chain):
+                    found += search.sweep(chain, alpha, readings)
+    if lengths is not None:
+        for candidate in front(found):
+            found += search.gated(candidate, lengths)
     return found
 
 
@@ -179,6 +198,8 @@ class _Search:
         self.rising = [levels[index] for index in sorted(range(len(levels)), key=lambda i: (accuracies[i], means[i]))]
         self._reference = levels[reference(accuracies, means)]
         self._best = self.right(self._reference.reading.answers)
+        self._swept: dict[tuple[tuple[str, ...], float], tuple[Sequence[LevelProfile], Sequence[Reading]]] = {}
+        """By names of levels and alpha."""
 
     def right(self, answers: Integers) -> Floats:
         """1 for each text whose answer is the true class, else 0."""
@@ -202,6 +223,7 @@ class _Search:
         self, chain: Sequence[LevelProfile], alpha: float, readings: Sequence[Reading], second: float | None = None
     ) -> Iterator[Candidate]:
         """The chain over falling cut-offs, of later levels `second` if given, which read texts pruned by `alpha`."""
+        self._swept[tuple(level.name for level in chain), alpha] = chain, readings
         least = float(np.mean([self.accuracy(level.reading) for level in chain])) - ROUNDING
         slowest = max((level.reading.latency_s for level in chain), key=lambda latency: float(latency.mean()))
         most = (1 + ROUNDING) * TAIL_FACTOR * weighted_quantile(slowest, np.ones_like(slowest), TAIL)
@@ -214,6 +236,17 @@ class _Search:
                 if candidate.p75_latency_s <= most:
                     yield candidate
 
+    def gated(self, candidate: Candidate, tokens: Integers) -> Iterator[Candidate]:
+        """The same with each gate that shortens its 99th percentile, of texts of `tokens` [n]."""
+        if not candidate.cutoffs:
+            return
+        alpha = candidate.alphas[0]
+        chain, readings = self._swept[candidate.levels, alpha]
+        for gate in np.unique(np.quantile(tokens, GATES, method="inverted_cdf")).tolist():
+            gated = self._evaluate(chain, alpha, readings, candidate.cutoffs, candidate.slope, tokens > gate)
+            if gated.p99_latency_s < candidate.p99_latency_s:
+                yield replace(gated, gate=int(gate))
+
     def _evaluate(
         self,
         chain: Sequence[LevelProfile],
@@ -221,11 +254,14 @@ class _Search:
         readings: Sequence[Reading],
         cutoffs: tuple[float, ...],
         slope: float,
+        gated: NDArray[np.bool_] | None = None,
     ) -> Candidate:
+        """Where texts that are `gated` [n] begin, and end, at the last level."""
         texts = len(self._labels)
+        past = np.zeros(texts) if gated is None else gated.astype(np.float64)
         alone = not cutoffs
         hits = [self.right(reading.answers) for reading in readings]
-        reached, expected = np.ones(texts), np.zeros(texts)
+        reached, expected = 1 - past, past * self.right(chain[-1].reading.answers)
         stops, weights = [], []
         for level, reading in enumerate(readings):
             onward = reroute_probability(reading.confidence, cutoffs[level], slope) if level < len(cutoffs) else 0.0
@@ -234,9 +270,11 @@ class _Search:
             expected += stops[level] * self.right(_voted(readings[: level + 1], weights[level]))
             reached = reached * onward
         mass = np.stack(stops)
+        mass[-1] += past
         latency = np.cumsum(_added_s(chain, readings), axis=0)
         if alpha and chain[0].importance_s is not None:
             latency[1:] += chain[0].importance_s
+        latency[-1] = np.where(past, chain[-1].reading.latency_s, latency[-1])
         right, lost = float(expected.sum()), float((self._best - expected).sum())
         differing = float((expected * (1 - self._best) + (1 - expected) * self._best).sum())
         early_gap = 0.0 if alone else float(mass[0] @ (self._best - hits[0]) / (mass[0].sum() or 1.0))
@@ -256,6 +294,7 @@ class _Search:
             p99_latency_s=weighted_quantile(latency, mass, 0.99),
             shares=tuple(mass.mean(axis=1).tolist()),
             early_accuracy_gap=early_gap,
+            gated_share=float(past.mean()),
         )
 
 

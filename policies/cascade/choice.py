@@ -47,7 +47,8 @@ def choose(
     """The candidate of the least mean latency that meets the target by `margin` standard errors, with p99 in `slo_ms`.
 
     Either `accuracy_target`, from 0 to 1, or `accuracy_loss`, what the best single model may be above it. That model
-    itself loses nothing, so that without `slo_ms` an accuracy loss is always met. Raises NoCandidateError, which says
+    itself loses nothing, so that without `slo_ms` an accuracy loss is always met. Of two that are as fast and as
+    accurate the one without a gate is chosen. Raises NoCandidateError, which says
     what comes closest, and ValueError unless one of the two is given.
     """
     if not candidates:
@@ -71,7 +72,7 @@ def choose(
             f"slo_ms {slo_ms:g}; closest is {quickest} with {1000 * quickest.p99_latency_s:.1f} ms: raise slo_ms, or "
             "ask for less accuracy"
         )
-    return min(quick, key=lambda one: (one.mean_latency_s, -one.accuracy))
+    return min(quick, key=lambda one: (one.mean_latency_s, -one.accuracy, one.gate is not None))
 
 
 def _spare(accuracy_target: float | None, accuracy_loss: float | None, margin: float) -> Callable[[Candidate], float]:

@@ -63,12 +63,19 @@ def reference(accuracies: Sequence[float], mean_latencies_s: Sequence[float]) ->
     return min(range(len(accuracies)), key=lambda index: (-accuracies[index], mean_latencies_s[index]))
 
 
-def check(levels: Sequence[LevelProfile], labels: NDArray[np.integer]) -> None:
-    """Raises ValueError unless the levels have different names and read the texts that the labels [n] are of."""
+def check(
+    levels: Sequence[LevelProfile], labels: NDArray[np.integer], tokens: NDArray[np.integer] | None = None
+) -> None:
+    """Raises ValueError unless the levels have different names and read the texts that the labels [n] are of.
+
+    So must the lengths of texts be, `tokens` [n], if they are known.
+    """
     if not levels or len({level.name for level in levels}) != len(levels):
         raise ValueError(f"needs levels of different names, got {[level.name for level in levels]}")
     if labels.ndim != 1 or not len(labels) or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"needs the true class of each text, integers [n], got {labels.dtype} {labels.shape}")
+    if tokens is not None and (tokens.shape != labels.shape or not np.issubdtype(tokens.dtype, np.integer)):
+        raise ValueError(f"needs the length of each text, integers {labels.shape}, got {tokens.dtype} {tokens.shape}")
     classes = levels[0].reading.probabilities.shape[-1]
     if labels.min() < 0 or labels.max() >= classes:
         raise ValueError(f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}")

@@ -110,6 +110,9 @@ class Service:
         self.cancelled = self.late = 0
         self.most_characters = 5000
 
+    async def tokens(self, text: str) -> int:
+        return len(text.split())
+
     async def read(
         self,
         text: str,

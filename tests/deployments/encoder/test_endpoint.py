@@ -201,6 +201,12 @@ async def test_too_long_is_cut_with_a_warning_where_the_operator_says_so(build: 
     assert sorted(ids) == sorted([[2, 4, 3], [2, 4, 4, 4, 4, 4, 4, 3], [2, 4, 4, 4, 4, 4, 4, 3]])
 
 
+async def test_tokens_are_those_that_would_be_read(build: Build) -> None:
+    classifier = build({"r": [ANSWERS]}).classifier
+    counts = [await classifier.tokens(text) for text in ("", "a", "a " * 6, "a " * 7, "a " * 5_000)]
+    assert counts == [2, 3, 8, 8, 8]
+
+
 async def test_leaving_cancels_every_text(build: Build) -> None:
     service = build({"r": [STOPS]})
     task = asyncio.create_task(service.classifier.classify(["a"] * 5, PLAIN))
