@@ -96,17 +96,26 @@ INLINE void block(const Linear *linear, int64_t row, int64_t panel, const int ro
             finish(linear, row + r, panel + p, done[r][p], bf16);
 }
 
+// Weights of two inputs, as pairs of bfloat16: whole numbers up to 127 are exact.
+INLINE vec widen_pair(const int8_t *narrow) {
+    return (vec)((bits)widen(narrow) >> 16 | ((bits)widen(narrow + PANEL) & 0xffff0000));
+}
+
 INLINE void int8_block(const Linear *linear, int64_t row, int64_t panel, const int rows, const int panels, bool bf16) {
     vec sums[ROWS][PANELS * PARTS] = {0};
     const int8_t *weight = (const int8_t *)linear->weight + panel * linear->in * PANEL;
-    for (int64_t step = 0; step < linear->in; step++) {
+    const bool pairs = bf16 && rows > 2; // for fewer they cost more than they spare
+    for (int64_t step = 0; step < linear->in; step += 1 + pairs) {
         vec columns[PANELS * PARTS];
-        UNROLL for (int c = 0; c < panels * PARTS; c++)
-            columns[c] = widen(weight + (c / PARTS * linear->in + step) * PANEL + c % PARTS * WIDTH);
+        UNROLL for (int c = 0; c < panels * PARTS; c++) {
+            const int8_t *narrow = weight + (c / PARTS * linear->in + step) * PANEL + c % PARTS * WIDTH;
+            columns[c] = pairs ? widen_pair(narrow) : widen(narrow);
+        }
         UNROLL for (int r = 0; r < rows; r++) {
-            float x = get(linear->x, (row + r) * linear->in + step, bf16);
+            const void *x = at(linear->x, (row + r) * linear->in, bf16);
             UNROLL for (int c = 0; c < panels * PARTS; c++)
-                sums[r][c] += columns[c] * x;
+                sums[r][c] = pairs ? multiply(sums[r][c], x, step / 2, columns[c], true)
+                                   : sums[r][c] + columns[c] * get(x, step, bf16);
         }
     }
     float done[ROWS][PANELS][PANEL];
@@ -306,15 +315,6 @@ void pliant_linear(
     share_out(pool, bf16, linear, how.task, rows);
 }
 
-// Two inputs of a panel, as pairs of bfloat16: whole numbers up to 127 are exact.
-INLINE void widen_pair(const int8_t *narrow, uint32_t *wide) {
-    for (int part = 0; part < PARTS; part++) {
-        bits first = (bits)widen(narrow + part * WIDTH), second = (bits)widen(narrow + PANEL + part * WIDTH);
-        bits pair = first >> 16 | (second & 0xffff0000);
-        memcpy(wide + part * WIDTH, &pair, sizeof pair);
-    }
-}
-
 INLINE void widening_task(const void *job, int64_t index, bool bf16) {
     const Linear *linear = job;
     int64_t first = index * linear->group, values = (last_panel(linear, index) - first) * linear->in * PANEL;
@@ -322,14 +322,11 @@ INLINE void widening_task(const void *job, int64_t index, bool bf16) {
     uint32_t *wide = aligned_alloc(64, values * (bf16 ? 2 : 4));
     if (!wide)
         abort();
-    for (int64_t value = 0; value < values; value += bf16 ? 2 * PANEL : WIDTH) {
-        if (bf16) {
-            widen_pair(narrow + value, wide + value / 2);
-        } else {
-            vec some = widen(narrow + value);
-            memcpy(wide + value, &some, sizeof some);
+    for (int64_t row = 0; row < values; row += bf16 ? 2 * PANEL : PANEL)
+        for (int at = 0; at < PANEL; at += WIDTH) {
+            vec some = bf16 ? widen_pair(narrow + row + at) : widen(narrow + row + at);
+            memcpy(wide + (bf16 ? row / 2 : row) + at, &some, sizeof some);
         }
-    }
     Linear widened = *linear;
     widened.weight = wide;
     widened.first = first;

@@ -3,7 +3,8 @@
 A service is a queue of requests that arrive at random and are refused once they would wait longer than they may. That
 is coarser than the simulators of each kind, and so a day of a cluster takes seconds. Its queues are not the formulas
 of value curves, but it takes speeds, accuracies and capacities from the same place: where these are wrong, both are.
-Replicas serve when they have started, and stop at once.
+Replicas serve when they have started, and stop at once. Nodes may go, with notice or without, and come back: nobody
+knows here which replicas are where, so each is on one of them with the same probability.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.policies.cluster.budget import Nodes, Shape
+from pliant.policies.cluster.budget import BudgetError, Nodes, Shape
 from pliant.policies.cluster.control import Decision, Offer, Policy, Service, price
 from pliant.policies.cluster.forecast import Forecast
 
@@ -70,6 +71,20 @@ class Cascaded:
     """Of a request that is answered as accurately as can be."""
 
 
+@dataclass(frozen=True)
+class Outage:
+    """Nodes that are away for a while. Within the notice replicas on them serve on, and others start elsewhere."""
+
+    nodes: Nodes
+    second: int
+    lasts_s: int
+    notice_s: int = 0
+
+    def avoided(self, now: int) -> bool:
+        """Whether nothing is to be started there."""
+        return self.second - self.notice_s <= now < self.second + self.lasts_s
+
+
 @dataclass
 class Outcome:
     """What came of a run."""
@@ -107,13 +122,27 @@ class _Pool:
         self.served = served
         self.ready = replicas
         self.starting: list[float] = []
+        self.leaving: list[float] = []
+        """Until when those serve that are on nodes which go."""
         self.waiting = 0.0
         self.asked = 0.0
         """Requests in this period."""
 
     @property
     def running(self) -> int:
+        """Those that stay."""
         return self.ready + len(self.starting)
+
+    @property
+    def serving(self) -> int:
+        return self.ready + len(self.leaving)
+
+    def lose(self, share: float, until: float, rng: np.random.Generator) -> None:
+        """Of the replicas each is on one of the nodes that go with probability `share`."""
+        gone = int(rng.binomial(self.ready, share))
+        self.ready -= gone
+        self.leaving += [until] * gone
+        self.starting = [ready for ready in self.starting if rng.random() >= share]
 
     def resize(self, now: float, replicas: int) -> None:
         while self.running > replicas:
@@ -127,14 +156,15 @@ class _Pool:
         """The share of a second's requests that are answered in time, and their utility as a share of the best."""
         self.ready += sum(ready <= now for ready in self.starting)
         self.starting = [ready for ready in self.starting if ready > now]
+        self.leaving = [until for until in self.leaving if until > now]
         self.asked += arrivals
         if self.served.elastic:
             if not arrivals:
                 return 1.0, 1.0
             taken, earned = self.served.elastic
-            each = self.ready / arrivals
+            each = self.serving / arrivals
             return min(1.0, each / float(taken[taken > 0].min())), float(np.interp(each, taken, earned))
-        can = self.ready * self.served.each
+        can = self.serving * self.served.each
         self.waiting += arrivals
         refused = max(0.0, self.waiting - can * (1 + self.served.patience_s))
         refused = min(refused, arrivals)
@@ -148,7 +178,7 @@ class _Pool:
 
 class Simulation:
     """Runs one policy. `known`: it is given the rates to come in place of forecasts, as an oracle is. `recorded`: rates
-    are counts of requests, and are replayed as they are.
+    are counts of requests, and are replayed as they are. Of `outages` the policy hears in the next period.
     """
 
     def __init__(
@@ -159,11 +189,14 @@ class Simulation:
         seed: int = 0,
         known: bool = False,
         recorded: bool = False,
+        outages: Sequence[Outage] = (),
     ) -> None:
         self._services = services
         self._cascades = cascades
         self._nodes = nodes
         self._known = known
+        self._outages = outages
+        self._seed = seed
         self._seconds = len(services[0].rates)
         self._every: list[Served | Cascaded] = [*services, *cascades]
         rng = np.random.default_rng(seed)
@@ -184,9 +217,10 @@ class Simulation:
             seconds=self._seconds,
         )
         chosen = dict.fromkeys((each.name for each in self._cascades), 0)
+        rng = np.random.default_rng(self._seed)
         for now in range(self._seconds):
-            if now % period_s == 0:
-                decision = self._decide(policy, now, period_s, pools, forecasts)
+            self._lose(now, pools, rng, outcome)
+            if now % period_s == 0 and (decision := self._decide(policy, now, period_s, pools, forecasts)):
                 for index, cascade in enumerate(self._cascades):
                     chosen[cascade.name] = decision.choices[index]
                 for name, pool in pools.items():
@@ -195,6 +229,26 @@ class Simulation:
                 outcome.reasons += [(now, str(change)) for change in decision.changes]
             self._second(now, pools, chosen, outcome)
         return outcome
+
+    def _lose(self, now: int, pools: Mapping[str, _Pool], rng: np.random.Generator, outcome: Outcome) -> None:
+        """What is on nodes of which it is known from this second on that they go."""
+        for outage in self._outages:
+            if now == max(0, outage.second - outage.notice_s):
+                there = sum(each.count * each.gpus for each in self._there(now, but=outage))
+                share = min(1.0, outage.nodes.count * outage.nodes.gpus / max(there, 1))
+                for pool in pools.values():
+                    pool.lose(share, outage.second, rng)
+                outcome.reasons.append((now, f"{outage.nodes.count} nodes go at {outage.second} s"))
+
+    def _there(self, now: int, but: Outage | None = None) -> list[Nodes]:
+        """The nodes on which something may be started."""
+        there = list(self._nodes)
+        for outage in self._outages:
+            if outage is not but and outage.avoided(now):
+                away = outage.nodes
+                at = next(at for at, each in enumerate(there) if (each.gpus, each.cpus) == (away.gpus, away.cpus))
+                there[at] = replace(there[at], count=max(0, there[at].count - away.count))
+        return [each for each in there if each.count]
 
     def _second(self, now: int, pools: Mapping[str, _Pool], chosen: Mapping[str, int], outcome: Outcome) -> None:
         asked = {each.name: float(self._arrivals[each.name][now]) for each in self._services}
@@ -210,7 +264,7 @@ class Simulation:
         for each in self._services:
             outcome.earned[each.name] += each.worth * float(self._arrivals[each.name][now]) * shares[each.name]
             pool = pools[each.name]
-            outcome.gpu_s += pool.running * each.shape.gpus
+            outcome.gpu_s += (pool.running + len(pool.leaving)) * each.shape.gpus
         for cascade in self._cascades:
             accuracy = cascade.choices[chosen[cascade.name]][1]
             gained = cascade.first_accuracy + (accuracy - cascade.first_accuracy) * shares[cascade.then]
@@ -227,7 +281,8 @@ class Simulation:
 
     def _decide(
         self, policy: Policy, now: int, period_s: int, pools: Mapping[str, _Pool], forecasts: Mapping[str, Forecast]
-    ) -> Decision:
+    ) -> Decision | None:
+        """None where nodes are away, and the least replicas of all have no room on the others."""
         rates, spreads = {}, {}
         for each in self._every:
             if now:
@@ -249,7 +304,12 @@ class Simulation:
                     worth *= served.weight / served.worth / rate if rate > 0 else 0.0
                     service = replace(service, price=price(worth, served.weight))
                 offers.append(Offer((service,), ((worth,),), batch=served.batch))
-        decision = policy.decide(float(now), offers, self._nodes)
+        try:
+            decision = policy.decide(float(now), offers, self._there(now))
+        except BudgetError:
+            if not any(outage.avoided(now) for outage in self._outages):
+                raise
+            decision = None
         for pool in pools.values():
             pool.asked = 0.0
         return decision

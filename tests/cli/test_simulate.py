@@ -69,11 +69,22 @@ def test_a_table_and_a_plot_and_nodes_of_the_command(folder: Path) -> None:
     assert (folder / "simulate.png").exists()
 
 
+def test_nodes_that_go_are_missed(folder: Path) -> None:
+    def attainment(*more: str) -> float:
+        code, output = simulate(folder, "--nodes", "2x4gpu32cpu", "--json", *more)
+        assert code == 0, output
+        return float(json.loads(output)["joint"]["attainment"])
+
+    assert attainment("--outage", "1x4gpu32cpu@300+300", "--outage", "1x4gpu32cpu@900+120-60") < attainment() - 0.02
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
         (("--nodes", "8"), "--nodes: got 8; must be such as 8x8gpu96cpu"),
         (("--nodes", "1x1gpu8cpu"), "give more --nodes, or lower min replicas"),
+        (("--outage", "1x8gpu"), "--outage: got 1x8gpu; must be such as 2x8gpu96cpu@3600+600-120"),
+        (("--outage", "2x8gpu32cpu@1+1"), "--outage: got 2x8gpu32cpu@1+1; there are not so many such nodes"),
         (("--compare", "joint,other"), "--compare: other: must be one of joint, independent, greedy"),
         (("--gpus", "4", "--trace", "other.csv"), "--trace: one file with --gpus"),
     ],

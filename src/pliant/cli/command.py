@@ -107,6 +107,10 @@ def simulate(
     speeds: Annotated[Path | None, typer.Option(help="Without --gpus: how fast replicas of each service are.")] = None,
     nodes: Annotated[str | None, typer.Option(help="8x8gpu96cpu; by default budget.nodes of the file.")] = None,
     compare: Annotated[str, typer.Option(help="Policies, with commas between.")] = "joint",
+    outage: Annotated[
+        list[str] | None,
+        typer.Option(help="2x8gpu96cpu@3600+600-120: such nodes go at 3600 s for 600 s, notice 120 s."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs; without --gpus.")] = False,
     service: Annotated[str | None, typer.Option(help="Which service, if there are several.")] = None,
     measured: Annotated[
@@ -120,7 +124,8 @@ def simulate(
     if gpus is None:
         from pliant.cli import simulate as simulate_cli
 
-        simulate_cli.compare(_checked(path, models=False).serving, trace, speeds, nodes, compare, out, as_json)
+        serving = _checked(path, models=False).serving
+        simulate_cli.compare(serving, trace, speeds, nodes, compare, outage or (), out, as_json)
         return
     if len(trace) != 1:
         raise ConfigError(["--trace: one file with --gpus; leave --gpus out to simulate several services"])

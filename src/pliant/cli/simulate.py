@@ -15,7 +15,9 @@ from pliant.policies.cluster.budget import BudgetError, Nodes
 from pliant.policies.cluster.room import counted
 from pliant.simulation import speeds
 from pliant.simulation.cluster import comparison, trace
-from pliant.simulation.cluster.simulator import Outcome, Served, Simulation
+from pliant.simulation.cluster.simulator import Outage, Outcome, Served, Simulation
+
+_NODES = r"([1-9]\d{0,4})x(?:(\d{1,3})gpu)?(\d{1,4})cpu"
 
 
 def compare(
@@ -24,10 +26,14 @@ def compare(
     measured: Path | None,
     nodes: str | None,
     policies: str,
+    outages: Sequence[str],
     out: Path,
     as_json: bool,
 ) -> None:
-    """Print what comes of `traces`, files or SERVICE=FILE, under each of the `policies`. Raises PliantError."""
+    """Print what comes of `traces`, files or SERVICE=FILE, under each of the `policies`, if nodes go as `outages` say.
+
+    Raises PliantError.
+    """
     if measured is None:
         raise ConfigError(["--speeds: needed without --gpus: a file with the speeds of each service's replicas"])
     there = _nodes(config, nodes)
@@ -35,7 +41,8 @@ def compare(
     loads = trace.merged([_read(each) for each in traces])
     services = speeds.services(config, loads, found, there)
     try:
-        outcomes = {name: _run(name, services, counted(there)) for name in policies.split(",")}
+        away = [_outage(each, there) for each in outages]
+        outcomes = {name: _run(name, services, counted(there), away) for name in policies.split(",")}
     except BudgetError as error:
         raise ConfigError([f"{error}; give more --nodes, or lower min replicas"]) from None
     if as_json:
@@ -47,12 +54,12 @@ def compare(
     console.print(f"Written to {out / 'simulate.png'}.")
 
 
-def _run(name: str, services: list[Served], nodes: Sequence[Nodes]) -> Outcome:
+def _run(name: str, services: list[Served], nodes: Sequence[Nodes], outages: Sequence[Outage]) -> Outcome:
     try:
         policy = by_name(name)
     except ValueError as error:
         raise ConfigError([f"--compare: {name}: {error}"]) from None
-    simulation = Simulation(services, [], nodes, recorded=True)
+    simulation = Simulation(services, [], nodes, recorded=True, outages=outages)
     return simulation.run(policy, speeds.at_start(services, nodes))
 
 
@@ -68,8 +75,27 @@ def _nodes(config: ServingConfig, given: str | None) -> list[Nodes]:
         return [Nodes(each.count, each.gpus, each.cpus) for each in config.budget.nodes]
     nodes = []
     for part in given.split(","):
-        match = re.fullmatch(r"([1-9]\d{0,4})x(?:(\d{1,3})gpu)?(\d{1,4})cpu", part)
+        match = re.fullmatch(_NODES, part)
         if not match:
             raise ConfigError([f"--nodes: got {part}; must be such as 8x8gpu96cpu or 2x6cpu, with commas between"])
-        nodes.append(Nodes(int(match[1]), int(match[2] or 0), float(match[3])))
+        nodes.append(_of(match))
     return nodes
+
+
+def _outage(given: str, there: Sequence[Nodes]) -> Outage:
+    match = re.fullmatch(rf"{_NODES}@(\d{{1,7}})\+(\d{{1,7}})(?:-(\d{{1,5}}))?", given)
+    if not match:
+        raise ConfigError(
+            [
+                f"--outage: got {given}; must be such as 2x8gpu96cpu@3600+600-120: two such nodes go at 3600 s "
+                "for 600 s, with a notice of 120 s"
+            ]
+        )
+    nodes = _of(match)
+    if not any(each.count >= nodes.count and (each.gpus, each.cpus) == (nodes.gpus, nodes.cpus) for each in there):
+        raise ConfigError([f"--outage: got {given}; there are not so many such nodes"])
+    return Outage(counted([nodes])[0], int(match[4]), int(match[5]), int(match[6] or 0))
+
+
+def _of(match: re.Match[str]) -> Nodes:
+    return Nodes(int(match[1]), int(match[2] or 0), float(match[3]))

@@ -8,7 +8,7 @@ import pytest
 from pliant.policies.cluster.baselines import Greedy, Independent
 from pliant.policies.cluster.budget import Nodes, Shape
 from pliant.policies.cluster.control import Joint
-from pliant.simulation.cluster.simulator import Cascaded, Outcome, Served, Simulation
+from pliant.simulation.cluster.simulator import Cascaded, Outage, Outcome, Served, Simulation
 
 SECONDS = 3600
 
@@ -85,3 +85,38 @@ def test_what_is_answered_and_shed_is_what_was_asked_and_more_gpus_serve_no_less
         assert 0 <= outcome.answered[name] <= asked
         assert outcome.earned[name] == pytest.approx(outcome.answered[name])
     assert run(gpus + 1).attainment >= outcome.attainment - 1e-6
+
+
+def with_outages(*outages: Outage, gpus: int = 8) -> Outcome:
+    """70 requests per second, for which eight replicas are enough, on four nodes."""
+    services = [served("a", np.full(SECONDS, 70.0))]
+    return Simulation(services, [], [Nodes(4, gpus // 2)], outages=outages).run(Joint(), {"a": 8})
+
+
+HALF = Nodes(2, 4)
+
+
+def test_nodes_that_go_without_notice_take_their_replicas_with_them() -> None:
+    whole, lost = with_outages(), with_outages(Outage(HALF, 1200, 600))
+    assert whole.attainment > 0.99
+    missed = whole.answered["a"] - lost.answered["a"]
+    assert 0.1 * 60 * 70 < missed < 200 * 70, "for as long as a period and a start take"
+    assert (1200, "2 nodes go at 1200 s") in lost.reasons
+
+
+def test_within_a_notice_replicas_start_elsewhere_and_nothing_is_missed() -> None:
+    assert with_outages(Outage(HALF, 1200, 600, notice_s=180)).attainment > 0.99
+
+
+def test_what_has_no_room_is_missed_until_the_nodes_are_back() -> None:
+    outcome, none = with_outages(Outage(Nodes(2, 2), 1200, 600, notice_s=180), gpus=4), with_outages(gpus=4)
+    assert 0.3 * 600 * 70 < none.answered["a"] - outcome.answered["a"] < 0.7 * 1000 * 70
+
+
+def test_without_any_node_nothing_is_answered_and_all_is_well_again_later() -> None:
+    outcome = with_outages(Outage(Nodes(4, 4), 1200, 600))
+    assert 600 * 70 * 0.95 < outcome.asked["a"] - outcome.answered["a"] < 800 * 70
+
+
+def test_an_outage_after_the_end_changes_nothing() -> None:
+    assert with_outages(Outage(HALF, SECONDS + 500, 600, notice_s=60)) == with_outages()
