@@ -24,7 +24,7 @@ def profile(progress: Progress | None = None) -> Profile:
     loaded = assembly.load(_CONFIG, progress)
     executor = loaded.executor
     accuracies = {}
-    for folder in sorted(sources.fetch_tasks("zoo/digits-tasks", progress).iterdir()):
+    for folder in sources.task_folders("zoo/digits-tasks", progress):
         task = read_task(folder, executor.info)
         executor.add_task(task.name, executor.stage(folder))
 

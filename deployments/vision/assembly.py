@@ -195,7 +195,7 @@ def _task_folders(config: VisionConfig, progress: Progress | None) -> list[Path]
     if not config.tasks.folder:
         return []
     try:
-        return list(sources.fetch_tasks(config.tasks.folder, progress).iterdir())
+        return sources.task_folders(config.tasks.folder, progress)
     except (ModelError, OSError) as error:
         logger.warning("no gammas are taken from tasks: %s", error)
         return []

@@ -244,6 +244,7 @@ def test_a_profile_has_what_the_service_measures(
     task_folder(tmp_path / "tasks" / "a", info, prompts=(1, 2), images=6)
     task_folder(tmp_path / "tasks" / "b", info, prompts=(2,))
     task_folder(tmp_path / "tasks" / "c", info, utility="none")
+    (tmp_path / "tasks" / ".made.json").write_text("{}")
     gammas = (-2, 0, 1, 2)
     executor = vit_executor.load(backbone)
     loaded = Loaded(

@@ -143,7 +143,7 @@ def _measured(name: str, service: VisionConfig, update: sources.Progress) -> Vis
             said = await device.load(task)
             return dict(await device.measure(task) or said)
 
-        folders = sorted(sources.fetch_tasks(service.tasks.folder).iterdir()) if service.tasks.folder else []
+        folders = sources.task_folders(service.tasks.folder) if service.tasks.folder else []
         for index, folder in enumerate(folders):
             update(f"measuring accuracies of {folder.name}", index / len(folders))
             try:

@@ -88,6 +88,12 @@ def fetch_tasks(folder: str, progress: Progress | None = None) -> Path:
     return _fetch_collection(folder, progress)
 
 
+def task_folders(folder: str, progress: Progress | None = None) -> list[Path]:
+    """The folders in what `folder` names, a task each, by name; otherwise as `fetch_tasks`. Raises OSError, too."""
+    entries = sorted(fetch_tasks(folder, progress).iterdir())
+    return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+
+
 def check_tasks(folder: str) -> None:
     """Raise ModelError if there is nothing that `folder` may name as tasks; trains nothing."""
     _check_collection(folder, zoo.TASKS, "tasks, a folder each")
