@@ -56,11 +56,14 @@ class Compared:
     def ours(self) -> Outcome:
         return self.outcomes[OURS.name]
 
+    def over(self, system: str) -> float:
+        """Our utility over that of another."""
+        return self.ours.utility / self.outcomes[system].utility
+
     def versus(self, system: str) -> tuple[float, list[float]]:
-        """Our utility over that of another: of all, and by blocks."""
-        theirs = self.outcomes[system]
-        pairs = zip(self.ours.blocks(BLOCKS), theirs.blocks(BLOCKS), strict=True)
-        return self.ours.utility / theirs.utility, [mine / other for mine, other in pairs]
+        """The same, of all and by blocks, in each of which the other earns something."""
+        pairs = zip(self.ours.blocks(BLOCKS), self.outcomes[system].blocks(BLOCKS), strict=True)
+        return self.over(system), [mine / other for mine, other in pairs]
 
 
 class Runs:

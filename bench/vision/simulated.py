@@ -123,9 +123,7 @@ def _overall(every: Sequence[Compared], suffix: str) -> list[Figure]:
         for this, (value, _), limit in zip(every, fixed_gammas, most, strict=True)
     )
     apart = (
-        ", ".join(
-            f"{this.workload} {' and '.join(f'{this.versus(name)[0]:.3f}' for name in algorithms)}" for this in every
-        )
+        ", ".join(f"{this.workload} {' and '.join(f'{this.over(name):.3f}' for name in algorithms)}" for this in every)
         + "; as published, and on our batches"
     )
     fractions = [1 / this.bound for this in every]
@@ -157,9 +155,7 @@ def _rows(this: Compared, profile: Profile) -> list[Row]:
         (ALGORITHM_2_BATCHES.name, "", ALGORITHM_2_BATCHES.name),
         *((f"{name}", "(plot only)", name) for name in this.outcomes if name.startswith(("ToMe", "VPT"))),
     ]
-    rows = [
-        Row(f"Utility over that of {who}, {where}", value, f"{this.versus(name)[0]:.3f}") for who, value, name in lines
-    ]
+    rows = [Row(f"Utility over that of {who}, {where}", value, f"{this.over(name):.3f}") for who, value, name in lines]
     gammas = this.ours.gammas()
     most = ", ".join(
         f"{gamma:+d} {share:.0%}" for gamma, share in sorted(gammas.items(), key=lambda each: -each[1])[:3]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pliant.bench.vision import optimum, profiles
-from pliant.bench.vision.systems import OURS
+from pliant.bench.vision.runs import BLOCKS, Compared, Run, simulate
+from pliant.bench.vision.systems import OURS, PETS, PETS_NEVER_EVICTING, Choice, infaas, slackfits
 from pliant.bench.vision.workload import Trace
 from pliant.simulation.vision.outcome import Query
 
@@ -59,3 +60,13 @@ def test_nobody_exceeds_the_bound_and_ours_comes_close() -> None:
     asked = Trace((1.3, 0.5), seed=3).queries(PAPER.per_s(), PAPER.roles)
     bound = optimum.at_most(PAPER, asked)
     assert 0.95 * bound < OURS.simulation(PAPER).run(asked).expected < bound * (1 + 1e-9)
+
+
+def test_who_earns_nothing_for_a_while_is_still_compared() -> None:
+    trace = Trace((4.0,) * 5, seed=0)
+    systems = (OURS, PETS_NEVER_EVICTING)
+    outcomes = {system.name: simulate(Run(PAPER, system, trace)) for system in systems}
+    (models,) = infaas([Choice(0.65, 0.5, 0.0)])
+    compared = Compared("overload", trace, outcomes, models, slackfits()[0], PETS, bound=1.0)
+    assert not outcomes[PETS_NEVER_EVICTING.name].blocks(BLOCKS)[-1]
+    assert compared.over(PETS_NEVER_EVICTING.name) > 2
