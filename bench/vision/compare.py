@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 from pliant.bench.findings import Findings
 from pliant.bench.report import Options, Report, paper_and_here
-from pliant.bench.vision import decisions, digits, live, merging, profiles, real_tasks, simulated
+from pliant.bench.vision import decisions, digits, live, merging, profiles, real_tasks, second_passes, simulated
 from pliant.bench.vision.profiles import Profile
 from pliant.bench.vision.runs import Runs
 from pliant.bench.vision.simulated import Scale
@@ -54,6 +54,8 @@ def run(options: Options) -> Report:
         with Runs(lambda: progress.advance(task)) as runs:
             for profile, scale, suffix in devices:
                 found.add(simulated.repeat(runs, profile, scale, options.data, suffix))
+            zoo, scale, suffix = devices[1]
+            found.add(second_passes.compare(runs, zoo, digits.answers(), scale.synthetic_s, suffix))
         progress.update(task, description="decisions")
         found.add(decisions.decision_ms(profiles.paper(), plan.decisions))
         found.add(decisions.fraction_of_offline_optimum(profiles.paper(), *plan.instances))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pliant.bench.vision import profiles
 from pliant.bench.vision.profiles import MOST_ROWS, Profile
+from pliant.bench.vision.second_passes import Answers
 from pliant.config.vision import VisionConfig
 from pliant.deployments.vision import assembly
-from pliant.deployments.vision.accuracy import measured
-from pliant.formats.vision_task import read_task
+from pliant.deployments.vision.accuracy import Run, measured
+from pliant.deployments.vision.assembly import Loaded
+from pliant.formats.vision_task import TaskInfo, read_profiling, read_task
 from pliant.models import sources
 from pliant.models.sources import Progress
 
@@ -22,17 +24,37 @@ _CONFIG = VisionConfig(kind="vision", model="zoo/digits-vit", tasks={"folder": "
 def profile(progress: Progress | None = None) -> Profile:
     """Measured, and kept in the cache; trains and compiles the model if that has not been done. Raises ModelError."""
     loaded = assembly.load(_CONFIG, progress)
-    executor = loaded.executor
     accuracies = {}
-    for folder in sources.task_folders("zoo/digits-tasks", progress):
+    for task, run in _tasks(loaded):
+        usable = [gamma for gamma in loaded.gammas if gamma <= 0 or gamma in task.prompts]
+        accuracies[task.name] = measured(task, usable, run, loaded.executor.most_rows, loaded.identity)
+    rows = range(1, MOST_ROWS + 1)
+    seconds = [[loaded.latency(gamma, row) for row in rows] for gamma in loaded.gammas]
+    return profiles.measured("digits-vit", loaded.gammas, rows, seconds, accuracies)
+
+
+def answers() -> dict[str, dict[int, Answers]]:
+    """To the profiling images, by task and gamma. Raises ModelError."""
+    loaded = assembly.load(_CONFIG)
+    found = {}
+    for task, run in _tasks(loaded):
+        images, labels = read_profiling(task)
+        batches = np.array_split(images, range(MOST_ROWS, len(images), MOST_ROWS))
+        found[task.name] = {
+            gamma: Answers.of(np.concatenate([run(batch, gamma) for batch in batches]), labels)
+            for gamma in loaded.gammas
+        }
+    return found
+
+
+def _tasks(loaded: Loaded) -> Iterator[tuple[TaskInfo, Run]]:
+    """Those of the zoo, in memory."""
+    executor = loaded.executor
+    for folder in sources.task_folders("zoo/digits-tasks"):
         task = read_task(folder, executor.info)
         executor.add_task(task.name, executor.stage(folder))
 
         def run(images: NDArray[np.uint8], gamma: int, name: str = task.name) -> Sequence[NDArray[np.float32]]:
             return executor.run(images, [name] * len(images), gamma)
 
-        usable = [gamma for gamma in loaded.gammas if gamma <= 0 or gamma in task.prompts]
-        accuracies[task.name] = measured(task, usable, run, executor.most_rows, loaded.identity)
-    rows = range(1, MOST_ROWS + 1)
-    seconds = [[loaded.latency(gamma, row) for row in rows] for gamma in loaded.gammas]
-    return profiles.measured("digits-vit", loaded.gammas, rows, seconds, accuracies)
+        yield task, run
