@@ -22,9 +22,11 @@ def is_remote(folder: str) -> bool:
 
 
 def is_below(folder: str, root: str) -> bool:
-    """Whether the URL `folder` leads to a folder within the URL `root`, spelled plainly."""
+    """Whether the URL `folder` leads to a folder within the URL `root`, spelled plainly: no `..`, and no second URL
+    behind it, as fsspec chains them by `::`."""
     rest = unpinned(folder).removeprefix(root.rstrip("/") + "/")
-    return rest != unpinned(folder) and all(part not in ("", ".", "..") for part in rest.split("/"))
+    plain = "::" not in rest and all(part not in ("", ".", "..") for part in rest.split("/"))
+    return plain and rest != unpinned(folder)
 
 
 def unpinned(folder: str) -> str:
