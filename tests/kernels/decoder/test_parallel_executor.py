@@ -125,9 +125,9 @@ def test_what_keeps_a_rank_from_loading_is_passed_on(
             return started[-1]
 
         def alone(meeting: Path, rank: int, count: int, limit_s: float, device: torch.device) -> Ranks:
-            Ranks(meeting, rank, count, limit_s, device)
+            kept = Ranks(meeting, rank, count, limit_s, device)  # the other may still be joining
             wait_until(lambda: not any(alive(process.pid) for process in started))
-            raise RankError("the connection was closed")
+            raise RankError(f"the connection of rank {kept.rank} was closed")
 
         monkeypatch.setattr(crew, "Ranks", alone)
         monkeypatch.setattr(subprocess, "Popen", noted)
