@@ -91,8 +91,7 @@ class AdapterFolders:
         try:
             if (self._folder / CONFIG).is_file():
                 raise AdapterError(f"adapters.folder: {self._folder.name} is an adapter; name the folder around it")
-            entries = sorted(self._folder.iterdir())
-            return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            return sources.folders_in(self._folder)
         except OSError as error:
             raise AdapterError(f"adapters.folder: {self._folder.name} cannot be read: {error.strerror}") from None
 

@@ -15,7 +15,8 @@ _CODE = ("kernels/cpu", "kernels/decoder", "sampling.py")
 
 def fingerprint(config: LlmConfig, folder: Path) -> str:
     """Changes with the model in `folder`, with how it is computed, and with the code; the same on every node."""
-    digest = hashlib.sha256(f"{pliant.__version__} {config.model} {_way(config)}".encode())
+    way = f"{config.dtype} {config.quantize} {config.device}"
+    digest = hashlib.sha256(f"{pliant.__version__} {config.model} {way}".encode())
     package = Path(pliant.__file__).parent
     for name in _CODE:
         found = package / name
@@ -24,8 +25,3 @@ def fingerprint(config: LlmConfig, folder: Path) -> str:
                 digest.update(file.read_bytes())
     add_files(digest, folder)
     return f"fp_{digest.hexdigest()[:10]}"
-
-
-def _way(config: LlmConfig) -> str:
-    """How it is computed."""
-    return f"{config.dtype} {config.quantize} {config.device}"

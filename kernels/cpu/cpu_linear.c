@@ -47,6 +47,16 @@ static __attribute__((noinline)) void finish(
     }
 }
 
+INLINE void finish_block(
+    const Linear *linear, int64_t row, int64_t panel, const int rows, const int panels, const void *sums, bool bf16
+) {
+    float done[ROWS][PANELS][PANEL];
+    memcpy(done, sums, sizeof done);
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++)
+            finish(linear, row + r, panel + p, done[r][p], bf16);
+}
+
 INLINE vec widen(const int8_t *narrow) {
 #if defined(__AVX512F__)
     return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)narrow)));
@@ -89,11 +99,7 @@ INLINE void block(const Linear *linear, int64_t row, int64_t panel, const int ro
                 sums[r][c] = multiply(sums[r][c], x, step, columns[c], bf16);
         }
     }
-    float done[ROWS][PANELS][PANEL];
-    memcpy(done, sums, sizeof done);
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < panels; p++)
-            finish(linear, row + r, panel + p, done[r][p], bf16);
+    finish_block(linear, row, panel, rows, panels, sums, bf16);
 }
 
 // Weights of two inputs, as pairs of bfloat16: whole numbers up to 127 are exact.
@@ -118,11 +124,7 @@ INLINE void int8_block(const Linear *linear, int64_t row, int64_t panel, const i
                                    : sums[r][c] + columns[c] * get(x, step, bf16);
         }
     }
-    float done[ROWS][PANELS][PANEL];
-    memcpy(done, sums, sizeof done);
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < panels; p++)
-            finish(linear, row + r, panel + p, done[r][p], bf16);
+    finish_block(linear, row, panel, rows, panels, sums, bf16);
 }
 
 INLINE void int8_panels(const Linear *linear, int64_t panel, const int panels, bool bf16) {
@@ -158,33 +160,21 @@ INLINE int64_t last_panel(const Linear *linear, int64_t index) {
     return least((index + 1) * linear->group, (linear->outs + PANEL - 1) / PANEL);
 }
 
-INLINE void vector_task(const void *job, int64_t index, bool bf16) {
+INLINE void vector_task(const void *job, int64_t index, bool bf16, const bool int8) {
     const Linear *linear = job;
     int64_t panel = index * linear->group, last = last_panel(linear, index);
     for (; panel + PANELS <= last; panel += PANELS)
-        some_panels(linear, panel, PANELS, bf16);
+        int8 ? int8_panels(linear, panel, PANELS, bf16) : some_panels(linear, panel, PANELS, bf16);
 #if PANELS > 1
     for (; panel < last; panel++)
-        some_panels(linear, panel, 1, bf16);
+        int8 ? int8_panels(linear, panel, 1, bf16) : some_panels(linear, panel, 1, bf16);
 #endif
 }
 
-static void float32_task(const void *job, int64_t index) { vector_task(job, index, false); }
-static void bf16_task(const void *job, int64_t index) { vector_task(job, index, true); }
-
-INLINE void int8_task(const void *job, int64_t index, bool bf16) {
-    const Linear *linear = job;
-    int64_t panel = index * linear->group, last = last_panel(linear, index);
-    for (; panel + PANELS <= last; panel += PANELS)
-        int8_panels(linear, panel, PANELS, bf16);
-#if PANELS > 1
-    for (; panel < last; panel++)
-        int8_panels(linear, panel, 1, bf16);
-#endif
-}
-
-static void int8_float32_task(const void *job, int64_t index) { int8_task(job, index, false); }
-static void int8_bf16_task(const void *job, int64_t index) { int8_task(job, index, true); }
+static void float32_task(const void *job, int64_t index) { vector_task(job, index, false, false); }
+static void bf16_task(const void *job, int64_t index) { vector_task(job, index, true, false); }
+static void int8_float32_task(const void *job, int64_t index) { vector_task(job, index, false, true); }
+static void int8_bf16_task(const void *job, int64_t index) { vector_task(job, index, true, true); }
 
 #if defined(AMX)
 // Tiles 0 to 3 sum up to 32 rows by 2 panels, 4 and 5 hold x, 6 and 7 weights.

@@ -115,8 +115,9 @@ def load(
     Raises ValueError if the model cannot be shared by so many, and RankError if a rank fails.
     """
     if ranks == 1:
-        budgets = budget_bytes, arena_bytes
-        return executor.load(folder, slots, max_length, dtype, device, threads, *budgets, most_rank, int8)
+        return executor.load(
+            folder, slots, max_length, dtype, device, threads, budget_bytes, arena_bytes, most_rank, int8
+        )
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
     at = torch.device("cuda", 0) if device == "cuda" else torch.device(device)

@@ -113,10 +113,9 @@ class DecoderWeights(ABC):
     @property
     def nbytes(self) -> int:
         """What they take once linear layers have prepared theirs; on a CPU a tied head is a copy of its own."""
-        embedding = self.whole.vocab * self.shape.hidden
-        head = embedding // self.ranks if self.shape.tied and self.device.type == "cpu" else 0
-        layers = self.shape.parameters() - embedding
-        return embedding * self.dtype.itemsize + (layers + head) * (1 if self.int8 else self.dtype.itemsize)
+        shape, wide = self.shape, self.dtype.itemsize
+        head = shape.vocab * shape.hidden // self.ranks if shape.tied and self.device.type == "cpu" else 0
+        return shape.weight_bytes(wide, self.int8) + head * (1 if self.int8 else wide)
 
     @abstractmethod
     def copy(self, name: str, into: Tensor) -> None:

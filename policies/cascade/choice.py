@@ -48,8 +48,8 @@ def choose(
 
     Either `accuracy_target`, from 0 to 1, or `accuracy_loss`, what the best single model may be above it. That model
     itself loses nothing, so that without `slo_ms` an accuracy loss is always met. Of two that are as fast and as
-    accurate the one without a gate is chosen. Raises NoCandidateError, which says
-    what comes closest, and ValueError unless one of the two is given.
+    accurate the one without a gate is chosen. Raises NoCandidateError, which says what comes closest, and ValueError
+    unless one of the two is given.
     """
     if not candidates:
         raise NoCandidateError("there are no candidates: profile the cascade first")

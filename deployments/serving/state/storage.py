@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pliant.cache import cache_folder, sync
+from pliant.models.remote import is_remote
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 """What file systems without hard links say."""
@@ -51,7 +52,7 @@ def storage(place: str | None) -> Storage:
     """
     if place is None:
         return FolderStorage(default_folder(), make=True)
-    return UrlStorage(place) if "://" in place else FolderStorage(Path(place).expanduser())
+    return UrlStorage(place) if is_remote(place) else FolderStorage(Path(place).expanduser())
 
 
 class FolderStorage:

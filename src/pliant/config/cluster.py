@@ -20,6 +20,7 @@ from pliant.config.http import HttpOptions
 from pliant.config.problems import explain
 from pliant.config.tenants import ANONYMOUS, UNNAMED, TenantConfig
 from pliant.errors import ConfigError, ModelError
+from pliant.models.remote import is_remote
 
 IMPORT_PATH = "pliant.deployments.app:build"
 AUTOSCALING_POLICY = "pliant.deployments.autoscaling:follow_planner"
@@ -124,7 +125,7 @@ class _ClusterFile(Strict):
 
 def _reachable(state: str) -> str:
     """`state` if it is an absolute folder, or a URL for which there is a client."""
-    if "://" not in state and not Path(state).expanduser().is_absolute():
+    if not is_remote(state) and not Path(state).expanduser().is_absolute():
         raise ValueError("must be an absolute folder, which every node has, or a URL such as s3://bucket/folder")
     return folder_or_url(state)
 

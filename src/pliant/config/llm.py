@@ -122,9 +122,7 @@ class LlmConfig(ElasticServiceConfig):
         kept = self.adapters.host_mb * 2**20 if self.adapters else 0
         if self.gpus:
             return kept
-        shape = sources.check_decoder(self.model)
-        saved = (shape.parameters() - shape.vocab * shape.hidden) * (self.dtype_bytes - 1) if self.quantize else 0
-        weights = shape.parameters() * self.dtype_bytes - saved
+        weights = sources.check_decoder(self.model).weight_bytes(self.dtype_bytes, int8=self.quantize == "int8")
         return kept + (self.memory_mb or 0) * 2**20 + weights
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ from pliant.config.base import (
 )
 from pliant.errors import ModelError
 from pliant.models import sources
+from pliant.models.remote import is_remote
 
 _THREE = (
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAO0lEQVR42gXBARHEMAgAsNwUIAEJSHgpdTYJlYAk5oBPyLuT0NP7g6qzCXIa"
@@ -40,7 +41,7 @@ class TasksConfig(CatalogConfig):
     @field_validator("roots")
     @classmethod
     def _local(cls, roots: tuple[str, ...]) -> tuple[str, ...]:
-        if far := next((root for root in roots if "://" in root), None):
+        if far := next(filter(is_remote, roots), None):
             raise ValueError(f"{far}: tasks are loaded from folders that all nodes see, not from URLs")
         return roots
 

@@ -164,6 +164,11 @@ class DecoderShape:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.layers * (attention + biases + mlp + norms) + embeddings + self.hidden
 
+    def weight_bytes(self, dtype_bytes: int, int8: bool) -> int:
+        """What the weights take, all but the embedding as int8 if so; a tied head counts once."""
+        embedding = self.vocab * self.hidden
+        return embedding * dtype_bytes + (self.parameters() - embedding) * (1 if int8 else dtype_bytes)
+
 
 def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key)

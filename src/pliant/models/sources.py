@@ -76,8 +76,7 @@ def adapter_names(folder: str) -> list[str]:
     check_adapters(folder)
     if folder.startswith("zoo/"):
         return list(shapes.ADAPTERS)
-    entries = sorted(Path(folder).expanduser().iterdir())
-    return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return [entry.name for entry in folders_in(Path(folder).expanduser())]
 
 
 def fetch_tasks(folder: str, progress: Progress | None = None) -> Path:
@@ -90,8 +89,12 @@ def fetch_tasks(folder: str, progress: Progress | None = None) -> Path:
 
 def task_folders(folder: str, progress: Progress | None = None) -> list[Path]:
     """The folders in what `folder` names, a task each, by name; otherwise as `fetch_tasks`. Raises OSError, too."""
-    entries = sorted(fetch_tasks(folder, progress).iterdir())
-    return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return folders_in(fetch_tasks(folder, progress))
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Those of a collection, by name; what notes how they were made is none. Raises OSError."""
+    return [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def check_tasks(folder: str) -> None:
