@@ -42,6 +42,7 @@ def test_a_text_means_the_folder_of_adapters() -> None:
         ),
         ({"slo_ms": 9000, "timeout_s": 5}, "services.chat: got {"),
         ({"tensor_parallel": 3}, "services.chat.tensor_parallel: got 3; "),
+        ({"adapters": {"roots": ["nosuch://a"]}}, "services.chat.adapters.roots"),
         ({"quantize": "int4"}, "services.chat.quantize: got 'int4'; "),
     ],
 )

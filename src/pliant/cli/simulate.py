@@ -37,11 +37,11 @@ def compare(
     if measured is None:
         raise ConfigError(["--speeds: needed without --gpus: a file with the speeds of each service's replicas"])
     there = _nodes(config, nodes)
+    away = [_outage(each, there) for each in outages]
     found = speeds.read(measured, config)
     loads = trace.merged([_read(each) for each in traces])
     services = speeds.services(config, loads, found, there)
     try:
-        away = [_outage(each, there) for each in outages]
         outcomes = {name: _run(name, services, counted(there), away) for name in policies.split(",")}
     except BudgetError as error:
         raise ConfigError([f"{error}; give more --nodes, or lower min replicas"]) from None
