@@ -51,6 +51,7 @@ def test_gammas() -> None:
             {"tasks": {"folders": "x"}},
             "services.digits.tasks.folders: unknown key; did you mean folder? allowed: folder",
         ),
+        ({"tasks": {"roots": ["s3://bucket/tasks"]}}, "services.digits.tasks.roots"),
         ({"batching": {"factor": 0.5}}, "services.digits.batching.factor: got 0.5"),
         ({"batching": {"delta_ms": -1}}, "services.digits.batching.delta_ms: got -1"),
         ({"batching": {"delta_s": 1}}, "services.digits.batching.delta_s: unknown key; did you mean delta_ms?"),
