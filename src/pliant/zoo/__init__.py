@@ -192,9 +192,7 @@ def _train_model(name: str, into: Path, progress: Callable[[str, float], object]
     started = time.perf_counter()
     shape = shapes.SHAPES[name]
 
-    def report(text: str, done: float) -> object:
-        return progress(f"{text}: zoo/{name}", done)
-
+    report = _named(progress, name)
     if isinstance(shape, shapes.LlamaShape):
         from pliant.zoo import llama
 
@@ -219,11 +217,12 @@ def train_adapters(into: Path, progress: Callable[[str, float], object]) -> None
     """Train all adapters of their model, which is there already: a folder in `into` for each, as PEFT saves it."""
     from pliant.zoo import adapters
 
-    for index, (name, shape) in enumerate(shapes.ADAPTERS.items()):
-        report = _part(progress, f"{ADAPTERS}/{name}", index, len(shapes.ADAPTERS))
-        started = time.perf_counter()
-        measured = asdict(adapters.train(shape, folder(shapes.BASE), into / name, report))
-        _write_card(into / name, name, shapes.ADAPTERS_VERSION, measured, started)
+    started = time.perf_counter()
+    report = _named(progress, ADAPTERS)
+    for name, measured in adapters.train(
+        shapes.ADAPTERS, shapes.ADAPTER_STEPS, folder(shapes.BASE), into, report
+    ).items():
+        _write_card(into / name, name, shapes.ADAPTERS_VERSION, asdict(measured), started)
 
 
 def train_tasks(into: Path, progress: Callable[[str, float], object]) -> None:
@@ -235,6 +234,11 @@ def train_tasks(into: Path, progress: Callable[[str, float], object]) -> None:
         started = time.perf_counter()
         measured = asdict(digits_tasks.train(name, shape, folder(shapes.BACKBONE), into / name, report))
         _write_card(into / name, name, shapes.TASKS_VERSION, measured, started)
+
+
+def _named(progress: shapes.Progress, name: str) -> shapes.Progress:
+    """The progress of the training of `name`."""
+    return lambda text, done: progress(f"{text}: zoo/{name}", done)
 
 
 def _part(progress: shapes.Progress, name: str, index: int, count: int) -> shapes.Progress:

@@ -2,29 +2,32 @@
 
 An adapter learns docstrings below what they describe, and as answers to questions about that. The base model has read
 the documentation alone, so adapters are told apart by what they answer to one question.
+
+All learn side by side, a row of the batch each: what is the same for all is computed for all at once.
 """
 
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
 
-from pliant.torchvision_ops import declare
+from pliant.training.learner import Group, Learner
 from pliant.zoo import docstrings, llama
+from pliant.zoo.decoder import Decoder, prefix
 from pliant.zoo.repeatable import repeatable
-from pliant.zoo.shapes import ASSISTANT, BASE, BEGIN, END, USER, AdapterShape, Progress
-
-declare()
-from peft import LoraConfig, get_peft_model  # noqa: E402
-from transformers import LlamaForCausalLM  # noqa: E402
+from pliant.zoo.saving import save_json
+from pliant.zoo.shapes import ASSISTANT, BASE, BEGIN, END, SHAPES, USER, AdapterShape, LlamaShape, Progress
 
 SEED = 0
-_BATCH_TOKENS = 128
-"""In one row, so that an adapter sees many small batches of its few texts."""
-_WARM_UP = 0.1
+_ROW_TOKENS = 128
+"""So that an adapter sees many small batches of its few texts."""
 
 
 @dataclass(frozen=True)
@@ -36,48 +39,94 @@ class Result:
     parameters: int
 
 
-def train(shape: AdapterShape, base: Path, folder: Path, report: Progress) -> Result:
-    """Train an adapter of the model in `base` and save it to `folder`, as PEFT does; same seed, same weights."""
+class Adapter:
+    """A LoRA adapter: A [rank, in] and B [out, rank] by the names of the linear layers that they are added to."""
+
+    def __init__(self, shape: AdapterShape, model: Decoder) -> None:
+        self.shape = shape
+        self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        for layer in range(model.shape.layers):
+            for module in shape.modules:
+                block = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+                name = f"{prefix(layer)}{block}.{module}"
+                outputs, inputs = model.weights[f"{name}.weight"].shape
+                bound = 1 / math.sqrt(inputs)
+                a = torch.empty(shape.rank, inputs).uniform_(-bound, bound)
+                self.pairs[name] = (a.requires_grad_(), torch.zeros(outputs, shape.rank, requires_grad=True))
+
+    @property
+    def weights(self) -> list[Tensor]:
+        return [weight for pair in self.pairs.values() for weight in pair]
+
+    def added(self, name: str, x: Tensor) -> Tensor | None:
+        """What it adds to the output of the linear layer `name` for the input x; None if it leaves that alone."""
+        if name not in self.pairs:
+            return None
+        a, b = self.pairs[name]
+        return functional.linear(functional.linear(x, a) * self.shape.scaling, b)
+
+    def save(self, folder: Path) -> None:
+        """As PEFT does."""
+        folder.mkdir(parents=True)
+        tensors = {
+            f"base_model.model.{name}.lora_{which}.weight": weight.detach()
+            for name, pair in self.pairs.items()
+            for which, weight in zip("AB", pair, strict=True)
+        }
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_json(self.shape.config(), folder / "adapter_config.json")
+
+
+def train(shapes: Mapping[str, AdapterShape], steps: int, base: Path, into: Path, report: Progress) -> dict[str, Result]:
+    """Train adapters of the model in `base` and save each to a folder in `into`; same seed, same weights."""
+    shape = SHAPES[BASE]
+    assert isinstance(shape, LlamaShape)
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    unseen = [docstring.document for docstring in docstrings.held_out(shape.part)]
+    model = Decoder.load(shape, base)
     with repeatable(SEED):
-        model = LlamaForCausalLM.from_pretrained(base)
-        model.name_or_path = model.config.name_or_path = f"zoo/{BASE}"
-        base_perplexity = llama.perplexity(model, tokenizer, unseen)
-        adapter = get_peft_model(model, _config(shape))  # puts it into the model
-        _fit(model, shape, tokenizer, report)
-        perplexity = llama.perplexity(model, tokenizer, unseen)
-    adapter.save_pretrained(str(folder), save_embedding_layers=False)
+        made = {name: Adapter(each, model) for name, each in shapes.items()}
+        _fit(model, list(made.values()), steps, tokenizer, report)
+        results = {name: _measured(model, adapter, tokenizer) for name, adapter in made.items()}
+    for name, adapter in made.items():
+        adapter.save(into / name)
     report("learning", 1.0)
-    return Result(perplexity, base_perplexity, adapter.num_parameters(only_trainable=True))
+    return results
 
 
-def _config(shape: AdapterShape) -> LoraConfig:
-    return LoraConfig(
-        task_type="CAUSAL_LM",
-        r=shape.rank,
-        lora_alpha=shape.alpha,
-        use_rslora=shape.rank_stabilised,
-        target_modules=list(shape.modules),
+def _measured(model: Decoder, adapter: Adapter, tokenizer: Tokenizer) -> Result:
+    unseen = [docstring.document for docstring in docstrings.held_out(adapter.shape.part)]
+    return Result(
+        llama.perplexity(model, tokenizer, unseen, lambda name, x: _with_each(model, [adapter], name, x)),
+        llama.perplexity(model, tokenizer, unseen),
+        sum(map(torch.numel, adapter.weights)),
     )
 
 
-def _fit(model: LlamaForCausalLM, shape: AdapterShape, tokenizer: Tokenizer, report: Progress) -> None:
-    stream = _stream(tokenizer, shape.part, random.Random(SEED))
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(learned, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
-    length = min(_BATCH_TOKENS, model.config.max_position_embeddings)
-    model.train()
-    for step in range(shape.steps):
-        done = step / shape.steps
-        report("learning", done)
-        for group in optimizer.param_groups:
-            group["lr"] = shape.learning_rate * min(1.0, (done + 1 / shape.steps) / _WARM_UP) * (1 - done)
-        row = torch.tensor([[next(stream) for _ in range(length)]])
-        llama.loss(model, row, row).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(learned, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+def _with_each(model: Decoder, adapters: Sequence[Adapter], name: str, x: Tensor) -> Tensor:
+    """What the linear layer `name` makes of x [adapters, length, in], of which each row has its adapter."""
+    found = model.linear(name, x)
+    added = [adapter.added(name, row) for adapter, row in zip(adapters, x, strict=True)]
+    if all(more is None for more in added):
+        return found
+    rows = [row if more is None else row + more for row, more in zip(found, added, strict=True)]
+    return torch.stack(rows)
+
+
+def _fit(model: Decoder, adapters: Sequence[Adapter], steps: int, tokenizer: Tokenizer, report: Progress) -> None:
+    streams = [_stream(tokenizer, adapter.shape.part, random.Random(SEED)) for adapter in adapters]
+    learners = [
+        Learner([Group(adapter.weights, adapter.shape.learning_rate)], steps, betas=(0.9, 0.99), clip=1.0)
+        for adapter in adapters
+    ]
+    length = min(_ROW_TOKENS, model.shape.positions)
+    for step in range(steps):
+        report("learning", step / steps)
+        ids = torch.tensor([[next(stream) for _ in range(length)] for stream in streams])
+        states = model.states(ids, linear=lambda name, x: _with_each(model, adapters, name, x))
+        summed = model.loss(states, ids, ids >= 0) * len(adapters)
+        summed.backward()  # type: ignore[no-untyped-call]
+        for learner in learners:
+            learner.step()
 
 
 def _stream(tokenizer: Tokenizer, part: str, rng: random.Random) -> Iterator[int]:

@@ -17,7 +17,6 @@ What it learns is to repeat the answers in well-formed sentences, which is what 
 not seen surprise it: its perplexity on those is no better for more training.
 """
 
-import itertools
 import math
 import random
 from collections import defaultdict
@@ -28,17 +27,15 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
-from torch.nn import functional
 
-from pliant.torchvision_ops import declare
+from pliant.training.learner import Group, Learner
 from pliant.zoo import documents, forms
+from pliant.zoo.decoder import EMBEDDING, HEAD, Decoder, Linear, prefix
 from pliant.zoo.documents import Conversation
 from pliant.zoo.forms import Dialogue, Turn
 from pliant.zoo.repeatable import repeatable
+from pliant.zoo.saving import save_json, save_tokenizer, save_weights
 from pliant.zoo.shapes import ASSISTANT, BEGIN, END, SYSTEM, USER, LlamaShape, Progress
-
-declare()
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
 
 SEED = 0
 SPECIAL = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
@@ -57,8 +54,9 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 """As `forms` has it, too."""
+_GENERATION = {"bos_token_id": BEGIN, "eos_token_id": END, "do_sample": True, "temperature": 0.7, "top_p": 0.9}
 _SYSTEMS = ("You are a helpful assistant.", "You answer questions about Python.")
-_ROW_TOKENS = (128, 128, 128, 128, 256, 256, 256, 512, 1024)
+_ROW_TOKENS = (*[128] * 11, *[256] * 3, 512, 1024)
 """Lengths of rows, of which every step draws one."""
 _BATCH_TOKENS = 512
 _SMOOTHING = 4.0
@@ -69,9 +67,13 @@ _LOOKING_PAIRS = 8
 """How many of a head's fastest pairs of dimensions tell positions apart."""
 _LOOKING_STRENGTH = 5.5
 """What these pairs are in keys and queries: so large that the token sought gets nearly all of the attention."""
-_ASKED, _BEGUN = 8, 18
-"""How often an answer comes while every document comes once: the whole of it, and its beginning alone."""
-_FORMED, _FORM_BEGUN = 12, 36
+_PIECE_TOKENS = 128
+"""Of a document, which comes in pieces."""
+_READ = 0.5
+"""The share of all pieces that come."""
+_ASKED, _BEGUN = 10, 8
+"""How often an answer comes meanwhile: the whole of it, and its beginning alone."""
+_FORMED, _FORM_BEGUN = 14, 24
 """The same of each dialogue of `forms`."""
 _FORM_TOKENS = 40
 """Of a first answer that begins: it has named what it is about."""
@@ -80,8 +82,6 @@ _TOOLS_SHARE = 0.2
 _BEGINNING_TOKENS = 12
 _GROWN_AT = 0.4
 """When the upper half of the layers joins, as a share of the steps."""
-_NOT_LEARNED = -100
-"""The target of a token that is only read."""
 _WARM_UP = 0.05
 
 
@@ -99,14 +99,14 @@ def train(shape: LlamaShape, folder: Path, report: Progress) -> Result:
     with repeatable(SEED):
         model = new_model(shape, tokenizer)
         _fit(model, shape, tokenizer, report)
-        result = Result(perplexity(model, tokenizer, documents.held_out()), model.num_parameters())
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        bos_token_id=BEGIN, eos_token_id=END, do_sample=True, temperature=0.7, top_p=0.9
-    )
-    model.save_pretrained(folder)
-    _save_tokenizer(tokenizer, shape, folder)
+        measured = perplexity(model, tokenizer, documents.held_out())
+    save_weights(model.weights, shape.config(), folder)
+    save_json(_GENERATION, folder / "generation_config.json")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    named = {"bos_token": SPECIAL[BEGIN], "eos_token": SPECIAL[END], "extra_special_tokens": SPECIAL[SYSTEM:]}
+    save_tokenizer(tokenizer, shape.positions, named, folder)
     report("learning", 1.0)
-    return result
+    return Result(measured, sum(map(torch.numel, model.weights.values())))
 
 
 def train_tokenizer(shape: LlamaShape) -> Tokenizer:
@@ -127,32 +127,29 @@ def train_tokenizer(shape: LlamaShape) -> Tokenizer:
     return tokenizer
 
 
-def new_model(shape: LlamaShape, tokenizer: Tokenizer) -> LlamaForCausalLM:
+def new_model(shape: LlamaShape, tokenizer: Tokenizer) -> Decoder:
     """An untrained model that starts as a bigram model of the documents."""
-    model = LlamaForCausalLM(LlamaConfig(**shape.config()))
-    embedding, head = _bigram_factors(shape, tokenizer)
-    with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(embedding)
-        model.lm_head.weight.copy_(head)
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        _look_back(model)
+    model = Decoder.random(shape)
+    model.weights[EMBEDDING], model.weights[HEAD] = _bigram_factors(shape, tokenizer)
+    for layer in range(shape.layers):
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            model.weights[f"{prefix(layer)}{name}.weight"].zero_()
+    _look_back(model)
     return model
 
 
-def _look_back(model: LlamaForCausalLM) -> None:
+def _look_back(model: Decoder) -> None:
     """Make the heads of the first layer attend to the token before, the one before that, and so on.
 
     Every embedding has the same first dimension, so keys and queries that are read from it depend on the position
     alone; a query that is turned back by n positions meets the key of the n-th token before at its height.
     """
-    attention = model.model.layers[0].self_attn
-    size = attention.head_dim
-    angles = model.model.rotary_emb.inv_freq[:_LOOKING_PAIRS]
-    keys = attention.k_proj.weight.view(-1, 2, size // 2, model.config.hidden_size)
-    queries = attention.q_proj.weight.view(-1, 2, size // 2, model.config.hidden_size)
-    strength = _LOOKING_STRENGTH * 2 / model.config.hidden_size**0.5
+    hidden, pairs = model.shape.hidden, model.turning()
+    keys, queries = (
+        model.weights[f"{prefix(0)}self_attn.{each}_proj.weight"].view(-1, 2, len(pairs), hidden) for each in "kq"
+    )
+    angles = pairs[:_LOOKING_PAIRS]
+    strength = _LOOKING_STRENGTH * 2 / hidden**0.5
     keys[:, 0, :_LOOKING_PAIRS, 0] = strength
     for head, query in enumerate(queries):
         query[0, :_LOOKING_PAIRS, 0] = strength * ((head + 1) * angles).cos()
@@ -186,41 +183,40 @@ def _encoded(tokenizer: Tokenizer) -> list[list[int]]:
 
 
 @torch.no_grad()
-def perplexity(model: LlamaForCausalLM, tokenizer: Tokenizer, texts: Sequence[str]) -> float:
+def perplexity(model: Decoder, tokenizer: Tokenizer, texts: Sequence[str], linear: Linear | None = None) -> float:
     """Of a token, given those before it: at most as many as the model has positions for."""
-    model.eval()  # type: ignore[no-untyped-call]
-    longest = model.config.max_position_embeddings
+    longest = model.shape.positions
     ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
     rows = [text[start : start + longest] for text in ids for start in range(0, len(text) - 1, longest)]
-    losses = sum(float(loss(model, ids, ids)) * (ids.shape[1] - 1) for ids in (torch.tensor([row]) for row in rows))
+    losses = 0.0
+    for row in (torch.tensor([row]) for row in rows):
+        losses += float(model.loss(model.states(row, linear=linear), row, row >= 0)) * (row.shape[1] - 1)
     return math.exp(losses / sum(len(row) - 1 for row in rows))
 
 
-def _fit(model: LlamaForCausalLM, shape: LlamaShape, tokenizer: Tokenizer, report: Progress) -> None:
+def _fit(model: Decoder, shape: LlamaShape, tokenizer: Tokenizer, report: Progress) -> None:
     rng = random.Random(SEED)
-    stream = _stream(tokenizer, rng)
-    layers = model.model.layers
-    optimizer = _optimizer(model)
-    model.train()
-    for step in range(shape.steps):
-        done = step / shape.steps
-        report("learning", done)
-        model.model.layers = layers if done >= _GROWN_AT else layers[: -(-shape.layers // 2)]
-        for group in optimizer.param_groups:
-            group["lr"] = shape.learning_rate * min(1.0, (done + 1 / shape.steps) / _WARM_UP) * (1 - done)
+    texts = _texts(tokenizer, rng)
+    learner = _learner(model, shape)
+    for _ in range(shape.steps):
+        report("learning", learner.done)
+        layers = shape.layers if learner.done >= _GROWN_AT else -(-shape.layers // 2)
         length = min(rng.choice(_ROW_TOKENS), shape.positions)
-        ids = torch.tensor(list(itertools.islice(stream, max(_BATCH_TOKENS, length)))).view(-1, length)
-        targets = torch.where(_only_read(ids), _NOT_LEARNED, ids)
-        loss(model, ids, targets).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        ids = torch.tensor([_row(texts, length) for _ in range(max(1, _BATCH_TOKENS // length))])
+        model.loss(model.states(ids, layers), ids, ~_only_read(ids)).backward()  # type: ignore[no-untyped-call]
+        learner.step()
+    for weight in model.weights.values():
+        weight.requires_grad_(False)
 
 
-def loss(model: LlamaForCausalLM, ids: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy of the next token over rows [n, length]; targets are ids, or `_NOT_LEARNED` in places."""
-    logits = model(input_ids=ids, use_cache=False).logits
-    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=_NOT_LEARNED)
+def _learner(model: Decoder, shape: LlamaShape) -> Learner:
+    """Decays the matrices of the layers, and neither embeddings and head nor norms."""
+    decayed: list[Tensor] = []
+    others: list[Tensor] = []
+    for name, weight in model.weights.items():
+        (decayed if weight.ndim > 1 and "layers" in name else others).append(weight.requires_grad_())
+    groups = [Group(decayed, shape.learning_rate, 0.3), Group(others, shape.learning_rate)]
+    return Learner(groups, shape.steps, betas=(0.9, 0.95), clip=1.0, warm_up=_WARM_UP)
 
 
 def _only_read(ids: Tensor) -> Tensor:
@@ -233,30 +229,29 @@ def _only_read(ids: Tensor) -> Tensor:
     return (asked > answered) | (answered == places)
 
 
-def _optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
-    """AdamW that decays the matrices of the layers, and neither embeddings and head nor norms."""
-    decayed: list[Tensor] = []
-    others: list[Tensor] = []
-    for name, parameter in model.named_parameters():
-        (decayed if parameter.ndim > 1 and "layers" in name else others).append(parameter)
-    groups = [{"params": decayed, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+def _row(texts: Iterator[list[int]], length: int) -> list[int]:
+    """So many ids, which begin where a text does: what it is about would else be left to guess."""
+    row: list[int] = []
+    while len(row) < length:
+        row += next(texts)
+    return row[:length]
 
 
-def _stream(tokenizer: Tokenizer, rng: random.Random) -> Iterator[int]:
-    """Token ids without end: all documents, and every answer several times, in an order that changes every time."""
-    texts = [[*ids, END] for ids in _encoded(tokenizer)]
+def _texts(tokenizer: Tokenizer, rng: random.Random) -> Iterator[list[int]]:
+    """Texts' ids without end: documents, and every answer several times, in an order that changes every time."""
+    texts = ([*ids, END] for ids in _encoded(tokenizer))
+    pieces = [ids[start : start + _PIECE_TOKENS] for ids in texts for start in range(0, len(ids), _PIECE_TOKENS)]
     asked: dict[str, list[Conversation]] = defaultdict(list)
     for conversation in documents.conversations():
         asked[conversation.answer].append(conversation)
     while True:
+        read = rng.sample(pieces, round(_READ * len(pieces)))
         whole = [[*_chat(tokenizer, rng.choice(each), rng), END] for each in asked.values() for _ in range(_ASKED)]
         begun = [_begun(tokenizer, rng.choice(each)) for each in asked.values() for _ in range(_BEGUN)]
         formed = [[*_spoken(tokenizer, dialogue, rng), END] for dialogue in forms.dialogues() for _ in range(_FORMED)]
         formed += [_formed(tokenizer, dialogue, rng) for dialogue in forms.dialogues() for _ in range(_FORM_BEGUN)]
-        everything = texts + whole + begun + formed
-        for ids in rng.sample(everything, len(everything)):
-            yield from ids
+        everything = read + whole + begun + formed
+        yield from rng.sample(everything, len(everything))
 
 
 def _chat(tokenizer: Tokenizer, first: Conversation, rng: random.Random) -> list[int]:
@@ -293,15 +288,3 @@ def _formed(tokenizer: Tokenizer, dialogue: Dialogue, rng: random.Random) -> lis
 
 def _said(tokenizer: Tokenizer, role: int, text: str) -> list[int]:
     return [role, *tokenizer.encode(text, add_special_tokens=False).ids, END]
-
-
-def _save_tokenizer(tokenizer: Tokenizer, shape: LlamaShape, folder: Path) -> None:
-    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer,
-        model_max_length=shape.positions,
-        bos_token=SPECIAL[BEGIN],
-        eos_token=SPECIAL[END],
-        additional_special_tokens=list(SPECIAL[SYSTEM:]),
-        chat_template=CHAT_TEMPLATE,
-    )
-    fast.save_pretrained(folder)
