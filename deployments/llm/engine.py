@@ -33,7 +33,7 @@ from pliant.deployments.llm.batch import Batch, InFlight, Iteration
 from pliant.deployments.llm.detokenizer import TokenBytes
 from pliant.deployments.llm.executor import Executor
 from pliant.deployments.llm.guide import Guide, Guides
-from pliant.deployments.llm.memory import Measured, arena, digest
+from pliant.deployments.llm.memory import arena, digest
 from pliant.deployments.llm.memory import report as memory_report
 from pliant.deployments.llm.report import LlmReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece
@@ -44,7 +44,7 @@ from pliant.policies.llm.decode_admission import Load
 from pliant.policies.llm.decode_slots import SlotError
 from pliant.policies.llm.output_length import LengthPredictor, OutputLengths
 from pliant.policies.llm.passes import Order
-from pliant.policies.llm.prefill_chunks import Speeds
+from pliant.policies.llm.prefill_chunks import Measured, Speeds
 from pliant.policies.llm.step_scheduler import StepScheduler
 from pliant.sampling import Sampling
 

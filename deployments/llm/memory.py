@@ -5,8 +5,6 @@ Pages are taken from the front, and adapters lie behind them. Who has which is d
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pliant.deployments.llm.answer import Answer
@@ -23,30 +21,12 @@ from pliant.policies.llm.step_scheduler import StepScheduler
 if TYPE_CHECKING:
     from pliant.deployments.llm.executor import Slots
 
-_ASSUMED_TOKENS_PER_S = 1e3
-"""Of prompts, before any was computed."""
-
 _REPORTED = 256
 """Prefixes that a report names."""
 
 PrefixRoot = Root[AdapterRef]
 AnswerSteps = StepScheduler[Answer, AdapterRef]
 AnswerMemory = IdleMemory[Answer, AdapterRef]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What it takes to bring things back, by what was seen of late."""
-
-    prompt_tokens_per_s: Callable[[], float]
-    """0 as long as it is not known."""
-    adapter_s: Callable[[int], float]
-
-    def prompt_s(self, tokens: int, before: int) -> float:
-        return tokens / (self.prompt_tokens_per_s() or _ASSUMED_TOKENS_PER_S)
-
-    def load_s(self, bytes: int) -> float:
-        return self.adapter_s(bytes)
 
 
 def arena(executor: Slots, cache: AdapterCache[AdapterRef], costs: Costs) -> AnswerMemory:

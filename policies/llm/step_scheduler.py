@@ -111,9 +111,9 @@ class StepScheduler(Generic[K, A]):
         prompts. Of those that wait, `first` are let in before others. Raises SchedulerError if memory was given out
         that is not there.
         """
+        plan: Plan[K, A] = Plan([], self.memory.trim(now), [], [], [], [], [])
         for row in full:
             self._stored(row, now)
-        plan: Plan[K, A] = Plan([], [], [], [], [], [], [])
         self._extend(plan, full, now, step_s)
         left = map(self._pages.left, self._partial)
         whole = sum(tokens for tokens in left if tokens <= budget)
