@@ -47,6 +47,7 @@ PROCESSES: dict[str, tuple[tuple[str, ...], set[str]]] = {
         (f"{SERVE}.vision.replica", "pliant.kernels.vision.executor"),
         HEAVY - {"torch"},
     ),
+    "training of a text classifier": (("pliant.zoo.topics", "pliant.zoo.pairs"), HEAVY - {"torch"}),
     "training of a vision transformer": (("pliant.zoo.digits_vit",), {"transformers", "peft", "ortools"}),
 }
 """By process: what it imports, and what must not come with it. timm brings all that is for vision and compiling."""
