@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -55,6 +56,9 @@ class Replicas:
     def held(self) -> Counter[int]:
         return Counter(engine.report()["max_length"] for engine in self.engines.values())
 
+    async def newest_first(self, oldest_first: Sequence[str]) -> Sequence[str]:
+        return oldest_first[::-1]
+
     async def hold(self, assignment: Assignment) -> Report:
         self.holds.append(assignment)
         if assignment.replica in self.hangs:
@@ -82,6 +86,7 @@ class World:
             Lengths(LENGTHS, None, resident=self.resident),
             self.table,
             self.replicas,
+            self.replicas.newest_first,
             self._changed,
             lambda: self.now,
         )
@@ -274,6 +279,57 @@ async def test_fewer_replicas_are_not_wanted_before_all_can_have_reported() -> N
     assert world.scheduler.wanted() == 3
 
 
+async def test_what_the_replica_holds_that_will_be_stopped_another_takes_over_first() -> None:
+    world = World()
+    for name, length in (("a", 4), ("b", 4), ("c", 16)):
+        await world.replicas.add(name, length)
+    await world.run(12, 3)
+    assert world.replicas.held() == {4: 2, 16: 1}
+    assert world.scheduler.ready_for(2) == 3, "what will be stopped, as it is the newest, alone holds the longest"
+    holds, told = len(world.replicas.holds), []
+    for _ in range(5):
+        await world.run(1, 3, 15)
+        told.append(world.scheduler.ready_for(2))
+    assert told[-1] == 2
+    assert sorted(world.replicas.engines[name].home for name in "ab") == [4, 16]
+    assert [each.replica for each in world.replicas.holds[holds:]] != ["c"]
+    world.replicas.remove("c")
+    moves = len(world.replicas.holds)
+    await world.run(12, 3, 15)
+    assert len(world.replicas.holds) == moves, "nothing is left to be done"
+    assert world.scheduler.ready_for(2) == 2
+
+
+async def test_a_replica_that_cannot_take_over_does_not_keep_the_other_for_ever() -> None:
+    world = World()
+    for name, length in (("a", 4), ("b", 4), ("c", 16)):
+        await world.replicas.add(name, length)
+    await world.run(12, 3)
+    world.replicas.hangs = {name: asyncio.Event() for name in "ab"}
+    assert world.scheduler.ready_for(2) == 3
+    await world.run(30, 3, 15)
+    assert world.scheduler.ready_for(2) == 3
+    await world.run(35, 3, 15)
+    assert world.scheduler.ready_for(2) == 2
+
+
+async def test_as_many_as_before_are_kept_if_they_are_wanted_again() -> None:
+    world = World()
+    for name, length in (("a", 4), ("b", 4), ("c", 16)):
+        await world.replicas.add(name, length)
+    await world.run(12, 3, 15)
+    assert world.scheduler.ready_for(2) == 3
+    await world.run(2, 3, 15)
+    assert world.scheduler.ready_for(3) == 3
+    await world.run(20, 3, 15)
+    assert sum(world.scheduler.guidance().plan["replicas"].values()) == 3
+
+
+async def test_a_service_that_sleeps_need_not_hand_over(world: World) -> None:
+    assert world.scheduler.ready_for(0) == 0
+    assert world.scheduler.ready_for(5) == 5
+
+
 async def test_the_longest_is_covered_even_before_anything_arrived() -> None:
     world = World()
     for name in "abc":
@@ -359,6 +415,9 @@ class Reporting:
         self.moves: list[tuple[float, Assignment]] = []
         self.now = 0.0
 
+    async def as_they_are(self, replicas: Sequence[str]) -> Sequence[str]:
+        return replicas
+
     async def hold(self, assignment: Assignment) -> Report:
         self.moves.append((self.now, assignment))
         known = self.reports[assignment.replica]
@@ -371,7 +430,9 @@ async def test_a_short_length_that_was_no_quicker_is_not_tried_again_every_ten_m
     table: Table = ReplicaTable(EncoderChooser(1.0))
     config = EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 4, "slo_ms": 1000})
     lengths = Lengths(LENGTHS, None)
-    scheduler = RuntimeScheduler("topics", config, lengths, table, replicas, lambda: None, lambda: replicas.now)
+    scheduler = RuntimeScheduler(
+        "topics", config, lengths, table, replicas, replicas.as_they_are, lambda: None, lambda: replicas.now
+    )
     while replicas.now < 1800:
         replicas.now += 1
         scheduler.hear(News(Counter({3: 50}), answered=50))
