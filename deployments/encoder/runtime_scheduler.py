@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.lengths import Lengths
+from pliant.deployments.encoder.memory import residency
 from pliant.deployments.encoder.messages import Assignment, Report, held_lengths, home
 from pliant.deployments.encoder.scale_in import ScaleIn
 from pliant.deployments.serving.errors import OutdatedPlannerError
@@ -94,9 +95,8 @@ class RuntimeScheduler:
         self._changed = changed
         self._clock = clock
         self._slo_s = config.slo_ms / 1e3
-        self._sets = not lengths.resident and config.room is not None and config.room > 1
-        residency = _residency(lengths, config.room or 1) if lengths.resident or self._sets else None
-        self._planner = Planner(lengths.longest, self._slo_s, config.period_s, config.demand_quantile, residency)
+        self._sets = not lengths.resident and config.residency == "several"
+        self._planner = Planner(lengths.longest, self._slo_s, config.period_s, config.demand_quantile)
         self._tracking = TargetTracking(max(1, config.replicas.min), config.replicas.max)
         self._scale_in = ScaleIn(first_to_stop, self._slo_s + _LOAD_WITHIN_S, clock)
         self._started = clock()
@@ -227,6 +227,7 @@ class RuntimeScheduler:
             return
         now = self._clock()
         seconds = service_times(lengths, observed, self._lengths.service_s)
+        self._planner.residency = self._residency(reports, lengths)
         problem = self._planner.problem(now, len(reports), seconds)
         started = time.perf_counter()
         allocation = await asyncio.to_thread(solve, problem)
@@ -242,6 +243,12 @@ class RuntimeScheduler:
                 plan.excess,
             )
         self._changed()
+
+    def _residency(self, reports: Mapping[str, Report], lengths: Collection[int]) -> Residency | None:
+        """None where a replica holds one runtime of one length."""
+        if self._lengths.resident:
+            return Residency(dict.fromkeys(lengths, 0.0), 0.0)
+        return residency(self._service, lengths, list(reports.values())) if self._sets else None
 
     def _move(
         self,
@@ -325,12 +332,6 @@ class RuntimeScheduler:
                 "excess_per_s": round(plan.excess, 2),
             }
         return facts
-
-
-def _residency(lengths: Lengths, room: int) -> Residency:
-    """In runtimes, which take about as much memory each: their weights; nothing where one takes all lengths."""
-    each = 0.0 if lengths.resident else 1.0
-    return Residency(dict.fromkeys({*lengths.current, *lengths.service_s}, each), float(room))
 
 
 def _batches(
