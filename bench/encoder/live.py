@@ -176,20 +176,21 @@ async def _throughputs(
     rng = random.Random(plan.seed)
     names = [*ours, *peers]
     found: dict[str, list[float]] = {name: [] for name in names}
-    async with session() as http:
 
-        async def block(name: str, chosen: Sequence[bytes]) -> Block:
-            with peers[name].awake() if name in peers else nullcontext():
-                url = peers[name].url if name in peers else ours[name]
+    async def block(name: str, chosen: Sequence[bytes]) -> Block:
+        """With connections of its own: a server that stood still closes those that it had."""
+        url = peers[name].url if name in peers else ours[name]
+        with peers[name].awake() if name in peers else nullcontext():
+            async with session() as http:
                 return await closed_loop(http, url, chosen, _MANY)
 
-        for name in names:
-            await block(name, bodies[:_MANY])
-        for _ in track(range(plan.repetitions), "tweets", transient=True):
-            blocks = {name: await block(name, bodies) for name in rng.sample(names, len(names))}
-            for name, each in blocks.items():
-                found[name].append(each.throughput)
-            _agree(blocks, tweets)
+    for name in names:
+        await block(name, bodies[:_MANY])
+    for _ in track(range(plan.repetitions), "tweets", transient=True):
+        blocks = {name: await block(name, bodies) for name in rng.sample(names, len(names))}
+        for name, each in blocks.items():
+            found[name].append(each.throughput)
+        _agree(blocks, tweets)
     return found
 
 
