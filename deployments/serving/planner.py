@@ -28,6 +28,7 @@ from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.kind import Fetch, Kind, Opening, Part, Planning
 from pliant.deployments.serving.messages import Guidance, News, Step
 from pliant.deployments.serving.router import ReplicaCalls, table_of
+from pliant.deployments.serving.scale_in import foreseen
 from pliant.deployments.serving.starting_replicas import StartingReplicas
 from pliant.policies.cluster.budget import Nodes
 
@@ -65,7 +66,7 @@ class Planner:
             name: table_of(name, self._kinds[name].chooser(config.services[name]), handle)
             for name, handle in handles.items()
         }
-        planning = Planning(config, handles, self._tables, self._changed, self._open, self._epoch)
+        planning = Planning(config, handles, self._tables, self._changed, self._open, self._epoch, foreseen)
         used = {kind.name: kind for kind in self._kinds.values()}
         parts = {name: kind.part(planning) for name, kind in used.items()}
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part}
@@ -123,9 +124,14 @@ class Planner:
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """How many replicas each service should have, for `deployments/autoscaling.py`."""
-        if self._budget:
-            return dict(self._budget.wanted())
-        return {name: number for part in self._parts.values() for name, number in part.wanted().items()}
+        parts = self._parts.values()
+        each = [self._budget.wanted()] if self._budget else [part.wanted() for part in parts]
+        wanted = {name: number for some in each for name, number in some.items()}
+        return {name: self._ready_for(name, number) for name, number in wanted.items()}
+
+    def _ready_for(self, service: str, wanted: int) -> int:
+        part = self._parts.get(self._kinds[service].name)
+        return part.ready_for(service, wanted) if part else wanted
 
     def check_health(self) -> None:
         """Serve replaces a planner of which a part does not work any more."""

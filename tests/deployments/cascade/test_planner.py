@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,10 @@ class House:
         async def level(name: str) -> Any:
             return self.services[name]
 
-        return CascadePart(Planning(self.config, {}, self.tables, lambda: None, level, 1), pauses_s)
+        async def as_they_are(replicas: Sequence[str]) -> Sequence[str]:
+            return replicas
+
+        return CascadePart(Planning(self.config, {}, self.tables, lambda: None, level, 1, as_they_are), pauses_s)
 
     @property
     def calls(self) -> int:
