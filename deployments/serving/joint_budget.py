@@ -45,7 +45,8 @@ _LASTING = 6
 
 
 class JointBudget:
-    """`step` every `PERIOD_S`. `nodes` says what there is to share; `valuers` are of services that can be judged.
+    """`step` every `PERIOD_S`. `nodes` says what there is to share, beside so many `gateways`; `valuers` are of those
+    services that can be judged.
 
     Times are those of `clock`, in seconds.
     """
@@ -57,6 +58,7 @@ class JointBudget:
         tables: Mapping[str, ReplicaTable[Any, Any]],
         starting: StartingReplicas,
         nodes: Callable[[], Awaitable[Sequence[Nodes]]],
+        gateways: Callable[[], int],
         clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
         assert config.budget
@@ -67,6 +69,7 @@ class JointBudget:
         self._tables = tables
         self._starting = starting
         self._nodes = nodes
+        self._gateways = gateways
         self._clock = clock
         self._began = self._binned = clock()
         self._arrived: Counter[str] = Counter()
@@ -251,8 +254,7 @@ class JointBudget:
 
     def _unchanging(self, values: Mapping[str, Value]) -> list[Shape]:
         """What is not decided on: gateways, the planner, and services that are fixed or not measured yet."""
-        gateway = self._config.gateway
-        taken = [(0.0, gateway.cpus)] * gateway.replicas + [(0.0, PLANNER_CPUS)]
+        taken = [(0.0, self._config.gateway.cpus)] * self._gateways() + [(0.0, PLANNER_CPUS)]
         for name, sizes in self._sizes.items():
             if name not in values:
                 taken += [self._reserved(name)] * max(sizes.min, self._running(name))

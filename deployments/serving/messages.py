@@ -33,6 +33,8 @@ class News:
     """How many of its requests ended how, ever."""
     asked: Counter[str] = field(default_factory=Counter)
     """Of other services: how often they were asked for it; they count that as theirs, too."""
+    gateway_busy: float = 0.0
+    """How busy the gateway is with all services (see `busyness`)."""
 
 
 STARTING = "starting"

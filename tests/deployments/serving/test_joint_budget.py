@@ -41,11 +41,13 @@ IMAGES = [(0.005, 0.6), (0.01, 0.9), (0.02, 1.0)]
 Demand = Callable[[float], Mapping[str, float]]
 
 
-def serving(cpus: float = 6.0, images: bool = False, policy: str = "joint", **changes: Any) -> ServingConfig:
+def serving(
+    cpus: float = 6.0, images: bool = False, policy: str = "joint", gateway: float = 0.0, **changes: Any
+) -> ServingConfig:
     photos = {"photos": {"kind": "vision", "model": "m", "replicas": {"min": 1, "max": 5}}} if images else {}
     return parse(
         {
-            "gateway": {"cpus": 0},
+            "gateway": {"cpus": gateway, "replicas": {"min": 1, "max": 4}},
             "budget": {"nodes": [{"cpus": cpus + 0.5}], "policy": policy},
             "services": {
                 "texts": {"kind": "encoder", "model": "m", "replicas": {"min": 1, "max": 5}, "slo_ms": 500, **changes},
@@ -61,6 +63,7 @@ class Cluster:
 
     def __init__(self, config: ServingConfig, seed: int = 0) -> None:
         self.now = 0.0
+        self.gateways = 1
         self.counts = {name: sizes.min for name, each in config.services.items() if (sizes := each.replica_range())}
         self.history: list[dict[str, int]] = []
         self._config = config
@@ -80,6 +83,7 @@ class Cluster:
             self.tables,
             self.starting,
             self._nodes,
+            lambda: self.gateways,
             lambda: self.now,
         )
 
@@ -406,3 +410,12 @@ async def test_where_the_least_do_not_fit_nothing_changes_and_stats_say_so() -> 
     await cluster.budget.step()
     assert cluster.budget.wanted() == before
     assert "lower min replicas" in reasons(cluster, "texts")
+
+
+async def test_more_gateways_leave_less_for_services() -> None:
+    cluster = Cluster(serving(cpus=7.0, gateway=1.0))
+    await cluster.run(600, steady(60, 3.5 * CHAT_EACH))
+    assert sum(cluster.counts.values()) == 6
+    cluster.gateways = 3
+    await cluster.run(60, steady(60, 3.5 * CHAT_EACH))
+    assert sum(cluster.counts.values()) == 4
