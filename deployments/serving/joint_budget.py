@@ -94,17 +94,20 @@ class JointBudget:
         """Take in what a gateway saw."""
         for part, count in news.asked.items():
             self._asked[part, service] += count
+            self.wake(part)
         if valuer := self._valuers.get(service):
             self._arrived[service] += (arrived := news.arrived.total())
             self._met[service] += news.answered - news.late
             self._missed[service] += news.shed + news.late
             valuer.hear(news)
             if arrived:
-                self._asked_at[service] = self._clock()
-                self._wake(service)
+                self.wake(service)
 
-    def _wake(self, service: str) -> None:
-        """Have a replica of `service` start if it sleeps, whatever that earns."""
+    def wake(self, service: str) -> None:
+        """Have a replica of `service` start if it sleeps, whatever that earns; one that does not stays awake."""
+        if service not in self._valuers:
+            return
+        self._asked_at[service] = self._clock()
         if not (self._sizes[service].min or self._running(service)):
             self._wanted[service] = 1
             self._because[service] = "it was asleep, and is asked for something"

@@ -87,6 +87,8 @@ class Planning:
     """The endpoint of another service, as a gateway has it, by name."""
     epoch: int
     """The planner's, for what replicas are to obey it in."""
+    wake: Callable[[str], None] = lambda _service: None
+    """To be called, again and again, for a service that is needed now and may sleep."""
 
 
 class Part:

@@ -70,6 +70,8 @@ class Guidance:
     """Those that send to the service's replicas."""
     requests: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By gateway: how many of its requests ended how, ever."""
+    starts_within_s: float = 0.0
+    """Seconds that the first replica still takes which starts now, by what starts took; 0: that is not known."""
     epoch: int = 0
     """Of the planner that says so: of two, the newer has the greater. 0: it is of a version that has none."""
 

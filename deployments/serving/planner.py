@@ -64,7 +64,7 @@ class Planner:
             name: table_of(name, self._kinds[name].chooser(config.services[name]), handle)
             for name, handle in handles.items()
         }
-        planning = Planning(config, handles, self._tables, self._changed, self._open, self._epoch)
+        planning = Planning(config, handles, self._tables, self._changed, self._open, self._epoch, self._wake)
         used = {kind.name: kind for kind in self._kinds.values()}
         parts = {name: kind.part(planning) for name, kind in used.items()}
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part}
@@ -100,6 +100,7 @@ class Planner:
                 guidance.get(name, Guidance()),
                 gateways=gateways,
                 requests=self._gateways.requests(name),
+                starts_within_s=self._starting.within_s(name),
                 epoch=self._epoch,
             )
             for name in self._kinds
@@ -142,6 +143,10 @@ class Planner:
         return JointBudget(
             self._config, judged, self._tables, self._starting, partial(_nodes, budget), lambda: self._gateways.count
         )
+
+    def _wake(self, service: str) -> None:
+        if self._budget:
+            self._budget.wake(service)
 
     @property
     def _state(self) -> str:

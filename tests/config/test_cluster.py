@@ -81,17 +81,6 @@ def test_the_default_cluster_needs_no_network() -> None:
             {"services": {"a": SERVICE | {"replicas": {"min": 0, "max": 2}}}},
             "services.a.replicas.min: a service sleeps only within a budget; add the line `budget: {}`",
         ),
-        (
-            {
-                "services": {
-                    "a": SERVICE | {"replicas": {"min": 0, "max": 2}},
-                    "b": SERVICE,
-                    "c": {"kind": "cascade", "levels": ["a", "b"], "accuracy_loss": 0.1, "data": "x"},
-                },
-                "budget": {},
-            },
-            "services.a.replicas.min: c is made of it, so that it cannot sleep; give at least 1",
-        ),
     ],
 )
 def test_mistakes_outside_a_service(args: dict[str, Any], line: str) -> None:
@@ -186,6 +175,14 @@ def test_state_that_cannot_be_reached(state: str, line: str) -> None:
         parse({"state": state, "services": {"t": {"kind": "encoder", "model": "zoo/topics-small", "replicas": 1}}})
     [problem] = error.value.problems
     assert problem.startswith(line)
+
+
+def test_what_a_cascade_is_made_of_may_sleep_within_a_budget() -> None:
+    cascade = {"kind": "cascade", "levels": ["a", "b"], "accuracy_loss": 0.1, "data": "x"}
+    services = {"a": SERVICE | {"replicas": {"min": 0, "max": 2}}, "b": SERVICE, "c": cascade}
+    assert parse({"services": services, "budget": {}}).services["a"].replica_range() == ReplicaRange(min=0, max=2)
+    with pytest.raises(ConfigError, match="a service sleeps only within a budget"):
+        parse({"services": services})
 
 
 def test_gateways_may_have_a_range_and_never_sleep(tmp_path: Path) -> None:

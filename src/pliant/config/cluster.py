@@ -266,9 +266,6 @@ def _rigid(services: Mapping[str, ServiceConfig], budget: BudgetConfig | None) -
                 f"services.{name}.replicas.min: a service sleeps only within a budget; add the line `budget: {{}}` "
                 "beside services, or give at least 1"
             )
-        for part in service.parts():
-            if part in services and (size := services[part].replica_range()) and not size.min:
-                yield f"services.{part}.replicas.min: {name} is made of it, so that it cannot sleep; give at least 1"
 
 
 def _with_settings(services: Mapping[str, ServiceConfig]) -> dict[str, ServiceConfig]:

@@ -419,3 +419,33 @@ async def test_more_gateways_leave_less_for_services() -> None:
     cluster.gateways = 3
     await cluster.run(60, steady(60, 3.5 * CHAT_EACH))
     assert sum(cluster.counts.values()) == 4
+
+
+async def test_a_level_wakes_that_a_cascade_could_not_ask_and_stays_awake_as_long_as_that_goes_on() -> None:
+    cluster = Cluster(serving(replicas={"min": 0, "max": 5}))
+    cluster.budget.hear("cascade", News(asked=Counter({"texts": 1, "fixed": 1})))
+    assert cluster.budget.wanted() == {"texts": 1}
+    cluster.counts["texts"] = 1
+    for _ in range(5):
+        cluster.budget.hear("cascade", News(asked=Counter({"texts": 1})))
+        await cluster.run(SLEEPS_AFTER_S - 2 * PERIOD_S, steady(0, 3.5 * CHAT_EACH))
+        assert cluster.counts["texts"] == 1
+    await cluster.run(SLEEPS_AFTER_S, steady(0, 3.5 * CHAT_EACH))
+    assert cluster.counts["texts"] == 0
+
+
+def test_what_a_start_still_takes() -> None:
+    now = [0.0]
+    starting = StartingReplicas(lambda: now[0])
+    assert starting.within_s("texts") == 30.0, "as is assumed"
+    now[0] = 100.0
+    starting.hear("texts", "a", Step(STARTING, 0.0))
+    now[0] = 108.0
+    starting.hear("texts", "a", None)
+    assert starting.within_s("texts") == 8.0
+    starting.hear("texts", "b", Step(STARTING, 0.0))
+    now[0] = 111.0
+    assert starting.within_s("texts") == 5.0
+    now[0] = 119.0
+    starting.hear("texts", "b", Step(STARTING, 0.5))
+    assert starting.within_s("texts") == 1.0, "any moment"
