@@ -41,7 +41,7 @@ SLEEPS_AFTER_S = 300.0
 """Without a request, a service that may."""
 _MOST_SPREAD = 1.0
 _LASTING = 6
-"""Periods, on average of which demand must be less before replicas go."""
+"""Periods, on average of which it is said who asks how much."""
 
 
 class JointBudget:
@@ -79,7 +79,6 @@ class JointBudget:
         self._asked_rates: defaultdict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=_LASTING))
         """By service and the other one, a cascade, whose requests it is asked for."""
         self._forecasts = {name: Forecast(PERIOD_S, self._ahead(name)) for name in self._valuers}
-        self._rates = {name: deque([0.0], maxlen=_LASTING) for name in self._valuers}
         self._corrections = {name: Correction() for name in self._valuers}
         self._served_by: dict[str, frozenset[str]] = {}
         """Replicas that there were when it was last looked."""
@@ -146,7 +145,6 @@ class JointBudget:
             rate = self._arrived.pop(name, 0) / seconds
             forecast.look(self._ahead(name))
             forecast.observe(rate)
-            self._rates[name].append(rate)
             self._correct(name, rate, seconds)
         for pair in self._asked_rates.keys() | self._asked.keys():
             self._asked_rates[pair].append(self._asked.pop(pair, 0) / seconds)
@@ -224,9 +222,8 @@ class JointBudget:
         return self._valuers[name].value(reports, rate, spread, self._sizes[name].max) if reports else None
 
     def _rate(self, name: str) -> float:
-        """What is planned for, per second: what is coming, but no less than there was lately, as one quiet moment is
-        no reason to do with less."""
-        return max(self._forecasts[name].rate, fmean(self._rates[name]))
+        """What is planned for, per second."""
+        return self._forecasts[name].planned
 
     def _ahead(self, name: str) -> int:
         """Periods that forecasts look ahead: what is decided now serves after a start."""

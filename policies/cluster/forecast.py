@@ -6,11 +6,14 @@ days (the season). The regression is recursive least squares, forgets slowly, an
 makes errors count by their size and not by their square, as a few spikes would decide all otherwise. It begins with "as
 now", and so does a service without history.
 
-A quantile scales the forecast by what was observed over what had been forecast.
+A quantile scales the forecast by what was observed over what had been forecast. The spread has, beside the forecast's
+errors, how rates vary within a bin, more than by chance: requests come in bursts, and a queue is as long as its worst
+second.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -32,8 +35,22 @@ _SMOOTHED_S = 600.0
 _KEPT = 500
 """Ratios of observed to forecast, for quantiles."""
 _FEW = 20
+_LATELY_S = 60.0
+"""Over which demand must be less before anybody does with less."""
+_BURSTS = 0.05
+"""Weight of the latest bin's."""
 _TENTHS = 2.563
 """Standard deviations from the first to the last tenth of a normal distribution."""
+
+
+def burstiness(counts: Floats) -> float:
+    """By how much requests per second vary beyond Poisson's variance: that over the mean's square.
+
+    `counts` are of the seconds of one bin; of fewer than two, or none, nothing is known.
+    """
+    if len(counts) < 2 or not (mean := float(counts.mean())):
+        return 0.0
+    return max(0.0, float(counts.var(ddof=1)) - mean) / (mean * mean)
 
 
 class Forecast:
@@ -58,6 +75,8 @@ class Forecast:
         self._made: deque[tuple[Floats, float, float]] = deque()
         """Features, rate and forecast of the bins whose horizon has not come."""
         self._ratios: deque[float] = deque(maxlen=_KEPT)
+        self._lately: deque[float] = deque(maxlen=max(1, round(_LATELY_S / bin_s)))
+        self._bursts = 0.0
 
     def look(self, ahead: int) -> None:
         """Forecast so many bins ahead from the next bin on. Raises ValueError unless positive.
@@ -75,8 +94,9 @@ class Forecast:
         while len(self._made) > ahead:
             self._made.popleft()
 
-    def observe(self, rate: float) -> None:
-        """The rate of the bin that is over; bins follow each other without a gap."""
+    def observe(self, rate: float, bursts: float = 0.0) -> None:
+        """The rate of the bin that is over; bins follow each other without a gap. `bursts`: see `burstiness`."""
+        self._bursts += _BURSTS * (bursts - self._bursts)
         if len(self._made) == self._ahead:
             features, then, forecast = self._made.popleft()
             self._ratios.append((rate + 1e-9) / (forecast + 1e-9))
@@ -87,6 +107,7 @@ class Forecast:
         self._last = np.array([rate, *self._last[:-1]])
         self._levels += _SMOOTHING * (rate - self._levels)
         self._today.append(rate)
+        self._lately.append(rate)
         self._seen += 1
         features = self._features()
         self._made.append((features, rate, max(0.0, rate + float(self._weights @ features))))
@@ -98,6 +119,16 @@ class Forecast:
         """`ahead` bins after the last one observed; 0 before the first."""
         return self._made[-1][2] if self._made else 0.0
 
+    @property
+    def planned(self) -> float:
+        """What to be ready for: the forecast, but no less than the latest bin, nor than the last minute.
+
+        Most spikes return to their level, and so forecasts do, but those that last cost the most until replicas have
+        started; and one quiet moment is no reason to do with less.
+        """
+        lasting = sum(self._lately) / len(self._lately) if self._lately else 0.0
+        return max(self.rate, float(self._last[0]), lasting)
+
     def quantile(self, share: float) -> float:
         """The rate that is not exceeded with a probability of `share`, by how forecasts went so far."""
         if len(self._ratios) < _FEW:
@@ -106,11 +137,13 @@ class Forecast:
 
     @property
     def spread(self) -> float:
-        """The standard deviation of the rate over its forecast, by the middle four fifths of how forecasts went."""
-        if len(self._ratios) < _FEW:
-            return 0.0
-        low, high = np.quantile(np.array(self._ratios), (0.1, 0.9))
-        return float(high - low) / _TENTHS
+        """The standard deviation of the rate of a second over the forecast, by the middle four fifths of how forecasts
+        went, and by bursts."""
+        errors = 0.0
+        if len(self._ratios) >= _FEW:
+            low, high = np.quantile(np.array(self._ratios), (0.1, 0.9))
+            errors = float(high - low) / _TENTHS
+        return math.sqrt(errors * errors + self._bursts)
 
     def _features(self) -> Floats:
         rate = self._last[0]

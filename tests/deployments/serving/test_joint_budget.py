@@ -322,7 +322,7 @@ async def test_what_a_cascade_asks_is_said_of_its_levels() -> None:
 async def test_replicas_that_do_half_of_what_was_foreseen_are_counted_so() -> None:
     cluster = Cluster(serving(cpus=8.0))
     asked, each = 30, 0.5 / TEXT_S
-    for _ in range(60):
+    for _ in range(100):
         answered = min(asked, cluster.counts["texts"] * each)
         seen = News(answered=int(answered * PERIOD_S), shed=int((asked - answered) * PERIOD_S))
         cluster.budget.hear("texts", seen)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.policies.cluster.forecast import DAY_S, Forecast
+from pliant.policies.cluster.forecast import DAY_S, Forecast, burstiness
 
 BIN_S = 600.0
 BINS = int(DAY_S / BIN_S)
@@ -84,3 +84,36 @@ def test_rates_are_never_negative_or_infinite(rates: list[float], ahead: int) ->
         forecast.observe(rate)
         assert 0 <= forecast.rate < np.inf
         assert 0 <= forecast.quantile(0.5) < np.inf
+
+
+def test_bursts_within_bins_are_part_of_the_spread_and_chance_is_not() -> None:
+    rng = np.random.default_rng(0)
+    calm, bursty = Forecast(10.0, 3), Forecast(10.0, 3)
+    for _ in range(500):
+        counts = rng.poisson(100, 10).astype(float)
+        calm.observe(float(counts.mean()), burstiness(counts))
+        rates = 100 * rng.lognormal(-0.02, 0.2, 10)
+        counts = rng.poisson(rates).astype(float)
+        bursty.observe(float(counts.mean()), burstiness(counts))
+    assert calm.spread < 0.08
+    assert 0.17 < bursty.spread < 0.27
+    assert burstiness(np.zeros(10)) == burstiness(np.ones(1)) == 0.0
+
+
+def test_what_is_planned_follows_a_surge_at_once_and_a_lull_after_a_minute() -> None:
+    forecast = Forecast(10.0, 3)
+    for _ in range(20):
+        for rate in (10.0,) * 20 + (40.0,):
+            forecast.observe(rate)
+        for _ in range(7):
+            forecast.observe(10.0)
+    assert forecast.planned < 12
+    forecast.observe(40.0)
+    assert forecast.rate < 40, "spikes have always gone again"
+    assert forecast.planned == 40
+    for _ in range(3):
+        forecast.observe(10.0)
+    assert forecast.planned >= 15 - 1e-9
+    for _ in range(6):
+        forecast.observe(10.0)
+    assert forecast.planned < 12
