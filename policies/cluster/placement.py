@@ -233,8 +233,8 @@ def thinned(groups: Sequence[Group], nodes: Sequence[Nodes], reserve: int, relax
     cpus = max(1.0, sum(kind.count * kind.cpus for kind in nodes))
     dispensable: list[tuple[float, str]] = []
     for group, choice in zip(groups, relaxed.choices, strict=True):
-        for claim, gain in zip(group.claims, group.alternatives[choice], strict=True):
-            net, dearest = claim.net(gain), -np.inf
+        for claim, curve in zip(group.claims, group.alternatives[choice], strict=True):
+            net, dearest = claim.net(curve), -np.inf
             size = claim.shape.gpus / gpus + claim.shape.cpus / cpus
             for count in range(relaxed.replicas[claim.name], claim.least, -1):
                 dearest = max(dearest, float(net[count] - net[count - 1]) / size)
