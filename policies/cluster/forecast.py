@@ -28,6 +28,8 @@ _FEATURES = 6
 _PRIOR = 0.003
 """How sure it is, before anything is observed, that the rate stays as it is: more is less sure."""
 _FORGET = 0.998
+_KEPT_PRIOR = 0.01
+"""Of that, which is not forgotten."""
 _DAYS = 0.5
 """Weight of the latest day in the profile of a day."""
 _SMOOTHED_S = 600.0
@@ -69,7 +71,11 @@ class Forecast:
         """The latest rates, the newest first."""
         self._levels: Floats = np.zeros(len(_SMOOTHING))
         self._weights: Floats = np.zeros(_FEATURES)
-        self._covariance: Floats = _PRIOR * np.eye(_FEATURES)
+        self._information: Floats = np.eye(_FEATURES) / _PRIOR
+        """Its inverse, the covariance of the weights, would grow out of bounds where a feature says nothing for a day,
+        and rounding with it."""
+        self._moments: Floats = np.zeros(_FEATURES)
+        """The weights, times the information."""
         self._scale = 0.0
         """The usual size of an error."""
         self._made: deque[tuple[Floats, float, float]] = deque()
@@ -89,7 +95,8 @@ class Forecast:
         if ahead == self._ahead:
             return
         self._weights *= min(1.0, ahead / self._ahead)
-        self._covariance = _PRIOR * np.eye(_FEATURES)
+        self._information = np.eye(_FEATURES) / _PRIOR
+        self._moments = self._weights / _PRIOR
         self._ahead = ahead
         while len(self._made) > ahead:
             self._made.popleft()
@@ -161,10 +168,10 @@ class Forecast:
         unit = max(self._scale, 1e-12)
         scaled = features / unit
         weight = 1 / max(1.0, abs(error) / unit)
-        gained = self._covariance @ scaled
-        gain = gained / (_FORGET / weight + float(scaled @ gained))
-        self._weights = self._weights + gain * (error / unit)
-        self._covariance = (self._covariance - np.outer(gain, gained)) / _FORGET
+        kept = (1 - _FORGET) * _KEPT_PRIOR / _PRIOR
+        self._information = _FORGET * self._information + weight * np.outer(scaled, scaled) + kept * np.eye(_FEATURES)
+        self._moments = _FORGET * self._moments + weight * (change / unit) * scaled
+        self._weights = np.linalg.solve(self._information, self._moments)
 
     def _keep_day(self) -> None:
         day = _smooth(np.array(self._today))

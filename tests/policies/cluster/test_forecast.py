@@ -117,3 +117,14 @@ def test_what_is_planned_follows_a_surge_at_once_and_a_lull_after_a_minute() -> 
     for _ in range(6):
         forecast.observe(10.0)
     assert forecast.planned < 12
+
+
+def test_after_days_of_short_bins_it_is_as_sane_as_on_the_first() -> None:
+    """What a feature has not said for a day must not blow up the others: the planner looks every ten seconds."""
+    rng = np.random.default_rng(0)
+    forecast, days = Forecast(10.0, 4), 3
+    times = np.arange(days * DAY_S / 10) * 10
+    rates = 100 * (1 + 0.5 * np.sin(2 * np.pi * times / DAY_S)) * rng.lognormal(0, 0.05, len(times))
+    for rate in rates.tolist():
+        forecast.observe(rate)
+        assert forecast.rate < 2 * rates.max()
