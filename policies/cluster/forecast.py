@@ -28,6 +28,8 @@ _FEATURES = 6
 _PRIOR = 0.003
 """How sure it is, before anything is observed, that the rate stays as it is: more is less sure."""
 _FORGET = 0.998
+_MOST_UNITS = 1e3
+"""Of the usual error, that a feature counts at most: the first change after a steady rate is no measure."""
 _KEPT_PRIOR = 0.01
 """Of that, which is not forgotten."""
 _DAYS = 0.5
@@ -165,7 +167,7 @@ class Forecast:
         """Recursive least squares; features and changes are in units of the usual error."""
         error = change - float(self._weights @ features)
         self._scale += 0.02 * (abs(error) - self._scale) if self._scale else abs(error)
-        unit = max(self._scale, 1e-12)
+        unit = max(self._scale, float(np.abs(features).max()) / _MOST_UNITS, 1e-12)
         scaled = features / unit
         weight = 1 / max(1.0, abs(error) / unit)
         kept = (1 - _FORGET) * _KEPT_PRIOR / _PRIOR

@@ -128,3 +128,13 @@ def test_after_days_of_short_bins_it_is_as_sane_as_on_the_first() -> None:
     for rate in rates.tolist():
         forecast.observe(rate)
         assert forecast.rate < 2 * rates.max()
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=30), st.floats(0, 1e6), st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_whatever_comes_after_a_steady_rate_there_is_a_forecast(rates: list[float], steady: float, ahead: int) -> None:
+    forecast = Forecast(10.0, ahead)
+    for rate in [steady] * 20 + rates:
+        forecast.observe(rate)
+        assert np.isfinite(forecast.rate)
+        assert forecast.rate >= 0
