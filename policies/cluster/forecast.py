@@ -173,7 +173,8 @@ class Forecast:
         kept = (1 - _FORGET) * _KEPT_PRIOR / _PRIOR
         self._information = _FORGET * self._information + weight * np.outer(scaled, scaled) + kept * np.eye(_FEATURES)
         self._moments = _FORGET * self._moments + weight * (change / unit) * scaled
-        self._weights = np.linalg.solve(self._information, self._moments)
+        weights: Floats = np.linalg.solve(self._information, self._moments)
+        self._weights = weights
 
     def _keep_day(self) -> None:
         day = _smooth(np.array(self._today))
