@@ -170,11 +170,11 @@ class Forecast:
         unit = max(self._scale, float(np.abs(features).max()) / _MOST_UNITS, 1e-12)
         scaled = features / unit
         weight = 1 / max(1.0, abs(error) / unit)
-        kept = (1 - _FORGET) * _KEPT_PRIOR / _PRIOR
-        self._information = _FORGET * self._information + weight * np.outer(scaled, scaled) + kept * np.eye(_FEATURES)
+        kept: Floats = (1 - _FORGET) * _KEPT_PRIOR / _PRIOR * np.eye(_FEATURES, dtype=np.float64)
+        seen: Floats = weight * np.outer(scaled, scaled)
+        self._information = _FORGET * self._information + seen + kept
         self._moments = _FORGET * self._moments + weight * (change / unit) * scaled
-        weights: Floats = np.linalg.solve(self._information, self._moments)
-        self._weights = weights
+        self._weights = np.linalg.solve(self._information, self._moments).astype(np.float64)
 
     def _keep_day(self) -> None:
         day = _smooth(np.array(self._today))
