@@ -89,6 +89,8 @@ class Planning:
     """The planner's, for what replicas are to obey it in."""
     first_to_stop: Callable[[Sequence[str]], Awaitable[Sequence[str]]]
     """Replicas of one deployment, oldest first, in the order in which Serve stops them."""
+    wake: Callable[[str], None] = lambda _service: None
+    """To be called, again and again, for a service that is needed now and may sleep."""
 
 
 class Part:
