@@ -25,6 +25,7 @@ from pliant.bench.llm import (
     roofline,
     saturated,
     second_turn,
+    slack,
     with_transformers,
 )
 from pliant.bench.llm.checkpoints import LARGE, SMALL, checkpoint, gguf
@@ -60,6 +61,7 @@ class _Plan:
     long_prompt: long_prompt.Scale
     second_turn: second_turn.Scale
     bound: bound.Scale
+    slack: slack.Scale
     ranks: ranks.Scale
     int8: int8.Scale
     llama_cpp: bool
@@ -79,6 +81,7 @@ _QUICK = _Plan(
     long_prompt=long_prompt.Scale(long=1536, short=64, shorts=8, live=4, answer=96, repetitions=2),
     second_turn=second_turn.Scale(prompt=512, answer=64, new=32, repetitions=3),
     bound=bound.Scale(rows=32, steps=16, repetitions=5, schemas=200),
+    slack=slack.Scale(requests=100, repetitions=3),
     ranks=ranks.Scale(requests=50, repetitions=3),
     int8=int8.Scale(rows=(1, 8, 32), context=128, steps=16, repetitions=3),
     llama_cpp=False,
@@ -96,6 +99,7 @@ _FULL = _Plan(
     long_prompt=long_prompt.Scale(long=1920, short=64, shorts=16, live=8, answer=256, repetitions=5),
     second_turn=second_turn.Scale(prompt=1024, answer=128, new=64, repetitions=9),
     bound=bound.Scale(rows=32, steps=64, repetitions=9, schemas=200),
+    slack=slack.Scale(requests=300, repetitions=9),
     ranks=ranks.Scale(requests=1000, repetitions=9),
     int8=int8.Scale(rows=(1, 8, 32), context=128, steps=32, repetitions=9),
     llama_cpp=True,
@@ -134,7 +138,7 @@ def run(options: Options) -> Report:
 def _runs(plan: _Plan, against_others: bool) -> int:
     saturated_runs = len(plan.dtypes) * plan.repetitions * saturated.RUNS
     llama_cpp_runs = plan.repetitions * against_llama_cpp.RUNS if against_others else 0
-    parts = plan.paper, plan.long_prompt, plan.second_turn, plan.bound, plan.ranks, plan.int8
+    parts = plan.paper, plan.long_prompt, plan.second_turn, plan.bound, plan.slack, plan.ranks, plan.int8
     ours = sum(part.runs for part in parts)
     return saturated_runs + llama_cpp_runs + ours
 
@@ -221,6 +225,14 @@ def _bound(scale: bound.Scale, threads: int, done: Callable[[], object]) -> Find
         engine = Engine(loaded, tokenizer, (bound.end(tokenizer),), queue=scale.schemas, stall_s=STALL_S)
         found.add(measure(engine, scale, size.vocab, done))
     return found
+
+
+def _slack(scale: slack.Scale, threads: int, done: Callable[[], object]) -> Findings:
+    """On 15M parameters in bfloat16."""
+    folder = checkpoint(SMALL, "bfloat16")
+    loaded = executor.load(folder, slack.SLOTS, slack.LENGTH, "bfloat16", "cpu", threads)
+    engine = Engine(loaded, _tokenizer(folder), (), queue=scale.requests, stall_s=STALL_S)
+    return slack.measure(engine, scale, SMALL.vocab, done)
 
 
 def _agreement(threads: int) -> Figure:
