@@ -26,9 +26,9 @@ from pliant.errors import PliantError
 
 _STATS_PERIOD_S = 1.0
 _MOST_GATEWAYS = 1024
-_PLANNER_ANSWERS_WITHIN_S = 1.0
-"""Three times in a row, or another one takes its place. To replace one that was only slow costs no request, and nothing
-is loaded while one has stopped; Serve takes two seconds of a processor to start the next."""
+_PLANNER_ANSWERS_WITHIN_S = 2.0
+"""Three times in a row, or another one takes its place: that costs no request, and nothing is loaded without one. Less
+would have one replaced that only waits for a busy processor; Serve takes two seconds of it to start the next."""
 _METRICS_PERIOD_S = 1.0
 _STREAMS_END_WITHIN_S = 300.0
 """Of a gateway that goes because fewer are enough."""
