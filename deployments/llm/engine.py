@@ -33,18 +33,19 @@ from pliant.deployments.llm.batch import Batch, InFlight, Iteration
 from pliant.deployments.llm.detokenizer import TokenBytes
 from pliant.deployments.llm.executor import Executor
 from pliant.deployments.llm.guide import Guide, Guides
-from pliant.deployments.llm.memory import Measured, Memory, PrefixRoot
+from pliant.deployments.llm.memory import arena, digest
+from pliant.deployments.llm.memory import report as memory_report
 from pliant.deployments.llm.report import LlmReport, PredictorReport
 from pliant.deployments.llm.request import Generation, Piece
-from pliant.deployments.llm.waiting_room import AnswerJob, AnswerScheduler, WaitingRoom, in_order
+from pliant.deployments.llm.waiting_room import AnswerJob, AnswerPlan, AnswerScheduler, WaitingRoom, in_order
 from pliant.formats.adapter_info import AdapterRef
 from pliant.kernels.decoder.decode_step import RowLogprobs, Step
 from pliant.policies.llm.decode_admission import Load
 from pliant.policies.llm.decode_slots import SlotError
 from pliant.policies.llm.output_length import LengthPredictor, OutputLengths
-from pliant.policies.llm.passes import Order, turn
-from pliant.policies.llm.prefill_chunks import Speeds, chunks
-from pliant.policies.llm.prefixes import Place
+from pliant.policies.llm.passes import Order
+from pliant.policies.llm.prefill_chunks import Measured, Speeds
+from pliant.policies.llm.step_scheduler import StepScheduler
 from pliant.sampling import Sampling
 
 _REHEARSED = 16
@@ -95,20 +96,20 @@ class Engine:
         self.capacity = executor.slots + queue
         """Requests that there is room for, live or waiting."""
         self._executor = executor
+        self._tokenizer = tokenizer
         self._contents = TokenBytes(tokenizer)
         self._eos = frozenset(eos)
         self._guides = Guides(tokenizer, self._contents, self._eos, executor.vocabulary)
         self._clock = clock
         self._debug = debug
         self._stall_s = stall_s
-        self._order: Order = order
         self._speeds = Speeds(stall_s)
         scheduler = scheduler or in_order(executor.arena_bytes)
         self._adapters = Adapters(executor, scheduler, loader)
-        self._costs = Measured(lambda: self._speeds.prompt_tokens_per_s, self._adapters.load_s)
-        self._memory = Memory(executor, scheduler.cache, self._costs, share_prefixes)
-        self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, self._memory)
-        self._batch = Batch(executor, self._memory, compact, tpot_s)
+        costs = Measured(lambda: self._speeds.prompt_tokens_per_s, self._adapters.load_s)
+        self._steps = StepScheduler(arena(executor, scheduler.cache, costs), scheduler, costs, order)
+        self._room = WaitingRoom(self._steps, predictor or OutputLengths(), queue, share_prefixes)
+        self._batch = Batch(executor, self._steps, compact, tpot_s)
         self._in_flight = InFlight()
         self._open: dict[str, Answer] = {}
         """All that have not ended: they wait, have a slot, or have their last tokens in flight."""
@@ -129,34 +130,29 @@ class Engine:
 
         Raises what the executor does.
         """
-        room, tokens = self._room, min(_REHEARSED, self._executor.max_length // 2)
-        self._room = WaitingRoom(in_order(self._executor.arena_bytes), OutputLengths(), 1, self._memory)
+        tokens = min(_REHEARSED, self._executor.max_length // 2)
         for token in range(2):
-            self._speeds, prompt = Speeds(self._stall_s), (token,) * tokens
-            self.add(Generation("rehearsal", prompt, max_tokens=len(prompt), sampling=Sampling(), ignore_eos=True))
-            while self.busy:
-                self.step()
-            if self.failure:
-                raise self.failure
-        self._room = room
-        self.forget()
-        self._served = self._speeds.tokens = self._prompts = 0
-        self._prompts_s = 0.0
+            other = Engine(self._executor, self._tokenizer, (), 0, self._stall_s, self._clock)
+            other.add(Generation("rehearsal", (token,) * tokens, tokens, Sampling(), ignore_eos=True))
+            while other.busy:
+                other.step()
+            if other.failure:
+                raise other.failure
+            self._speeds = other._speeds
+        self._speeds.tokens = 0
 
     def pin(self, adapter: AdapterRef) -> None:
         """Load `adapter`, and keep it for good. Before the first request. Raises AdapterLoadError."""
         now = self._clock()
         self._adapters.pin(adapter)
-        self._room.schedule(now, 0, 0)  # asks for this load, as pinned adapters come first
-        self._make_room(0)
-        try:
-            self._adapters.load_now(adapter, now)
-        finally:
-            self._make_room(0)
+        plan = self._room.schedule(now, 0, 0, (), 0.0)  # asks for this load, as pinned adapters come first
+        self._adapters.evict(plan.evict)
+        self._batch.resize(plan.moves)
+        self._adapters.load_now(adapter, now)
 
     def forget(self) -> None:
         """Keep nothing of what was computed but for requests under way, as a benchmark wants it that repeats itself."""
-        self._memory.forget()
+        self._steps.forget()
 
     def guide(self, generation: Generation) -> Guide | None:
         """What `generation` is bound to, for `add`. Slow for large grammars; for any thread. Raises GuideError."""
@@ -176,7 +172,9 @@ class Engine:
             raise ValueError(f"a request {generation.id!r} is under way already; ids must differ")
         answer = Answer(generation, self._executor.max_length, self._eos, self._contents, guide)
         now, within_s = self._clock(), generation.first_token_within_s
-        job = self._room.job(answer, self._adapters.bytes(answer.adapter), now)
+        adapter_bytes = self._adapters.bytes(answer.adapter)
+        prompt = self._room.prompt(answer, adapter_bytes, 1.0 + adapter_bytes / self._executor.weight_bytes, now)
+        job = self._steps.job(prompt)
         if not generation.generated:  # one that was begun elsewhere is not made to begin again
             load = self._load(job)
             if loser := self._room.refuse(job, load, within_s, self._speeds):
@@ -184,7 +182,7 @@ class Engine:
                 self._owed.append((loser.id, self._room.crowded_out_error(load, self._speeds)))
         if within_s is not None:
             answer.deadline = now + within_s
-        self._room.enter(answer, job, now)
+        self._room.enter(prompt, job, now)
         self._open[answer.id] = answer
         self._live_tokens += answer.size
 
@@ -205,7 +203,7 @@ class Engine:
     @property
     def looks_every_s(self) -> float | None:
         """Seconds after which `step` has something to do though the engine is not busy; None if it never has."""
-        return self._room.scheduler.looks_every_s
+        return self._steps.admission.looks_every_s
 
     def limit_loads(self, seconds: float) -> None:
         """Give loads of adapters up that take longer, and end the requests that wait for them."""
@@ -229,9 +227,10 @@ class Engine:
             if self._batch.guided:  # what may come next depends on what is on its way
                 self._postprocess(0, items)
             self._settled = not self._occupied
-            step = self._schedule(now, items)
+            plan = self._schedule(now, items)
+            step = self._batch.step(plan, now)
             if step is not None:
-                self._in_flight.append(self._run(step))
+                self._in_flight.append(self._run(step, plan))
             in_flight = 1 if step is not None and self._executor.pipelined else 0
             idle = not self._in_flight
             self._postprocess(in_flight, items)
@@ -243,38 +242,21 @@ class Engine:
             self._break(failure, items)
         return items
 
-    def _schedule(self, now: float, items: list[Item]) -> Step | None:
-        """The next iteration, None if there is nothing to compute.
-
-        Requests that wait get their slots before gaps are closed, as they fill gaps for nothing.
-        """
-        self._memory.now = now
-        self._extend(now, items)
+    def _schedule(self, now: float, items: list[Item]) -> AnswerPlan:
+        """The next iteration, and all that comes before it. Who begins gets a slot before gaps are closed, and fills
+        one for nothing."""
         budget = self._speeds.prompt_tokens(self._batch.decoding, now, self._batch.due)
-        whole = sum(left for left in map(self._batch.prompt_left, self._batch.partial) if left <= budget)
-        decisions = self._room.schedule(now, self._executor.slots - len(self._batch), budget - whole)
-        self._put_back(decisions.squash, items)
-        self._adapters.evict(decisions.evict)
-        self._adapters.load(decisions.load)
-        self._place(now, decisions.admit)
-        granted = self._granted(budget)
-        self._make_room(self._batch.lacking(granted))
-        self._batch.compact()
-        prefills = [self._batch.prefill(answer, tokens) for answer, tokens in granted]
-        return self._batch.step(prefills) if prefills or self._batch.decoding else None
-
-    def _extend(self, now: float, items: list[Item]) -> None:
-        """Answers that get longer than predicted are charged for more pages; for some of them others make way."""
-        squashed: list[Answer] = []
-        evicted: list[AdapterRef] = []
-        for answer, stored in self._batch.outgrown():
-            if answer not in squashed:
-                decisions = self._room.extend(answer, stored, now)
-                evicted += decisions.evict
-                squashed += decisions.squash
-                self._batch.charged(answer)
-        self._put_back(squashed, items)
-        self._adapters.evict(evicted)
+        slots = self._executor.slots - len(self._batch)
+        plan = self._room.schedule(now, slots, budget, self._batch.full(), self._speeds.step_s or math.inf)
+        self._put_back(plan.put_back, items)
+        self._adapters.evict(plan.evict)
+        self._adapters.load(plan.load)
+        for answer in plan.admit:
+            self._room.take(answer)
+            answer.placed = now
+            self._batch.place(answer)
+        self._batch.resize(plan.moves)
+        return plan
 
     def _put_back(self, answers: list[Answer], items: list[Item]) -> None:
         """These lose their slots and go on later. Their adapters may go at once, so iterations under way come first.
@@ -292,47 +274,10 @@ class Engine:
             if answer.ended:
                 self._room.cancel(answer, self._clock())
 
-    def _place(self, now: float, admitted: Iterable[AnswerJob]) -> None:
-        """These have slots from now on."""
-        for job in admitted:
-            self._room.take(job.key)
-            job.key.placed = now
-            self._batch.place(job.key, job.arrived)
-
-    def _granted(self, budget: int) -> list[tuple[Answer, int]]:
-        """Whose prompts get how many tokens computed. Of those that begin alike, one computes what they share."""
-        answers = list(self._batch.partial)
-        places = [self._batch.catch_up(answer) for answer in answers]
-        left = [self._batch.prompt_left(answer) for answer in answers]
-        turns = [
-            self._turn(answer, prompt, arrived)
-            for (answer, arrived), prompt in zip(self._batch.partial.items(), left, strict=True)
-        ]
-        begun: set[Place[PrefixRoot]] = set()
-        order = []
-        for index in sorted(range(len(answers)), key=turns.__getitem__):
-            place = places[index]
-            if place is None or place not in begun:
-                order.append(index)
-            if place is not None:
-                begun.add(place)
-        granted = chunks([left[index] for index in order], budget)
-        return [(answers[index], tokens) for index, tokens in zip(order, granted, strict=False)]
-
-    def _turn(self, answer: Answer, left: int, arrived: float) -> float:
-        """By which its prompt, of which so many tokens are left, goes."""
-        prompt_s = self._costs.prompt_s(left, len(answer.ids) - left) * self._adapters.work(answer.adapter)
-        return turn(prompt_s, arrived, self._order)
-
-    def _make_room(self, pages: int) -> None:
-        """See to it that so many pages can be taken, and that adapters have what they were promised."""
-        self._adapters.evict(self._memory.make_room(pages))
-        self._batch.resize(self._memory.limit)
-
-    def _run(self, step: Step) -> Iteration:
+    def _run(self, step: Step, plan: AnswerPlan) -> Iteration:
         at = self._clock()
         launched = self._executor.launch(step)
-        served = self._batch.launched(step)
+        served = self._batch.launched(step, plan)
         for answer in served.computed:
             if answer.adapter is None:
                 self._room.left(answer, at)
@@ -362,7 +307,7 @@ class Engine:
         logprobs: Iterable[RowLogprobs | None] | None,
         items: list[Item],
     ) -> None:
-        scheduler = self._room.scheduler
+        scheduler = self._steps.admission
         for answer, token, row in zip(answers, tokens.tolist(), logprobs or repeat(None), strict=False):
             if answer is None or answer.ended:
                 continue
@@ -425,13 +370,13 @@ class Engine:
         return Load(
             free=self._adapters.free_slots(adapter, len(self._batch), job and job.charge),
             live=self._batch.tokens_left(),
-            prompt=sum(map(self._batch.prompt_left, self._batch.partial)),
+            prompt=self._steps.prompt_tokens,
             waiting=(),
             ready_s=self._adapters.ready_s(adapter),
         )
 
     def report(self) -> LlmReport:
-        stats, predictor = self._room.scheduler.stats(), self._room.predictor
+        stats, predictor = self._steps.admission.stats(), self._room.predictor
         return LlmReport(
             max_length=self._executor.max_length,
             slots=self._executor.slots,
@@ -452,8 +397,8 @@ class Engine:
             tenants=self._room.waiting_tokens(),
             classes=self._room.classes(),
             predictor=PredictorReport(accuracy=round(predictor.accuracy, 3), error=round(predictor.error, 3)),
-            memory=self._memory.report(),
-            digest=self._memory.digest(),
+            memory=memory_report(self._steps),
+            digest=digest(self._steps.memory.pages),
             adapters=self._adapters.report(),
         )
 
@@ -466,7 +411,6 @@ class Engine:
         self._batch.check(self._in_flight.tokens())
         self._room.check()
         self._adapters.check()
-        self._memory.check()
         for answer in self._open.values():
             places = (answer in self._room) + (answer in self._batch)
             if answer.ended or places > 1 or not (places or self._in_flight.last_for(answer)):
