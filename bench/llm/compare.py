@@ -26,6 +26,7 @@ from pliant.bench.llm import (
     saturated,
     second_turn,
     shared_trace,
+    slack,
     with_transformers,
 )
 from pliant.bench.llm.checkpoints import LARGE, SMALL, checkpoint, gguf
@@ -62,6 +63,7 @@ class _Plan:
     second_turn: second_turn.Scale
     shared_trace: shared_trace.Scale
     bound: bound.Scale
+    slack: slack.Scale
     ranks: ranks.Scale
     int8: int8.Scale
     llama_cpp: bool
@@ -82,6 +84,7 @@ _QUICK = _Plan(
     second_turn=second_turn.Scale(prompt=512, answer=64, new=32, repetitions=3),
     shared_trace=shared_trace.Scale(one_of=16, repetitions=2),
     bound=bound.Scale(rows=32, steps=16, repetitions=5, schemas=200),
+    slack=slack.Scale(requests=100, repetitions=3),
     ranks=ranks.Scale(requests=50, repetitions=3),
     int8=int8.Scale(rows=(1, 8, 32), context=128, steps=16, repetitions=3),
     llama_cpp=False,
@@ -100,6 +103,7 @@ _FULL = _Plan(
     second_turn=second_turn.Scale(prompt=1024, answer=128, new=64, repetitions=9),
     shared_trace=shared_trace.Scale(one_of=4, repetitions=3),
     bound=bound.Scale(rows=32, steps=64, repetitions=9, schemas=200),
+    slack=slack.Scale(requests=300, repetitions=9),
     ranks=ranks.Scale(requests=1000, repetitions=9),
     int8=int8.Scale(rows=(1, 8, 32), context=128, steps=32, repetitions=9),
     llama_cpp=True,
@@ -140,7 +144,7 @@ def run(options: Options) -> Report:
 def _runs(plan: _Plan, against_others: bool, traced: bool) -> int:
     saturated_runs = len(plan.dtypes) * plan.repetitions * saturated.RUNS
     llama_cpp_runs = plan.repetitions * against_llama_cpp.RUNS if against_others else 0
-    parts = plan.paper, plan.long_prompt, plan.second_turn, plan.bound, plan.ranks, plan.int8
+    parts = plan.paper, plan.long_prompt, plan.second_turn, plan.bound, plan.slack, plan.ranks, plan.int8
     ours = sum(part.runs for part in parts)
     return saturated_runs + llama_cpp_runs + ours + traced * plan.shared_trace.runs
 
@@ -234,6 +238,14 @@ def _bound(scale: bound.Scale, threads: int, done: Callable[[], object]) -> Find
         engine = Engine(loaded, tokenizer, (bound.end(tokenizer),), queue=scale.schemas, stall_s=STALL_S)
         found.add(measure(engine, scale, size.vocab, done))
     return found
+
+
+def _slack(scale: slack.Scale, threads: int, done: Callable[[], object]) -> Findings:
+    """On 15M parameters in bfloat16."""
+    folder = checkpoint(SMALL, "bfloat16")
+    loaded = executor.load(folder, slack.SLOTS, slack.LENGTH, "bfloat16", "cpu", threads)
+    engine = Engine(loaded, _tokenizer(folder), (), queue=scale.requests, stall_s=STALL_S)
+    return slack.measure(engine, scale, SMALL.vocab, done)
 
 
 def _agreement(threads: int) -> Figure:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from pliant.deployments.http.openai_answers import Json, Shape, Usage
 from pliant.deployments.http.resumption import Delivered, Pieces
@@ -26,6 +27,9 @@ INTERNAL = RequestError(Outcome.FAILED, "internal error; see the server's log")
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies on the way shall neither keep nor hold back what passes."""
 _DONE = b"data: [DONE]\n\n"
+_COMMENT = b": nothing new yet\n\n"
+_SILENT_S = 10.0
+"""From one comment to the next: less than what proxies wait, which is half a minute or more."""
 
 T = TypeVar("T")
 
@@ -68,34 +72,75 @@ async def interleaved(answers: Sequence[AsyncGenerator[T, None]]) -> AsyncGenera
             task.cancel()
 
 
-async def begun(pieces: Pieces) -> Pieces:
-    """`pieces`, once there is one: an error before it is raised here, while the client can still get a status."""
-    try:
-        first = await anext(pieces)
-    except BaseException:
-        await pieces.aclose()
-        raise
-
-    async def rest() -> Pieces:
-        async with aclosing(pieces):
-            yield first
-            async for piece in pieces:
-                yield piece
-
-    return rest()
-
-
 class EventStream(StreamingResponse):
-    """Streams `events`, which are made of `pieces`. A client that leaves ends both at once."""
+    """Streams `events` of `pieces`. A client that leaves ends both at once.
 
-    def __init__(self, pieces: Pieces, events: AsyncGenerator[bytes, None]) -> None:
+    An error before the first piece is raised, so that the client gets its status, unless the first takes long: whenever
+    nothing was sent for some time, a comment is, which clients skip and for which proxies keep the connection.
+    """
+
+    def __init__(self, pieces: Pieces, events: Callable[[Pieces], AsyncGenerator[bytes, None]]) -> None:
         self._pieces = pieces
         self._events = events
-        super().__init__(events, media_type="text/event-stream", headers=_HEADERS)
+        super().__init__((), media_type="text/event-stream", headers=_HEADERS)
 
     async def stream_response(self, send: Send) -> None:
-        async with aclosing(self._pieces), aclosing(self._events):
-            await super().stream_response(send)
+        body = _Body({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}, send)
+        commenting = asyncio.create_task(body.comment())
+        try:
+            async with aclosing(self._pieces) as pieces, aclosing(self._events(await _begun(pieces, body))) as events:
+                async for event in events:
+                    await body.write(event)
+            await body.write(b"", more=False)
+        finally:
+            commenting.cancel()
+            await asyncio.gather(commenting, return_exceptions=True)
+
+
+class _Body:
+    """What is sent behind `head`, by one at a time."""
+
+    def __init__(self, head: Message, send: Send) -> None:
+        self._head = head
+        self._send = send
+        self._turn = asyncio.Lock()
+        self._sent_at = time.monotonic()
+        self.begun = False
+
+    async def write(self, content: bytes, more: bool = True) -> None:
+        async with self._turn:
+            if not self.begun:
+                self.begun = True
+                await self._send(self._head)
+            await self._send({"type": "http.response.body", "body": content, "more_body": more})
+            self._sent_at = time.monotonic()
+
+    async def comment(self) -> None:
+        """Whenever nothing has been written for long."""
+        while True:
+            if (left_s := self._sent_at + _SILENT_S - time.monotonic()) > 0:
+                await asyncio.sleep(left_s)
+            else:
+                await self.write(_COMMENT)
+
+
+async def _begun(pieces: AsyncGenerator[T, None], body: _Body) -> AsyncGenerator[T, None]:
+    """`pieces`, once there is one. Raises what they do before it; if `body` has begun, what is returned does."""
+    try:
+        first: T | Exception = await anext(pieces)
+    except Exception as error:
+        if not body.begun:
+            raise
+        first = error
+
+    async def all_of_them() -> AsyncGenerator[T, None]:
+        if isinstance(first, Exception):
+            raise first
+        yield first
+        async for piece in pieces:
+            yield piece
+
+    return all_of_them()
 
 
 class ChunkStream(EventStream):
@@ -122,15 +167,15 @@ class ChunkStream(EventStream):
         self._usage = usage
         self._delivered = delivered
         self._mark = mark
-        super().__init__(pieces, self._run())
+        super().__init__(pieces, self._run)
 
-    async def _run(self) -> AsyncGenerator[bytes, None]:
+    async def _run(self, pieces: Pieces) -> AsyncGenerator[bytes, None]:
         sent = (self._delivered or Delivered())._replace(mark=self._mark)
         try:
             for index in range(self._choices if self._delivered is None else 0):
                 if opening := self._shape.opening(index):
                     yield self._chunk([opening], sent)
-            async for index, piece in self._pieces:
+            async for index, piece in pieces:
                 sent = sent.and_also(piece)
                 if self._usage:
                     self._usage.add(index, piece)

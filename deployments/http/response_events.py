@@ -176,7 +176,7 @@ def _format(call: ResponsesRequest) -> Json:
 def stream(pieces: Pieces, shape: ChatShape, writer: Writer) -> EventStream:
     """The events of a response whose `pieces` come."""
 
-    async def events() -> AsyncGenerator[bytes, None]:
+    async def events(pieces: Pieces) -> AsyncGenerator[bytes, None]:
         finish = None
         for event in writer.begin():
             yield _event(event)
@@ -195,7 +195,7 @@ def stream(pieces: Pieces, shape: ChatShape, writer: Writer) -> EventStream:
             for event in writer.end(finish):
                 yield _event(event)
 
-    return EventStream(pieces, events())
+    return EventStream(pieces, events)
 
 
 async def whole(pieces: Pieces, shape: ChatShape, writer: Writer) -> Json:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.executor import Slots
 from pliant.deployments.llm.guide import MaskThread
 from pliant.deployments.llm.memory import AnswerSteps, PrefixRoot
+from pliant.deployments.llm.request import Piece
 from pliant.formats.adapter_info import AdapterRef
 from pliant.kernels.decoder.decode_step import Launched, Prefill, RowMasks, Step
 from pliant.policies.llm.decode_slots import SlotError, SlotMap
@@ -50,6 +52,18 @@ class Iteration(NamedTuple):
     served: Served
     leaving: list[Answer]
     """Those who give back their memory when it is over."""
+
+    def read(self) -> Iterator[tuple[Answer, Piece]]:
+        """Wait for it; then what is new of each answer that has not ended."""
+        output, served = self.launched.result(), self.served
+        for scored, targets in zip(served.scored, output.targets or (), strict=False):
+            if scored is not None:
+                scored.score(targets)
+        firsts = zip(served.firsts, output.first.tolist(), output.first_logprobs or repeat(None), strict=False)
+        rows = zip(served.rows, output.tokens.tolist(), output.logprobs or repeat(None), strict=False)
+        for answer, token, logprobs in chain(firsts, rows):
+            if answer is not None and not answer.ended:
+                yield answer, answer.read(token, logprobs)
 
 
 class InFlight(deque[Iteration]):

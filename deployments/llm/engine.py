@@ -18,11 +18,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
-from itertools import repeat
+from collections.abc import Callable, Collection
 
-import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from pliant.deployments.llm.adapter_loader import AdapterLoader
@@ -35,11 +32,11 @@ from pliant.deployments.llm.executor import Executor
 from pliant.deployments.llm.guide import Guide, Guides
 from pliant.deployments.llm.memory import arena, digest
 from pliant.deployments.llm.memory import report as memory_report
-from pliant.deployments.llm.report import LlmReport, PredictorReport
+from pliant.deployments.llm.report import LlmReport
 from pliant.deployments.llm.request import Generation, Piece
 from pliant.deployments.llm.waiting_room import AnswerJob, AnswerPlan, AnswerScheduler, WaitingRoom, in_order
 from pliant.formats.adapter_info import AdapterRef
-from pliant.kernels.decoder.decode_step import RowLogprobs, Step
+from pliant.kernels.decoder.decode_step import Step
 from pliant.policies.llm.decode_admission import Load
 from pliant.policies.llm.decode_slots import SlotError
 from pliant.policies.llm.output_length import LengthPredictor, OutputLengths
@@ -167,7 +164,7 @@ class Engine:
         and another ValueError when it makes no sense; BrokenError when the engine is.
         """
         if self.failure:
-            raise self._broken(self.failure)
+            raise _broken(self.failure)
         if generation.id in self._open:
             raise ValueError(f"a request {generation.id!r} is under way already; ids must differ")
         answer = Answer(generation, self._executor.max_length, self._eos, self._contents, guide)
@@ -194,11 +191,9 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
-        return not self.failure and bool(self._owed or self._occupied or self._adapters.loading or not self._settled)
-
-    @property
-    def _occupied(self) -> bool:
-        return bool(self._open or self._in_flight)
+        return not self.failure and bool(
+            self._owed or self._open or self._in_flight or self._adapters.loading or not self._settled
+        )
 
     @property
     def looks_every_s(self) -> float | None:
@@ -226,7 +221,7 @@ class Engine:
             self._give_up(now, items)
             if self._batch.guided:  # what may come next depends on what is on its way
                 self._postprocess(0, items)
-            self._settled = not self._occupied
+            self._settled = not (self._open or self._in_flight)
             plan = self._schedule(now, items)
             step = self._batch.step(plan, now)
             if step is not None:
@@ -287,43 +282,29 @@ class Engine:
         """Read what iterations sampled, until so many are under way, and end the answers that end with them."""
         while len(self._in_flight) > in_flight:
             iteration = self._in_flight.popleft()
-            output = iteration.launched.result()
             before = len(items)
-            for answer, rows in zip(iteration.served.scored, output.targets or (), strict=False):
-                if answer is not None:
-                    answer.score(rows)
-            self._read(iteration.served.firsts, output.first, output.first_logprobs, items)
-            self._read(iteration.served.rows, output.tokens, output.logprobs, items)
+            for answer, piece in iteration.read():
+                self._tell(answer, piece, items)
             now = self._clock()
             seconds, self._read_at = now - max(iteration.at, self._read_at), now
             self._speeds.observe(iteration.prompt_tokens, bool(iteration.served.rows), len(items) - before, seconds)
             for answer in iteration.leaving:
                 self._room.left(answer, now)
 
-    def _read(
-        self,
-        answers: Iterable[Answer | None],
-        tokens: NDArray[np.int64],
-        logprobs: Iterable[RowLogprobs | None] | None,
-        items: list[Item],
-    ) -> None:
-        scheduler = self._steps.admission
-        for answer, token, row in zip(answers, tokens.tolist(), logprobs or repeat(None), strict=False):
-            if answer is None or answer.ended:
-                continue
-            piece = answer.read(token, row)
-            if answer.count == answer.begun + 1:
-                prompt_s = self._clock() - answer.placed
-                piece = piece._replace(prompt_s=prompt_s, cached=answer.cached)
-                self._prompts += 1
-                self._prompts_s += prompt_s
-            if answer.running:
-                scheduler.generated(answer, answer.count - answer.begun)
-            items.append((answer.id, piece))
-            if piece.finish:
-                self._end(answer)
-                self._served += 1
-                self._room.learn(answer)
+    def _tell(self, answer: Answer, piece: Piece, items: list[Item]) -> None:
+        """`piece` is what is new of `answer`."""
+        if answer.count == answer.begun + 1:
+            prompt_s = self._clock() - answer.placed
+            piece = piece._replace(prompt_s=prompt_s, cached=answer.cached)
+            self._prompts += 1
+            self._prompts_s += prompt_s
+        if answer.running:
+            self._steps.admission.generated(answer, answer.count - answer.begun)
+        items.append((answer.id, piece))
+        if piece.finish:
+            self._end(answer)
+            self._served += 1
+            self._room.learn(answer)
 
     def _end(self, answer: Answer) -> None:
         """Nothing more of `answer` is told, and nothing more computed."""
@@ -354,15 +335,12 @@ class Engine:
     def _break(self, failure: Exception, items: list[Item]) -> None:
         """End everything, and ask nobody who may have been the cause."""
         self.failure = failure
-        items += [(id, self._broken(failure)) for id in self._open]
+        items += [(id, _broken(failure)) for id in self._open]
         self._batch.clear()
         self._open.clear()
         self._in_flight.clear()
         self._room.clear()
         self._live_tokens = 0
-
-    def _broken(self, failure: Exception) -> BrokenError:
-        return BrokenError(f"the model's executor failed: {type(failure).__name__}: {failure}")
 
     def _load(self, job: AnswerJob | None = None) -> Load:
         """What there is to do before a request that comes now; those who wait are the room's."""
@@ -376,31 +354,24 @@ class Engine:
         )
 
     def report(self) -> LlmReport:
-        stats, predictor = self._steps.admission.stats(), self._room.predictor
-        return LlmReport(
-            max_length=self._executor.max_length,
-            slots=self._executor.slots,
-            live=len(self._batch),
-            waiting=len(self._room),
-            live_tokens=self._live_tokens,
-            served=self._served,
-            tokens=self._speeds.tokens,
-            tokens_per_s=round(self._speeds.tokens_per_s, 1),
-            step_ms=round(self._speeds.step_s * 1e3, 3),
-            prompt_tokens_per_s=round(self._speeds.prompt_tokens_per_s, 1),
-            answer_ratio=round(self._room.answer_ratio, 3),
-            squashed=stats.squashed,
-            preempted=stats.preempted,
-            bypassed=stats.bypassed,
-            prompts=self._prompts,
-            prompts_s=round(self._prompts_s, 3),
-            tenants=self._room.waiting_tokens(),
-            classes=self._room.classes(),
-            predictor=PredictorReport(accuracy=round(predictor.accuracy, 3), error=round(predictor.error, 3)),
-            memory=memory_report(self._steps),
-            digest=digest(self._steps.memory.pages),
-            adapters=self._adapters.report(),
-        )
+        return {
+            **self._room.report(),
+            "max_length": self._executor.max_length,
+            "slots": self._executor.slots,
+            "live": len(self._batch),
+            "live_tokens": self._live_tokens,
+            "served": self._served,
+            "tokens": self._speeds.tokens,
+            "tokens_per_s": round(self._speeds.tokens_per_s, 1),
+            "step_ms": round(self._speeds.step_s * 1e3, 3),
+            "prompt_tokens_per_s": round(self._speeds.prompt_tokens_per_s, 1),
+            "answer_ratio": round(self._room.answer_ratio, 3),
+            "prompts": self._prompts,
+            "prompts_s": round(self._prompts_s, 3),
+            "memory": memory_report(self._steps),
+            "digest": digest(self._steps.memory.pages),
+            "adapters": self._adapters.report(),
+        }
 
     def close(self) -> None:
         """End the thread that loads adapters."""
@@ -417,3 +388,7 @@ class Engine:
                 raise SlotError(f"request {answer.id} has {places} places, ended {answer.ended}")
         if self._live_tokens != sum(answer.size for answer in self._open.values()):
             raise SlotError(f"{self._live_tokens} live tokens are counted, {len(self._open)} requests are open")
+
+
+def _broken(failure: Exception) -> BrokenError:
+    return BrokenError(f"the model's executor failed: {type(failure).__name__}: {failure}")

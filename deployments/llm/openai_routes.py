@@ -21,7 +21,7 @@ from pliant.deployments.http.body import off_loop, read_body
 from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Echo, Json, Shape, Usage, prompt_logprobs
 from pliant.deployments.http.openai_responses import ResponsesRequest, renamed
 from pliant.deployments.http.openai_schemas import ChatRequest, CompletionRequest, GenerationRequest, parsed
-from pliant.deployments.http.openai_stream import ChunkStream, begun, interleaved
+from pliant.deployments.http.openai_stream import ChunkStream, interleaved
 from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.http.places import hold
 from pliant.deployments.http.response_events import Writer, stream, whole
@@ -97,7 +97,7 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         writer = Writer(call, served.name, name, prompt_tokens)
         pieces = interleaved([served.answer(generation)])
         if call.stream:
-            return stream(await begun(pieces), shape, writer)
+            return stream(pieces, shape, writer)
         return JSONResponse(await whole(pieces, shape, writer))
 
     return api
@@ -167,7 +167,7 @@ async def _answer(
         answers = without_answers(answers)
     if call.stream:
         counted = usage if call.with_usage else None
-        pieces = await begun(rest(answers, delivered, skip) if delivered else answers)
+        pieces = rest(answers, delivered, skip) if delivered else answers
         mark = passage.mark if passage else ""
         return ChunkStream(pieces, len(generations), shape, partial(envelope, shape.chunk), counted, delivered, mark)
     parts: list[list[Piece]] = [[] for _ in generations]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.memory import AnswerSteps
-from pliant.deployments.llm.report import ClassReport
+from pliant.deployments.llm.report import ClassReport, PredictorReport, WaitingReport
 from pliant.formats.adapter_info import AdapterRef
 from pliant.policies.cluster.fair_share import FairShare
 from pliant.policies.llm.adapter_cache import AdapterCache
@@ -62,10 +62,6 @@ class WaitingRoom:
 
     def __contains__(self, answer: Answer) -> bool:
         return answer in self._share
-
-    def waiting_tokens(self) -> dict[str, float]:
-        """By tenant: what those who wait are charged for."""
-        return self._share.waiting()
 
     @property
     def _scheduler(self) -> AnswerScheduler:
@@ -182,18 +178,27 @@ class WaitingRoom:
         """Tokens of answers to the most that they might have had, of late."""
         return self._admission.ratio
 
-    def classes(self) -> list[ClassReport]:
-        """The scheduler's queues."""
-        return [
-            ClassReport(
-                cut_off=None if math.isinf(one.cut_off) else round(one.cut_off, 4),
-                quota=one.quota,
-                waiting=one.waiting,
-                admitted=one.admitted,
-                waited_s=round(one.waited_s, 3),
-            )
-            for one in self._scheduler.stats().classes
-        ]
+    def report(self) -> WaitingReport:
+        """Who waits, and what the scheduler and the predictor have done."""
+        stats = self._scheduler.stats()
+        return WaitingReport(
+            waiting=len(self),
+            squashed=stats.squashed,
+            preempted=stats.preempted,
+            bypassed=stats.bypassed,
+            tenants=self._share.waiting(),
+            classes=[
+                ClassReport(
+                    cut_off=None if math.isinf(one.cut_off) else round(one.cut_off, 4),
+                    quota=one.quota,
+                    waiting=one.waiting,
+                    admitted=one.admitted,
+                    waited_s=round(one.waited_s, 3),
+                )
+                for one in stats.classes
+            ],
+            predictor=PredictorReport(accuracy=round(self.predictor.accuracy, 3), error=round(self.predictor.error, 3)),
+        )
 
     def check(self) -> None:
         """Raise an error unless the scheduler agrees with itself and with this room."""

@@ -20,6 +20,10 @@ from pliant.sampling import Sampling
 _FOREVER = 2**62
 _LEAST_WIDTH = 16
 Ids = NDArray[np.int32]
+_BANS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf).astype(
+    np.float32
+)
+"""By a byte of a mask: what is added to the logits of its eight tokens."""
 
 
 class Biases:
@@ -110,22 +114,26 @@ class Penalties:
 
 
 def ban(scores: Tensor, masks: RowMasks) -> Tensor:
-    """`scores` [n, vocab] with -inf for the tokens that `masks` do not allow."""
+    """`scores` [n, vocab] with -inf for the tokens that `masks` do not allow, and for those beyond their bits.
+
+    A CPU looks up eight bits at a time, row by row, which is ten times as fast there as to choose by flags. The bits,
+    not what is made of them, go to a GPU.
+    """
+    vocab = scores.shape[1]
+    width = min(vocab, 32 * masks.bits.shape[1])
+    if scores.is_cpu:
+        banned = scores.clone()
+        values = banned.numpy()
+        for row, bits in zip(masks.rows.tolist(), masks.bits, strict=True):
+            values[row, :width] += _BANS.take(bits.view(np.uint8), axis=0).ravel()[:width]
+            values[row, width:] = -np.inf
+        return banned
+    places = torch.arange(32, device=scores.device, dtype=torch.int32)
+    words = upload(masks.bits.view(np.int32), scores.device)
+    allowed = ((words[:, :, None] >> places) & 1).bool().flatten(1)[:, :width]
+    allowed = torch.nn.functional.pad(allowed, (0, vocab - width))
     rows = upload(masks.rows, scores.device)
-    allowed = _unpacked(masks.bits, scores.shape[1], scores.device)
     return scores.index_copy(0, rows, scores[rows].masked_fill(~allowed, -torch.inf))
-
-
-def _unpacked(bits: NDArray[np.uint32], vocab: int, device: torch.device) -> Tensor:
-    """[n, vocab] bool; tokens beyond the bits are not allowed. The bits, not the flags, go to a GPU."""
-    width = min(vocab, 32 * bits.shape[1])
-    if device.type == "cpu":
-        flags = torch.from_numpy(np.unpackbits(bits.view(np.uint8), axis=1, count=width, bitorder="little")).bool()
-    else:
-        places = torch.arange(32, device=device, dtype=torch.int32)
-        words = upload(bits.view(np.int32), device)
-        flags = ((words[:, :, None] >> places) & 1).bool().flatten(1)[:, :width]
-    return flags if width == vocab else torch.nn.functional.pad(flags, (0, vocab - width))
 
 
 def moved(parameters: Sequence[Tensor], sources: Tensor, targets: Tensor) -> None:

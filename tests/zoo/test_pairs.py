@@ -12,8 +12,12 @@ from tokenizers import Tokenizer
 
 from pliant import zoo
 from pliant.models import sources
+from pliant.torchvision_ops import declare
 from pliant.zoo import corpus, pairs, shapes
 from pliant.zoo.shapes import PairShape, Shape
+
+declare()
+from transformers import BertConfig, BertForSequenceClassification  # noqa: E402
 
 BASE = Shape(layers=1, hidden=64, heads=2, epochs=2, learning_rate=5e-3, vocabulary=500, positions=128)
 TINY = PairShape("topics-small", hidden=64, steps=60, learning_rate=2e-3, vocabulary=500, positions=128)
@@ -42,8 +46,8 @@ def test_half_of_all_pairs_suit_each_other_and_none_is_a_text_with_itself() -> N
 
 def test_each_head_begins_with_a_text_of_its_own() -> None:
     base = sources.fetch("zoo/topics-small")
-    model = pairs.new_model(TINY, load_file(base / "model.safetensors")).eval()
-    model.set_attn_implementation("eager")
+    model = BertForSequenceClassification(BertConfig(**TINY.config(), attn_implementation="eager")).eval()
+    model.load_state_dict(pairs.new_model(TINY, load_file(base / "model.safetensors")).weights)
     encoding = Tokenizer.from_file(str(base / "tokenizer.json")).encode("a yield expression", "the with statement")
     types = torch.tensor([encoding.type_ids])
     found = model(input_ids=torch.tensor([encoding.ids]), token_type_ids=types, output_attentions=True)

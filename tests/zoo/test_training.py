@@ -13,8 +13,13 @@ from tokenizers import Tokenizer
 from pliant import zoo
 from pliant.kernels.encoder import packed_runtime
 from pliant.models import sources
+from pliant.torchvision_ops import declare
 from pliant.zoo import corpus, library, shapes, topics
+from pliant.zoo.encoder import Encoder
 from pliant.zoo.shapes import Shape
+
+declare()
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification  # noqa: E402
 
 TINY = Shape(layers=3, hidden=64, heads=2, epochs=4, learning_rate=5e-3, vocabulary=500, positions=128)
 
@@ -58,11 +63,37 @@ def test_the_card_and_the_status_tell_what_was_measured() -> None:
 
 def test_the_saved_model_and_tokenizer_are_those_that_were_measured() -> None:
     folder = sources.fetch("zoo/topics-small")
-    model = topics.BertForSequenceClassification.from_pretrained(folder)
+    model = Encoder.load(TINY, folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(TINY.positions)
     card = json.loads((folder / "zoo.json").read_text())
-    assert topics.accuracy(model, tokenizer, corpus.held_out()) == card["accuracy"]
+    assert topics.accuracy(model, tokenizer, corpus.held_out(), TINY.labels) == card["accuracy"]
+
+
+def test_it_computes_what_transformers_does() -> None:
+    torch.manual_seed(0)
+    model = Encoder.random(TINY)
+    model.weights = {name: weight + 0.1 * torch.randn_like(weight) for name, weight in model.weights.items()}
+    theirs = BertForSequenceClassification(BertConfig(**TINY.config())).eval()
+    theirs.load_state_dict(model.weights)
+    ids, types = torch.randint(5, TINY.vocabulary, (3, 20)), (torch.arange(20) > 8).long().expand(3, 20)
+    mask = (torch.arange(20) < torch.tensor([[20], [12], [5]])).long()
+    found = theirs(input_ids=ids, attention_mask=mask, token_type_ids=types).logits
+    torch.testing.assert_close(model.logits(ids, mask, types), found, rtol=1e-4, atol=1e-5)
+    theirs.bert.encoder.layer = theirs.bert.encoder.layer[-1:]
+    found = theirs(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close(model.logits(ids, mask, skipped=TINY.layers - 1), found, rtol=1e-4, atol=1e-5)
+
+
+def test_transformers_reads_what_was_saved() -> None:
+    folder = sources.fetch("zoo/topics-small")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert (tokenizer.mask_token, tokenizer.model_max_length) == ("[MASK]", TINY.positions)
+    model = BertForSequenceClassification.from_pretrained(folder).eval()
+    given = tokenizer("The yield expression", return_tensors="pt")
+    assert tokenizer.convert_ids_to_tokens(given["input_ids"][0])[0] == "[CLS]"
+    ours = Encoder.load(TINY, folder).logits(given["input_ids"], given["attention_mask"])
+    torch.testing.assert_close(ours, model(**given).logits, rtol=1e-4, atol=1e-5)
 
 
 def test_it_learns_to_tell_what_adapters_have_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +153,7 @@ def test_the_embedding_shares_its_model_s_files(monkeypatch: pytest.MonkeyPatch)
         assert (folder / file).samefile(model / file)
     text = "The yield expression is used when defining a generator function"
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    states = topics.BertForSequenceClassification.from_pretrained(model).eval().bert(torch.tensor([ids]))
+    states = BertForSequenceClassification.from_pretrained(model).eval().bert(torch.tensor([ids]))
     wanted = torch.nn.functional.normalize(states.last_hidden_state[0, 0], dim=0)
     found = packed_runtime.load(folder, TINY.positions)(ids)
     torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=0, atol=1e-5)

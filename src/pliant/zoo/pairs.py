@@ -16,20 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
-from pliant.torchvision_ops import declare
+from pliant.training.learner import Group, Learner
 from pliant.zoo import corpus
 from pliant.zoo.corpus import Text
+from pliant.zoo.encoder import EMBEDDINGS, Encoder, prefix
 from pliant.zoo.repeatable import repeatable
+from pliant.zoo.saving import save_tokenizer, save_weights
 from pliant.zoo.shapes import PairShape, Progress
-from pliant.zoo.topics import CLS, MASK, PAD, save_tokenizer
-
-declare()
-from transformers import BertConfig, BertForSequenceClassification  # noqa: E402
+from pliant.zoo.topics import CLS, MASK, PAD, SPECIAL
 
 SEED = 0
 _PAIRS = 24
@@ -39,7 +38,6 @@ _SPLIT = 0.7
 _QUERY_WORDS = (4, 16)
 _DOCUMENT_WORDS = 60
 _MASKED = 0.15
-_WARM_UP = 0.1
 _HELD_OUT_PAIRS = 200
 _TYPES = 5.0
 """How far apart token types are, in standard deviations of word embeddings."""
@@ -65,12 +63,10 @@ def train(shape: PairShape, base: Path, folder: Path, report: Progress) -> Resul
         model = new_model(shape, load_file(base / "model.safetensors"))
         _fit(model, shape, tokenizer, report)
         accuracy = _accuracy(model, tokenizer, pairs(corpus.held_out(), random.Random(SEED), _HELD_OUT_PAIRS))
-    folder.mkdir(parents=True, exist_ok=True)
-    model.config.save_pretrained(folder)
-    save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
-    save_tokenizer(tokenizer, shape.positions, folder)
+    save_weights(model.weights, shape.config(), folder)
+    save_tokenizer(tokenizer, shape.positions, SPECIAL, folder)
     report("learning", 1.0)
-    return Result(accuracy, model.num_parameters())
+    return Result(accuracy, sum(map(torch.numel, model.weights.values())))
 
 
 def pairs(paragraphs: Sequence[Text], rng: random.Random, count: int) -> list[Example]:
@@ -97,42 +93,41 @@ def pairs(paragraphs: Sequence[Text], rng: random.Random, count: int) -> list[Ex
     return made
 
 
-def new_model(shape: PairShape, base: dict[str, Tensor]) -> BertForSequenceClassification:
+def new_model(shape: PairShape, base: dict[str, Tensor]) -> Encoder:
     """An untrained model that starts as the docstring above says; `base` has the tensors of the classifier."""
-    model = BertForSequenceClassification(BertConfig(**shape.config()))
-    weights = dict(model.named_parameters())
-    embeddings, layer = "bert.embeddings.", "bert.encoder.layer.0."
+    model = Encoder.random(shape)
+    weights = model.weights
+    embeddings, layer = EMBEDDINGS, prefix(0)
     half, flag = shape.hidden // 2, shape.hidden - 1
-    with torch.no_grad():
-        for name in ("word_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"):
-            weights[f"{embeddings}{name}"].copy_(base[f"{embeddings}{name}"])
-        words = weights[f"{embeddings}word_embeddings.weight"]
-        main = _main_directions(words[MASK + 1 :], half, flag)
-        apart = _TYPES * words.std()
-        words[:, flag] = 0
-        words[CLS] = 0
-        types = weights[f"{embeddings}token_type_embeddings.weight"].zero_()
-        types[0, flag], types[1, flag] = -apart, apart
-        weights[f"{embeddings}position_embeddings.weight"].mul_(0.1)
+    for name in ("word_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias"):
+        weights[f"{embeddings}{name}"].copy_(base[f"{embeddings}{name}"])
+    words = weights[f"{embeddings}word_embeddings.weight"]
+    main = _main_directions(words[MASK + 1 :], half, flag)
+    apart = _TYPES * words.std()
+    words[:, flag] = 0
+    words[CLS] = 0
+    types = weights[f"{embeddings}token_type_embeddings.weight"].zero_()
+    types[0, flag], types[1, flag] = -apart, apart
+    weights[f"{embeddings}position_embeddings.weight"].mul_(0.1)
 
-        query = weights[f"{layer}attention.self.query.bias"]
-        weights[f"{layer}attention.self.query.weight"].zero_()
-        key = weights[f"{layer}attention.self.key.weight"].zero_()
-        for head, sign in enumerate((-1, 1)):
-            key[head * half, flag] = 2.5
-            query[head * half] = sign * 2.5
-        weights[f"{layer}attention.self.value.weight"].copy_(torch.cat([main, main]))
-        weights[f"{layer}attention.output.dense.weight"].copy_(4 * torch.eye(shape.hidden))
+    query = weights[f"{layer}attention.self.query.bias"]
+    weights[f"{layer}attention.self.query.weight"].zero_()
+    key = weights[f"{layer}attention.self.key.weight"].zero_()
+    for head, sign in enumerate((-1, 1)):
+        key[head * half, flag] = 2.5
+        query[head * half] = sign * 2.5
+    weights[f"{layer}attention.self.value.weight"].copy_(torch.cat([main, main]))
+    weights[f"{layer}attention.output.dense.weight"].copy_(4 * torch.eye(shape.hidden))
 
-        one = torch.eye(half)
-        either = [torch.cat([sign * one, sign * other * one], 1) for other in (1, -1) for sign in (1, -1)]
-        weights[f"{layer}intermediate.dense.weight"][: 4 * half].copy_(torch.cat(either))
-        alike = torch.cat([torch.full((2 * half,), 4 / half), torch.full((2 * half,), -4 / half)])
-        down = weights[f"{layer}output.dense.weight"].mul_(0.2)
-        down[0, : 4 * half] = alike
-        weights["bert.pooler.dense.weight"].copy_(torch.eye(shape.hidden))
-        weights["classifier.weight"].mul_(0.2)
-        weights["classifier.weight"][0, 0] = 1
+    one = torch.eye(half)
+    either = [torch.cat([sign * one, sign * other * one], 1) for other in (1, -1) for sign in (1, -1)]
+    weights[f"{layer}intermediate.dense.weight"][: 4 * half].copy_(torch.cat(either))
+    alike = torch.cat([torch.full((2 * half,), 4 / half), torch.full((2 * half,), -4 / half)])
+    down = weights[f"{layer}output.dense.weight"].mul_(0.2)
+    down[0, : 4 * half] = alike
+    weights["bert.pooler.dense.weight"].copy_(torch.eye(shape.hidden))
+    weights["classifier.weight"].mul_(0.2)
+    weights["classifier.weight"][0, 0] = 1
     return model
 
 
@@ -145,28 +140,22 @@ def _main_directions(words: Tensor, count: int, flag: int) -> Tensor:
     return found
 
 
-def _fit(model: BertForSequenceClassification, shape: PairShape, tokenizer: Tokenizer, report: Progress) -> None:
+def _fit(model: Encoder, shape: PairShape, tokenizer: Tokenizer, report: Progress) -> None:
     rng, paragraphs = random.Random(SEED), corpus.training()
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, betas=(0.9, 0.98), fused=True)
-    model.train()
-    for step in range(shape.steps):
-        done = step / shape.steps
-        report("learning", done)
-        for group in optimizer.param_groups:
-            group["lr"] = shape.learning_rate * min(1.0, (done + 1 / shape.steps) / _WARM_UP) * (1 - done)
+    learned = [weight.requires_grad_() for weight in model.weights.values()]
+    learner = Learner([Group(learned, shape.learning_rate, 0.01)], shape.steps, betas=(0.9, 0.98), clip=1.0)
+    for _ in range(shape.steps):
+        report("learning", learner.done)
         examples = pairs(paragraphs, rng, _PAIRS)
         wanted = torch.tensor([0.95 if suits else 0.05 for *_, suits in examples])
         loss = functional.binary_cross_entropy_with_logits(_logits(model, tokenizer, examples, _MASKED), wanted)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    model.eval()  # type: ignore[no-untyped-call]
+        learner.step()
+    for weight in learned:
+        weight.requires_grad_(False)
 
 
-def _logits(
-    model: BertForSequenceClassification, tokenizer: Tokenizer, examples: Sequence[Example], masked: float = 0.0
-) -> Tensor:
+def _logits(model: Encoder, tokenizer: Tokenizer, examples: Sequence[Example], masked: float = 0.0) -> Tensor:
     """[examples]; a share of the words is masked."""
     encodings = tokenizer.encode_batch([(query, text) for query, text, _ in examples])
     longest = max(map(len, encodings))
@@ -179,11 +168,10 @@ def _logits(
     types = padded([encoding.type_ids for encoding in encodings])
     if masked:
         ids = torch.where((torch.rand(ids.shape) < masked) & (ids > MASK), MASK, ids)
-    logits: Tensor = model(input_ids=ids, attention_mask=mask, token_type_ids=types).logits[:, 0]
-    return logits
+    return model.logits(ids, mask, types)[:, 0]
 
 
 @torch.no_grad()
-def _accuracy(model: BertForSequenceClassification, tokenizer: Tokenizer, examples: Sequence[Example]) -> float:
+def _accuracy(model: Encoder, tokenizer: Tokenizer, examples: Sequence[Example]) -> float:
     suits = torch.tensor([suits for *_, suits in examples])
     return float(((_logits(model, tokenizer, examples) > 0) == suits).double().mean())

@@ -210,11 +210,13 @@ class AdapterShape:
 
 
 SHAPES: dict[str, Shape | PairShape | EmbeddingShape | LlamaShape | VitShape] = {
-    "topics-small": Shape(layers=2, hidden=128, heads=2, epochs=5, learning_rate=1.5e-3, version=2),
-    "topics-large": Shape(layers=4, hidden=256, heads=4, epochs=10, learning_rate=1e-3, version=2),
+    "topics-small": Shape(layers=2, hidden=128, heads=2, epochs=5, learning_rate=1.5e-3, version=3),
+    "topics-large": Shape(layers=4, hidden=256, heads=4, epochs=10, learning_rate=1e-3, version=3),
     "topics-embedding": EmbeddingShape("topics-large", "cls_token"),
-    "topics-pairs": PairShape("topics-small", hidden=128, steps=200, learning_rate=1e-3),
-    "library": Shape(layers=1, hidden=128, heads=2, epochs=6, learning_rate=2e-3, windows=4, labels=library.LABELS),
+    "topics-pairs": PairShape("topics-small", hidden=128, steps=300, learning_rate=1e-3, version=2),
+    "library": Shape(
+        layers=1, hidden=128, heads=2, epochs=6, learning_rate=2e-3, windows=4, version=2, labels=library.LABELS
+    ),
     "tiny-llama": LlamaShape(
         layers=4, hidden=256, heads=4, kv_heads=2, intermediate=704, steps=450, learning_rate=4e-3, version=3
     ),
