@@ -219,7 +219,9 @@ class Batch:
             assert answer is not None
             self._show(slot, answer)
         self._going = self._decoding.copy()
-        self._going[[self._slots.slot(answer) for answer in plan.sit_out if answer in self._slots]] = False
+        for answer in plan.sit_out:
+            if answer in self._slots:
+                self._going[self._slots.slot(answer)] = False
         self.compact()
         prefills = [self._prefill(answer, tokens) for answer, tokens in plan.chunks]
         going = np.flatnonzero(self._going)
@@ -263,25 +265,29 @@ class Batch:
         rows = [self._slots.request(slot) if goes else None for slot, goes in enumerate(going.tolist(), step.offset)]
         self._lengths[window] += going
         self._counts[window] += going
-        ended = [prefill.slot for prefill in step.prefills if prefill.last]
-        for answer, tokens in plan.chunks:
-            answer.computed += min(tokens, max(0, answer.prompt - self._pages.computed(answer)))
-        self._steps.computed(plan, self._now)
         prompts = [answer for answer, _ in plan.chunks]
-        for answer, prefill in zip(prompts, step.prefills, strict=True):
-            self._show(prefill.slot, answer)
-        firsts = [answer for answer, prefill in zip(prompts, step.prefills, strict=True) if prefill.last]
-        self._counts[ended] += 1
-        self._since[ended] = self._now - (self._counts[ended] - 1) * (self._tpot_s or 0.0)
-        self._decoding[ended] = True
+        if prompts:
+            self._chunks_launched(step, plan)
         whole = np.flatnonzero(self._decoding & (self._counts == self._most)).tolist()
         computed = [done for slot in whole if (done := self._slots.request(slot))]
         for answer in computed:
             self.evict(answer)
+        firsts = [answer for answer, prefill in zip(prompts, step.prefills, strict=True) if prefill.last]
         scored = [
             answer if len(prefill.targets) else None for answer, prefill in zip(prompts, step.prefills, strict=True)
         ]
         return Served([*prompts], [*firsts], rows, computed, scored)
+
+    def _chunks_launched(self, step: Step, plan: Plan[Answer, AdapterRef]) -> None:
+        for answer, tokens in plan.chunks:
+            answer.computed += min(tokens, max(0, answer.prompt - self._pages.computed(answer)))
+        self._steps.computed(plan, self._now)
+        for (answer, _), prefill in zip(plan.chunks, step.prefills, strict=True):
+            self._show(prefill.slot, answer)
+        ended = [prefill.slot for prefill in step.prefills if prefill.last]
+        self._counts[ended] += 1
+        self._since[ended] = self._now - (self._counts[ended] - 1) * (self._tpot_s or 0.0)
+        self._decoding[ended] = True
 
     def evict(self, answer: Answer) -> None:
         """Free the slot of `answer`, if it has one."""
