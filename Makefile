@@ -15,15 +15,17 @@ install: .venv/installed
 
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.venv/installed: .venv/serving
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/pip
 	$(INSTALL) '.[bench,dev]'
-	touch $@
+	touch .venv/serving $@
 
 # What serving needs, without what tests and benchmarks do.
-.venv/serving: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+.venv/serving: pyproject.toml constraints.txt | .venv/bin/pip
 	$(INSTALL) .
 	touch $@
+
+.venv/bin/pip:
+	$(PYTHON) -m venv .venv
 
 serve: .venv/serving
 	$(BIN)/pliant serve cluster.yaml

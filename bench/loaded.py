@@ -14,6 +14,7 @@ class Loaded:
     profile = None
     device = ""
     resident = False
+    memory = None
     reason = "a baseline"
 
     def __init__(self, config: EncoderConfig, load: Callable[[int], Runtime]) -> None:

@@ -12,9 +12,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureC
 from ray.serve.exceptions import RayServeException
 
 from pliant.config.base import ReplicaRange, ServiceConfig
-from pliant.config.cluster import PLANNER_CPUS, ServingConfig, check_models
+from pliant.config.cluster import GATEWAY, PLANNER, PLANNER_CPUS, ServingConfig, check_models
 from pliant.deployments import kinds
-from pliant.deployments.autoscaling import PLANNER, STAY
+from pliant.deployments.autoscaling import STAY
 from pliant.deployments.http.application import application
 from pliant.deployments.http.places import most_at_once
 from pliant.deployments.http.statuses import BUSY
@@ -27,8 +27,11 @@ from pliant.errors import PliantError
 _STATS_PERIOD_S = 1.0
 _MOST_GATEWAYS = 1024
 _PLANNER_ANSWERS_WITHIN_S = 2.0
-"""Three times in a row, or another one takes its place: that costs no request, and nothing is loaded without one."""
+"""Three times in a row, or another one takes its place: that costs no request, and nothing is loaded without one. Less
+would have one replaced that only waits for a busy processor; Serve takes two seconds of it to start the next."""
 _METRICS_PERIOD_S = 1.0
+_STREAMS_END_WITHIN_S = 300.0
+"""Of a gateway that goes because fewer are enough."""
 _HEALTH: dict[str, Any] = {
     "health_check_period_s": 1.0,
     "health_check_timeout_s": 10.0,
@@ -69,7 +72,7 @@ def assemble(
     gateway = config.gateway
     known = kinds.loaded(listed)
     ranges = [service.replica_range() for service in config.services.values()]
-    scales = any(sizes and not sizes.fixed for sizes in ranges)
+    scales = any(sizes and not sizes.fixed for sizes in [*ranges, gateway.replicas])
     services = {
         name: replicas_of(name, service, known[service.kind], target)
         for name, service in config.services.items()
@@ -85,8 +88,9 @@ def assemble(
     ).bind(config, known, services)
     return _deployment(
         Gateway,
-        name="gateway",
-        num_replicas=gateway.replicas,
+        name=GATEWAY,
+        **_size(gateway.replicas),
+        **({} if gateway.replicas.fixed else {"graceful_shutdown_timeout_s": _STREAMS_END_WITHIN_S}),
         ray_actor_options={"num_cpus": gateway.cpus},
         max_ongoing_requests=most_at_once(gateway),
         max_queued_requests=most_at_once(gateway),

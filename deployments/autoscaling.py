@@ -1,4 +1,4 @@
-"""Ray Serve's side of autoscaling: an application-level policy that gives each service what the planner wants for it.
+"""Ray Serve's side of autoscaling: an application-level policy that gives each deployment what the planner wants.
 
 The decision itself, target tracking of P98 against the SLO (Arlo §4), is `policies/cluster/autoscaling.py`; it needs
 what only gateways see, latencies and refused requests, and the planner gathers that. cluster.yaml names this policy as
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-PLANNER = "planner"
+from pliant.config.cluster import PLANNER
+
 STAY = "pliant.deployments.autoscaling:stay"
 
 

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import ray
-from ray._private.state import actors
 
+from pliant.deployments.nodes import replicas
 from pliant.deployments.ray_client import in_ray
 from pliant.errors import PliantError
 
@@ -17,7 +17,6 @@ _EVERY_S = 0.5
 _HEARD_WITHIN_S = 15.0
 _REACHED_WITHIN_S = 20.0
 """Beside the time that replicas have: for Ray to be reached, and to answer."""
-_REPLICA = "SERVE_REPLICA::"
 
 
 def announce(address: str, node: str, within_s: float) -> None:
@@ -51,7 +50,7 @@ def drain(within_s: float) -> int:
 def await_empty(node: str, within_s: float) -> int:
     """Wait for the replicas on the node of this id to end; how many are left. Needs a connection with Ray."""
     end = time.monotonic() + within_s
-    while (left := _replicas(node)) and time.monotonic() < end:
+    while (left := list(replicas().values()).count(node)) and time.monotonic() < end:
         time.sleep(_EVERY_S)
     return left
 
@@ -61,10 +60,3 @@ def _drain(within_s: float) -> int:
     node = here.get_node_id()
     announce(here.gcs_address, node, within_s)
     return await_empty(node, within_s)
-
-
-def _replicas(node: str) -> int:
-    return sum(
-        actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == node and actor["Name"].startswith(_REPLICA)
-        for actor in actors().values()
-    )

@@ -9,12 +9,15 @@ from typing import Any, Generic, TypeVar
 
 import ray
 from ray._private.authentication.authentication_utils import is_token_auth_enabled
+from ray._private.state import actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pliant.deployments.ray_client import in_ray
 
 Found = TypeVar("Found")
 
+_REPLICA = "SERVE_REPLICA::"
+_HEAD = "node:__internal_head__"
 _START_S = 60
 """For a process on a node to start and look."""
 _ANSWER_S = 5
@@ -58,6 +61,21 @@ def visit(look: Callable[[], Found]) -> list[Visit[Found] | Unreached]:
     Raises PliantError if Ray cannot be reached.
     """
     return in_ray(_visits, look, within_s=_IN_ALL_S)
+
+
+def replicas() -> dict[str, str]:
+    """The node of every replica of Serve, of the Ray that this process is part of."""
+    return {
+        actor["Name"].rpartition("#")[2]: actor["Address"]["NodeID"]
+        for actor in actors().values()
+        if actor["State"] == "ALIVE" and actor["Name"].startswith(_REPLICA)
+    }
+
+
+def head() -> str:
+    """The node that Ray began with, if it is still there."""
+    heads = (node["NodeID"] for node in ray.nodes() if _HEAD in node["Resources"])  # type: ignore[no-untyped-call]
+    return next(heads, "")
 
 
 def _visits(look: Callable[[], Any]) -> list[Visit[Any] | Unreached]:

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from ray import serve
 
-from pliant.deployments.autoscaling import PLANNER
+from pliant.config.cluster import PLANNER
 from pliant.deployments.serving import logs, tracing
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.messages import STARTING, Step

@@ -31,6 +31,11 @@ def cxx_compiler() -> str | None:
     return next(filter(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))), None)
 
 
+def libraries() -> Path:
+    """The folder in which compiled libraries are kept."""
+    return cache_folder() / "libraries"
+
+
 def library(sources: Sequence[Path], options: Sequence[str] = THIS_MACHINE) -> ctypes.CDLL:
     """The C `sources` as one loaded library.
 
@@ -50,7 +55,7 @@ def library(sources: Sequence[Path], options: Sequence[str] = THIS_MACHINE) -> c
         _run([command, *OPTIONS, *options, *map(str, sources), "-o", str(folder / "library.so"), "-lm"])
 
     try:
-        folder = made_once(cache_folder() / "libraries" / f"{sources[0].stem}-{key}", build)
+        folder = made_once(libraries() / f"{sources[0].stem}-{key}", build)
     except OSError as error:
         raise CompilerError(
             f"the cache folder cannot be written ({error}); set PLIANT_CACHE to one that can"

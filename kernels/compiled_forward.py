@@ -7,6 +7,7 @@ other threads of Python go on.
 
 import ctypes
 import shutil
+import weakref
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,7 @@ def unpack(archive: Path) -> None:
 
 def load(package: Path, device: str = "cpu") -> Callable[..., Tensor]:
     """The function of tensors on `device`, with one tensor as its result, in the unpacked `package`; calls must not
-    overlap. On "cuda" it computes on the current stream, and nothing waits for it.
+    overlap. On "cuda" it computes on the current stream, and nothing waits for it. Its weights go when it does.
 
     What goes wrong in a call is a RuntimeError, of which the library writes the reason to standard error. Raises
     OSError or RuntimeError if it cannot be loaded.
@@ -53,11 +54,13 @@ def load(package: Path, device: str = "cpu") -> Callable[..., Tensor]:
     try:
         create = functions.AOTInductorModelContainerCreateWithDevice
         run = functions.AOTInductorModelContainerRunSingleThreaded
+        delete = functions.AOTInductorModelContainerDelete
     except AttributeError as error:
         raise OSError(f"{library} is no library of AOTInductor's: {error}") from None
     create.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p]
     pointer, count = ctypes.c_void_p, ctypes.c_size_t
     run.argtypes = [pointer, pointer, count, pointer, count, pointer, pointer]
+    delete.argtypes = [pointer]
     container = ctypes.c_void_p()
     kernels = None if device == "cpu" else str(library.parent).encode()
     if create(ctypes.byref(container), 1, device.encode(), kernels):
@@ -74,4 +77,5 @@ def load(package: Path, device: str = "cpu") -> Callable[..., Tensor]:
         found: Tensor = _aoti.alloc_tensor_by_stealing_from_void_ptr(_to_capsule(result[0], None, None))
         return found
 
+    weakref.finalize(forward, delete, container).atexit = False
     return forward

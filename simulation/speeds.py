@@ -25,10 +25,11 @@ from pliant.policies.cluster.placement import first_fit
 from pliant.policies.cluster.room import shape_of
 from pliant.policies.llm import value_curve as llm
 from pliant.simulation import curves
-from pliant.simulation.cluster.simulator import PERIOD_S, Served
+from pliant.simulation.cluster.simulator import Served
 from pliant.simulation.cluster.trace import Load
 
 Positive = Annotated[float, Field(gt=0)]
+_START_S = 60
 _SPARE = 1.3
 """Of what the first minute takes, that there is at the start."""
 
@@ -125,7 +126,7 @@ def at_start(services: Sequence[Served], nodes: Sequence[Nodes]) -> dict[str, in
     """Replicas with a third more than the first minute takes, less where these do not fit."""
     replicas = {}
     for each in services:
-        wanted = math.ceil(_SPARE * float(each.rates[:PERIOD_S].mean()) / each.each)
+        wanted = math.ceil(_SPARE * float(each.rates[:_START_S].mean()) / each.each)
         replicas[each.name] = min(max(wanted, each.least), each.most)
     while not first_fit([(each.shape, replicas[each.name]) for each in services], nodes):
         most = max(services, key=lambda each: replicas[each.name] - each.least)
@@ -166,7 +167,7 @@ def _served(name: str, config: object, load: Load, speeds: ReplicaSpeeds, nodes:
         curve = curves.images(row_s, gains, sizes.max, speeds.slo_ms / 1e3)
     if patience_s < 0 or each <= 0:
         raise ConfigError([f"speeds: {name}: a replica that has nothing else to do misses its objectives"])
-    start = load.counts[:PERIOD_S].mean(keepdims=True)
+    start = load.counts[:_START_S].mean(keepdims=True)
     worth = config.weight / max(float(load.counts.sum()), 1.0)
     return Served(
         name, shape, sizes.min, sizes.max, speeds.start_s, each, patience_s, load.counts, start, worth, curve, elastic,

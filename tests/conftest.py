@@ -1,7 +1,7 @@
 """For all tests: no opinion about how fast the machine is, and an order in which workers (`pytest -n auto`) share them.
 
 The end-to-end tests of one cluster are one worker's, and begin first, as they take longest; every other file is whole
-one worker's, too.
+one worker's, too, and the longest of those come next, so that no worker is left with one at the end.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ LAST = ("test_cascade.py", "test_faults.py", "test_llm_failures.py", "test_failu
 """The first needs compiled models, the others leave the cluster in another state."""
 APART = "test_nodes.py"
 """It has a cluster of its own."""
+LONGEST = ("test_compiled_classifier.py", "test_types.py")
+"""Of the files of unit tests."""
 
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -53,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _place(item: pytest.Item) -> int:
     if item.path.parent != E2E:
-        return len(FIRST) + len(LAST) + 2
+        return len(FIRST) + len(LAST) + (2 if item.path.name in LONGEST else 3)
     if item.path.name == APART:
         return len(FIRST) + len(LAST) + 1
     order = [*FIRST, "", *LAST]

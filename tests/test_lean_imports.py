@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import tiny_classifiers
+from support.caches import with_libraries
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -80,7 +81,7 @@ def test_heavy_packages_are_seen_where_they_are_used(imported: dict[str, set[str
 
 @pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C compiler")
 def test_a_replica_whose_model_is_packed_answers_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PLIANT_CACHE", str(with_libraries(tmp_path / "cache")))
     folder = tiny_classifiers.save(tmp_path / "model", "bert")
     Tokenizer(WordLevel({"?": 0}, "?")).save(str(folder / "tokenizer.json"))
     config = f"EncoderConfig(kind='encoder', model={str(folder)!r}, replicas=1, lengths=[16, 60])"

@@ -32,7 +32,9 @@ _FULL = [
     *(("edge", "SIGKILL"), ("edge", "SIGSTOP"), ("node", "SIGKILL"), ("node", "SIGTERM")),
     *(("gateway", "out of memory"), ("planner", "out of memory"), ("replica of topics-small", "out of memory")),
     *(("replica of chat", "out of memory"), ("replica of digits", "out of memory")),
-    *(("gateway", "full disk"), ("planner", "full disk"), ("replica of chat", "full disk")),
+    *(("controller", "out of memory"), ("edge", "out of memory"), ("controller", "full disk"), ("edge", "full disk")),
+    *(("gateway", "full disk"), ("planner", "full disk"), ("replica of topics-small", "full disk")),
+    *(("replica of chat", "full disk"), ("replica of digits", "full disk"), ("controller", "cut")),
     *(("planner", "cut"), ("replica of topics-small", "cut"), ("replica of chat", "cut"), ("replica of digits", "cut")),
     ("state", "slow disk"),
 ]

@@ -101,6 +101,7 @@ class _PackedRuntime:
 
 class _Packed(Loaded):
     resident = True
+    memory = None
 
 
 class _HopReplica(EncoderReplica):

@@ -1,16 +1,19 @@
 """ONNX Runtime behind litserve, which batches what arrives together, on the same machine and for the same clients.
 
 How many texts a batch may have, and how long it waits for them, is for its user to choose: there is a server for each
-of some choices, and the fastest counts.
+of some choices, and the fastest counts. A server's processes look for work all the time, also when there is none: those
+that are not asked are stopped, so that they take nothing from the one that is, nor from ours.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -24,11 +27,29 @@ _STARTS_WITHIN_S = 120
 _LOOK_S = 0.2
 
 
+class Server:
+    """One that has started, and stands still but while it is `awake`."""
+
+    def __init__(self, url: str, process: subprocess.Popen[bytes]) -> None:
+        self.url = url
+        self._group = process.pid
+        """It leads a session."""
+        os.killpg(self._group, signal.SIGSTOP)
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        os.killpg(self._group, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.killpg(self._group, signal.SIGSTOP)
+
+
 @contextmanager
-def servers(model: str, onnx: Path, workers: int) -> Iterator[dict[str, str]]:
-    """Names and addresses of servers, each of so many workers of one thread. Raises LoadError if one does not start."""
+def servers(model: str, onnx: Path, workers: int) -> Iterator[dict[str, Server]]:
+    """By name: servers, each of so many workers of one thread. Raises LoadError if one does not start."""
     with ExitStack() as running:
-        found = {}
+        found: dict[str, Server] = {}
         for batch, wait_s in _CHOICES:
             port = free_port()
             options = {"model": model, "onnx": onnx, "port": port, "workers": workers, "batch": batch, "wait": wait_s}
@@ -42,10 +63,10 @@ def servers(model: str, onnx: Path, workers: int) -> Iterator[dict[str, str]]:
                 start_new_session=True,
             )
             running.callback(_end, server)
-            found[f"litserve, {batch} texts within {wait_s * 1e3:g} ms"] = f"http://127.0.0.1:{port}"
-        for address in found.values():
+            address = f"http://127.0.0.1:{port}"
             _wait_until_started(address)
-        yield {name: f"{address}/predict" for name, address in found.items()}
+            found[f"litserve, {batch} texts within {wait_s * 1e3:g} ms"] = Server(f"{address}/predict", server)
+        yield found
 
 
 def _wait_until_started(address: str) -> None:
@@ -63,4 +84,6 @@ def _wait_until_started(address: str) -> None:
 def _end(server: subprocess.Popen[bytes]) -> None:
     assert server.stdin
     server.stdin.close()
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGCONT)
     server.wait()

@@ -30,7 +30,7 @@ from pliant.bench.encoder.baselines import (
     export,
     onnxruntime_runs_on,
 )
-from pliant.bench.encoder.litserve_peer import servers
+from pliant.bench.encoder.litserve_peer import Server, servers
 from pliant.bench.encoder.plots import Blocks, latency_against_length, latency_cdf
 from pliant.bench.load import Block, LoadError, closed_loop, session
 from pliant.bench.report import Figure, Options, Report, median, ratio
@@ -86,7 +86,7 @@ def compare(options: Options) -> Report:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     lengths = _token_counts(tokenizer, texts)
     tweets = workloads.tweets(options.data, tokenizer, plan.tweets, random.Random(plan.seed))
-    peers: AbstractContextManager[dict[str, str]] = nullcontext({})
+    peers: AbstractContextManager[dict[str, Server]] = nullcontext({})
     if "onnxruntime" in services:
         export(folder, _LONGEST)
         peers = servers(MODEL, export(folder, _LONGEST, BATCH), _REPLICAS_OF_EACH)
@@ -97,7 +97,7 @@ def compare(options: Options) -> Report:
         together = [name for name in services if name in (_OURS, "onnxruntime_batched")]
         urls = {name: f"{address}/bench/models/{name}" for name in together}
         with peers as litserve:
-            throughputs = asyncio.run(_throughputs({**urls, **litserve}, tweets, plan))
+            throughputs = asyncio.run(_throughputs(urls, litserve, tweets, plan))
     sent = np.array([lengths[index] for draw in drawn for index in draw])
     figures = [figure for clients in _CLIENTS for figure in _ratios(blocks, clients)]
     if len(throughputs) > 1:
@@ -167,21 +167,30 @@ async def _measure(
     return drawn, blocks, {name: after[name] - before[name] for name in services}
 
 
-async def _throughputs(urls: Mapping[str, str], tweets: Sequence[str], plan: _Plan) -> dict[str, list[float]]:
-    """Texts per second at each of `urls`, in each repetition."""
+async def _throughputs(
+    ours: Mapping[str, str], peers: Mapping[str, Server], tweets: Sequence[str], plan: _Plan
+) -> dict[str, list[float]]:
+    """Texts per second at each of the URLs that are `ours`, and of the peers', in each repetition."""
     parameters = {"slo_ms": _NEVER_LATE_MS, "top_k": 1}
     bodies = [json.dumps({"inputs": tweet, "parameters": parameters}).encode() for tweet in tweets]
     rng = random.Random(plan.seed)
-    found: dict[str, list[float]] = {name: [] for name in urls}
-    async with session() as http:
-        for url in urls.values():
-            await closed_loop(http, url, bodies[:_MANY], _MANY)
-        for _ in track(range(plan.repetitions), "tweets", transient=True):
-            blocks = {}
-            for name in rng.sample(list(urls), len(urls)):
-                blocks[name] = await closed_loop(http, urls[name], bodies, _MANY)
-                found[name].append(blocks[name].throughput)
-            _agree(blocks, tweets)
+    names = [*ours, *peers]
+    found: dict[str, list[float]] = {name: [] for name in names}
+
+    async def block(name: str, chosen: Sequence[bytes]) -> Block:
+        """With connections of its own: a server that stood still closes those that it had."""
+        url = peers[name].url if name in peers else ours[name]
+        with peers[name].awake() if name in peers else nullcontext():
+            async with session() as http:
+                return await closed_loop(http, url, chosen, _MANY)
+
+    for name in names:
+        await block(name, bodies[:_MANY])
+    for _ in track(range(plan.repetitions), "tweets", transient=True):
+        blocks = {name: await block(name, bodies) for name in rng.sample(names, len(names))}
+        for name, each in blocks.items():
+            found[name].append(each.throughput)
+        _agree(blocks, tweets)
     return found
 
 

@@ -25,6 +25,7 @@ from pliant.bench.llm import (
     roofline,
     saturated,
     second_turn,
+    shared_trace,
     slack,
     with_transformers,
 )
@@ -60,6 +61,7 @@ class _Plan:
     roofline_repetitions: int
     long_prompt: long_prompt.Scale
     second_turn: second_turn.Scale
+    shared_trace: shared_trace.Scale
     bound: bound.Scale
     slack: slack.Scale
     ranks: ranks.Scale
@@ -80,6 +82,7 @@ _QUICK = _Plan(
     roofline_repetitions=3,
     long_prompt=long_prompt.Scale(long=1536, short=64, shorts=8, live=4, answer=96, repetitions=2),
     second_turn=second_turn.Scale(prompt=512, answer=64, new=32, repetitions=3),
+    shared_trace=shared_trace.Scale(one_of=16, repetitions=2),
     bound=bound.Scale(rows=32, steps=16, repetitions=5, schemas=200),
     slack=slack.Scale(requests=100, repetitions=3),
     ranks=ranks.Scale(requests=50, repetitions=3),
@@ -98,6 +101,7 @@ _FULL = _Plan(
     roofline_repetitions=9,
     long_prompt=long_prompt.Scale(long=1920, short=64, shorts=16, live=8, answer=256, repetitions=5),
     second_turn=second_turn.Scale(prompt=1024, answer=128, new=64, repetitions=9),
+    shared_trace=shared_trace.Scale(one_of=4, repetitions=3),
     bound=bound.Scale(rows=32, steps=64, repetitions=9, schemas=200),
     slack=slack.Scale(requests=300, repetitions=9),
     ranks=ranks.Scale(requests=1000, repetitions=9),
@@ -115,7 +119,7 @@ def run(options: Options) -> Report:
     against_others = plan.llama_cpp and llama_cpp.INSTALLED
     found = Findings()
     with Progress(transient=True) as progress:
-        task = progress.add_task("llm", total=_runs(plan, against_others))
+        task = progress.add_task("llm", total=_runs(plan, against_others, traced=options.data is not None))
 
         def done() -> None:
             progress.advance(task)
@@ -125,6 +129,8 @@ def run(options: Options) -> Report:
         found.add(_large_model(plan, threads, done, others=against_others))
         found.add(_long_prompt(plan.long_prompt, threads, done))
         found.add(_second_turn(plan.second_turn, threads, done))
+        if options.data:
+            found.add(_shared_trace(options.data, plan.shared_trace, threads, done))
         found.add(_bound(plan.bound, threads, done))
         found.figures.append(_agreement(threads))
         found.add(ranks.compare(plan.ranks, done))
@@ -135,12 +141,12 @@ def run(options: Options) -> Report:
     return Report(found.figures, config, found.plots)
 
 
-def _runs(plan: _Plan, against_others: bool) -> int:
+def _runs(plan: _Plan, against_others: bool, traced: bool) -> int:
     saturated_runs = len(plan.dtypes) * plan.repetitions * saturated.RUNS
     llama_cpp_runs = plan.repetitions * against_llama_cpp.RUNS if against_others else 0
     parts = plan.paper, plan.long_prompt, plan.second_turn, plan.bound, plan.slack, plan.ranks, plan.int8
     ours = sum(part.runs for part in parts)
-    return saturated_runs + llama_cpp_runs + ours
+    return saturated_runs + llama_cpp_runs + ours + traced * plan.shared_trace.runs
 
 
 def _small_model(plan: _Plan, dtype: str, threads: int, done: Callable[[], object], *, repeats_paper: bool) -> Findings:
@@ -213,6 +219,13 @@ def _second_turn(scale: second_turn.Scale, threads: int, done: Callable[[], obje
     loaded = executor.load(folder, 4, longest, "bfloat16", "cpu", threads)
     engine = Engine(loaded, _tokenizer(folder), (), queue=1, stall_s=STALL_S)
     return second_turn.measure(engine, scale, LARGE.vocab, done)
+
+
+def _shared_trace(data: Path, scale: shared_trace.Scale, threads: int, done: Callable[[], object]) -> Findings:
+    """On the same model."""
+    folder = checkpoint(LARGE, "bfloat16")
+    loaded = executor.load(folder, _REQUESTS, shared_trace.LONGEST, "bfloat16", "cpu", threads)
+    return shared_trace.measure(Fused(loaded, _tokenizer(folder)), data, scale, LARGE.vocab, done)
 
 
 def _bound(scale: bound.Scale, threads: int, done: Callable[[], object]) -> Findings:

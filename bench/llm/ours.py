@@ -7,18 +7,27 @@ from tokenizers import Tokenizer
 from pliant.bench.llm.our_kernels import GREEDY
 from pliant.bench.llm.outcome import Outcome, Recorder
 from pliant.bench.llm.workload import Request, Workload
+from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.request import Generation, Piece
+from pliant.formats.adapter_info import AdapterRef
 from pliant.kernels.decoder.executor import Executor
+from pliant.policies.llm.adapter_cache import AdapterCache
+from pliant.policies.llm.multi_queue import MultiQueue
 from pliant.policies.llm.passes import Order
+from pliant.policies.llm.queue_classes import QueueClasses
+from pliant.policies.llm.queue_order import Fifo, Queues
+from pliant.policies.llm.request_scheduler import Scheduler
 
 STALL_S = 0.05
 """The default of `stall_ms`."""
+SLO_S = 10.0
+"""That of `slo_ms`."""
 _QUEUE = 1024
 
 
 class Fused:
-    """Our engine: every request joins the next iteration, and leaves when it is done.
+    """Our engine, with the scheduler that ships: every request joins the next iteration, and leaves when it is done.
 
     `compact` False is the paper's ablation, buffers that are never shuffled (§V-D). With a `stall_s` that is never
     reached prompts are not cut into chunks. With `order` "fifo" they are computed one after another, as they came.
@@ -33,7 +42,11 @@ class Fused:
         stall_s: float = STALL_S,
         order: Order = "shortest",
     ) -> None:
-        self._engine = Engine(executor, tokenizer, (), _QUEUE, stall_s, compact=compact, order=order)
+        queues: Queues[Answer, AdapterRef] = Fifo() if order == "fifo" else MultiQueue(QueueClasses(SLO_S))
+        scheduler = Scheduler(queues, AdapterCache("none"), executor.arena_bytes, slots=executor.slots)
+        self._engine = Engine(
+            executor, tokenizer, (), _QUEUE, stall_s, compact=compact, scheduler=scheduler, order=order
+        )
 
     def run(self, workload: Workload) -> Outcome:
         engine = self._engine

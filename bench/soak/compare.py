@@ -41,7 +41,7 @@ class _Plan:
 
 
 _QUICK = _Plan(minutes=4)
-_FULL = _Plan(minutes=45)
+_FULL = _Plan(minutes=30)
 
 
 def run(options: Options) -> Report:
@@ -144,7 +144,7 @@ def _cluster(folder: Path) -> Iterator[tuple[Running, str]]:
 def _await_ready(started: Running, address: str) -> None:
     """Until all services answer, and nothing is compiled any more."""
     while started.seconds() < _READY_WITHIN_S and started.process.poll() is None:
-        with suppress(httpx.HTTPError, ValueError):
+        with suppress(httpx.HTTPError, ValueError, KeyError):  # HAProxy answers before there is a gateway
             views = httpx.get(f"{address}/stats", timeout=60).json()["services"].values()
             reports = [report for view in views for report in view["replicas"].values()]
             if all(view["ready"] for view in views) and not any(report.get("compiling") for report in reports):

@@ -86,7 +86,7 @@ def _ours(serving: ServingConfig) -> _Contender:
 
 def _bare(serving: ServingConfig) -> _Contender:
     """`serve run` with an application that does nothing, with as many ingress replicas as we have gateways."""
-    args = {"replicas": serving.gateway.replicas, "cpus": serving.gateway.cpus}
+    args = {"replicas": serving.gateway.replicas.min, "cpus": serving.gateway.cpus}
     application = {"name": "bare", "import_path": "pliant.bench.start.bare:build", "route_prefix": "/", "args": args}
     home = Question("/")
     return _Contender((script("serve"), "run"), {"applications": [application]}, {"constant": home}, home)

@@ -53,6 +53,7 @@ class _Sleepers:
     profile = None
     device = "none"
     resident = False
+    memory = None
     reason = "it only sleeps"
 
     def load(self, max_length: int) -> Runtime:

@@ -28,7 +28,8 @@ _COME_BACK_S = 5.0
 
 
 class CascadeClassifier:
-    """Answers texts. `services` are those of the levels that `config` names, `entry` is what the planner last said."""
+    """Answers texts. `services` are those of the levels that `config` names, `entry` is what the planner last said, and
+    `asleep` whether a level's service has no replica until it is asked."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class CascadeClassifier:
         services: Mapping[str, Classifier],
         entry: Callable[[], CascadeEntry | None],
         recorder: CascadeRecorder,
+        asleep: Callable[[str], bool] = lambda _service: False,
     ) -> None:
         self.name = name
         self.levels = config.levels
@@ -45,6 +47,7 @@ class CascadeClassifier:
         self._classifiers = {name: services[name] for name in config.parts()}
         self._entry = entry
         self._recorder = recorder
+        self._asleep = asleep
         self._serving: Serving | None = None
 
     @property
@@ -54,8 +57,12 @@ class CascadeClassifier:
         if serving is None:
             return False
         if self._config.degrade:
-            return any(level.ready for level in serving.starts)
-        return all(visit.service.ready for visit in serving.route.visits)
+            return any(map(self._reached, serving.starts))
+        return all(self._reached(visit.service) for visit in serving.route.visits)
+
+    def _reached(self, level: Classifier) -> bool:
+        """Whether it answers, at once or once it is awake."""
+        return level.ready or self._asleep(level.name)
 
     @property
     def refused(self) -> bool:
@@ -68,7 +75,7 @@ class CascadeClassifier:
         """For people: how far it is, or what serves and which of its levels cannot."""
         entry, serving = self._entry(), self.serving
         state = entry.state if entry else f"serves {serving.choice.candidate}" if serving else "waits for the planner"
-        return "; ".join([state, *(serving.troubles if serving else ())])
+        return "; ".join([state, *(serving.troubles(self._asleep) if serving else ())])
 
     @property
     def serving(self) -> Serving | None:

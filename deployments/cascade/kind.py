@@ -32,7 +32,9 @@ class CascadeKind(Kind[CascadeConfig]):
         recorder = CascadeMetrics(opening.name, self.name, opening.outcomes, opening.tally)
         endpoints = {name: level.endpoint for name, level in opening.parts.items()}
         known = partial(cast(CascadeFollower, opening.follower).known_as, opening.name)
-        return CascadeClassifier(opening.name, opening.config, endpoints, known, recorder)
+        return CascadeClassifier(
+            opening.name, opening.config, endpoints, known, recorder, lambda name: opening.parts[name].asleep
+        )
 
     def follower(self, ask: Ask, config: ServingConfig) -> CascadeFollower:
         return CascadeFollower(ask)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pliant.config.cascade import CascadeConfig
@@ -35,6 +36,7 @@ logger = logging.getLogger("pliant")
 _GONE_S = 45.0
 _NEWS_WITHIN_S = 5.0
 _WAIT_S = 0.2
+_WAKES_S = 0.5
 _PAUSES_S = (30.0, 600.0)
 _LOOK_S = 600.0
 """After so long the labelled texts are looked at again, so that a cascade is profiled anew at most so often."""
@@ -143,6 +145,26 @@ class CascadePart(Part):
 
     async def _choose(self, name: str, config: CascadeConfig) -> tuple[bool, Choice]:
         """Whether the choice is provisional, and the choice."""
+        async with self._awake(config.parts()):
+            return await self._choose_awake(name, config)
+
+    @asynccontextmanager
+    async def _awake(self, levels: Sequence[str]) -> AsyncIterator[None]:
+        """None of `levels` sleeps meanwhile: they are to be profiled, or to say on what they were."""
+
+        async def keep() -> None:
+            while True:
+                for level in levels:
+                    self._planning.wake(level)
+                await asyncio.sleep(_WAKES_S)
+
+        waking = asyncio.create_task(keep())
+        try:
+            yield
+        finally:
+            waking.cancel()
+
+    async def _choose_awake(self, name: str, config: CascadeConfig) -> tuple[bool, Choice]:
         classifiers = {level: await self._planning.open(level) for level in config.parts()}
         await self._ready(name, classifiers)
         provisional = any(map(self._compiles, config.parts()))

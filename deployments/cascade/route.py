@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
@@ -156,12 +156,17 @@ class Serving:
         """The services that may read a text first."""
         return [route.visits[0].service for route in (self.route, self.fallback) if route]
 
-    @property
-    def troubles(self) -> list[str]:
-        """For people: which services of levels cannot take texts now."""
+    def troubles(self, asleep: Callable[[str], bool]) -> list[str]:
+        """For people: which services of levels cannot take texts now, or would have to be woken for that."""
         services = dict.fromkeys([*(visit.service for visit in self.route.visits), *self.starts])
         return [
-            f"{service.name} is down" if service.down else f"{service.name} takes no long texts now"
+            f"{service.name} {_trouble(service, asleep(service.name))}"
             for service in services
             if service.down or not service.ready
         ]
+
+
+def _trouble(service: Classifier, asleep: bool) -> str:
+    if asleep:
+        return "sleeps"
+    return "is down" if service.down else "takes no long texts now"

@@ -171,12 +171,12 @@ class CascadeRun:
         level = visit.service
         budget_s = None if self._interrupted else self._route.budget_s(index, left_s)
         importance_request = None if index else self._route.importance_request(self._text)
+        self._recorder.asked(level.name)  # though it may be down: one that sleeps is to wake
         try:
             if within_s is not None and level.down:
                 raise RequestError(Outcome.UNAVAILABLE, f"{level.name} is down", 1, Fault.DOWN)
             if within_s == 0:
                 raise RequestError(Outcome.TOO_LATE, f"no time is left for {level.name}", 1, Fault.SHORT_SLO)
-            self._recorder.asked(level.name)
             stops = self._route.stops(self._text, visit)
             reading = await level.read(text, budget_s, self._slack_share, importance_request, within_s, stops=stops)
             said = [*reading.earlier, reading.logits]

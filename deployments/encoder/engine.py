@@ -29,6 +29,17 @@ _MEASURED_CALLS = 5
 _FULL_RETRY_S = 1.0
 
 
+class Memory(Protocol):
+    """In which runtimes lie."""
+
+    @property
+    def room_mb(self) -> float:
+        """What they may take together."""
+
+    def used_mb(self) -> float:
+        """What is taken now, by others as well."""
+
+
 class Runtimes(Protocol):
     """Where an engine gets its runtimes from. All methods block; they run in threads."""
 
@@ -47,6 +58,10 @@ class Runtimes(Protocol):
     @property
     def resident(self) -> bool:
         """Whether each runtime takes all lengths, so that a replica need not load another one for another length."""
+
+    @property
+    def memory(self) -> Memory | None:
+        """What several may share; None where an engine holds one."""
 
     @property
     def reason(self) -> str:
@@ -75,6 +90,8 @@ class Engine:
         self._worker = Worker(limit)
         self._measured: dict[tuple[int, str], dict[int, float]] = {}
         """Length and backend -> seconds of a call by tokens."""
+        self._memory_mb: dict[int, float] = {}
+        """That the runtime for a length took when it was first loaded, where several share the memory."""
         self._failed: dict[int, str] = {}
         self._switching = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -196,12 +213,18 @@ class Engine:
             self._version += 1
 
     def _load(self, length: int) -> Held:
+        memory = self._runtimes.memory
+        if memory and not self._memory_mb:
+            _measure(self._runtimes.load(length))  # takes what all share, too, and is gone behind this line
+        before_mb = memory.used_mb() if memory else 0.0
         runtime = self._runtimes.load(length)
         if isinstance(runtime, BatchRuntime) and runtime.times:
             return Held(runtime, dict(zip(runtime.times.lengths, runtime.times.seconds[0], strict=True)))
         known = (runtime.max_length, runtime.backend)
         if known not in self._measured:
             self._measured[known] = _measure(runtime)
+            if memory:
+                self._memory_mb[length] = round(max(0.0, memory.used_mb() - before_mb), 1)
         return Held(runtime, self._measured[known])
 
     def _quarantined(self, max_length: int, failure: Exception) -> LoadError:
@@ -278,6 +301,8 @@ class Engine:
             backend=held.backend if held else "",
             device=self._runtimes.device,
             resident=self._runtimes.resident,
+            room_mb=memory.room_mb if (memory := self._runtimes.memory) else None,
+            memory_mb=dict(self._memory_mb),
             reason=self._runtimes.reason,
             compiling=sorted(self.compiling),
             uncompiled=dict(self.uncompiled),

@@ -19,11 +19,11 @@ _SHORTEST_HOME = 32
 
 def measured_kind(config: EncoderConfig, profile: Profile | None) -> tuple[RuntimeKind, str] | None:
     """What the service's replicas compute on, and why; None if that is still to be measured."""
-    if config.room and config.lengths:
+    if config.by_length and config.lengths:
         return "static", f"static: residency is {config.residency}"
     if profile is None:
         return None
-    if config.room:
+    if config.by_length:
         return "static" if profile.static_pays else "dynamic", f"residency is {config.residency}. {profile.summary()}"
     if config.with_exits:
         return "packed", "packed: texts leave early"

@@ -115,6 +115,10 @@ class Report(parcels.Report):
     device: str
     resident: bool
     """Whether its runtime takes all lengths, so that to be at home elsewhere takes no time."""
+    room_mb: NotRequired[float | None]
+    """What its runtimes may take together, if it may hold several."""
+    memory_mb: NotRequired[dict[int, float]]
+    """What the runtime for each length took, of those that it has loaded."""
     reason: str
     """Why it computes on a runtime of this kind, for people."""
     compiling: list[int]

@@ -46,6 +46,10 @@ class EncoderPart(Part):
         wanted = {name: scheduler.wanted() for name, scheduler in self._schedulers.items()}
         return {name: replicas for name, replicas in wanted.items() if replicas is not None}
 
+    def ready_for(self, service: str, wanted: int) -> int:
+        scheduler = self._schedulers.get(service)
+        return scheduler.ready_for(wanted) if scheduler else wanted
+
     def check(self) -> None:
         for task in self._tasks:
             if task.done():
@@ -62,8 +66,9 @@ class EncoderPart(Part):
                 if scheduler is None or _resident(table) not in (None, resident):
                     resident = _resident(table)
                     if lengths := await _lengths(name, config, table, handle):
+                        calls, planning = _Calls(handle, self._planning.epoch), self._planning
                         scheduler = RuntimeScheduler(
-                            name, config, lengths, table, _Calls(handle, self._planning.epoch), self._planning.changed
+                            name, config, lengths, table, calls, planning.first_to_stop, planning.changed
                         )
                         self._schedulers[name] = scheduler
                 else:

@@ -11,13 +11,15 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.lengths import Lengths
+from pliant.deployments.encoder.memory import residency
 from pliant.deployments.encoder.messages import Assignment, Report, held_lengths, home
+from pliant.deployments.encoder.scale_in import ScaleIn
 from pliant.deployments.serving.errors import OutdatedPlannerError
 from pliant.deployments.serving.messages import Guidance, News
 from pliant.deployments.serving.table import ReplicaTable
@@ -82,6 +84,7 @@ class RuntimeScheduler:
         lengths: Lengths,
         table: ReplicaTable[Any, Report],
         replicas: ReplicaCalls,
+        first_to_stop: Callable[[Sequence[str]], Awaitable[Sequence[str]]],
         changed: Callable[[], None],
         clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
@@ -92,10 +95,10 @@ class RuntimeScheduler:
         self._changed = changed
         self._clock = clock
         self._slo_s = config.slo_ms / 1e3
-        self._sets = not lengths.resident and config.room is not None and config.room > 1
-        residency = _residency(lengths, config.room or 1) if lengths.resident or self._sets else None
-        self._planner = Planner(lengths.longest, self._slo_s, config.period_s, config.demand_quantile, residency)
+        self._sets = not lengths.resident and config.residency == "several"
+        self._planner = Planner(lengths.longest, self._slo_s, config.period_s, config.demand_quantile)
         self._tracking = TargetTracking(max(1, config.replicas.min), config.replicas.max)
+        self._scale_in = ScaleIn(first_to_stop, self._slo_s + _LOAD_WITHIN_S, clock)
         self._started = clock()
         self._seconds: defaultdict[str, LengthTimes] = defaultdict(LengthTimes)
         """By device."""
@@ -133,10 +136,15 @@ class RuntimeScheduler:
         wanted = self._tracking.desired(now, running)
         return None if wanted <= running and now - self._started < _SETTLED_S else wanted
 
+    def ready_for(self, wanted: int) -> int:
+        """See `Part.ready_for`: others take over what those hold that are going to be stopped."""
+        return self._scale_in.replicas(wanted, len(self._table.reports()))
+
     async def step(self) -> None:
         """Plan if it is time to, and begin to move replicas towards the plan unless some move; wait for none."""
         now = self._clock()
-        reports = self._present(now)
+        present = self._present(now)
+        reports = await self._scale_in.staying(present, list(self._table.reports()))
         if not reports or self.outdated:
             return
         self._learn_service_times(reports)
@@ -144,15 +152,17 @@ class RuntimeScheduler:
         usable = _usable(self._lengths.current, reports, barred)
         if not usable:
             return
-        reason = self._due(now, reports, usable)
+        reason = self._due(now, reports, usable, len(present))
         if reason in ("start", "shift", "period") and self._lengths.choose(self._planner.histogram(now)):
             usable = _usable(self._lengths.current, reports, barred)
         if reason:
             await self._plan(reason, reports, usable)
-            reports = self._present(now)
+            reports = await self._scale_in.staying(self._present(now), list(self._table.reports()))
         plan = self._planner.plan
-        if plan and sum(plan.counts.values()) == len(reports) and not reports.keys() & self._moving.keys():
-            self._move(reports, self._wanted(plan), barred)
+        if plan and (sum(plan.counts.values()) != len(reports) or reports.keys() & self._moving.keys()):
+            return
+        if not (plan and self._move(reports, self._wanted(plan), barred)):
+            self._scale_in.settled()
 
     def _present(self, now: float) -> dict[str, Report]:
         """What replicas report, but for those that have been moving for too long."""
@@ -192,13 +202,14 @@ class RuntimeScheduler:
                 barred[failed.replica].add(failed.max_length)
         return barred
 
-    def _due(self, now: float, reports: Mapping[str, Report], usable: tuple[int, ...]) -> Reason | None:
-        """Why to plan now. A replica that is missing is waited for a little: it may start, or Serve another for it."""
+    def _due(self, now: float, reports: Mapping[str, Report], usable: tuple[int, ...], present: int) -> Reason | None:
+        """Why to plan now. A replica that is missing is waited for a little: it may start, or Serve another for it; one
+        that is `present` but will be stopped is not."""
         covered = any(report["max_length"] >= usable[-1] for report in reports.values())
         reason = self._planner.due(now, len(reports), usable)
         plan = self._planner.plan
         if plan:
-            waits = reason == "replicas" and covered and len(reports) < sum(plan.counts.values())
+            waits = reason == "replicas" and covered and present < sum(plan.counts.values())
         else:
             waits = reason is None and not covered
             reason = "replicas" if waits else reason
@@ -216,6 +227,7 @@ class RuntimeScheduler:
             return
         now = self._clock()
         seconds = service_times(lengths, observed, self._lengths.service_s)
+        self._planner.residency = self._residency(reports, lengths)
         problem = self._planner.problem(now, len(reports), seconds)
         started = time.perf_counter()
         allocation = await asyncio.to_thread(solve, problem)
@@ -232,23 +244,31 @@ class RuntimeScheduler:
             )
         self._changed()
 
+    def _residency(self, reports: Mapping[str, Report], lengths: Collection[int]) -> Residency | None:
+        """None where a replica holds one runtime of one length."""
+        if self._lengths.resident:
+            return Residency(dict.fromkeys(lengths, 0.0), 0.0)
+        return residency(self._service, lengths, list(reports.values())) if self._sets else None
+
     def _move(
         self,
         reports: Mapping[str, Report],
         counts: Mapping[Configuration, int],
         barred: Mapping[str, Collection[int]],
-    ) -> None:
-        """The first batch of what still differs from `counts`: stop routing, drain and load, publish."""
+    ) -> bool:
+        """The first batch of what still differs from `counts`, if any does: stop routing, drain and load, publish."""
         holds = {replica: self._configuration(report) for replica, report in reports.items()}
         busy = {replica: report["waiting"] for replica, report in reports.items()}
         longest = self._lengths.longest
         listed = _batches(holds, counts, busy, barred)
-        for batch in [next((each for each in listed if _covered(holds, each, longest)), listed[0])] if listed else []:
-            now = self._clock()
-            for replica, wanted in batch.items():
-                assignment = Assignment(replica, wanted.home, lengths=wanted.lengths if self._sets else ())
-                self._moving[assignment.replica] = _Move(now, asyncio.create_task(self._hold(assignment)))
-            self._changed()
+        if not listed:
+            return False
+        now = self._clock()
+        for replica, wanted in next((each for each in listed if _covered(holds, each, longest)), listed[0]).items():
+            assignment = Assignment(replica, wanted.home, lengths=wanted.lengths if self._sets else ())
+            self._moving[assignment.replica] = _Move(now, asyncio.create_task(self._hold(assignment)))
+        self._changed()
+        return True
 
     def _configuration(self, report: Report) -> Configuration:
         at = home(report)
@@ -312,12 +332,6 @@ class RuntimeScheduler:
                 "excess_per_s": round(plan.excess, 2),
             }
         return facts
-
-
-def _residency(lengths: Lengths, room: int) -> Residency:
-    """In runtimes, which take about as much memory each: their weights; nothing where one takes all lengths."""
-    each = 0.0 if lengths.resident else 1.0
-    return Residency(dict.fromkeys({*lengths.current, *lengths.service_s}, each), float(room))
 
 
 def _batches(

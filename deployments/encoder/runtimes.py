@@ -18,6 +18,8 @@ from pliant.models import sources
 
 logger = logging.getLogger("pliant")
 
+_MB = 2**20
+
 
 class ModelRuntimes:
     """Runtimes of one service's model, each made once per machine; until then the uncompiled model.
@@ -38,6 +40,7 @@ class ModelRuntimes:
         self._importance = config.importance
         self._held: set[int] = set()
         self._settle(None)
+        self.memory = _Memory(config) if config.residency == "several" else None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -50,7 +53,7 @@ class ModelRuntimes:
     @property
     def resident(self) -> bool:
         """Whether one runtime takes all lengths."""
-        return self._kind == "packed" or (self._kind == "dynamic" and self._config.room != 1)
+        return self._kind == "packed" or (self._kind == "dynamic" and self._config.residency != "one")
 
     def missing(self) -> set[int]:
         """Of `lengths`, and of what was loaded, those that are not compiled yet; the longest where one takes all."""
@@ -62,7 +65,7 @@ class ModelRuntimes:
 
     def settle_lengths(self) -> None:
         """Profile the device if what there is follows from that, unless a process on this machine has done so."""
-        if not (self._config.room and self._config.lengths):
+        if not (self._config.by_length and self._config.lengths):
             self._settle(profile(self._config))
 
     def compile(self, max_length: int, urgency: Callable[[], float]) -> None:
@@ -113,7 +116,7 @@ class ModelRuntimes:
 
     def _presumed(self) -> RuntimeKind:
         """What there is until it is measured."""
-        if self._config.room:
+        if self._config.by_length:
             return "dynamic"
         from pliant.kernels.encoder import packed_runtime
 
@@ -156,6 +159,32 @@ def _timed() -> ModuleType:
     return timed_runtime
 
 
+class _Memory:
+    """What static runtimes of a replica share; see `EncoderConfig.memory_mb`."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        self._device = config.device
+        self.room_mb = float(config.memory_mb or _free_mb(config))
+
+    def used_mb(self) -> float:
+        from pliant.kernels import memory
+
+        return memory.used_bytes(self._device) / _MB
+
+
+def _free_mb(config: EncoderConfig) -> float:
+    if config.device == "cpu":
+        from pliant.kernels import memory
+
+        return memory.free_bytes() / 2 / config.replicas.max / _MB
+    import torch
+
+    from pliant.kernels import gpu_memory
+
+    gpu_memory.take_share(config.gpus)
+    return 0.9 * gpu_memory.free_bytes(torch.device("cuda")) / _MB
+
+
 def device(config: EncoderConfig) -> str:
     """What a replica of the service computes on here: the processor, and the version of torch."""
     from pliant.kernels.runtime_cache import device_name
@@ -184,6 +213,6 @@ def profile(config: EncoderConfig, progress: sources.Progress | None = None) -> 
         device=config.device,
         dtype=config.dtype,
         threads=config.threads,
-        static=config.room is not None,
+        static=config.by_length,
         progress=progress,
     )

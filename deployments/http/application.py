@@ -41,12 +41,13 @@ def application(
     refused: Refused = lambda _service, _outcome: None,
     history: History | None = None,
     batches: Runner | None = None,
+    occupied: Callable[[float], None] = lambda _share: None,
 ) -> FastAPI:
     """The gateway's routes: those of protocols that several kinds speak, and `routers` of single kinds; and a console
     that shows `history`, and files of requests that `batches` works on.
 
     With `tenants`, every path but the health probes works for one of them, or asks for `Authorization: Bearer KEY`.
-    `refused` counts requests for which the gateway has no place.
+    `refused` counts requests for which the gateway has no place, and `occupied` hears which share of places is taken.
     """
     app = FastAPI(title="pliant", version=__version__, description="Elastic transformer serving on Ray Serve.")
     app.openapi = document(app, PROBES if tenants and tenants.ask_for_keys else None)  # type: ignore[method-assign]
@@ -98,7 +99,8 @@ def application(
         reason = f"internal error: {type(error).__name__}; see the log"
         return error_response(request.scope, RequestError(Outcome.FAILED, reason))
 
-    app.add_middleware(Places, config=config, services=[service.name for service in services], refused=refused)
+    names = [service.name for service in services]
+    app.add_middleware(Places, config=config, services=names, refused=refused, occupied=occupied)
     if tenants:
         app.add_middleware(Tenancy, tenants=tenants)
     trace_requests(app)

@@ -27,7 +27,8 @@ INTERNAL = RequestError(Outcome.FAILED, "internal error; see the server's log")
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies on the way shall neither keep nor hold back what passes."""
 _DONE = b"data: [DONE]\n\n"
-_COMMENT = b": nothing new yet\n\n"
+_COMMENT = b": nothing new yet\n"
+"""One line of the event to come: some clients take an empty line after it for an event."""
 _SILENT_S = 10.0
 """From one comment to the next: less than what proxies wait, which is half a minute or more."""
 

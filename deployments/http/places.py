@@ -63,14 +63,22 @@ def hold(scope: Scope, service: str) -> None:
 
 
 class Places:
-    """ASGI middleware that gives HTTP requests places, or refuses them as too many; `refused` counts those."""
+    """ASGI middleware that gives HTTP requests places, or refuses them as too many; `refused` counts those, and
+    `occupied` hears which share of the places of services is taken, whenever that changes."""
 
-    def __init__(self, app: ASGIApp, config: GatewayConfig, services: Collection[str], refused: Refused) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: GatewayConfig,
+        services: Collection[str],
+        refused: Refused,
+        occupied: Callable[[float], None],
+    ) -> None:
         self._app = app
         self._services = frozenset(services)
         self._refused = refused
         most = {_BODIES: config.max_ongoing_requests, _SERVICES: config.max_ongoing_requests, **_OTHERS}
-        self._rooms = _Rooms(most, most_of_a_service(config, len(services)))
+        self._rooms = _Rooms(most, most_of_a_service(config, len(services)), occupied)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or below_root(scope) in PROBES:
@@ -98,7 +106,7 @@ class Places:
 class _Rooms:
     """The places of a gateway."""
 
-    def __init__(self, most: dict[str, int], most_of_a_service: int) -> None:
+    def __init__(self, most: dict[str, int], most_of_a_service: int, occupied: Callable[[float], None]) -> None:
         self.most = most
         """Places by room."""
         self.most_of_a_service = most_of_a_service
@@ -108,6 +116,13 @@ class _Rooms:
         """By service."""
         self.bodies: dict[int, _Place] = {}
         """Those whose body is on its way, by the order in which they came."""
+        self._occupied = occupied
+
+    def take(self, room: str, count: int = 1) -> None:
+        """So many more are in this room."""
+        self.taken[room] += count
+        if room == _SERVICES:
+            self._occupied(self.taken[room] / self.most[room])
 
 
 class _Place:
@@ -134,7 +149,7 @@ class _Place:
             raise self._busy(f"the gateway has {self._rooms.most[room]} {room}, which is all that it takes at a time")
         self._leave_room()
         self._room = room
-        self._rooms.taken[room] += 1
+        self._rooms.take(room)
         if room == _BODIES:
             self._rooms.bodies[id(self)] = self
 
@@ -191,7 +206,7 @@ class _Place:
 
     def _leave_room(self) -> None:
         if self._room:
-            self._rooms.taken[self._room] -= 1
+            self._rooms.take(self._room, -1)
             self._rooms.bodies.pop(id(self), None)
             self._room = ""
 

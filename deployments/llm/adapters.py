@@ -69,10 +69,6 @@ class Adapters:
             )
         return size
 
-    def work(self, adapter: AdapterRef | None) -> float:
-        """What a token with `adapter` takes, in tokens of the base model: it goes through the weights of both."""
-        return 1.0 + self.bytes(adapter) / self._executor.weight_bytes
-
     def free_slots(self, adapter: AdapterRef | None, live: int, charge: int | None = None) -> int:
         """For how many more requests, one of them for `adapter`, there is room, were all idle adapters evicted.
 

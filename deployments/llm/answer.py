@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -31,7 +31,7 @@ class Answer:
     __slots__ = (
         *("_detokenizer", "_ends", "_fresh", "_logprobs", "_scores"),
         *("adapter", "alternatives", "begun", "computed", "count", "deadline", "ended", "id", "ids"),
-        *("foreseen", "guide", "most", "pages", "placed", "predicted", "running", "sampling", "size", "tenant"),
+        *("foreseen", "guide", "most", "placed", "predicted", "running", "sampling", "size", "tenant"),
     )
 
     def __init__(
@@ -77,8 +77,6 @@ class Answer:
         """By the engine's clock: when it must have a slot; None once it had one."""
         self.predicted = self.most
         """Its tokens at the end, as predicted."""
-        self.pages = 0
-        """That it is charged for."""
         self.tenant = generation.tenant
         self.foreseen = self.most
         """Its tokens at the end, as its tenant is charged for it when it gets its memory."""
@@ -111,6 +109,10 @@ class Answer:
     def cached(self) -> int:
         """Tokens of the prompt that were there without it."""
         return max(0, self.prompt - self.computed)
+
+    def queued(self) -> Sequence[int]:
+        """What is computed before its next token, to be read."""
+        return self.ids.data
 
     def known(self, start: int = 0) -> list[int]:
         """The tokens of its prompt, and then its own, from number `start` on."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +14,14 @@ from pliant.deployments.llm.adapters import key
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.executor import Slots
 from pliant.deployments.llm.guide import MaskThread
-from pliant.deployments.llm.memory import Memory, PrefixRoot
+from pliant.deployments.llm.memory import AnswerSteps, PrefixRoot
+from pliant.deployments.llm.request import Piece
+from pliant.formats.adapter_info import AdapterRef
 from pliant.kernels.decoder.decode_step import Launched, Prefill, RowMasks, Step
 from pliant.policies.llm.decode_slots import SlotError, SlotMap
+from pliant.policies.llm.pages import Pages
 from pliant.policies.llm.passes import Due
-from pliant.policies.llm.prefixes import Place
+from pliant.policies.llm.step_requests import Plan, Row
 
 
 class Served(NamedTuple):
@@ -49,6 +53,18 @@ class Iteration(NamedTuple):
     leaving: list[Answer]
     """Those who give back their memory when it is over."""
 
+    def read(self) -> Iterator[tuple[Answer, Piece]]:
+        """Wait for it; then what is new of each answer that has not ended."""
+        output, served = self.launched.result(), self.served
+        for scored, targets in zip(served.scored, output.targets or (), strict=False):
+            if scored is not None:
+                scored.score(targets)
+        firsts = zip(served.firsts, output.first.tolist(), output.first_logprobs or repeat(None), strict=False)
+        rows = zip(served.rows, output.tokens.tolist(), output.logprobs or repeat(None), strict=False)
+        for answer, token, logprobs in chain(firsts, rows):
+            if answer is not None and not answer.ended:
+                yield answer, answer.read(token, logprobs)
+
 
 class InFlight(deque[Iteration]):
     """The iterations that are under way, oldest first."""
@@ -72,15 +88,14 @@ class InFlight(deque[Iteration]):
 class Batch:
     """Answers by slot of `executor`. What it tells is true once all iterations that were launched are through.
 
-    Answers, which have begun in `memory`, take pages there as their texts grow; whoever makes an iteration sees to it
-    that there are as many as are `lacking`. `compact`=False leaves the gaps between answers open. With `tpot_s` there
-    is an objective for the time between two tokens.
+    Answers have their pages by `steps`, whose plans this carries out. `compact`=False leaves the gaps between answers
+    open. With `tpot_s` there is an objective for the time between two tokens.
     """
 
-    def __init__(self, executor: Slots, memory: Memory, compact: bool, tpot_s: float | None = None) -> None:
+    def __init__(self, executor: Slots, steps: AnswerSteps, compact: bool, tpot_s: float | None = None) -> None:
         slots = executor.slots
         self._executor = executor
-        self._memory = memory
+        self._steps = steps
         self._tpot_s = tpot_s
         self._slots: SlotMap[Answer] = SlotMap(slots, compact)
         self._lengths = np.zeros(slots, np.int32)
@@ -91,20 +106,21 @@ class Batch:
         """By slot: the most tokens that the answer may have."""
         self._decoding = np.zeros(slots, np.bool_)
         """By slot: whether the prompt is stored whole."""
+        self._going = np.zeros(slots, np.bool_)
+        """By slot: whether the next iteration computes the next token."""
         self._guided: set[Answer] = set()
         self._masks = MaskThread()
         self._held = np.zeros(slots, np.int32)
         """By slot: pages."""
-        self._charged = np.zeros(slots, np.int32)
-        """By slot: pages that there will be for it."""
         self._since = np.zeros(slots)
         """By slot: when its first token is taken to have come, by the first one here and the objective's pace."""
         self._tables = np.zeros((slots, -(-executor.max_length // executor.page)), np.int32)
         """By slot: its pages, in the order of its text; 0 behind them."""
-        self._pages = memory.pages
-        self.partial: dict[Answer, float] = {}
-        """Those whose prompts are not stored whole -> when they came."""
-        executor.keep_pages(self._pages.limit)
+        self._pages: Pages[Answer, PrefixRoot] = steps.memory.pages
+        self._limit = self._pages.limit
+        self._now = 0.0
+        """Of the last iteration."""
+        executor.keep_pages(self._limit)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -124,10 +140,6 @@ class Batch:
             return None
         return Due(float((self._since + self._counts * self._tpot_s)[self._decoding].min()), self._tpot_s)
 
-    def prompt_left(self, answer: Answer) -> int:
-        """Tokens of a partial prompt that are not stored."""
-        return len(answer.ids) - int(self._lengths[self._slots.slot(answer)])
-
     @property
     def guided(self) -> bool:
         """Whether what may come next in any answer depends on what came."""
@@ -137,54 +149,32 @@ class Batch:
         """For each answer, the tokens that it may still get; one less may be if an iteration is under way."""
         return [answer.most - answer.count for answer in self._slots.window() if answer]
 
-    def place(self, answer: Answer, arrived: float) -> None:
+    def place(self, answer: Answer) -> None:
         """Give `answer`, of which nothing is stored but what it found, a slot. Raises SlotsFullError."""
         slot = self._slots.append(answer)
         self._counts[slot] = answer.count
         self._most[slot] = answer.most
         if answer.guide:
             self._guided.add(answer)
-        self.partial[answer] = arrived
-        self._charged[slot] = answer.pages
-        self._show(slot, answer)
         self._lengths[slot] = self._pages.computed(answer)
         prompt, answered = np.split(answer.ids, [answer.prompt])
         self._executor.admit(slot, answer.sampling, answer.adapter and key(answer.adapter), prompt, answered)
 
-    def catch_up(self, answer: Answer) -> Place[PrefixRoot] | None:
-        """A partial prompt takes over what was computed for others; returns what its next page will be found by."""
-        place = self._memory.catch_up(answer)
-        slot = self._slots.slot(answer)
-        self._show(slot, answer)
-        self._lengths[slot] = self._pages.computed(answer)
-        return place
+    def full(self) -> list[Row[Answer]]:
+        """Those whose next token takes another page."""
+        rows = [(self._slots.request(slot), int(self._lengths[slot])) for slot in self._full().tolist()]
+        return [Row(answer, stored) for answer, stored in rows if answer]
 
-    def outgrown(self) -> list[tuple[Answer, int]]:
-        """Those whose next token takes a page that they are not charged for, and the tokens that each has stored."""
-        slots = self._full()
-        slots = slots[self._held[slots] >= self._charged[slots]]
-        answers = [(self._slots.request(slot), int(self._lengths[slot])) for slot in slots.tolist()]
-        return [(answer, stored) for answer, stored in answers if answer]
-
-    def charged(self, answer: Answer) -> None:
-        """It is charged for other pages than before."""
-        self._charged[self._slots.slot(answer)] = answer.pages
-
-    def lacking(self, granted: Iterable[tuple[Answer, int]]) -> int:
-        """Pages that an iteration takes, beside those that answers have: for these chunks and for the next tokens."""
-        chunks = sum(self._pages.lacking(answer, tokens) for answer, tokens in granted)
-        return chunks + len(self._full())
-
-    def resize(self, pages: int) -> None:
-        """Use only the first `pages` from now on, no fewer than hold anything."""
-        if pages == self._pages.limit:
-            return
-        if moves := self._pages.resize(pages):
+    def resize(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Use only the first pages from now on, as many as adapters leave room for, after these moves."""
+        if moves:
             self._executor.move_pages(moves)
             targets = np.arange(self._pages.count + 1, dtype=np.int32)
             targets[[source for source, _ in moves]] = [target for _, target in moves]
             self._tables = targets[self._tables]
-        self._executor.keep_pages(pages)
+        if self._pages.limit != self._limit:
+            self._limit = self._pages.limit
+            self._executor.keep_pages(self._limit)
 
     def compact(self) -> None:
         """Close the gaps. What moves are tables."""
@@ -204,8 +194,8 @@ class Batch:
             self._counts,
             self._most,
             self._decoding,
+            self._going,
             self._held,
-            self._charged,
             self._since,
             self._tables,
         )
@@ -220,32 +210,26 @@ class Batch:
         self._held[slot] = len(table)
         self._tables[slot, : len(table)] = table
 
-    def prefill(self, answer: Answer, tokens: int) -> Prefill:
-        """The next `tokens` of a prompt, as a chunk that the next step computes."""
-        slot = self._slots.slot(answer)
-        start = int(self._lengths[slot])
-        self._pages.grow(answer, tokens)
-        self._show(slot, answer)
-        self._lengths[slot] = end = start + tokens
-        last = end == len(answer.ids)
-        if last:
-            del self.partial[answer]
-        pages = self._tables[slot, : self._held[slot]].copy()
-        targets = answer.targets(start, end)
-        return Prefill(slot, start, answer.ids[start:end], last, pages, targets, answer.alternatives or 0)
-
-    def step(self, prefills: Sequence[Prefill]) -> Step:
-        """The next iteration: these chunks, then a token for each answer whose prompt was whole before."""
-        decoding = np.flatnonzero(self._decoding)
-        window = slice(int(decoding[0]), int(decoding[-1]) + 1) if len(decoding) else slice(0, 0)
-        ended = [prefill.slot for prefill in prefills if prefill.last]
+    def step(self, plan: Plan[Answer, AdapterRef], now: float) -> Step | None:
+        """The next iteration: chunks, then a token for each answer whose prompt was whole before; None if it computes
+        nothing."""
+        self._now = now
         for slot in self._full().tolist():
             answer = self._slots.request(slot)
             assert answer is not None
-            self._memory.stored(answer, int(self._lengths[slot]))
-            self._pages.grow(answer, 1)
             self._show(slot, answer)
-        live, width = self._decoding[window], int(self._held[window].max(initial=0))
+        self._going = self._decoding.copy()
+        for answer in plan.sit_out:
+            if answer in self._slots:
+                self._going[self._slots.slot(answer)] = False
+        self.compact()
+        prefills = [self._prefill(answer, tokens) for answer, tokens in plan.chunks]
+        going = np.flatnonzero(self._going)
+        if not (prefills or len(going)):
+            return None
+        window = slice(int(going[0]), int(going[-1]) + 1) if len(going) else slice(0, 0)
+        ended = [prefill.slot for prefill in prefills if prefill.last]
+        live, width = self._going[window], int(self._held[window].max(initial=0))
         return Step(
             prefills=tuple(prefills),
             offset=window.start,
@@ -253,9 +237,19 @@ class Batch:
             tables=self._tables[window, :width] * live[:, None],
             indices=self._counts[window].copy(),
             prefill_indices=self._counts[ended],
-            masks=self._begin_masks((slot - window.start, slot) for slot in decoding.tolist()),
+            masks=self._begin_masks((slot - window.start, slot) for slot in going.tolist()),
             prefill_masks=self._begin_masks(enumerate(ended)),
         )
+
+    def _prefill(self, answer: Answer, tokens: int) -> Prefill:
+        """The next `tokens` of a prompt, as a chunk that the next step computes."""
+        slot, start = self._slots.slot(answer), self._pages.computed(answer)
+        self._show(slot, answer)
+        self._lengths[slot] = end = start + tokens
+        pages = self._tables[slot, : self._held[slot]].copy()
+        targets = answer.targets(start, end)
+        last = end == len(answer.ids)
+        return Prefill(slot, start, answer.ids[start:end], last, pages, targets, answer.alternatives or 0)
 
     def _begin_masks(self, slots: Iterable[tuple[int, int]]) -> Callable[[], RowMasks] | None:
         """Of rows and their slots."""
@@ -264,40 +258,42 @@ class Batch:
         answers = ((row, self._slots.request(slot)) for row, slot in slots)
         return self._masks.start([(row, answer.guide) for row, answer in answers if answer and answer.guide])
 
-    def launched(self, step: Step) -> Served:
-        """`step` is under way: count its tokens, and free the slots of answers that need no more."""
+    def launched(self, step: Step, plan: Plan[Answer, AdapterRef]) -> Served:
+        """`step`, of this plan, is under way: count its tokens, and free the slots of answers that need no more."""
         window = slice(step.offset, step.offset + len(step.lengths))
-        decoding = self._decoding[window]
-        rows = [
-            self._slots.request(slot) if decodes else None
-            for slot, decodes in enumerate(decoding.tolist(), step.offset)
-        ]
-        self._lengths[window] += decoding
-        self._counts[window] += decoding
-        ended = [prefill.slot for prefill in step.prefills if prefill.last]
-        prompts = [self._slots.request(prefill.slot) for prefill in step.prefills]
-        for answer, prefill in zip(prompts, step.prefills, strict=True):
-            if answer is not None:
-                self._memory.computed(answer, len(prefill.ids))
-                self._show(prefill.slot, answer)
-        firsts = [answer for answer, prefill in zip(prompts, step.prefills, strict=True) if prefill.last]
-        self._counts[ended] += 1
-        self._since[ended] = self._memory.now - (self._counts[ended] - 1) * (self._tpot_s or 0.0)
-        self._decoding[ended] = True
-        full = np.flatnonzero(self._decoding & (self._counts == self._most)).tolist()
-        computed = [answer for slot in full if (answer := self._slots.request(slot))]
+        going = self._going[window]
+        rows = [self._slots.request(slot) if goes else None for slot, goes in enumerate(going.tolist(), step.offset)]
+        self._lengths[window] += going
+        self._counts[window] += going
+        prompts = [answer for answer, _ in plan.chunks]
+        if prompts:
+            self._chunks_launched(step, plan)
+        whole = np.flatnonzero(self._decoding & (self._counts == self._most)).tolist()
+        computed = [done for slot in whole if (done := self._slots.request(slot))]
         for answer in computed:
             self.evict(answer)
+        firsts = [answer for answer, prefill in zip(prompts, step.prefills, strict=True) if prefill.last]
         scored = [
             answer if len(prefill.targets) else None for answer, prefill in zip(prompts, step.prefills, strict=True)
         ]
-        return Served(prompts, firsts, rows, computed, scored)
+        return Served([*prompts], [*firsts], rows, computed, scored)
+
+    def _chunks_launched(self, step: Step, plan: Plan[Answer, AdapterRef]) -> None:
+        for answer, tokens in plan.chunks:
+            answer.computed += min(tokens, max(0, answer.prompt - self._pages.computed(answer)))
+        self._steps.computed(plan, self._now)
+        for (answer, _), prefill in zip(plan.chunks, step.prefills, strict=True):
+            self._show(prefill.slot, answer)
+        ended = [prefill.slot for prefill in step.prefills if prefill.last]
+        self._counts[ended] += 1
+        self._since[ended] = self._now - (self._counts[ended] - 1) * (self._tpot_s or 0.0)
+        self._decoding[ended] = True
 
     def evict(self, answer: Answer) -> None:
         """Free the slot of `answer`, if it has one."""
         if answer not in self._slots:
             return
-        self._memory.stored(answer, int(self._lengths[self._slots.slot(answer)]))
+        self._steps.halt(Row(answer, int(self._lengths[self._slots.slot(answer)])), self._now)
         self._free(answer)
 
     def clear(self) -> None:
@@ -311,7 +307,6 @@ class Batch:
         self._guided.discard(answer)
         for values in self._by_slot:
             values[slot] = 0
-        self.partial.pop(answer, None)
 
     def check(self, flying: Sequence[Answer]) -> None:
         """Raise SlotError unless all numbers agree; `flying` has an answer for each of its tokens not yet read."""
@@ -325,7 +320,7 @@ class Batch:
             elif decoding:
                 right = count < most == answer.most and length == answer.size - most + count - 1 and not answer.ended
             else:
-                right = answer in self.partial and 0 <= length < len(answer.ids) and not answer.ended
+                right = 0 <= length < len(answer.ids) and not answer.ended
             if answer is not None and answer.count + sum(other is answer for other in flying) != count:
                 right = False
             if not right:
@@ -337,11 +332,13 @@ class Batch:
                 self._check_pages(answer, slot)
 
     def _check_pages(self, answer: Answer, slot: int) -> None:
-        table, length = list(self._pages.table(answer)), int(self._lengths[slot])
-        shown = self._tables[slot, : self._held[slot]].tolist()
-        if shown != table or self._tables[slot, len(table) :].any() or len(table) * self._executor.page < length:
-            raise SlotError(f"slot {slot} has the pages {shown} for {length} tokens, and {answer.id} has {table}")
-        if not len(table) <= self._charged[slot] == answer.pages:
-            raise SlotError(f"slot {slot} has {len(table)} pages, and {answer.id} is charged for {answer.pages}")
-        if self._pages.computed(answer) > length or (answer in self.partial and self._pages.computed(answer) != length):
+        table, length, shown = list(self._pages.table(answer)), int(self._lengths[slot]), int(self._held[slot])
+        if self._decoding[slot]:
+            if self._tables[slot, :shown].tolist() != table or len(table) * self._executor.page < length:
+                raise SlotError(f"slot {slot} shows other pages for {length} tokens than {answer.id} has: {table}")
+        elif self._pages.computed(answer) < length:
+            raise SlotError(f"slot {slot} has {length} tokens of a prompt, and {self._pages.computed(answer)} in pages")
+        if self._tables[slot, shown:].any():
+            raise SlotError(f"slot {slot} shows pages behind those of {answer.id}")
+        if self._decoding[slot] and self._pages.computed(answer) > length:
             raise SlotError(f"slot {slot} has {length} tokens, and {self._pages.computed(answer)} in pages")

@@ -18,11 +18,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
-from itertools import repeat
+from collections.abc import Callable, Collection
 
-import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from pliant.deployments.llm.adapter_loader import AdapterLoader
@@ -33,18 +30,19 @@ from pliant.deployments.llm.batch import Batch, InFlight, Iteration
 from pliant.deployments.llm.detokenizer import TokenBytes
 from pliant.deployments.llm.executor import Executor
 from pliant.deployments.llm.guide import Guide, Guides
-from pliant.deployments.llm.memory import Measured, Memory, PrefixRoot
-from pliant.deployments.llm.report import LlmReport, PredictorReport
+from pliant.deployments.llm.memory import arena, digest
+from pliant.deployments.llm.memory import report as memory_report
+from pliant.deployments.llm.report import LlmReport
 from pliant.deployments.llm.request import Generation, Piece
-from pliant.deployments.llm.waiting_room import AnswerJob, AnswerScheduler, WaitingRoom, in_order
+from pliant.deployments.llm.waiting_room import AnswerJob, AnswerPlan, AnswerScheduler, WaitingRoom, in_order
 from pliant.formats.adapter_info import AdapterRef
-from pliant.kernels.decoder.decode_step import RowLogprobs, Step
+from pliant.kernels.decoder.decode_step import Step
 from pliant.policies.llm.decode_admission import Load
 from pliant.policies.llm.decode_slots import SlotError
 from pliant.policies.llm.output_length import LengthPredictor, OutputLengths
-from pliant.policies.llm.passes import Order, turn
-from pliant.policies.llm.prefill_chunks import Speeds, chunks
-from pliant.policies.llm.prefixes import Place
+from pliant.policies.llm.passes import Order
+from pliant.policies.llm.prefill_chunks import Measured, Speeds
+from pliant.policies.llm.step_scheduler import StepScheduler
 from pliant.sampling import Sampling
 
 _REHEARSED = 16
@@ -95,20 +93,20 @@ class Engine:
         self.capacity = executor.slots + queue
         """Requests that there is room for, live or waiting."""
         self._executor = executor
+        self._tokenizer = tokenizer
         self._contents = TokenBytes(tokenizer)
         self._eos = frozenset(eos)
         self._guides = Guides(tokenizer, self._contents, self._eos, executor.vocabulary)
         self._clock = clock
         self._debug = debug
         self._stall_s = stall_s
-        self._order: Order = order
         self._speeds = Speeds(stall_s)
         scheduler = scheduler or in_order(executor.arena_bytes)
         self._adapters = Adapters(executor, scheduler, loader)
-        self._costs = Measured(lambda: self._speeds.prompt_tokens_per_s, self._adapters.load_s)
-        self._memory = Memory(executor, scheduler.cache, self._costs, share_prefixes)
-        self._room = WaitingRoom(scheduler, predictor or OutputLengths(), queue, self._memory)
-        self._batch = Batch(executor, self._memory, compact, tpot_s)
+        costs = Measured(lambda: self._speeds.prompt_tokens_per_s, self._adapters.load_s)
+        self._steps = StepScheduler(arena(executor, scheduler.cache, costs), scheduler, costs, order)
+        self._room = WaitingRoom(self._steps, predictor or OutputLengths(), queue, share_prefixes)
+        self._batch = Batch(executor, self._steps, compact, tpot_s)
         self._in_flight = InFlight()
         self._open: dict[str, Answer] = {}
         """All that have not ended: they wait, have a slot, or have their last tokens in flight."""
@@ -129,34 +127,29 @@ class Engine:
 
         Raises what the executor does.
         """
-        room, tokens = self._room, min(_REHEARSED, self._executor.max_length // 2)
-        self._room = WaitingRoom(in_order(self._executor.arena_bytes), OutputLengths(), 1, self._memory)
+        tokens = min(_REHEARSED, self._executor.max_length // 2)
         for token in range(2):
-            self._speeds, prompt = Speeds(self._stall_s), (token,) * tokens
-            self.add(Generation("rehearsal", prompt, max_tokens=len(prompt), sampling=Sampling(), ignore_eos=True))
-            while self.busy:
-                self.step()
-            if self.failure:
-                raise self.failure
-        self._room = room
-        self.forget()
-        self._served = self._speeds.tokens = self._prompts = 0
-        self._prompts_s = 0.0
+            other = Engine(self._executor, self._tokenizer, (), 0, self._stall_s, self._clock)
+            other.add(Generation("rehearsal", (token,) * tokens, tokens, Sampling(), ignore_eos=True))
+            while other.busy:
+                other.step()
+            if other.failure:
+                raise other.failure
+            self._speeds = other._speeds
+        self._speeds.tokens = 0
 
     def pin(self, adapter: AdapterRef) -> None:
         """Load `adapter`, and keep it for good. Before the first request. Raises AdapterLoadError."""
         now = self._clock()
         self._adapters.pin(adapter)
-        self._room.schedule(now, 0, 0)  # asks for this load, as pinned adapters come first
-        self._make_room(0)
-        try:
-            self._adapters.load_now(adapter, now)
-        finally:
-            self._make_room(0)
+        plan = self._room.schedule(now, 0, 0, (), 0.0)  # asks for this load, as pinned adapters come first
+        self._adapters.evict(plan.evict)
+        self._batch.resize(plan.moves)
+        self._adapters.load_now(adapter, now)
 
     def forget(self) -> None:
         """Keep nothing of what was computed but for requests under way, as a benchmark wants it that repeats itself."""
-        self._memory.forget()
+        self._steps.forget()
 
     def guide(self, generation: Generation) -> Guide | None:
         """What `generation` is bound to, for `add`. Slow for large grammars; for any thread. Raises GuideError."""
@@ -171,12 +164,14 @@ class Engine:
         and another ValueError when it makes no sense; BrokenError when the engine is.
         """
         if self.failure:
-            raise self._broken(self.failure)
+            raise _broken(self.failure)
         if generation.id in self._open:
             raise ValueError(f"a request {generation.id!r} is under way already; ids must differ")
         answer = Answer(generation, self._executor.max_length, self._eos, self._contents, guide)
         now, within_s = self._clock(), generation.first_token_within_s
-        job = self._room.job(answer, self._adapters.bytes(answer.adapter), now)
+        adapter_bytes = self._adapters.bytes(answer.adapter)
+        prompt = self._room.prompt(answer, adapter_bytes, 1.0 + adapter_bytes / self._executor.weight_bytes, now)
+        job = self._steps.job(prompt)
         if not generation.generated:  # one that was begun elsewhere is not made to begin again
             load = self._load(job)
             if loser := self._room.refuse(job, load, within_s, self._speeds):
@@ -184,7 +179,7 @@ class Engine:
                 self._owed.append((loser.id, self._room.crowded_out_error(load, self._speeds)))
         if within_s is not None:
             answer.deadline = now + within_s
-        self._room.enter(answer, job, now)
+        self._room.enter(prompt, job, now)
         self._open[answer.id] = answer
         self._live_tokens += answer.size
 
@@ -196,16 +191,14 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
-        return not self.failure and bool(self._owed or self._occupied or self._adapters.loading or not self._settled)
-
-    @property
-    def _occupied(self) -> bool:
-        return bool(self._open or self._in_flight)
+        return not self.failure and bool(
+            self._owed or self._open or self._in_flight or self._adapters.loading or not self._settled
+        )
 
     @property
     def looks_every_s(self) -> float | None:
         """Seconds after which `step` has something to do though the engine is not busy; None if it never has."""
-        return self._room.scheduler.looks_every_s
+        return self._steps.admission.looks_every_s
 
     def limit_loads(self, seconds: float) -> None:
         """Give loads of adapters up that take longer, and end the requests that wait for them."""
@@ -228,10 +221,11 @@ class Engine:
             self._give_up(now, items)
             if self._batch.guided:  # what may come next depends on what is on its way
                 self._postprocess(0, items)
-            self._settled = not self._occupied
-            step = self._schedule(now, items)
+            self._settled = not (self._open or self._in_flight)
+            plan = self._schedule(now, items)
+            step = self._batch.step(plan, now)
             if step is not None:
-                self._in_flight.append(self._run(step))
+                self._in_flight.append(self._run(step, plan))
             in_flight = 1 if step is not None and self._executor.pipelined else 0
             idle = not self._in_flight
             self._postprocess(in_flight, items)
@@ -243,38 +237,21 @@ class Engine:
             self._break(failure, items)
         return items
 
-    def _schedule(self, now: float, items: list[Item]) -> Step | None:
-        """The next iteration, None if there is nothing to compute.
-
-        Requests that wait get their slots before gaps are closed, as they fill gaps for nothing.
-        """
-        self._memory.now = now
-        self._extend(now, items)
+    def _schedule(self, now: float, items: list[Item]) -> AnswerPlan:
+        """The next iteration, and all that comes before it. Who begins gets a slot before gaps are closed, and fills
+        one for nothing."""
         budget = self._speeds.prompt_tokens(self._batch.decoding, now, self._batch.due)
-        whole = sum(left for left in map(self._batch.prompt_left, self._batch.partial) if left <= budget)
-        decisions = self._room.schedule(now, self._executor.slots - len(self._batch), budget - whole)
-        self._put_back(decisions.squash, items)
-        self._adapters.evict(decisions.evict)
-        self._adapters.load(decisions.load)
-        self._place(now, decisions.admit)
-        granted = self._granted(budget)
-        self._make_room(self._batch.lacking(granted))
-        self._batch.compact()
-        prefills = [self._batch.prefill(answer, tokens) for answer, tokens in granted]
-        return self._batch.step(prefills) if prefills or self._batch.decoding else None
-
-    def _extend(self, now: float, items: list[Item]) -> None:
-        """Answers that get longer than predicted are charged for more pages; for some of them others make way."""
-        squashed: list[Answer] = []
-        evicted: list[AdapterRef] = []
-        for answer, stored in self._batch.outgrown():
-            if answer not in squashed:
-                decisions = self._room.extend(answer, stored, now)
-                evicted += decisions.evict
-                squashed += decisions.squash
-                self._batch.charged(answer)
-        self._put_back(squashed, items)
-        self._adapters.evict(evicted)
+        slots = self._executor.slots - len(self._batch)
+        plan = self._room.schedule(now, slots, budget, self._batch.full(), self._speeds.step_s or math.inf)
+        self._put_back(plan.put_back, items)
+        self._adapters.evict(plan.evict)
+        self._adapters.load(plan.load)
+        for answer in plan.admit:
+            self._room.take(answer)
+            answer.placed = now
+            self._batch.place(answer)
+        self._batch.resize(plan.moves)
+        return plan
 
     def _put_back(self, answers: list[Answer], items: list[Item]) -> None:
         """These lose their slots and go on later. Their adapters may go at once, so iterations under way come first.
@@ -292,47 +269,10 @@ class Engine:
             if answer.ended:
                 self._room.cancel(answer, self._clock())
 
-    def _place(self, now: float, admitted: Iterable[AnswerJob]) -> None:
-        """These have slots from now on."""
-        for job in admitted:
-            self._room.take(job.key)
-            job.key.placed = now
-            self._batch.place(job.key, job.arrived)
-
-    def _granted(self, budget: int) -> list[tuple[Answer, int]]:
-        """Whose prompts get how many tokens computed. Of those that begin alike, one computes what they share."""
-        answers = list(self._batch.partial)
-        places = [self._batch.catch_up(answer) for answer in answers]
-        left = [self._batch.prompt_left(answer) for answer in answers]
-        turns = [
-            self._turn(answer, prompt, arrived)
-            for (answer, arrived), prompt in zip(self._batch.partial.items(), left, strict=True)
-        ]
-        begun: set[Place[PrefixRoot]] = set()
-        order = []
-        for index in sorted(range(len(answers)), key=turns.__getitem__):
-            place = places[index]
-            if place is None or place not in begun:
-                order.append(index)
-            if place is not None:
-                begun.add(place)
-        granted = chunks([left[index] for index in order], budget)
-        return [(answers[index], tokens) for index, tokens in zip(order, granted, strict=False)]
-
-    def _turn(self, answer: Answer, left: int, arrived: float) -> float:
-        """By which its prompt, of which so many tokens are left, goes."""
-        prompt_s = self._costs.prompt_s(left, len(answer.ids) - left) * self._adapters.work(answer.adapter)
-        return turn(prompt_s, arrived, self._order)
-
-    def _make_room(self, pages: int) -> None:
-        """See to it that so many pages can be taken, and that adapters have what they were promised."""
-        self._adapters.evict(self._memory.make_room(pages))
-        self._batch.resize(self._memory.limit)
-
-    def _run(self, step: Step) -> Iteration:
+    def _run(self, step: Step, plan: AnswerPlan) -> Iteration:
         at = self._clock()
         launched = self._executor.launch(step)
-        served = self._batch.launched(step)
+        served = self._batch.launched(step, plan)
         for answer in served.computed:
             if answer.adapter is None:
                 self._room.left(answer, at)
@@ -342,43 +282,29 @@ class Engine:
         """Read what iterations sampled, until so many are under way, and end the answers that end with them."""
         while len(self._in_flight) > in_flight:
             iteration = self._in_flight.popleft()
-            output = iteration.launched.result()
             before = len(items)
-            for answer, rows in zip(iteration.served.scored, output.targets or (), strict=False):
-                if answer is not None:
-                    answer.score(rows)
-            self._read(iteration.served.firsts, output.first, output.first_logprobs, items)
-            self._read(iteration.served.rows, output.tokens, output.logprobs, items)
+            for answer, piece in iteration.read():
+                self._tell(answer, piece, items)
             now = self._clock()
             seconds, self._read_at = now - max(iteration.at, self._read_at), now
             self._speeds.observe(iteration.prompt_tokens, bool(iteration.served.rows), len(items) - before, seconds)
             for answer in iteration.leaving:
                 self._room.left(answer, now)
 
-    def _read(
-        self,
-        answers: Iterable[Answer | None],
-        tokens: NDArray[np.int64],
-        logprobs: Iterable[RowLogprobs | None] | None,
-        items: list[Item],
-    ) -> None:
-        scheduler = self._room.scheduler
-        for answer, token, row in zip(answers, tokens.tolist(), logprobs or repeat(None), strict=False):
-            if answer is None or answer.ended:
-                continue
-            piece = answer.read(token, row)
-            if answer.count == answer.begun + 1:
-                prompt_s = self._clock() - answer.placed
-                piece = piece._replace(prompt_s=prompt_s, cached=answer.cached)
-                self._prompts += 1
-                self._prompts_s += prompt_s
-            if answer.running:
-                scheduler.generated(answer, answer.count - answer.begun)
-            items.append((answer.id, piece))
-            if piece.finish:
-                self._end(answer)
-                self._served += 1
-                self._room.learn(answer)
+    def _tell(self, answer: Answer, piece: Piece, items: list[Item]) -> None:
+        """`piece` is what is new of `answer`."""
+        if answer.count == answer.begun + 1:
+            prompt_s = self._clock() - answer.placed
+            piece = piece._replace(prompt_s=prompt_s, cached=answer.cached)
+            self._prompts += 1
+            self._prompts_s += prompt_s
+        if answer.running:
+            self._steps.admission.generated(answer, answer.count - answer.begun)
+        items.append((answer.id, piece))
+        if piece.finish:
+            self._end(answer)
+            self._served += 1
+            self._room.learn(answer)
 
     def _end(self, answer: Answer) -> None:
         """Nothing more of `answer` is told, and nothing more computed."""
@@ -409,15 +335,12 @@ class Engine:
     def _break(self, failure: Exception, items: list[Item]) -> None:
         """End everything, and ask nobody who may have been the cause."""
         self.failure = failure
-        items += [(id, self._broken(failure)) for id in self._open]
+        items += [(id, _broken(failure)) for id in self._open]
         self._batch.clear()
         self._open.clear()
         self._in_flight.clear()
         self._room.clear()
         self._live_tokens = 0
-
-    def _broken(self, failure: Exception) -> BrokenError:
-        return BrokenError(f"the model's executor failed: {type(failure).__name__}: {failure}")
 
     def _load(self, job: AnswerJob | None = None) -> Load:
         """What there is to do before a request that comes now; those who wait are the room's."""
@@ -425,37 +348,30 @@ class Engine:
         return Load(
             free=self._adapters.free_slots(adapter, len(self._batch), job and job.charge),
             live=self._batch.tokens_left(),
-            prompt=sum(map(self._batch.prompt_left, self._batch.partial)),
+            prompt=self._steps.prompt_tokens,
             waiting=(),
             ready_s=self._adapters.ready_s(adapter),
         )
 
     def report(self) -> LlmReport:
-        stats, predictor = self._room.scheduler.stats(), self._room.predictor
-        return LlmReport(
-            max_length=self._executor.max_length,
-            slots=self._executor.slots,
-            live=len(self._batch),
-            waiting=len(self._room),
-            live_tokens=self._live_tokens,
-            served=self._served,
-            tokens=self._speeds.tokens,
-            tokens_per_s=round(self._speeds.tokens_per_s, 1),
-            step_ms=round(self._speeds.step_s * 1e3, 3),
-            prompt_tokens_per_s=round(self._speeds.prompt_tokens_per_s, 1),
-            answer_ratio=round(self._room.answer_ratio, 3),
-            squashed=stats.squashed,
-            preempted=stats.preempted,
-            bypassed=stats.bypassed,
-            prompts=self._prompts,
-            prompts_s=round(self._prompts_s, 3),
-            tenants=self._room.waiting_tokens(),
-            classes=self._room.classes(),
-            predictor=PredictorReport(accuracy=round(predictor.accuracy, 3), error=round(predictor.error, 3)),
-            memory=self._memory.report(),
-            digest=self._memory.digest(),
-            adapters=self._adapters.report(),
-        )
+        return {
+            **self._room.report(),
+            "max_length": self._executor.max_length,
+            "slots": self._executor.slots,
+            "live": len(self._batch),
+            "live_tokens": self._live_tokens,
+            "served": self._served,
+            "tokens": self._speeds.tokens,
+            "tokens_per_s": round(self._speeds.tokens_per_s, 1),
+            "step_ms": round(self._speeds.step_s * 1e3, 3),
+            "prompt_tokens_per_s": round(self._speeds.prompt_tokens_per_s, 1),
+            "answer_ratio": round(self._room.answer_ratio, 3),
+            "prompts": self._prompts,
+            "prompts_s": round(self._prompts_s, 3),
+            "memory": memory_report(self._steps),
+            "digest": digest(self._steps.memory.pages),
+            "adapters": self._adapters.report(),
+        }
 
     def close(self) -> None:
         """End the thread that loads adapters."""
@@ -466,10 +382,13 @@ class Engine:
         self._batch.check(self._in_flight.tokens())
         self._room.check()
         self._adapters.check()
-        self._memory.check()
         for answer in self._open.values():
             places = (answer in self._room) + (answer in self._batch)
             if answer.ended or places > 1 or not (places or self._in_flight.last_for(answer)):
                 raise SlotError(f"request {answer.id} has {places} places, ended {answer.ended}")
         if self._live_tokens != sum(answer.size for answer in self._open.values()):
             raise SlotError(f"{self._live_tokens} live tokens are counted, {len(self._open)} requests are open")
+
+
+def _broken(failure: Exception) -> BrokenError:
+    return BrokenError(f"the model's executor failed: {type(failure).__name__}: {failure}")

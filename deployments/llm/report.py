@@ -71,7 +71,25 @@ class MemoryReport(TypedDict):
     """Pages of prefixes."""
 
 
-class EngineReport(TypedDict):
+class WaitingReport(TypedDict):
+    """What gateways hear of those that wait, and of who was let in. Counts without "waiting" are since the start."""
+
+    waiting: int
+    """Requests that wait for a slot."""
+    squashed: int
+    """Requests that were put back: they outlived what was predicted when they passed others."""
+    preempted: int
+    """Requests that were put back: memory was short, and others had come before them."""
+    bypassed: int
+    """Requests that passed others that waited for memory."""
+    tenants: dict[str, float]
+    """Tokens of prompts and answers that wait, by tenant, as these are charged for them."""
+    classes: list[ClassReport]
+    """The queues, small requests first."""
+    predictor: PredictorReport
+
+
+class EngineReport(WaitingReport):
     """What gateways hear of an engine. Counts are of now, speeds of late."""
 
     max_length: int
@@ -79,28 +97,15 @@ class EngineReport(TypedDict):
     slots: int
     live: int
     """Requests that have a slot."""
-    waiting: int
-    """Requests that wait for one."""
     tokens_per_s: float
     """Of answers, in a second of computing."""
     step_ms: float
     """A decode step without prompts."""
     prompt_tokens_per_s: float
-    squashed: int
-    """Requests that were put back, since the start: they outlived what was predicted when they passed others."""
-    preempted: int
-    """Requests that were put back, since the start: memory was short, and others had come before them."""
-    bypassed: int
-    """Requests that passed others that waited for memory, since the start."""
     prompts: int
     """That were computed, since the start."""
     prompts_s: float
     """Seconds from getting a slot to the first token, of all of these together."""
-    tenants: dict[str, float]
-    """Tokens of prompts and answers that wait, by tenant, as these are charged for them."""
-    classes: list[ClassReport]
-    """The queues, small requests first."""
-    predictor: PredictorReport
     memory: MemoryReport
     digest: str
     """Names of prefixes that are there, as `chooser` reads them: where they end or branch, the latest used."""

@@ -1,32 +1,36 @@
 """Requests on their way to a slot: who is let in, who gets one next, and who has waited in vain (Chameleon §4.2).
 
-Four policies side by side: a `Scheduler` decides the order and shares out the memory, `FairShare` says which tenants go
-first where several wait, `DecodeAdmission` refuses whom it had better not let wait, and a `LengthPredictor` says how
-long answers will be, and learns from those that end.
+Four policies side by side: a `StepScheduler` makes the plan of each iteration, `FairShare` says which tenants go first
+where several wait, `DecodeAdmission` refuses whom it had better not let wait, and a `LengthPredictor` says how long
+answers will be, and learns from those that end.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from pliant.deployments.llm.answer import Answer
-from pliant.deployments.llm.memory import Memory
-from pliant.deployments.llm.report import ClassReport
+from pliant.deployments.llm.memory import AnswerSteps
+from pliant.deployments.llm.report import ClassReport, PredictorReport, WaitingReport
 from pliant.formats.adapter_info import AdapterRef
 from pliant.policies.cluster.fair_share import FairShare
 from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.decode_admission import DecodeAdmission, LateError, Load, QueueFullError, Waiting
-from pliant.policies.llm.jobs import Decisions, Job, SchedulerError
+from pliant.policies.llm.idle_memory import Root
+from pliant.policies.llm.jobs import Job, SchedulerError
 from pliant.policies.llm.output_length import LengthPredictor
 from pliant.policies.llm.prefill_chunks import Speeds
 from pliant.policies.llm.queue_order import Fifo
 from pliant.policies.llm.request_scheduler import Scheduler
+from pliant.policies.llm.step_requests import Plan, Prompt, Row
 
 _ANSWER_COST = 2.0
 """What a token of an answer costs, in tokens of a prompt (Sheng et al., OSDI'24, §5.1)."""
 
 AnswerJob = Job[Answer, AdapterRef]
-AnswerDecisions = Decisions[Answer, AdapterRef]
+AnswerPrompt = Prompt[Answer, AdapterRef]
+AnswerPlan = Plan[Answer, AdapterRef]
 AnswerScheduler = Scheduler[Answer, AdapterRef]
 
 
@@ -36,20 +40,20 @@ def in_order(memory: int) -> AnswerScheduler:
 
 
 class WaitingRoom:
-    """Answers that wait for memory, as `scheduler` orders them; at most `queue` beside those for whom there is some.
+    """Answers that wait for memory, as `steps` orders them; at most `queue` beside those for whom there is some.
 
-    An answer is charged for pages in `memory`, of which it may share some with others: for as many as it needs if it
-    gets as long as predicted, and for more when it is longer. The scheduler also knows of the answers that hold memory:
-    they are taken from here and leave it by `left`, or come back by `put_back`.
+    With `share_prefixes` tenants share what was computed of prompts. `steps` also knows of the answers that hold
+    memory: they are taken from here and leave it by `left`, or come back by `put_back`.
     """
 
-    def __init__(self, scheduler: AnswerScheduler, predictor: LengthPredictor[str], queue: int, memory: Memory) -> None:
-        self.scheduler = scheduler
+    def __init__(
+        self, steps: AnswerSteps, predictor: LengthPredictor[str], queue: int, share_prefixes: bool = False
+    ) -> None:
+        self.steps = steps
         self.predictor = predictor
         self._queue = queue
         self._admission = DecodeAdmission(queue)
-        self._memory = memory
-        scheduler.share(memory)
+        self._share_prefixes = share_prefixes
         self._share: FairShare[Answer] = FairShare()
         """Those that wait; in tokens of a prompt."""
 
@@ -59,22 +63,25 @@ class WaitingRoom:
     def __contains__(self, answer: Answer) -> bool:
         return answer in self._share
 
-    def waiting_tokens(self) -> dict[str, float]:
-        """By tenant: what those who wait are charged for."""
-        return self._share.waiting()
+    @property
+    def _scheduler(self) -> AnswerScheduler:
+        return self.steps.admission
 
-    def job(self, answer: Answer, adapter_bytes: int, now: float) -> AnswerJob:
-        """What the scheduler is told of `answer`, whose length is predicted here."""
+    def prompt(self, answer: Answer, adapter_bytes: int, work: float, now: float) -> AnswerPrompt:
+        """What `steps` is told of `answer`, whose length is predicted here; for `work` see `Prompt`."""
         name = answer.adapter and answer.adapter.name
         answer.predicted = max(self.predictor.predict(name, answer.prompt, answer.most), answer.count + 1)
-        return Job(
+        return Prompt(
             key=answer,
-            prompt=len(answer.ids) - self._memory.found(answer),
+            text=answer,
+            root=Root(answer.adapter, None if self._share_prefixes else answer.tenant.name),
+            length=answer.prompt,
             output=answer.predicted - answer.count,
-            charge=self._memory.charge(answer, answer.prompt + answer.predicted),
-            adapter=answer.adapter,
-            adapter_bytes=adapter_bytes,
+            size=answer.size,
             arrived=now,
+            adapter_bytes=adapter_bytes,
+            work=work,
+            shares=answer.alternatives is None,
         )
 
     def refuse(self, job: AnswerJob, load: Load, within_s: float | None, speeds: Speeds) -> Answer | None:
@@ -102,33 +109,27 @@ class WaitingRoom:
 
     def _ahead(self, job: AnswerJob) -> list[Answer]:
         """Those that will likely begin before `job`."""
-        before, tenant = [other.key for other in self.scheduler.ahead(job)], job.key.tenant
+        before, tenant = [other.key for other in self._scheduler.ahead(job)], job.key.tenant
         if self._share.waiting().keys() <= {tenant.name}:
             return before
         return self._share.ahead(*tenant, [answer for answer in before if answer.tenant.name == tenant.name])
 
-    def enter(self, answer: Answer, job: AnswerJob, now: float) -> None:
-        """`answer` waits from now on. Raises ValueError if there will never be memory for it."""
-        self.scheduler.add(job, now)
-        self._wait(answer, job.output)
+    def enter(self, prompt: AnswerPrompt, job: AnswerJob, now: float) -> None:
+        """An answer waits from now on. Raises ValueError if there will never be memory for it."""
+        self.steps.add(prompt, job, now)
+        self._wait(prompt.key, job.output)
 
     def _wait(self, answer: Answer, output: int) -> None:
         """It waits, and will get `output` tokens, as predicted."""
         answer.foreseen = answer.count + output
         self._share.add(answer, *answer.tenant, _cost(len(answer.ids), output))
 
-    def schedule(self, now: float, slots: int, prompts: int) -> AnswerDecisions:
-        """What to do before the next iteration, in which `slots` answers may begin, with `prompts` tokens or more."""
+    def schedule(self, now: float, slots: int, budget: int, full: Sequence[Row[Answer]], step_s: float) -> AnswerPlan:
+        """The next iteration, in which `slots` answers may begin; see `StepScheduler.schedule`."""
         first: list[Answer] = []
-        if self._share.contended and slots > 0 and prompts > 0:
-            first = self._share.ranked(slots, (job.key for job in self.scheduler.waiting()))
-        return self.scheduler.schedule(now, slots, prompts, frozenset(first))
-
-    def extend(self, answer: Answer, stored: int, now: float) -> AnswerDecisions:
-        """An answer with `stored` tokens is longer than it was predicted to get: it may get a quarter longer."""
-        own = stored - answer.prompt
-        charge = self._memory.charge(answer, stored + 1 + max(self._memory.page, own // 4))
-        return self.scheduler.extend(answer, charge, now)
+        if self._share.contended and slots > 0 and budget > 0:
+            first = self._share.ranked(slots, (job.key for job in self._scheduler.waiting()))
+        return self.steps.schedule(now, slots, budget, full, step_s, frozenset(first))
 
     def take(self, answer: Answer) -> None:
         """An answer that the scheduler has admitted holds memory from now on."""
@@ -141,19 +142,18 @@ class WaitingRoom:
         self._settle(answer)
         answer.put_back()
         self._wait(answer, answer.most - answer.count)
-        self.scheduler.recharge(answer, self._memory.charge(answer, len(answer.ids) + max(1, answer.count)))
 
     def cancel(self, answer: Answer, now: float) -> None:
         """An answer that waits does so no longer."""
         self._share.remove(answer)
-        self.scheduler.cancel(answer, now)
+        self.steps.cancel(answer, now)
 
     def left(self, answer: Answer, now: float) -> None:
         """An answer that held memory gives it back."""
         if answer.running:
             answer.running = False
             self._settle(answer)
-            self.scheduler.ended(answer, now)
+            self.steps.ended(answer, now)
 
     def _settle(self, answer: Answer) -> None:
         """Its tenant pays for the tokens that it got, and not for those that were predicted."""
@@ -178,23 +178,32 @@ class WaitingRoom:
         """Tokens of answers to the most that they might have had, of late."""
         return self._admission.ratio
 
-    def classes(self) -> list[ClassReport]:
-        """The scheduler's queues."""
-        return [
-            ClassReport(
-                cut_off=None if math.isinf(one.cut_off) else round(one.cut_off, 4),
-                quota=one.quota,
-                waiting=one.waiting,
-                admitted=one.admitted,
-                waited_s=round(one.waited_s, 3),
-            )
-            for one in self.scheduler.stats().classes
-        ]
+    def report(self) -> WaitingReport:
+        """Who waits, and what the scheduler and the predictor have done."""
+        stats = self._scheduler.stats()
+        return WaitingReport(
+            waiting=len(self),
+            squashed=stats.squashed,
+            preempted=stats.preempted,
+            bypassed=stats.bypassed,
+            tenants=self._share.waiting(),
+            classes=[
+                ClassReport(
+                    cut_off=None if math.isinf(one.cut_off) else round(one.cut_off, 4),
+                    quota=one.quota,
+                    waiting=one.waiting,
+                    admitted=one.admitted,
+                    waited_s=round(one.waited_s, 3),
+                )
+                for one in stats.classes
+            ],
+            predictor=PredictorReport(accuracy=round(self.predictor.accuracy, 3), error=round(self.predictor.error, 3)),
+        )
 
     def check(self) -> None:
-        """Raise SchedulerError unless the scheduler agrees with itself and with this room."""
-        self.scheduler.check()
-        waiting = {job.key for job in self.scheduler.waiting()}
+        """Raise an error unless the scheduler agrees with itself and with this room."""
+        self.steps.check()
+        waiting = {job.key for job in self._scheduler.waiting()}
         if waiting != set(self._share):
             raise SchedulerError(f"{len(self._share)} answers wait, but the scheduler knows of {len(waiting)}")
 

@@ -260,9 +260,9 @@ class _Course(Generic[Want, Query, Item]):
             if self._refusals and (self._refused or not self._begun):
                 raise self.errand.refused(list(self._refusals.values()))
             if not self.errand.waits:
-                raise self.errand.unserved()
+                raise self._absent(self.errand.unserved())
             if time.monotonic() >= self.until:
-                raise self.errand.unanswered()
+                raise self._absent(self.errand.unanswered())
             await asyncio.sleep(_RETRY_S)
             self.errand.waited()
             self._avoid.clear()
@@ -271,6 +271,12 @@ class _Course(Generic[Want, Query, Item]):
             self._recorder.retried(self._why)
             self._why = None
         return attempt
+
+    def _absent(self, error: RequestError) -> RequestError:
+        """`error`, that there is no replica: it is of no use to come back before one has started."""
+        if not self._table.running:
+            error.retry_after_s = max(error.retry_after_s or 0.0, self._table.starts_within_s)
+        return error
 
     def another(self, replicas: Collection[str]) -> Attempt[Query] | None:
         """One more than `replicas`, which were asked and stall, if there is one; it may have failed before."""

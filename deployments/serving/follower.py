@@ -145,5 +145,6 @@ class Follower:
                 if replica in known and known[replica]["version"] < report["version"]:
                     table.observe(replica, report)
             table.stop_routing(now.moving)
+            table.starts_within_s = now.starts_within_s
             if now.gateways:
                 table.chooser.share(self._me, now.gateways)

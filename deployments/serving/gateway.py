@@ -20,10 +20,11 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from pliant.config.base import ModelServiceConfig
-from pliant.config.cluster import ServingConfig
+from pliant.config.cluster import GATEWAY, ServingConfig
 from pliant.deployments.serving import logs, tracing
 from pliant.deployments.serving.batches.runner import Runner
 from pliant.deployments.serving.batches.store import BatchStore
+from pliant.deployments.serving.busyness import Busyness
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.catalog.confinement import public
 from pliant.deployments.serving.follower import Follower, Tally
@@ -66,7 +67,6 @@ class Gateway:
         tracing.start()
         self._application = application
         self._config = config
-        self._tenants = Tenants(config, TenantMetrics())
         self._known = kinds
         self._kinds = {name: kinds[service.kind] for name, service in config.services.items()}
         self._handles = handles
@@ -78,8 +78,11 @@ class Gateway:
         self._outcomes: dict[str, Counter[str]] = {name: Counter() for name in config.services}
         self._refusals = Refusals({name: kind.name for name, kind in self._kinds.items()}, self._outcomes)
         self._tallies = {name: Tally(self._outcomes[name]) for name in config.services}
-        calls = _Planner(planner)
+        self._busyness = Busyness()
+        calls = _Planner(planner, self._busyness)
         self._follower = Follower(self._name, calls.exchange, self._tables, self._tallies)
+        self._gateways = config.gateway.replicas.min
+        self._tenants = Tenants(config, TenantMetrics(), gateways=self._count)
         used = {kind.name: kind for kind in self._kinds.values()}
         self._catalogs = {name: kind.follower(self._asking(calls, name), config) for name, kind in used.items()}
         self._services = Services(list(self._described()))
@@ -188,11 +191,20 @@ class Gateway:
             self._refusals,
             self._history,
             self._batches,
+            self._busyness.occupy,
         )
+
+    def _count(self) -> int:
+        """How many gateways there are, as the planner last said."""
+        sizes = self._config.gateway.replicas
+        if known := self._follower.of(GATEWAY).gateways:
+            self._gateways = min(max(len(known), sizes.min), sizes.max)
+        return self._gateways
 
     def _stats(self) -> dict[str, Any]:
         return {
             "gateway": self._name,
+            "gateways": {"running": self._count(), **self._follower.of(GATEWAY).plan},
             "planner_reached": self._follower.reached,
             "tenants": self._tenants.facts(),
             "batches": self._batches.facts(),
@@ -226,10 +238,14 @@ def _public(reason: str, config: Any) -> str:
 class _Planner:
     """Calls to the planner, that end when whoever waits for them leaves."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, busyness: Busyness) -> None:
         self._handle = handle
+        self._busyness = busyness
 
     async def exchange(self, gateway: str, seen: str, news: Mapping[str, News]) -> tuple[str, Mapping[str, Guidance]]:
+        busy = self._busyness.take()
+        for each in news.values():
+            each.gateway_busy = busy
         answered: tuple[str, Mapping[str, Guidance]] = await answer(self._handle.exchange.remote(gateway, seen, news))
         return answered
 

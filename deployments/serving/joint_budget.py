@@ -41,11 +41,12 @@ SLEEPS_AFTER_S = 300.0
 """Without a request, a service that may."""
 _MOST_SPREAD = 1.0
 _LASTING = 6
-"""Periods, on average of which demand must be less before replicas go."""
+"""Periods, on average of which it is said who asks how much."""
 
 
 class JointBudget:
-    """`step` every `PERIOD_S`. `nodes` says what there is to share; `valuers` are of services that can be judged.
+    """`step` every `PERIOD_S`. `nodes` says what there is to share, beside so many `gateways`; `valuers` are of those
+    services that can be judged.
 
     Times are those of `clock`, in seconds.
     """
@@ -57,6 +58,7 @@ class JointBudget:
         tables: Mapping[str, ReplicaTable[Any, Any]],
         starting: StartingReplicas,
         nodes: Callable[[], Awaitable[Sequence[Nodes]]],
+        gateways: Callable[[], int],
         clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
         assert config.budget
@@ -67,6 +69,7 @@ class JointBudget:
         self._tables = tables
         self._starting = starting
         self._nodes = nodes
+        self._gateways = gateways
         self._clock = clock
         self._began = self._binned = clock()
         self._arrived: Counter[str] = Counter()
@@ -76,7 +79,6 @@ class JointBudget:
         self._asked_rates: defaultdict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=_LASTING))
         """By service and the other one, a cascade, whose requests it is asked for."""
         self._forecasts = {name: Forecast(PERIOD_S, self._ahead(name)) for name in self._valuers}
-        self._rates = {name: deque([0.0], maxlen=_LASTING) for name in self._valuers}
         self._corrections = {name: Correction() for name in self._valuers}
         self._served_by: dict[str, frozenset[str]] = {}
         """Replicas that there were when it was last looked."""
@@ -91,17 +93,20 @@ class JointBudget:
         """Take in what a gateway saw."""
         for part, count in news.asked.items():
             self._asked[part, service] += count
+            self.wake(part)
         if valuer := self._valuers.get(service):
             self._arrived[service] += (arrived := news.arrived.total())
             self._met[service] += news.answered - news.late
             self._missed[service] += news.shed + news.late
             valuer.hear(news)
             if arrived:
-                self._asked_at[service] = self._clock()
-                self._wake(service)
+                self.wake(service)
 
-    def _wake(self, service: str) -> None:
-        """Have a replica of `service` start if it sleeps, whatever that earns."""
+    def wake(self, service: str) -> None:
+        """Have a replica of `service` start if it sleeps, whatever that earns; one that does not stays awake."""
+        if service not in self._valuers:
+            return
+        self._asked_at[service] = self._clock()
         if not (self._sizes[service].min or self._running(service)):
             self._wanted[service] = 1
             self._because[service] = "it was asleep, and is asked for something"
@@ -140,7 +145,6 @@ class JointBudget:
             rate = self._arrived.pop(name, 0) / seconds
             forecast.look(self._ahead(name))
             forecast.observe(rate)
-            self._rates[name].append(rate)
             self._correct(name, rate, seconds)
         for pair in self._asked_rates.keys() | self._asked.keys():
             self._asked_rates[pair].append(self._asked.pop(pair, 0) / seconds)
@@ -218,9 +222,8 @@ class JointBudget:
         return self._valuers[name].value(reports, rate, spread, self._sizes[name].max) if reports else None
 
     def _rate(self, name: str) -> float:
-        """What is planned for, per second: what is coming, but no less than there was lately, as one quiet moment is
-        no reason to do with less."""
-        return max(self._forecasts[name].rate, fmean(self._rates[name]))
+        """What is planned for, per second."""
+        return self._forecasts[name].planned
 
     def _ahead(self, name: str) -> int:
         """Periods that forecasts look ahead: what is decided now serves after a start."""
@@ -251,8 +254,7 @@ class JointBudget:
 
     def _unchanging(self, values: Mapping[str, Value]) -> list[Shape]:
         """What is not decided on: gateways, the planner, and services that are fixed or not measured yet."""
-        gateway = self._config.gateway
-        taken = [(0.0, gateway.cpus)] * gateway.replicas + [(0.0, PLANNER_CPUS)]
+        taken = [(0.0, self._config.gateway.cpus)] * self._gateways() + [(0.0, PLANNER_CPUS)]
         for name, sizes in self._sizes.items():
             if name not in values:
                 taken += [self._reserved(name)] * max(sizes.min, self._running(name))

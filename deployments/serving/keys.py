@@ -98,7 +98,10 @@ class Keys:
 
 
 class Tenants:
-    """Who may call one gateway, as `config` has it. Raises ConfigError if keys cannot be read."""
+    """Who may call one of so many `gateways` (None: as there are at least), as `config` has it.
+
+    Raises ConfigError if keys cannot be read.
+    """
 
     def __init__(
         self,
@@ -106,6 +109,7 @@ class Tenants:
         recorder: TenantRecorder | None = None,
         environment: Mapping[str, str] = os.environ,
         now: Callable[[], float] = lambda: time.monotonic(),
+        gateways: Callable[[], int] | None = None,
     ) -> None:
         gateway = config.gateway
         configs = dict(config.tenants)
@@ -116,14 +120,7 @@ class Tenants:
             configs.setdefault(ANONYMOUS, OPEN)
         shared = max(1, int(_OPEN_SHARE * gateway.max_ongoing_requests)) if len(configs) > 1 else None
         self.accounts = {
-            name: Account(
-                name,
-                tenant,
-                gateway.replicas,
-                max(1, tenant.requests_at_a_time // gateway.replicas) if tenant.requests_at_a_time else shared,
-                recorder,
-                now,
-            )
+            name: Account(name, tenant, gateways or (lambda: gateway.replicas.min), shared, recorder, now)
             for name, tenant in configs.items()
         }
 

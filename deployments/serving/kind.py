@@ -87,6 +87,10 @@ class Planning:
     """The endpoint of another service, as a gateway has it, by name."""
     epoch: int
     """The planner's, for what replicas are to obey it in."""
+    first_to_stop: Callable[[Sequence[str]], Awaitable[Sequence[str]]]
+    """Replicas of one deployment, oldest first, in the order in which Serve stops them."""
+    wake: Callable[[str], None] = lambda _service: None
+    """To be called, again and again, for a service that is needed now and may sleep."""
 
 
 class Part:
@@ -105,6 +109,11 @@ class Part:
     def wanted(self) -> Mapping[str, int]:
         """By service: how many replicas there should be, where that is known."""
         return {}
+
+    def ready_for(self, service: str, wanted: int) -> int:
+        """How many replicas of `service` there should be now, if `wanted` are in the end: more, while others take over
+        what those hold that will be stopped."""
+        return wanted
 
     def check(self) -> None:
         """Raise what keeps it from working."""

@@ -33,6 +33,8 @@ class News:
     """How many of its requests ended how, ever."""
     asked: Counter[str] = field(default_factory=Counter)
     """Of other services: how often they were asked for it; they count that as theirs, too."""
+    gateway_busy: float = 0.0
+    """How busy the gateway is with all services (see `busyness`)."""
 
 
 STARTING = "starting"
@@ -68,6 +70,8 @@ class Guidance:
     """Those that send to the service's replicas."""
     requests: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By gateway: how many of its requests ended how, ever."""
+    starts_within_s: float = 0.0
+    """Seconds that the first replica still takes which starts now, by what starts took; 0: that is not known."""
     epoch: int = 0
     """Of the planner that says so: of two, the newer has the greater. 0: it is of a version that has none."""
 

@@ -22,12 +22,14 @@ from ray.serve.handle import DeploymentHandle
 
 from pliant.config.base import ModelServiceConfig
 from pliant.config.budget import BudgetConfig
-from pliant.config.cluster import ServingConfig
+from pliant.config.cluster import GATEWAY, ServingConfig
 from pliant.deployments.serving import logs
 from pliant.deployments.serving.follower import Tally
+from pliant.deployments.serving.gateways import Gateways
 from pliant.deployments.serving.kind import Fetch, Kind, Opening, Part, Planning
 from pliant.deployments.serving.messages import Guidance, News, Step
 from pliant.deployments.serving.router import ReplicaCalls, table_of
+from pliant.deployments.serving.scale_in import foreseen
 from pliant.deployments.serving.starting_replicas import StartingReplicas
 from pliant.policies.cluster.budget import Nodes
 
@@ -39,8 +41,6 @@ logger = logging.getLogger("pliant")
 Handle = DeploymentHandle[Any]
 
 _ANSWER_WITHIN_S = 1.0
-_GATEWAY_GONE_S = 5.0
-"""A gateway that has not asked for so long has ended."""
 
 
 class Planner:
@@ -60,12 +60,12 @@ class Planner:
         self._changes = 0
         self._change = asyncio.Event()
         self._starting = StartingReplicas()
-        self._gateways = _Gateways()
+        self._gateways = Gateways(config.gateway.replicas)
         self._tables = {
             name: table_of(name, self._kinds[name].chooser(config.services[name]), handle)
             for name, handle in handles.items()
         }
-        planning = Planning(config, handles, self._tables, self._changed, self._open, self._epoch)
+        planning = Planning(config, handles, self._tables, self._changed, self._open, self._epoch, foreseen, self._wake)
         used = {kind.name: kind for kind in self._kinds.values()}
         parts = {name: kind.part(planning) for name, kind in used.items()}
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part}
@@ -78,7 +78,7 @@ class Planner:
         Answers after a second in any case, so that news keep coming. The first element is what the gateway has seen
         then.
         """
-        self._gateways.hear(gateway, {service: each.requests for service, each in news.items()})
+        self._gateways.hear(gateway, news)
         for service, each in news.items():
             if part := self._parts.get(self._kinds[service].name):
                 part.hear(service, each)
@@ -101,10 +101,12 @@ class Planner:
                 guidance.get(name, Guidance()),
                 gateways=gateways,
                 requests=self._gateways.requests(name),
+                starts_within_s=self._starting.within_s(name),
                 epoch=self._epoch,
             )
             for name in self._kinds
         }
+        found[GATEWAY] = Guidance(plan=self._gateways.facts(), gateways=gateways, epoch=self._epoch)
         return self._state, found
 
     async def starting(self, service: str, replica: str, step: Step | None) -> bool:
@@ -122,10 +124,16 @@ class Planner:
         return await getattr(part, method)(*args)
 
     async def record_autoscaling_stats(self) -> dict[str, int]:
-        """How many replicas each service should have, for `deployments/autoscaling.py`."""
-        if self._budget:
-            return dict(self._budget.wanted())
-        return {name: number for part in self._parts.values() for name, number in part.wanted().items()}
+        """How many replicas each service should have, and how many gateways there should be, for
+        `deployments/autoscaling.py`."""
+        parts = [self._budget.wanted()] if self._budget else [part.wanted() for part in self._parts.values()]
+        wanted = {name: number for some in parts for name, number in some.items()}
+        services = {name: self._ready_for(name, number) for name, number in wanted.items()}
+        return {**services, **self._gateways.wanted()}
+
+    def _ready_for(self, service: str, wanted: int) -> int:
+        part = self._parts.get(self._kinds[service].name)
+        return part.ready_for(service, wanted) if part else wanted
 
     def check_health(self) -> None:
         """Serve replaces a planner of which a part does not work any more."""
@@ -139,7 +147,13 @@ class Planner:
 
         valuers = {name: self._kinds[name].valuer(self._config.services[name]) for name in self._handles}
         judged = {name: valuer for name, valuer in valuers.items() if valuer}
-        return JointBudget(self._config, judged, self._tables, self._starting, partial(_nodes, budget))
+        return JointBudget(
+            self._config, judged, self._tables, self._starting, partial(_nodes, budget), lambda: self._gateways.count
+        )
+
+    def _wake(self, service: str) -> None:
+        if self._budget:
+            self._budget.wake(service)
 
     @property
     def _state(self) -> str:
@@ -169,36 +183,6 @@ class Planner:
                 {},
             )
         )
-
-
-class _Gateways:
-    """Those that ask for guidance."""
-
-    def __init__(self) -> None:
-        self._heard: dict[str, float] = {}
-        """By gateway: when it last asked."""
-        self._requests: dict[str, Mapping[str, Mapping[str, int]]] = {}
-        """By gateway and service: how many ended how."""
-
-    @property
-    def any_came(self) -> bool:
-        return bool(self._heard)
-
-    def hear(self, gateway: str, requests: Mapping[str, Mapping[str, int]]) -> None:
-        self._heard[gateway] = time.monotonic()
-        self._requests[gateway] = requests
-
-    def now(self) -> frozenset[str]:
-        """Those that are not gone."""
-        since = time.monotonic() - _GATEWAY_GONE_S
-        latest = max(self._heard, key=self._heard.__getitem__)
-        self._heard = {name: at for name, at in self._heard.items() if at >= since or name == latest}
-        self._requests = {name: self._requests[name] for name in self._heard}
-        return frozenset(self._heard)
-
-    def requests(self, service: str) -> dict[str, Mapping[str, int]]:
-        """By gateway: how many of the service's ended how."""
-        return {name: requests.get(service, {}) for name, requests in self._requests.items()}
 
 
 async def _nodes(budget: BudgetConfig) -> list[Nodes]:

@@ -83,16 +83,22 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether the service can answer now, or starts a replica when it is asked."""
-        return self.endpoint is not None and (bool(self.endpoint.ready) or self._asleep)
+        return self.endpoint is not None and (bool(self.endpoint.ready) or self.asleep)
 
     @property
-    def _asleep(self) -> bool:
+    def asleep(self) -> bool:
+        """Whether it has no replica, and one starts when it is asked."""
         return self._replicas is not None and not (self._replicas.wanted() or self._replicas.running())
 
     @property
     def wakes(self) -> bool:
-        """Whether it sleeps at times, and starts a replica now because it was asked something."""
-        return self._replicas is not None and not (self._replicas.least or self.ready)
+        """Whether it sleeps at times, and starts a replica now because it was asked something; of one that has none,
+        whether a part does."""
+        if self.ready:
+            return False
+        if self._replicas is None:
+            return any(part.wakes for part in self._parts)
+        return not self._replicas.least
 
     @property
     def refused(self) -> bool:
@@ -120,7 +126,7 @@ class Service:
         if self._replicas is None:
             return self._state_by_itself()
         count = f"{self._replicas.running()} of {self._replicas.wanted()} replicas"
-        if self._asleep and self.endpoint:
+        if self.asleep and self.endpoint:
             return "asleep; a request starts a replica"
         if self.ready:
             return f"ready, {count}"

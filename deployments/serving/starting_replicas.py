@@ -18,6 +18,8 @@ _SETTLED_S = 12.0
 application all services load at once, and some train their models first."""
 _ASSUMED_S = 30.0
 """What a start is taken to last before one was measured."""
+_LEAST_S = 1.0
+"""That a start is said to take still, when it has taken longer than others did."""
 _LATEST = 0.5
 """Weight of the latest start."""
 
@@ -54,6 +56,12 @@ class StartingReplicas:
     def measured(self, service: str) -> bool:
         """Whether `seconds` is more than an assumption."""
         return service in self._seconds
+
+    def within_s(self, service: str) -> float:
+        """What the first of its replicas that start now still takes; a whole start, where none has said a word yet."""
+        began = [at for (name, _), at in self._began.items() if name == service]
+        passed_s = self._clock() - min(began) if began else 0.0
+        return max(_LEAST_S, self.seconds(service) - passed_s)
 
     def now(self) -> dict[str, dict[str, Step]]:
         """By service and replica."""

@@ -100,6 +100,8 @@ class ReplicaTable(Generic[Want, R]):
         self.gateway = uuid.uuid4().hex
         """Names this process to the replicas, which report by gateway what they hold."""
         self.chooser = chooser
+        self.starts_within_s = 0.0
+        """What a replica that starts now still takes, as the planner last said; 0: it has not."""
         self._now = now
         self._live: set[str] = set()
         self._lost: set[str] = set()

@@ -42,13 +42,14 @@ class TenantRecorder(Protocol):
 
 
 class Account:
-    """A tenant in one of `gateways` gateways, which works on `most_open` of its requests at a time at most."""
+    """A tenant in one of `gateways` gateways, whose number may change. Unless `config` says otherwise, this one works
+    on `most_open` of its requests at a time at most."""
 
     def __init__(
         self,
         name: str = ANONYMOUS,
         config: TenantConfig = OPEN,
-        gateways: int = 1,
+        gateways: Callable[[], int] = lambda: 1,
         most_open: int | None = None,
         recorder: TenantRecorder | None = None,
         now: Callable[[], float] = lambda: time.monotonic(),
@@ -62,7 +63,11 @@ class Account:
         self._tokens = 0
         self._statuses: Counter[int] = Counter()
         given = {"requests": config.requests_per_minute, "tokens": config.tokens_per_minute}
-        self._limits = {what: RateLimit(limit / gateways) for what, limit in given.items() if limit is not None}
+        self._given = {what: limit for what, limit in given.items() if limit is not None}
+        """Of all gateways."""
+        self._gateways = gateways
+        self._parts = {what: RateLimit(limit / gateways()) for what, limit in self._given.items()}
+        """This gateway's."""
 
     @property
     def tenant(self) -> Tenant:
@@ -90,18 +95,22 @@ class Account:
 
     def begin(self) -> None:
         """One more of its requests is worked on, until `end`. Raises RequestError if it has sent too much."""
-        if self._most_open is not None and self._open >= self._most_open:
+        most_open = self._most_open
+        if self.config.requests_at_a_time:
+            most_open = max(1, self.config.requests_at_a_time // self._gateways())
+        if most_open is not None and self._open >= most_open:
             reason = f"tenant {self.name} has {self._open} requests under way, its limit here; send fewer at a time"
             raise RequestError(Outcome.SHED, reason, _BUSY_RETRY_S)
         now = self._now()
-        for what, limit in self._limits.items():
+        limits = self._limits(now)
+        for what, limit in limits.items():
             if not limit.per_minute:
                 reason = f"tenant {self.name} has no quota: its {what}_per_minute is 0"
                 raise RequestError(Outcome.SHED, reason, fault=Fault.QUOTA)
             if wait_s := limit.wait_s(min(1.0, limit.per_minute), now):
                 reason = f"tenant {self.name} has reached its limit of {limit.per_minute:g} {what} per minute here"
                 raise RequestError(Outcome.SHED, f"{reason}; retry in {wait_s:.1f} s", wait_s)
-        if requests := self._limits.get("requests"):
+        if requests := limits.get("requests"):
             requests.spend(1, now)
         self._open += 1
 
@@ -112,8 +121,9 @@ class Account:
     def spend(self, tokens: int) -> None:
         """So many tokens, of a text, a prompt or an answer, are computed for it."""
         self._tokens += tokens
-        if limit := self._limits.get("tokens"):
-            limit.spend(tokens, self._now())
+        now = self._now()
+        if limit := self._limits(now).get("tokens"):
+            limit.spend(tokens, now)
         if self._recorder:
             self._recorder.spent(self.name, tokens)
 
@@ -138,7 +148,7 @@ class Account:
         """What its limits are in this gateway, what is left of them, and when all of it is there again."""
         now = self._now()
         found = {}
-        for what, limit in self._limits.items():
+        for what, limit in self._limits(now).items():
             found[f"x-ratelimit-limit-{what}"] = f"{limit.per_minute:.0f}"
             found[f"x-ratelimit-remaining-{what}"] = f"{max(0, math.floor(limit.left(now)))}"
             found[f"x-ratelimit-reset-{what}"] = _duration(limit.wait_s(limit.per_minute, now))
@@ -147,13 +157,20 @@ class Account:
     def facts(self) -> dict[str, Any]:
         """For /stats."""
         now = self._now()
-        left = {f"remaining_{what}": math.floor(limit.left(now)) for what, limit in self._limits.items()}
+        left = {f"remaining_{what}": math.floor(limit.left(now)) for what, limit in self._limits(now).items()}
         return {
             "open": self._open,
             "tokens": self._tokens,
             "requests": {str(status): count for status, count in sorted(self._statuses.items())},
             **left,
         }
+
+    def _limits(self, now: float) -> dict[str, RateLimit]:
+        """With as many gateways as there are now."""
+        for what, limit in self._parts.items():
+            if (part := self._given[what] / self._gateways()) != limit.per_minute:
+                limit.change(part, now)
+        return self._parts
 
 
 def _duration(seconds: float) -> str:

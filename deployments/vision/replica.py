@@ -10,8 +10,8 @@ from typing import Any
 
 from ray import serve
 
+from pliant.config.cluster import PLANNER
 from pliant.config.vision import VisionConfig
-from pliant.deployments.autoscaling import PLANNER
 from pliant.deployments.serving.calls import answer
 from pliant.deployments.serving.catalog.catalog import Seen
 from pliant.deployments.serving.catalog.follower import CatalogFollower

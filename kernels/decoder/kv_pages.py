@@ -8,17 +8,14 @@ All of it is one flat tensor, the arena, in which each page is one run of values
 batch is stored there. What lies behind the pages that are in use serves adapters (`adapter_pool`).
 """
 
-import os
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pliant.errors import PliantError
-from pliant.kernels import gpu_memory, huge_pages
+from pliant.kernels import gpu_memory, huge_pages, memory
 from pliant.kernels.decoder.adapter_pool import ALIGNED
 from pliant.kernels.decoder.kernels import DecoderKernels
 from pliant.models.decoder_shape import DecoderShape
@@ -31,12 +28,6 @@ _TEXTS = 4
 """So many texts of the greatest length fit at once, where nobody says how long that is."""
 _LEAST = 128
 """Tokens below which a text is refused rather than offered, where nobody says how long."""
-_CGROUP, _CGROUP_1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
-_CGROUP_FILES = (
-    (_CGROUP / "memory.max", _CGROUP / "memory.current", "inactive_file"),
-    (_CGROUP_1 / "memory.limit_in_bytes", _CGROUP_1 / "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Of either version of control groups: the limit, what is used, and in memory.stat what of it can be had back."""
 
 
 class KVMemoryError(PliantError):
@@ -70,23 +61,10 @@ def allowed_bytes(device: torch.device, budget_bytes: int | None, reserved: int 
     has other tenants.
     """
     on_gpu = device.type == "cuda"
-    free = max(0, (gpu_memory.free_bytes(device) if on_gpu else _free_bytes()) - reserved)
+    free = max(0, (gpu_memory.free_bytes(device) if on_gpu else memory.free_bytes()) - reserved)
     if budget_bytes is None:
         return free * 9 // 10 if on_gpu else free // 2
     return min(budget_bytes, free)
-
-
-def _free_bytes() -> int:
-    """The memory that this machine, or the container that this process runs in, can give without swapping."""
-    meminfo = Path("/proc/meminfo")
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if meminfo.exists() and (found := re.search(r"^MemAvailable: +(\d+) kB", meminfo.read_text(), re.MULTILINE)):
-        free = int(found[1]) * 1024
-    for limit, used, cached in _CGROUP_FILES:
-        if limit.exists() and (most := limit.read_text().strip()).isdecimal():
-            given_back = re.search(rf"^{cached} (\d+)$", (limit.parent / "memory.stat").read_text(), re.MULTILINE)
-            free = min(free, int(most) - int(used.read_text()) + int(given_back[1] if given_back else 0))
-    return free
 
 
 def fit(

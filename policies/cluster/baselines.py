@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 from pliant.policies.cluster.budget import Nodes, Shape
 from pliant.policies.cluster.control import BATCH, Decision, Offer, Service, explained
+from pliant.policies.cluster.load_tracking import LoadTracking
 from pliant.policies.cluster.placement import first_fit
-
-_TOLERANCE = 0.1
-"""Of the target: load so near to it changes nothing."""
 
 
 class Independent:
@@ -21,28 +21,18 @@ class Independent:
     """
 
     def __init__(self, target: float = 0.7, down_s: float = 300.0) -> None:
-        if not (0 < target <= 1 and down_s >= 0):
-            raise ValueError(f"target must be from 0 to 1 and down_s not negative, got {target} and {down_s}")
-        self._target = target
-        self._down_s = down_s
-        self._wanted: dict[str, list[tuple[float, int]]] = {}
+        self._tracking: defaultdict[str, LoadTracking] = defaultdict(partial(LoadTracking, target, down_s))
         self._asking: dict[str, float] = {}
         """Since when a service has wanted more than it has."""
 
     def decide(self, now: float, offers: Sequence[Offer], nodes: Sequence[Nodes], reserve: int = 0) -> Decision:
         services = [service for offer in offers for service in offer.services]
-        replicas = {service.name: service.running for service in services}
-        wanted = {}
+        replicas, wanted = {}, {}
         for service in services:
-            ratio = service.load / self._target
-            count = math.ceil(service.running * ratio - 1e-9) if service.running else int(service.load > 0)
-            if abs(ratio - 1) <= _TOLERANCE:
-                count = service.running
-            count = min(max(count, service.least), service.most)
-            history = [each for each in self._wanted.get(service.name, []) if each[0] > now - self._down_s]
-            self._wanted[service.name] = [*history, (now, count)]
+            tracking = self._tracking[service.name]
+            count = tracking.desired(now, service.load, service.running, service.least, service.most)
             wanted[service.name] = count
-            replicas[service.name] = min(service.running, max(each for _, each in self._wanted[service.name]))
+            replicas[service.name] = min(service.running, count)
             if count > service.running:
                 self._asking.setdefault(service.name, now)
             else:

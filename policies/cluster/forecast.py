@@ -6,11 +6,14 @@ days (the season). The regression is recursive least squares, forgets slowly, an
 makes errors count by their size and not by their square, as a few spikes would decide all otherwise. It begins with "as
 now", and so does a service without history.
 
-A quantile scales the forecast by what was observed over what had been forecast.
+A quantile scales the forecast by what was observed over what had been forecast. The spread has, beside the forecast's
+errors, how rates vary within a bin, more than by chance: requests come in bursts, and a queue is as long as its worst
+second.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -25,6 +28,10 @@ _FEATURES = 6
 _PRIOR = 0.003
 """How sure it is, before anything is observed, that the rate stays as it is: more is less sure."""
 _FORGET = 0.998
+_MOST_UNITS = 1e3
+"""Of the usual error, that a feature counts at most: the first change after a steady rate is no measure."""
+_KEPT_PRIOR = 0.01
+"""Of that, which is not forgotten."""
 _DAYS = 0.5
 """Weight of the latest day in the profile of a day."""
 _SMOOTHED_S = 600.0
@@ -32,8 +39,22 @@ _SMOOTHED_S = 600.0
 _KEPT = 500
 """Ratios of observed to forecast, for quantiles."""
 _FEW = 20
+_LATELY_S = 60.0
+"""Over which demand must be less before anybody does with less."""
+_BURSTS = 0.05
+"""Weight of the latest bin's."""
 _TENTHS = 2.563
 """Standard deviations from the first to the last tenth of a normal distribution."""
+
+
+def burstiness(counts: Floats) -> float:
+    """By how much requests per second vary beyond Poisson's variance: that over the mean's square.
+
+    `counts` are of the seconds of one bin; of fewer than two, or none, nothing is known.
+    """
+    if len(counts) < 2 or not (mean := float(counts.mean())):
+        return 0.0
+    return max(0.0, float(counts.var(ddof=1)) - mean) / (mean * mean)
 
 
 class Forecast:
@@ -52,12 +73,18 @@ class Forecast:
         """The latest rates, the newest first."""
         self._levels: Floats = np.zeros(len(_SMOOTHING))
         self._weights: Floats = np.zeros(_FEATURES)
-        self._covariance: Floats = _PRIOR * np.eye(_FEATURES)
+        self._information: Floats = np.eye(_FEATURES) / _PRIOR
+        """Its inverse, the covariance of the weights, would grow out of bounds where a feature says nothing for a day,
+        and rounding with it."""
+        self._moments: Floats = np.zeros(_FEATURES)
+        """The weights, times the information."""
         self._scale = 0.0
         """The usual size of an error."""
         self._made: deque[tuple[Floats, float, float]] = deque()
         """Features, rate and forecast of the bins whose horizon has not come."""
         self._ratios: deque[float] = deque(maxlen=_KEPT)
+        self._lately: deque[float] = deque(maxlen=max(1, round(_LATELY_S / bin_s)))
+        self._bursts = 0.0
 
     def look(self, ahead: int) -> None:
         """Forecast so many bins ahead from the next bin on. Raises ValueError unless positive.
@@ -70,13 +97,15 @@ class Forecast:
         if ahead == self._ahead:
             return
         self._weights *= min(1.0, ahead / self._ahead)
-        self._covariance = _PRIOR * np.eye(_FEATURES)
+        self._information = np.eye(_FEATURES) / _PRIOR
+        self._moments = self._weights / _PRIOR
         self._ahead = ahead
         while len(self._made) > ahead:
             self._made.popleft()
 
-    def observe(self, rate: float) -> None:
-        """The rate of the bin that is over; bins follow each other without a gap."""
+    def observe(self, rate: float, bursts: float = 0.0) -> None:
+        """The rate of the bin that is over; bins follow each other without a gap. `bursts`: see `burstiness`."""
+        self._bursts += _BURSTS * (bursts - self._bursts)
         if len(self._made) == self._ahead:
             features, then, forecast = self._made.popleft()
             self._ratios.append((rate + 1e-9) / (forecast + 1e-9))
@@ -87,6 +116,7 @@ class Forecast:
         self._last = np.array([rate, *self._last[:-1]])
         self._levels += _SMOOTHING * (rate - self._levels)
         self._today.append(rate)
+        self._lately.append(rate)
         self._seen += 1
         features = self._features()
         self._made.append((features, rate, max(0.0, rate + float(self._weights @ features))))
@@ -98,6 +128,16 @@ class Forecast:
         """`ahead` bins after the last one observed; 0 before the first."""
         return self._made[-1][2] if self._made else 0.0
 
+    @property
+    def planned(self) -> float:
+        """What to be ready for: the forecast, but no less than the latest bin, nor than the last minute.
+
+        Most spikes return to their level, and so forecasts do, but those that last cost the most until replicas have
+        started; and one quiet moment is no reason to do with less.
+        """
+        lasting = sum(self._lately) / len(self._lately) if self._lately else 0.0
+        return max(self.rate, float(self._last[0]), lasting)
+
     def quantile(self, share: float) -> float:
         """The rate that is not exceeded with a probability of `share`, by how forecasts went so far."""
         if len(self._ratios) < _FEW:
@@ -106,11 +146,13 @@ class Forecast:
 
     @property
     def spread(self) -> float:
-        """The standard deviation of the rate over its forecast, by the middle four fifths of how forecasts went."""
-        if len(self._ratios) < _FEW:
-            return 0.0
-        low, high = np.quantile(np.array(self._ratios), (0.1, 0.9))
-        return float(high - low) / _TENTHS
+        """The standard deviation of the rate of a second over the forecast, by the middle four fifths of how forecasts
+        went, and by bursts."""
+        errors = 0.0
+        if len(self._ratios) >= _FEW:
+            low, high = np.quantile(np.array(self._ratios), (0.1, 0.9))
+            errors = float(high - low) / _TENTHS
+        return math.sqrt(errors * errors + self._bursts)
 
     def _features(self) -> Floats:
         rate = self._last[0]
@@ -125,13 +167,14 @@ class Forecast:
         """Recursive least squares; features and changes are in units of the usual error."""
         error = change - float(self._weights @ features)
         self._scale += 0.02 * (abs(error) - self._scale) if self._scale else abs(error)
-        unit = max(self._scale, 1e-12)
+        unit = max(self._scale, float(np.abs(features).max()) / _MOST_UNITS, 1e-12)
         scaled = features / unit
         weight = 1 / max(1.0, abs(error) / unit)
-        gained = self._covariance @ scaled
-        gain = gained / (_FORGET / weight + float(scaled @ gained))
-        self._weights = self._weights + gain * (error / unit)
-        self._covariance = (self._covariance - np.outer(gain, gained)) / _FORGET
+        kept: Floats = (1 - _FORGET) * _KEPT_PRIOR / _PRIOR * np.eye(_FEATURES, dtype=np.float64)
+        seen: Floats = weight * np.outer(scaled, scaled)
+        self._information = _FORGET * self._information + seen + kept
+        self._moments = _FORGET * self._moments + weight * (change / unit) * scaled
+        self._weights = np.linalg.solve(self._information, self._moments).astype(np.float64)
 
     def _keep_day(self) -> None:
         day = _smooth(np.array(self._today))

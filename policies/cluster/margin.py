@@ -16,6 +16,9 @@ _IN_TIME = 0.99
 """Of them, that would have been in time with the margin."""
 _MOST = 1.0
 """However wrong predictions are, half of the time left may be waited."""
+_SUPPOSED, _KNOWN = 0.5, 200
+"""It is at least the first until there are the second to judge by. In an overload they come within seconds; without it
+the first of these seconds would let in what is late."""
 
 
 class Margin:
@@ -32,10 +35,10 @@ class Margin:
 
     @property
     def value(self) -> float:
-        """The share by which predicted waits should be taken for longer, from 0 to 1; 0 while nothing is known."""
-        if not self._ordered:
-            return 0.0
-        return min(_MOST, max(0.0, self._ordered[int(len(self._ordered) * _IN_TIME)]))
+        """The share by which predicted waits should be taken for longer, from 0 to 1."""
+        known = self._ordered
+        learned = known[int(len(known) * _IN_TIME)] if known else 0.0
+        return min(_MOST, max(0.0 if len(known) >= _KNOWN else _SUPPOSED, learned))
 
     def observe(self, predicted_s: float, seconds: float, budget_s: float) -> None:
         """A request took `seconds` of `budget_s`. Raises ValueError if it had none."""

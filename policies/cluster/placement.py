@@ -8,9 +8,10 @@ replicas is a max-plus convolution. What remains is small, whatever the number o
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
 
-from pliant.policies.cluster.budget import BudgetError, Group, Nodes, Shape, Split, alone, gain_of
+from pliant.policies.cluster.budget import BudgetError, Group, Nodes, Shape, Split, alone, gain_of, units
 from pliant.policies.cluster.gain_table import GainTable
 
 _GAP, _GAP_OF_MANY = 1e-4, 9e-4
@@ -30,14 +31,19 @@ _NEAR = 6
 _MOST_WAYS = 500_000
 _ROUNDING = 1e-9
 _NO_ROOM = "the least replicas of all services, and the reserve, have no room on the nodes"
+_NONE_FOUND = "no place was found in time for the least replicas of all services and the reserve; there may be one"
+
+
+class UnsolvedError(Exception):
+    """The solver's time was over before it had found anything: the processor is busy with something else."""
 
 
 @dataclass
 class _Node:
     gpus: int
     cpus: float
-    shared: list[Fraction]
-    """What is left of each GPU that is shared."""
+    shared: list[int]
+    """What is left of each GPU that is shared, in parts."""
 
 
 def first_fit(wanted: Sequence[tuple[Shape, int]], nodes: Sequence[Nodes]) -> bool:
@@ -46,22 +52,24 @@ def first_fit(wanted: Sequence[tuple[Shape, int]], nodes: Sequence[Nodes]) -> bo
     If not, they may fit nevertheless.
     """
     free = [_Node(kind.gpus, kind.cpus, []) for kind in nodes for _ in range(kind.count)]
+    parts = units([shape for shape, _ in wanted])
     for shape, count in sorted(wanted, key=lambda each: each[0], reverse=True):
+        taken = int(shape.share * parts)
         for _ in range(count):
-            if not _place(shape, free):
+            if not _place(taken, shape.cpus, parts, free):
                 return False
     return True
 
 
-def _place(shape: Shape, nodes: list[_Node]) -> bool:
-    share = shape.share
-    whole = share.denominator == 1
+def _place(taken: int, cpus: float, parts: int, nodes: list[_Node]) -> bool:
+    """One replica that takes so many parts of a GPU, of which each has `parts`."""
+    gpus, share = divmod(taken, parts)
     best: tuple[float, _Node, int | None] | None = None
     for node in nodes:
-        if node.cpus + _ROUNDING < shape.cpus:
+        if node.cpus + _ROUNDING < cpus:
             continue
-        opened = None if whole else next((at for at, left in enumerate(node.shared) if left >= share), None)
-        if opened is None and node.gpus < (share if whole else 1):
+        opened = next((at for at, left in enumerate(node.shared) if left >= share), None) if share else None
+        if opened is None and node.gpus < (1 if share else gpus):
             continue
         rank = node.gpus + node.cpus / 1e6 - (1e3 if opened is not None else 0)
         if best is None or rank < best[0]:
@@ -69,14 +77,14 @@ def _place(shape: Shape, nodes: list[_Node]) -> bool:
     if best is None:
         return False
     _, node, opened = best
-    node.cpus -= shape.cpus
-    if whole:
-        node.gpus -= int(share)
+    node.cpus -= cpus
+    if not share:
+        node.gpus -= gpus
     elif opened is not None:
         node.shared[opened] -= share
     else:
         node.gpus -= 1
-        node.shared.append(1 - share)
+        node.shared.append(parts - share)
     return True
 
 
@@ -169,6 +177,8 @@ def _spans(group: Group) -> bool:
 def split_on(groups: Sequence[Group], nodes: Sequence[Nodes], reserve: int, bound: float) -> Split:
     """The split of the greatest gain that can be placed; `bound` is known of it already.
 
+    Raises UnsolvedError where the solver finds none in time.
+
     Where blocks have many numbers of replicas to choose from, those near the optimum of the linear relaxation are left,
     and the relaxation's optimum is the bound. Raises BudgetError where the least replicas and the reserve have no room.
     """
@@ -212,6 +222,41 @@ def split_on(groups: Sequence[Group], nodes: Sequence[Nodes], reserve: int, boun
     return Split(ordered, tuple(choices), gain, max(gain, bound))
 
 
+def thinned(groups: Sequence[Group], nodes: Sequence[Nodes], reserve: int, relaxed: Split) -> Split:
+    """`relaxed`, less so many replicas that a first fit places the others: first those that earn the least for what
+    they take of all GPUs and CPUs.
+
+    Raises BudgetError where it does not even place the least replicas and the reserve.
+    """
+    claims = {claim.name: claim for group in groups for claim in group.claims}
+    gpus = max(1, sum(kind.count * kind.gpus for kind in nodes))
+    cpus = max(1.0, sum(kind.count * kind.cpus for kind in nodes))
+    dispensable: list[tuple[float, str]] = []
+    for group, choice in zip(groups, relaxed.choices, strict=True):
+        for claim, curve in zip(group.claims, group.alternatives[choice], strict=True):
+            net, dearest = claim.net(curve), -np.inf
+            size = claim.shape.gpus / gpus + claim.shape.cpus / cpus
+            for count in range(relaxed.replicas[claim.name], claim.least, -1):
+                dearest = max(dearest, float(net[count] - net[count - 1]) / size)
+                dispensable.append((dearest, claim.name))  # never before one of its own that goes before it
+    dispensable.sort(key=lambda each: each[0])
+
+    def without(gone: int) -> dict[str, int]:
+        less = Counter(name for _, name in dispensable[:gone])
+        return {name: count - less[name] for name, count in relaxed.replicas.items()}
+
+    def fits(gone: int) -> bool:
+        wanted = [(claims[name].shape, count) for name, count in without(gone).items()]
+        return first_fit([*wanted, (Shape(1), reserve)], nodes)
+
+    gone = bisect_left(range(len(dispensable) + 1), True, key=fits)
+    if gone > len(dispensable):
+        raise BudgetError(_NONE_FOUND)
+    replicas = without(gone)
+    gain = gain_of(groups, replicas, relaxed.choices)
+    return Split(replicas, relaxed.choices, gain, max(gain, relaxed.bound))
+
+
 class _Program:
     """The integer program, or its linear relaxation."""
 
@@ -249,12 +294,15 @@ class _Program:
         solver.Maximize(solver.Sum(gains))
 
     def solve(self) -> float:
-        """The bound of its optimum. Raises BudgetError where there is none."""
+        """The bound of its optimum. Raises BudgetError where there is none, UnsolvedError where the time is over."""
         parameters = pywraplp.MPSolverParameters()
         parameters.SetDoubleParam(parameters.RELATIVE_MIP_GAP, _GAP_OF_MANY if self._many else _GAP)
         self._solver.SetTimeLimit(_LIMIT_MS)
-        if self._solver.Solve(parameters) not in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE):
+        status = self._solver.Solve(parameters)
+        if status == pywraplp.Solver.INFEASIBLE:
             raise BudgetError(_NO_ROOM)
+        if status not in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE):
+            raise UnsolvedError
         objective = self._solver.Objective()
         return float(max(objective.BestBound() if self._whole else objective.Value(), objective.Value()))
 

@@ -5,7 +5,8 @@
 
 First as if only the total of GPUs bound: a dynamic program over services and GPUs, exact for gains of any form. Its
 split is the best if it can be placed on the nodes, which a first fit mostly shows. Where none does (gangs, shares and
-CPUs in each other's way), the split is found together with its placement (`placement`). Its bound is proven.
+CPUs in each other's way), the split is found together with its placement (`placement`). Its bound is proven. If the
+solver finds none in time, replicas are left out until a first fit places the others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from pliant.policies.cluster.budget import BudgetError, Floats, Group, Nodes, Shape, Split, gain_of, units
 from pliant.policies.cluster.gain_table import GainTable
-from pliant.policies.cluster.placement import first_fit, split_on
+from pliant.policies.cluster.placement import UnsolvedError, first_fit, split_on, thinned
 
 GPU = Shape(1)
 
@@ -33,7 +34,10 @@ def solve(groups: Sequence[Group], nodes: Sequence[Nodes], reserve: int = 0) -> 
     wanted = [(claim.shape, relaxed.replicas[claim.name]) for claim in claims]
     if first_fit([*wanted, (GPU, reserve)], nodes):
         return relaxed
-    return split_on(groups, nodes, reserve, relaxed.bound)
+    try:
+        return split_on(groups, nodes, reserve, relaxed.bound)
+    except UnsolvedError:
+        return thinned(groups, nodes, reserve, relaxed)
 
 
 def split_total(groups: Sequence[Group], gpus: int) -> Split:

@@ -13,11 +13,16 @@ class RateLimit:
     """A bucket of `per_minute`, which is full at first and fills within a minute. `now` is in seconds on one clock."""
 
     def __init__(self, per_minute: float) -> None:
+        self._level = math.inf
+        self._at = -math.inf
+        self.change(per_minute, self._at)
+
+    def change(self, per_minute: float, now: float) -> None:
+        """From now on the limit is `per_minute`, of which no more is left than there was."""
         if not per_minute >= 0:
             raise ValueError(f"a limit per minute must be at least 0, got {per_minute}")
+        self._level = min(per_minute, self.left(now))
         self.per_minute = per_minute
-        self._level = per_minute
-        self._at = -math.inf
 
     def left(self, now: float) -> float:
         """What may be spent now; below 0 when more was spent than there was."""

@@ -124,7 +124,8 @@ class Planner:
         quantile: float | None = None,
         residency: Residency | None = None,
     ) -> None:
-        self._residency = residency
+        self.residency = residency
+        """As it is known by now."""
         self._demand = LengthDemand(longest, window_s=period_s)
         self._slo_s = slo_s
         self._period_s = period_s
@@ -183,7 +184,7 @@ class Planner:
         demand = tuple(share * rate * self._slo_s for rate in rates)
         excess = (1 - share) * sum(rates) * self._slo_s
         snapshot = self._demand.snapshot(now, lengths, _UNSETTLED_S)
-        return Problem(classes, demand, replicas, excess, snapshot, self._residency)
+        return Problem(classes, demand, replicas, excess, snapshot, self.residency)
 
     def adopt(self, now: float, problem: Problem, solution: Allocation | Placement, reason: Reason) -> Plan:
         """Take over what `solve` found for `problem`."""

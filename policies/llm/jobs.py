@@ -47,3 +47,13 @@ class Decisions(NamedTuple, Generic[K, A]):
     """To be loaded from now on; the scheduler waits for `loaded` or `load_failed`."""
     admit: list[Job[K, A]]
     """Their adapters are loaded. In the order in which their prompts should be computed."""
+
+
+class Extension(NamedTuple, Generic[K, A]):
+    """What is done so that a running request gets more memory, to be carried out in this order."""
+
+    evict: list[A]
+    squash: list[K]
+    """As in `Decisions`; the request itself may be among them."""
+    waits: bool = False
+    """It does not get it now: it keeps what it has, and had better be extended when another has ended."""

@@ -8,7 +8,8 @@ measured; but a chunk has 16 tokens at least, however long they take. Which prom
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from pliant.policies.llm.passes import ALONE_S, LEAST_SHARE, Due, pass_limit_s
 from pliant.policies.llm.recent_ratio import RecentRatio
@@ -19,6 +20,8 @@ MOST_TOKENS = 2048
 """In one iteration, even when nothing waits for it: what buffers must hold."""
 _FIRST_TOKENS = 256
 """In the first iteration, of which nobody knows how long it will take."""
+_ASSUMED_TOKENS_PER_S = 1e3
+"""Of prompts, before any was computed."""
 _DECAY = 0.8
 _SPEED_DECAY = 0.95
 _PROMPTS_SHARE = 0.1
@@ -102,6 +105,21 @@ class Speeds:
     def tokens_per_s(self) -> float:
         """Of answers."""
         return self._tokens_per_s.value
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What it takes to bring things back, by what was seen of late."""
+
+    prompt_tokens_per_s: Callable[[], float]
+    """0 as long as it is not known."""
+    adapter_s: Callable[[int], float]
+
+    def prompt_s(self, tokens: int, before: int) -> float:
+        return tokens / (self.prompt_tokens_per_s() or _ASSUMED_TOKENS_PER_S)
+
+    def load_s(self, bytes: int) -> float:
+        return self.adapter_s(bytes)
 
 
 def chunks(prompts: Iterable[int], budget: int) -> list[int]:

@@ -19,7 +19,8 @@ passes and nobody is booked: the first then waits T + 2 L.
 
 A request is charged for its answer as it was predicted. One that gets longer is `extended`, and where memory is short
 one that came later makes way: the one that is computed again the soonest for the memory that it gives. It goes on
-later, behind the tokens that it has, and is guessed to need twice as many, so that this happens to it seldom.
+later, behind the tokens that it has, and is guessed to need twice as many, so that this happens to it seldom. Where
+another is predicted to end before that could be computed again, the one that gets longer waits for it instead.
 
 Beyond the paper: an adapter that several requests share is charged to the quota of each, but as memory it is counted
 once, and what is over by that is lent in the second phase. Loans leave alone what a request within its quota waits for.
@@ -33,7 +34,7 @@ from typing import Generic, NamedTuple
 
 from pliant.policies.llm.adapter_cache import AdapterCache
 from pliant.policies.llm.arrival_histogram import ArrivalHistogram
-from pliant.policies.llm.jobs import A, Decisions, Job, K
+from pliant.policies.llm.jobs import A, Decisions, Extension, Job, K
 from pliant.policies.llm.jobs import SchedulerError as SchedulerError
 from pliant.policies.llm.queue_order import Queues
 from pliant.policies.llm.request_state import RequestState
@@ -168,17 +169,18 @@ class Scheduler(Generic[K, A]):
         if running.passed and running.overdue:
             self._changed = True
 
-    def extend(self, key: K, charge: int, now: float) -> Decisions[K, A]:
-        """A running request needs `charge` bytes, as its answer gets longer than predicted. Raises KeyError if it does
-        not run.
+    def extend(self, key: K, charge: int, now: float, step_s: float = math.inf) -> Extension[K, A]:
+        """A running request needs `charge` bytes, as its answer gets longer than predicted; an iteration takes
+        `step_s`. Raises KeyError if it does not run.
 
         For it go adapters that nobody uses; and then requests that came later are squashed, those first that take the
-        least to compute again for what they give, and last itself. They are to be recharged. The request that came
-        first of those that run thus always goes on.
+        least to compute again for what they give, and last itself. They are to be recharged. Where another is predicted
+        to end before that could be computed again, it waits instead. The request that came first of those that run
+        always goes on.
         """
-        evicted, preempted = self._state.extend(self._state.running[key], charge, now)
+        extension = self._state.extend(self._state.running[key], charge, now, step_s)
         self._changed = True
-        return Decisions(evicted, preempted, [], [])
+        return extension
 
     def recharge(self, key: K, charge: int) -> None:
         """A request that waits, as it was squashed, will need `charge` bytes. Raises KeyError if it does not wait."""

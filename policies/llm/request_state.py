@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from pliant.policies.llm.adapter_cache import AdapterCache
-from pliant.policies.llm.jobs import A, Job, K, SchedulerError
+from pliant.policies.llm.jobs import A, Extension, Job, K, SchedulerError
 from pliant.policies.llm.queue_order import Lane, Queues
 from pliant.policies.llm.shared_memory import SharedMemory
 
@@ -145,28 +145,37 @@ class RequestState(Generic[K, A]):
         self._put_back(running, now)
         self.squashes += 1
 
-    def extend(self, running: Running[K, A], charge: int, now: float) -> tuple[list[A], list[K]]:
-        """A request is charged more from now on; returns what was evicted for it, and which requests made way.
+    def extend(self, running: Running[K, A], charge: int, now: float, step_s: float) -> Extension[K, A]:
+        """A request is charged more from now on, or waits for that.
 
-        Of those that came later make way whose memory takes the least to compute again, and then itself: whoever came
-        first always goes on.
+        Of those that came later make way whose memory takes the least to compute again, and then itself; but where
+        another is predicted to end within less time than that takes, it waits. Whoever came first always goes on.
         """
-        preempted = []
+        preempted: list[K] = []
         while charge - running.job.charge > self.memory.free + self._cache.idle:
             victim = self._victim(running)
+            if self.memory.again_s(victim.job) > self._wait_s(running, step_s):
+                return Extension([], preempted, waits=True)
             self._put_back(victim, now)
             self.preemptions += 1
             preempted.append(victim.job.key)
             if victim is running:
-                return [], preempted
+                return Extension([], preempted)
         evicted = self.memory.extend(running.job, charge, now)
         running.job = running.job._replace(charge=charge)
-        return evicted, preempted
+        return Extension(evicted, preempted)
 
     def _victim(self, running: Running[K, A]) -> Running[K, A]:
         came = running.job.arrived
         later = [one for one in self.running.values() if one.job.arrived > came]
         return min(later, key=lambda one: (self.memory.loss(one.job), -one.job.arrived), default=running)
+
+    def _wait_s(self, running: Running[K, A], step_s: float) -> float:
+        """Until one of the others ends as predicted, in iterations of `step_s`; forever for the one that came first."""
+        others = [one for one in self.running.values() if one is not running]
+        if all(running.job.arrived <= one.job.arrived for one in others):
+            return math.inf
+        return min((one.left * step_s for one in others if not one.overdue), default=math.inf)
 
     def recharge(self, waiting: Waiting[K, A], charge: int) -> None:
         """A request that waits will be charged so much."""

@@ -150,6 +150,10 @@ class SharedMemory(Generic[K, A]):
         freed = job.charge - again.shared
         return again.seconds / freed if freed > 0 else math.inf
 
+    def again_s(self, job: Job[K, A]) -> float:
+        """Seconds to compute again what `job`, which runs, alone has."""
+        return self.sharing.again(job.key).seconds
+
     def extend(self, job: Job[K, A], charge: int, now: float) -> list[A]:
         """`job`, which runs, is charged so much from now on; returns what was evicted for it. There must be room."""
         evicted = self._make_room(charge - job.charge, now, spare_wanted=False)

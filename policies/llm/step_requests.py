@@ -1,81 +1,71 @@
-"""What a step scheduler is told of a request, what it decides, and what it keeps of each request meanwhile."""
+"""What a step scheduler is told of a request, and what it decides of an iteration."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, NamedTuple
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, Protocol
 
 from pliant.policies.llm.idle_memory import Root
 from pliant.policies.llm.jobs import A, K
-from pliant.policies.llm.pages import Copy
-from pliant.policies.llm.passes import Due
+
+
+class Text(Protocol):
+    """The tokens of a request: of its prompt, and then of its answer."""
+
+    def queued(self) -> Sequence[int]:
+        """Those that were known when it was queued last. Only read."""
+        ...
+
+    def known(self, start: int = 0) -> list[int]:
+        """Those from number `start` on that are known by now."""
+        ...
 
 
 class Prompt(NamedTuple, Generic[K, A]):
-    """A request, as it comes."""
+    """A request, as it comes. Whoever goes on with an answer has tokens of that in its text already."""
 
     key: K
+    text: Text
     root: Root[A]
     """Its adapter, and whose prefixes it may share."""
-    tokens: Sequence[int]
+    length: int
+    """Tokens of the prompt."""
     output: int
-    """Tokens that its answer will have, as predicted, at least 1."""
-    most: int
-    """And at most."""
-    adapter_bytes: int
-    """0 without an adapter."""
+    """Tokens that its answer will still get, as predicted, at least 1."""
+    size: int
+    """Tokens of both at the end, at most."""
     arrived: float
-    tpot_s: float = math.inf
-    """Seconds for each token of the answer after the first that are still good enough."""
+    adapter_bytes: int = 0
+    work: float = 1.0
+    """What a token of it takes, in tokens without an adapter."""
+    shares: bool = True
+    """Whether it may begin with what was computed for others."""
 
 
-class Step(NamedTuple, Generic[K, A]):
-    """What to do next, in this order, and counted as done but for the rows: `finish` says that these are computed."""
+class Row(NamedTuple, Generic[K]):
+    """An answer whose next token takes another page."""
 
-    preempted: list[K]
-    """They wait again, and go on later behind the tokens they have."""
+    key: K
+    stored: int
+    """Tokens whose keys and values are there, or will be by what is under way."""
+
+
+class Plan(NamedTuple, Generic[K, A]):
+    """What to do before the next iteration, in this order, and what it computes; counted as done but for the chunks.
+
+    Every answer whose prompt is computed gets its next token, except those that sit out.
+    """
+
+    put_back: list[K]
+    """These make way: they wait again, and go on later behind the tokens that they have."""
     evict: list[A]
     load: list[A]
     """To be loaded from now on; the scheduler waits for `loaded` or `load_failed`."""
-    copies: list[Copy]
-    rows: Mapping[K, int]
-    """Tokens that each request computes, from its first that is not computed on. A request all of whose tokens are
-    computed by it gets its next one."""
-
-
-@dataclass(eq=False)
-class Entry(Generic[K, A]):
-    """A request that waits or runs."""
-
-    prompt: Prompt[K, A]
-    tokens: list[int]
-    """Known ones: of the prompt, and of the answer so far."""
-    output: int
-    """Tokens of the answer, as predicted now."""
-    first_at: float | None = None
-    """When the first token of the answer came."""
-    shared: int = 0
-    """Pages that others had before it, when it began to run."""
-    prompt_s: float = 0.0
-    """Predicted for what was left to compute when it was queued."""
-
-    @property
-    def answered(self) -> int:
-        """Tokens of its answer that there are."""
-        return len(self.tokens) - len(self.prompt.tokens)
-
-    @property
-    def left(self) -> int:
-        """Tokens of its answer that are still to come, as predicted; at least 1. An answer that is longer than it was
-        predicted to be is taken to become a quarter longer than it is."""
-        if self.answered < self.output:
-            return self.output - self.answered
-        return max(1, min(self.answered // 4, self.prompt.most - self.answered))
-
-    @property
-    def due(self) -> Due:
-        """Of the next token of its answer, once there was one."""
-        tpot_s = self.prompt.tpot_s
-        return Due(math.inf if self.first_at is None else self.first_at + self.answered * tpot_s, tpot_s)
+    admit: list[K]
+    """They begin, with pages of others as far as these begin alike."""
+    moves: list[tuple[int, int]]
+    """What pages hold is moved, (source, target)."""
+    chunks: list[tuple[K, int]]
+    """Tokens that are computed of prompts, which have pages for them."""
+    sit_out: list[K]
+    """There is no page for their next token; they keep what they have until there is."""

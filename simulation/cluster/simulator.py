@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 
 from pliant.policies.cluster.budget import BudgetError, Nodes, Shape
 from pliant.policies.cluster.control import Decision, Offer, Policy, Service, price
-from pliant.policies.cluster.forecast import Forecast
+from pliant.policies.cluster.forecast import Forecast, burstiness
 
 Floats = NDArray[np.float64]
 
-PERIOD_S = 60
+PERIOD_S = 10
+"""Between two decisions, as in the live planner, and of a bin of what was before the trace."""
 _MOST_SPREAD = 1.0
 
 
@@ -42,7 +44,7 @@ class Served:
     rates: Floats
     """Requests per second, for each second."""
     history: Floats
-    """The same of the days before, in periods."""
+    """The same of the days before, in bins of `PERIOD_S`."""
     worth: float
     """Of a request in time."""
     curve: Callable[[float, float], Floats]
@@ -199,6 +201,8 @@ class Simulation:
         self._seed = seed
         self._seconds = len(services[0].rates)
         self._every: list[Served | Cascaded] = [*services, *cascades]
+        self._forecasts: dict[int, dict[str, Forecast]] = {}
+        """By period and name, as they are before the first second."""
         rng = np.random.default_rng(seed)
         self._arrivals = {
             each.name: each.rates if recorded else rng.poisson(each.rates).astype(np.float64) for each in self._every
@@ -207,7 +211,9 @@ class Simulation:
     def run(self, policy: Policy, replicas: Mapping[str, int], period_s: int = PERIOD_S) -> Outcome:
         """From so many replicas of each service on."""
         pools = {each.name: _Pool(each, replicas[each.name]) for each in self._services}
-        forecasts = {each.name: self._forecast(each, period_s) for each in self._every}
+        if period_s not in self._forecasts:
+            self._forecasts[period_s] = {each.name: self._forecast(each, period_s) for each in self._every}
+        forecasts = deepcopy(self._forecasts[period_s])
         outcome = Outcome(
             dict.fromkeys(forecasts, 0.0),
             {each.name: each.worth * float(self._arrivals[each.name].sum()) for each in self._every},
@@ -275,8 +281,10 @@ class Simulation:
     def _forecast(self, each: Served | Cascaded, period_s: int) -> Forecast:
         start_s = each.start_s if isinstance(each, Served) else 0.0
         forecast = Forecast(period_s, 1 + math.ceil(start_s / period_s))
-        for rate in each.history:
-            forecast.observe(float(rate))
+        bins = max(1, period_s // PERIOD_S)
+        before = each.history[: len(each.history) // bins * bins].reshape(-1, bins).mean(axis=1)
+        for rate in before.tolist():
+            forecast.observe(rate)
         return forecast
 
     def _decide(
@@ -287,8 +295,8 @@ class Simulation:
         for each in self._every:
             if now:
                 before = self._arrivals[each.name][now - period_s : now]
-                forecasts[each.name].observe(float(before.mean()))
-            rates[each.name] = forecasts[each.name].rate
+                forecasts[each.name].observe(float(before.mean()), burstiness(before))
+            rates[each.name] = forecasts[each.name].planned
             spreads[each.name] = min(forecasts[each.name].spread, _MOST_SPREAD)
             if self._known:
                 coming = each.rates[now : now + 2 * period_s]

@@ -82,8 +82,8 @@ def workers(cluster: ClusterConfig, shape: Shape) -> tuple[int, int]:
     Raises ConfigError if one fits on none.
     """
     gateway = cluster.serving.gateway
-    fewest = [*[(0.0, gateway.cpus)] * gateway.replicas, (0.0, PLANNER_CPUS)]
-    most = list(fewest)
+    fewest = [*[(0.0, gateway.cpus)] * gateway.replicas.min, (0.0, PLANNER_CPUS)]
+    most = [*[(0.0, gateway.cpus)] * gateway.replicas.max, (0.0, PLANNER_CPUS)]
     for name, service in cluster.serving.services.items():
         size, reserved = service.replica_range(), service.resources()
         if size:

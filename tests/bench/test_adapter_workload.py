@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.caches import with_libraries
 
 from pliant.bench.adapters.folders import MODULES as ADAPTED
 from pliant.bench.adapters.folders import folders
@@ -58,7 +59,7 @@ def test_lengths_without_data_are_heavy_tailed_as_the_trace_is() -> None:
 
 
 def test_adapters_of_random_weights_are_what_a_decoder_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+    monkeypatch.setenv("PLIANT_CACHE", str(with_libraries(tmp_path)))
     size = checkpoints.Size("tiny", hidden=64, layers=2, heads=2, intermediate=96, vocab=300)
     shape = load(checkpoints.checkpoint(size, "float32"), 1, 16).shape
     adapters = [read_adapter(folder, shape) for folder in folders(size, (8, 64), "float32")]

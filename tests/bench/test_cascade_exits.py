@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import tiny_classifiers
+from support.caches import with_libraries
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.bench.cascade import exit_levels
@@ -43,7 +44,7 @@ def texts(count: int, labels: tuple[str, ...], seed: int) -> list[LabelledText]:
 def test_exits_and_two_models_are_chosen_and_timed_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PLIANT_CACHE", str(with_libraries(tmp_path / "cache")))
     small, large = model(tmp_path / "small", 1), model(tmp_path / "large", 3)
     labels = sources.describe(large).labels
     splits = Splits(*(texts(count, labels, seed) for seed, count in enumerate((300, 100, 150, 80))))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
+import random
 from pathlib import Path
 
 import httpx
+from hypothesis import strategies as st
+from PIL import Image
 
-from pliant.bench.fuzz.bodies import BODIES, PAGES, dump
+from pliant.bench.fuzz.bodies import BODIES, MOST_BYTES, PAGES, Request, dump
+from pliant.bench.fuzz.campaign import Campaign
 from pliant.bench.fuzz.compare import campaign
 from pliant.bench.fuzz.house import House
 
@@ -33,3 +39,25 @@ def test_nothing_that_is_sent_breaks_the_gateway() -> None:
     assert [told for each in found for told in (*each.server_errors, *each.undocumented, *each.leaks)] == []
     assert sum(each.requests for each in found) == 200
     assert {200, 400, 404} <= set().union(*[each.statuses for each in found])
+
+
+def test_no_request_with_images_takes_more_than_64_mb(tmp_path: Path) -> None:
+    """One with the largest image that is read, a quick one beside it, and as many bytes as a body may have."""
+    large, quick = (encoded(Image.new("RGB", (side, side), "teal")) for side in (3200, 1440))
+    noise = encoded(Image.frombytes("RGB", (960, 960), random.Random(0).randbytes(960 * 960 * 3)), compress_level=0)
+    data = [base64.b64encode(each).decode() for each in (large, quick, noise)]
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [len(data)], "data": data}
+    body = dump({"inputs": [tensor], "parameters": {"task": "model", "slo_ms": 600_000}})
+    assert 0.8 * MOST_BYTES < len(body) < MOST_BYTES
+    address = "/v2/models/digits/infer"
+    with asyncio.Runner() as runner:
+        campaign = Campaign(runner.run(House(tmp_path).gateway()), tmp_path, runner)
+        found = campaign.block(st.just(Request("POST", address, address, body)), 2, 0)
+    assert found.statuses == {200: 1}
+    assert found.peak_mb < 64
+
+
+def encoded(image: Image.Image, **options: int) -> bytes:
+    into = io.BytesIO()
+    image.save(into, "PNG", **options)
+    return into.getvalue()

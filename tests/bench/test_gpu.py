@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.caches import with_libraries
 from support.waiting import PROCESS_HANGS_AFTER_S
 
 from pliant.bench.gpu import bare, compare, decoder_check, decoders, profiles
@@ -26,6 +29,16 @@ FIGURES = {
     "vision": {"merging_3_speedup_eager_b2"},
 }
 """By stage, some of what it must measure. The cases of `correctness` have tests of their own."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where stages keep what they compile if they are not told a cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("gpu")))
+        patch.delenv("PLIANT_CACHE", raising=False)
+        with_libraries(Path(tempfile.gettempdir(), "pliant-bench-gpu"))
+        yield
 
 
 def load(file: Path) -> dict[str, Any]:

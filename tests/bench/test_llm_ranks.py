@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.caches import with_libraries
 from torch import Tensor
 
 from pliant.bench.adapters.folders import folders
@@ -18,9 +19,14 @@ from pliant.models.sources import describe_decoder
 REQUESTS = 24
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_libraries(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+def _environment(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(cache))
     monkeypatch.setattr(ranks, "COUNTS", (2,))
 
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from pliant.cli import command
 from pliant.config import cluster as config
+from pliant.config.base import ReplicaRange
 from pliant.deployments.kinds import parse, read
 from pliant.errors import ConfigError
 
@@ -80,17 +81,6 @@ def test_the_default_cluster_needs_no_network() -> None:
             {"services": {"a": SERVICE | {"replicas": {"min": 0, "max": 2}}}},
             "services.a.replicas.min: a service sleeps only within a budget; add the line `budget: {}`",
         ),
-        (
-            {
-                "services": {
-                    "a": SERVICE | {"replicas": {"min": 0, "max": 2}},
-                    "b": SERVICE,
-                    "c": {"kind": "cascade", "levels": ["a", "b"], "accuracy_loss": 0.1, "data": "x"},
-                },
-                "budget": {},
-            },
-            "services.a.replicas.min: c is made of it, so that it cannot sleep; give at least 1",
-        ),
     ],
 )
 def test_mistakes_outside_a_service(args: dict[str, Any], line: str) -> None:
@@ -132,7 +122,7 @@ def test_a_range_of_replicas_needs_the_autoscaling_policy(tmp_path: Path) -> Non
     content = yaml.safe_load(path.read_text())
     content["applications"][0].pop("autoscaling_policy", None)
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises(ConfigError, match=r"\.autoscaling_policy: got policy_function None; services have min and max"):
+    with pytest.raises(ConfigError, match=r"\.autoscaling_policy: got policy_function None; there are min and max"):
         read(path)
     content["applications"][0]["autoscaling_policy"] = {"policy_function": config.AUTOSCALING_POLICY}
     path.write_text(yaml.safe_dump(content))
@@ -185,3 +175,29 @@ def test_state_that_cannot_be_reached(state: str, line: str) -> None:
         parse({"state": state, "services": {"t": {"kind": "encoder", "model": "zoo/topics-small", "replicas": 1}}})
     [problem] = error.value.problems
     assert problem.startswith(line)
+
+
+def test_what_a_cascade_is_made_of_may_sleep_within_a_budget() -> None:
+    cascade = {"kind": "cascade", "levels": ["a", "b"], "accuracy_loss": 0.1, "data": "x"}
+    services = {"a": SERVICE | {"replicas": {"min": 0, "max": 2}}, "b": SERVICE, "c": cascade}
+    assert parse({"services": services, "budget": {}}).services["a"].replica_range() == ReplicaRange(min=0, max=2)
+    with pytest.raises(ConfigError, match="a service sleeps only within a budget"):
+        parse({"services": services})
+
+
+def test_gateways_may_have_a_range_and_never_sleep(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    content = yaml.safe_load(path.read_text())
+    application = content["applications"][0]
+    application["args"]["gateway"] = {"replicas": {"min": 1, "max": 4}}
+    application.pop("autoscaling_policy", None)
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match="there are min and max replicas of gateway, for which it must be"):
+        read(path)
+    application["autoscaling_policy"] = {"policy_function": config.AUTOSCALING_POLICY}
+    path.write_text(yaml.safe_dump(content))
+    assert read(path).serving.gateway.replicas == ReplicaRange(min=1, max=4)
+    application["args"]["gateway"]["replicas"]["min"] = 0
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match="a gateway does not sleep: min must be at least 1"):
+        read(path)

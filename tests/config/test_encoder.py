@@ -102,16 +102,20 @@ def test_the_example_suits_what_the_model_is_for(model: str, path: str, key: str
     assert key in example.body
 
 
-@pytest.mark.parametrize(("residency", "room"), [("all", None), ("one", 1), (2, 2), (5, 5)])
-def test_how_many_runtimes_a_replica_has_room_for(residency: object, room: int | None) -> None:
-    assert parsed(residency=residency).room == room
-
-
-@pytest.mark.parametrize("residency", [1, 0, "two", 2.5])
+@pytest.mark.parametrize("residency", [2, "two", None])
 def test_what_residency_cannot_be(residency: object) -> None:
-    assert problems(residency=residency) == [
-        f"services.topics.residency: got {residency!r}; must be all, one, or how many runtimes, from 2 on"
-    ]
+    (problem,) = problems(residency=residency)
+    assert problem.startswith("services.topics.residency: ")
+    assert "'all', 'one' or 'several'" in problem
+
+
+def test_memory_is_for_several_runtimes() -> None:
+    assert parsed(residency="several", memory_mb=800).memory_bytes() == 800 * 2**20
+    assert parsed(residency="several").memory_bytes() == 0
+    for residency in ("all", "one"):
+        (problem,) = problems(residency=residency, memory_mb=800)
+        assert "memory_mb is for residency: several" in problem
+    assert problems(residency="several", memory_mb=0)
 
 
 def test_only_classifiers_tell_of_importance() -> None:
@@ -125,7 +129,7 @@ def test_exits_must_be_trained_and_be_computed(tmp_path: Path) -> None:
         ({}, "services.s.model: zoo/topics-small: has no exits; train some with pliant train-exits"),
         ({"gpus": 1}, "services.s.exits: only CPUs compute them, in float32; got cuda, float32"),
         ({"dtype": "bfloat16"}, "services.s.exits: only CPUs compute them, in float32; got cpu, bfloat16"),
-        ({"residency": 2}, "services.s.exits: texts leave early only where a replica computes all lengths"),
+        ({"residency": "several"}, "services.s.exits: texts leave early only where a replica computes all lengths"),
         ({"residency": "one"}, "services.s.exits: texts leave early only where a replica computes all lengths"),
     ):
         serving = parse({"services": {"s": {**SERVICE, "exits": True, **changes}}})

@@ -135,7 +135,7 @@ def test_it_scales_only_with_the_policy(tmp_path: Path, policy: str | None) -> N
     if policy:
         assert READER.read(path).serving.services["e"].replica_range() == ReplicaRange(min=1, max=2)
     else:
-        with pytest.raises(ConfigError, match=r"services have min and max replicas \(e\)"):
+        with pytest.raises(ConfigError, match=r"there are min and max replicas of e,"):
             READER.read(path)
 
 

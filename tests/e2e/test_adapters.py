@@ -127,6 +127,21 @@ async def test_what_was_loaded_outlives_planner_and_replicas(world: World, clien
     assert await asyncio.gather(*(answer(client, "stays", 1, 60) for _ in range(12))) == [expected] * 12
 
 
+async def test_a_load_goes_on_with_the_next_planner_where_one_stops(world: World, client: openai.AsyncOpenAI) -> None:
+    expected = world.oracle.answer("later", prompt(3))
+    [stopped] = world.cluster.replica_processes("planner")
+    stopped.suspend()
+    try:
+        assert await answer(client, FOUND[0], 2) == world.oracle.answer(FOUND[0], prompt(2))
+        await world.until(lambda: world.load("later", "later", load_inplace=True).status_code == 200)
+        assert await answer(client, "later", 3) == expected
+    finally:
+        stopped.resume()
+    assert world.post("unload_lora_adapter", lora_name="later").status_code == 200, "the stopped one is not obeyed"
+    with pytest.raises(openai.NotFoundError, match="no 'later'"):
+        await answer(client, "later", 3)
+
+
 def test_errors(world: World) -> None:
     expected = {
         (403, f"lies outside of the folders from which {NAME} loads adapters"): world.load("x", "/etc"),

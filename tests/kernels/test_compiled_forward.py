@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class Library:
     def __init__(self) -> None:
         self.AOTInductorModelContainerCreateWithDevice = Function()
         self.AOTInductorModelContainerRunSingleThreaded = Function()
+        self.AOTInductorModelContainerDelete = Function()
 
 
 class Stream:
@@ -48,6 +50,7 @@ def test_compiled_code_gets_its_kernels_and_the_current_stream(
     monkeypatch.setattr(compiled_forward, "_to_capsule", lambda *given: None)
     monkeypatch.setattr(compiled_forward._aoti, "alloc_tensor_by_stealing_from_void_ptr", lambda capsule: result)
     forward = compiled_forward.load(tmp_path / "model", device)
+    deleted = library.AOTInductorModelContainerDelete.calls
     assert forward(torch.zeros(2)) is result
     (_, containers, on, kernels), (*_, stream, _) = (
         library.AOTInductorModelContainerCreateWithDevice.calls[0],
@@ -55,3 +58,7 @@ def test_compiled_code_gets_its_kernels_and_the_current_stream(
     )
     assert (containers, on) == (1, device.encode())
     assert (kernels, stream) == ((None, None) if device == "cpu" else (str(folder).encode(), Stream.cuda_stream))
+    assert not deleted
+    del forward
+    gc.collect()
+    assert len(deleted) == 1, "the weights take no memory any more"

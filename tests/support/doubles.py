@@ -65,6 +65,18 @@ class Sleeper:
         return np.array([len(ids), ids[0]], dtype=np.float32)
 
 
+class Bed:
+    """A megabyte for each token of all `sleepers` that were ever loaded, and some that they share."""
+
+    def __init__(self, sleepers: Sleepers, room_mb: float) -> None:
+        self._sleepers = sleepers
+        self.room_mb = room_mb
+
+    def used_mb(self) -> float:
+        loaded = self._sleepers.loaded
+        return 40.0 * bool(loaded) + sum(each.max_length for each in loaded)
+
+
 class Sleepers:
     """Loads sleepers, except those of the lengths that are `broken`."""
 
@@ -92,6 +104,7 @@ class Sleepers:
         self.compiled: list[int] = []
         """What was to be compiled, in order."""
         self._dynamic = dynamic
+        self.memory: Bed | None = None
 
     def missing(self) -> set[int]:
         return set(self.uncompiled)

@@ -194,8 +194,8 @@ def machine() -> Machine:
 def wants(cluster: ClusterConfig) -> Wants:
     """Raises ModelError if a model's description cannot be had."""
     gateway = cluster.serving.gateway
-    processes, memory = gateway.replicas + 1, 0.0
-    cpus, gpus = gateway.replicas * gateway.cpus + PLANNER_CPUS, 0.0
+    processes, memory = gateway.replicas.min + 1, 0.0
+    cpus, gpus = gateway.replicas.min * gateway.cpus + PLANNER_CPUS, 0.0
     for service in cluster.serving.services.values():
         if size := service.replica_range():
             reserved = service.resources()

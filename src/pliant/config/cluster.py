@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, Union
 import yaml
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
-from pliant.config.base import ElasticServiceConfig, ServiceConfig, ServiceName, Strict, folder_or_url
+from pliant.config.base import ElasticServiceConfig, ReplicaRange, ServiceConfig, ServiceName, Strict, folder_or_url
 from pliant.config.budget import BudgetConfig
 from pliant.config.http import HttpOptions
 from pliant.config.problems import explain
@@ -27,16 +27,24 @@ AUTOSCALING_POLICY = "pliant.deployments.autoscaling:follow_planner"
 
 PLANNER_CPUS = 0.1
 """What the planner reserves in Ray."""
-_RESERVED = ("gateway", "planner")
+GATEWAY, PLANNER = "gateway", "planner"
 """Names of deployments that are not services."""
 
 Config = TypeVar("Config", bound=ServiceConfig)
 
 
+def _awake(replicas: ReplicaRange) -> ReplicaRange:
+    """`replicas`, if one is always there."""
+    if not replicas.min:
+        raise ValueError("a gateway does not sleep: min must be at least 1")
+    return replicas
+
+
 class GatewayConfig(Strict):
     """The HTTP front. Stateless: replicas add throughput and survive each other."""
 
-    replicas: Annotated[int, Field(ge=1)] = 1
+    replicas: Annotated[ReplicaRange, AfterValidator(_awake)] = ReplicaRange(min=1, max=1)
+    """A number, or {min: 1, max: 4}: as many as are busy for some of their time, by their own load."""
     cpus: Annotated[float, Field(ge=0)] = 0.5
     max_ongoing_requests: Annotated[int, Field(ge=1)] = 256
     """HTTP requests to services that one replica works on at a time, and bodies that it receives; more get 429.
@@ -160,7 +168,7 @@ class Reader:
         except ValidationError as error:
             raise ConfigError(list(explain(error, self._args))) from None
         services: dict[str, ServiceConfig] = valid.services
-        if reserved := [name for name in _RESERVED if name in services]:
+        if reserved := [name for name in (GATEWAY, PLANNER) if name in services]:
             raise ConfigError(
                 [f"services.{name}: the {name} itself has this name; choose another" for name in reserved]
             )
@@ -187,12 +195,14 @@ class Reader:
         except ConfigError as error:
             raise ConfigError([f"{key}.args.{problem}" for problem in error.problems]) from None
         scaled = [name for name, service in serving.services.items() if _scales(service)]
+        if not serving.gateway.replicas.fixed:
+            scaled.append(GATEWAY)
         policy = (application.autoscaling_policy or {}).get("policy_function")
         if scaled and policy != AUTOSCALING_POLICY:
             raise ConfigError(
                 [
-                    f"{key}.autoscaling_policy: got policy_function {policy}; services have min and max "
-                    f"replicas ({', '.join(scaled)}), for which it must be {AUTOSCALING_POLICY}"
+                    f"{key}.autoscaling_policy: got policy_function {policy}; there are min and max replicas of "
+                    f"{', '.join(scaled)}, for which it must be {AUTOSCALING_POLICY}"
                 ]
             )
         gateway = serving.gateway
@@ -256,9 +266,6 @@ def _rigid(services: Mapping[str, ServiceConfig], budget: BudgetConfig | None) -
                 f"services.{name}.replicas.min: a service sleeps only within a budget; add the line `budget: {{}}` "
                 "beside services, or give at least 1"
             )
-        for part in service.parts():
-            if part in services and (size := services[part].replica_range()) and not size.min:
-                yield f"services.{part}.replicas.min: {name} is made of it, so that it cannot sleep; give at least 1"
 
 
 def _with_settings(services: Mapping[str, ServiceConfig]) -> dict[str, ServiceConfig]:

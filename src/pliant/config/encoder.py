@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from pliant.config.base import ElasticServiceConfig, Example, Milliseconds, Seconds, ServiceConfig, Strict
 from pliant.models import sources
@@ -24,12 +24,6 @@ def _auto(lengths: object) -> object:
     if not isinstance(lengths, list | tuple) and lengths not in ("auto", None):
         raise ValueError("must be auto, or a list of lengths such as [64, 128, 512]")
     return None if lengths == "auto" else lengths
-
-
-def _residency(room: object) -> object:
-    if room not in ("all", "one") and not (type(room) is int and room > 1):
-        raise ValueError("must be all, one, or how many runtimes, from 2 on")
-    return room
 
 
 def _dispatch(rule: object) -> object:
@@ -68,9 +62,12 @@ class EncoderConfig(ElasticServiceConfig):
     "auto", kept as None: chosen from the device's latency profile and the lengths that arrive, up to what the model
     takes.
     """
-    residency: Annotated[Literal["all", "one"] | int, BeforeValidator(_residency)] = "all"
-    """Whether a replica computes texts of all lengths, or those of one length only, as in the paper; or how many static
-    runtimes its memory has room for."""
+    residency: Literal["all", "one", "several"] = "all"
+    """Whether a replica computes texts of all lengths, or those of one length only, as in the paper; or holds as many
+    static runtimes, of a length each, as its memory has room for."""
+    memory_mb: Annotated[int, Field(ge=1)] | None = None
+    """What these may take of each replica's memory, with weights. By default nine tenths of what is free of a GPU's; on
+    CPUs half of what is free in the machine, shared by as many replicas as there may be."""
     dispatch: Annotated[Arlo | None, BeforeValidator(_dispatch)] = None
     """The numbers of the paper's Algorithm 1; None: to the replica that is predicted to finish first."""
     slo_ms: Milliseconds = 500
@@ -91,25 +88,28 @@ class EncoderConfig(ElasticServiceConfig):
     exit_levels: bool = False
     """Have exits read the texts of cascades that name them as levels; on wherever one does."""
 
+    @model_validator(mode="after")
+    def _memory_is_for_several(self) -> Self:
+        if self.memory_mb and self.residency != "several":
+            raise ValueError(f"memory_mb is for residency: several; got {self.residency}")
+        return self
+
     @property
     def with_exits(self) -> bool:
         """Whether its replicas compute exits at all."""
         return self.exits or self.exit_levels
 
     @property
-    def room(self) -> int | None:
-        """Runtimes of a length each that a replica holds at most; None where one takes all lengths."""
-        match self.residency:
-            case "all":
-                return None
-            case "one":
-                return 1
-            case int(number):
-                return number
+    def by_length(self) -> bool:
+        """Whether replicas hold runtimes of a length each, where these are worth it."""
+        return self.residency != "all"
 
     def longest(self, model_takes: int) -> int:
         """The longest text that is served, in tokens, for a model that takes `model_takes`."""
         return self.lengths[-1] if self.lengths else model_takes
+
+    def memory_bytes(self) -> int:
+        return 0 if self.device == "cuda" else (self.memory_mb or 0) * 2**20
 
     def labels(self, services: Mapping[str, ServiceConfig]) -> tuple[str, ...]:
         info = sources.check(self.model)
@@ -127,7 +127,7 @@ class EncoderConfig(ElasticServiceConfig):
     def _misfit_of_exits(self) -> str | None:
         if (self.device, self.dtype) != ("cpu", "float32"):
             return f"exits: only CPUs compute them, in float32; got {self.device}, {self.dtype}"
-        if self.room:
+        if self.by_length:
             only = "exits: texts leave early only where a replica computes all lengths"
             return f"{only}; leave residency: {self.residency} out"
         sources.check_exits(self.model)

@@ -44,8 +44,11 @@ class House:
             kind="cascade", levels=("small", "middle", "large"), data="d", accuracy_loss=0.01, **options
         )
         self.entry: CascadeEntry | None = None
+        self.asleep: set[str] = set()
         levels: Any = self.services
-        self.cascade = CascadeClassifier("topics-c", config, levels, lambda: self.entry, self.recorder)
+        self.cascade = CascadeClassifier(
+            "topics-c", config, levels, lambda: self.entry, self.recorder, lambda name: name in self.asleep
+        )
         if chosen:
             self.choose(chosen, unmet, fallback)
 
@@ -208,6 +211,23 @@ async def test_a_client_that_leaves_ends_its_texts() -> None:
         await task
     assert house.services["large"].cancelled == 5
     assert house.recorder.ends == [Outcome.CANCELLED] * 5
+
+
+async def test_levels_that_sleep_are_asked_and_so_woken() -> None:
+    house = House(candidate("small", "large"), degrade=True)
+    large = house.services["large"]
+    large.down, large.ready = True, False
+    house.asleep.add("large")
+    assert house.cascade.ready
+    assert house.cascade.state == "serves small → large; large sleeps"
+    prediction = await house.ask("w1 yes t3")
+    assert prediction.warning == "degraded: answered without large, which is down"
+    assert house.recorder.levels == ["small", "large"], "the planner hears that it was asked, and wakes it"
+    strict = House(candidate("small", "large"))
+    strict.services["small"].ready = False
+    assert not strict.cascade.ready
+    strict.asleep.add("small")
+    assert strict.cascade.ready, "it waits for the level to wake"
 
 
 async def test_scores_as_they_are_asked_for() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class House:
         self.tables: dict[str, ReplicaTable[Any, Report]] = {
             name: ReplicaTable(EncoderChooser(1.0)) for name in self.services
         }
+        self.woken: list[str] = []
         self.replicas_report()
 
     def replicas_report(self, **changes: Any) -> None:
@@ -56,7 +57,11 @@ class House:
         async def level(name: str) -> Any:
             return self.services[name]
 
-        return CascadePart(Planning(self.config, {}, self.tables, lambda: None, level, 1), pauses_s)
+        async def as_they_are(replicas: Sequence[str]) -> Sequence[str]:
+            return replicas
+
+        planning = Planning(self.config, {}, self.tables, lambda: None, level, 1, as_they_are, self.woken.append)
+        return CascadePart(planning, pauses_s)
 
     @property
     def calls(self) -> int:
@@ -420,3 +425,16 @@ async def test_what_another_process_has_mended_is_not_removed(cache: Path, monke
     monkeypatch.setattr(table, "_read", mended)
     assert table.load(kept)
     assert kept.exists()
+
+
+async def test_levels_are_awake_while_it_is_found_out_what_serves_and_no_longer() -> None:
+    house = House()
+    house.services["large"].ready = False
+    part = house.start()
+    await until(lambda: house.woken.count("large") >= 3)
+    assert set(house.woken) == {"small", "large"}
+    house.services["large"].ready = True
+    await entry(part, "serves small → large")
+    woken = len(house.woken)
+    await asyncio.sleep(60.0)
+    assert len(house.woken) <= woken + 2

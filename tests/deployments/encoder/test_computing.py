@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support import tiny_classifiers
+from support.caches import with_libraries
 from support.doubles import Sleepers
 from support.waiting import HANGS_AFTER_S, until
 
@@ -229,7 +230,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
+    monkeypatch.setenv("PLIANT_CACHE", str(with_libraries(tmp_path)))
 
 
 @pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C compiler")

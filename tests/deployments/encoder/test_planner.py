@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -44,7 +45,11 @@ async def test_a_replica_that_hangs_keeps_nobody_from_planning() -> None:
 
     async def nothing(_name: str) -> None: ...
 
-    planning = Planning(config, {"topics": Handle({"well": profile(0.5)})}, {"topics": table}, lambda: None, nothing, 1)
+    async def as_they_are(replicas: Sequence[str]) -> Sequence[str]:
+        return replicas
+
+    handles = {"topics": Handle({"well": profile(0.5)})}
+    planning = Planning(config, handles, {"topics": table}, lambda: None, nothing, 1, as_they_are)
     part = EncoderPart(planning)
     await asyncio.sleep(10)
     assert len(part.guidance()["topics"].plan["lengths"]) > 2

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.doubles import Sleepers, report
+from support.doubles import Bed, Sleepers, report
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
@@ -29,17 +30,20 @@ Table = ReplicaTable[Any, Report]
 class Replicas:
     """Engines by name, and the calls that a scheduler makes to them."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, room_mb: float | None) -> None:
         self.engines: dict[str, Engine] = {}
         self.sleepers: dict[str, Sleepers] = {}
         self.holds: list[Assignment] = []
         self.hangs: dict[str, asyncio.Event] = {}
         """Replicas that do as they are told once the event is set."""
         self._table = table
+        self._room_mb = room_mb
 
     async def add(self, name: str, max_length: int, resident: bool = False) -> None:
         self.sleepers[name] = Sleepers(LENGTHS, service_s=0, per_token_s=0.001)
         self.sleepers[name].resident = resident
+        if self._room_mb:
+            self.sleepers[name].memory = Bed(self.sleepers[name], self._room_mb)
         self.engines[name] = Engine(self.sleepers[name])
         await self.engines[name].hold(max_length)
         self.spread()
@@ -55,6 +59,9 @@ class Replicas:
     def held(self) -> Counter[int]:
         return Counter(engine.report()["max_length"] for engine in self.engines.values())
 
+    async def newest_first(self, oldest_first: Sequence[str]) -> Sequence[str]:
+        return oldest_first[::-1]
+
     async def hold(self, assignment: Assignment) -> Report:
         self.holds.append(assignment)
         if assignment.replica in self.hangs:
@@ -65,11 +72,11 @@ class Replicas:
 class World:
     """A scheduler with its replicas, its clock, and what a gateway would have been told."""
 
-    def __init__(self, resident: bool = False, **options: Any) -> None:
+    def __init__(self, resident: bool = False, room_mb: float | None = None, **options: Any) -> None:
         self.resident = resident
         self.now = 1000.0
         self.table: Table = ReplicaTable(EncoderChooser(1.0))
-        self.replicas = Replicas(self.table)
+        self.replicas = Replicas(self.table, room_mb)
         keys = {"kind": "encoder", "model": "m", "replicas": 3, "slo_ms": 1000, **options}
         self.config = EncoderConfig.model_validate(keys)
         self.moving: list[frozenset[str]] = []
@@ -82,6 +89,7 @@ class World:
             Lengths(LENGTHS, None, resident=self.resident),
             self.table,
             self.replicas,
+            self.replicas.newest_first,
             self._changed,
             lambda: self.now,
         )
@@ -110,8 +118,8 @@ async def world() -> World:
 
 @pytest.fixture
 async def roomy() -> World:
-    """Whose replicas have room for two runtimes each, and start with one."""
-    world = World(residency=2)
+    """Whose replicas have room for any two runtimes each, which take a megabyte a token, and start with one."""
+    world = World(residency="several", room_mb=24)
     for name, length in (("a", 16), ("b", 4), ("c", 8)):
         await world.replicas.add(name, length)
     return world
@@ -127,7 +135,9 @@ async def test_replicas_with_room_for_two_hold_the_short_ones_that_arrive_and_th
     await roomy.run(60, 7)
     assert sets(roomy) == {(8, 16): 3}
     loaded = [[sleeper.max_length for sleeper in each.loaded] for each in roomy.replicas.sleepers.values()]
-    assert all(lengths.count(16) == 1 for lengths in loaded), "what is in both sets is not loaded again"
+    once = [lengths[1:] if lengths[0] == lengths[1] else lengths for lengths in loaded]
+    assert all(lengths.count(16) == 1 for lengths in once), "what is in both sets is not loaded again"
+    assert once != loaded, "but the first was, to see what it takes by itself"
 
 
 async def test_texts_of_the_longest_have_a_replica_while_sets_change(roomy: World) -> None:
@@ -274,6 +284,57 @@ async def test_fewer_replicas_are_not_wanted_before_all_can_have_reported() -> N
     assert world.scheduler.wanted() == 3
 
 
+async def test_what_the_replica_holds_that_will_be_stopped_another_takes_over_first() -> None:
+    world = World()
+    for name, length in (("a", 4), ("b", 4), ("c", 16)):
+        await world.replicas.add(name, length)
+    await world.run(12, 3)
+    assert world.replicas.held() == {4: 2, 16: 1}
+    assert world.scheduler.ready_for(2) == 3, "what will be stopped, as it is the newest, alone holds the longest"
+    holds, told = len(world.replicas.holds), []
+    for _ in range(5):
+        await world.run(1, 3, 15)
+        told.append(world.scheduler.ready_for(2))
+    assert told[-1] == 2
+    assert sorted(world.replicas.engines[name].home for name in "ab") == [4, 16]
+    assert [each.replica for each in world.replicas.holds[holds:]] != ["c"]
+    world.replicas.remove("c")
+    moves = len(world.replicas.holds)
+    await world.run(12, 3, 15)
+    assert len(world.replicas.holds) == moves, "nothing is left to be done"
+    assert world.scheduler.ready_for(2) == 2
+
+
+async def test_a_replica_that_cannot_take_over_does_not_keep_the_other_for_ever() -> None:
+    world = World()
+    for name, length in (("a", 4), ("b", 4), ("c", 16)):
+        await world.replicas.add(name, length)
+    await world.run(12, 3)
+    world.replicas.hangs = {name: asyncio.Event() for name in "ab"}
+    assert world.scheduler.ready_for(2) == 3
+    await world.run(30, 3, 15)
+    assert world.scheduler.ready_for(2) == 3
+    await world.run(35, 3, 15)
+    assert world.scheduler.ready_for(2) == 2
+
+
+async def test_as_many_as_before_are_kept_if_they_are_wanted_again() -> None:
+    world = World()
+    for name, length in (("a", 4), ("b", 4), ("c", 16)):
+        await world.replicas.add(name, length)
+    await world.run(12, 3, 15)
+    assert world.scheduler.ready_for(2) == 3
+    await world.run(2, 3, 15)
+    assert world.scheduler.ready_for(3) == 3
+    await world.run(20, 3, 15)
+    assert sum(world.scheduler.guidance().plan["replicas"].values()) == 3
+
+
+async def test_a_service_that_sleeps_need_not_hand_over(world: World) -> None:
+    assert world.scheduler.ready_for(0) == 0
+    assert world.scheduler.ready_for(5) == 5
+
+
 async def test_the_longest_is_covered_even_before_anything_arrived() -> None:
     world = World()
     for name in "abc":
@@ -359,6 +420,9 @@ class Reporting:
         self.moves: list[tuple[float, Assignment]] = []
         self.now = 0.0
 
+    async def as_they_are(self, replicas: Sequence[str]) -> Sequence[str]:
+        return replicas
+
     async def hold(self, assignment: Assignment) -> Report:
         self.moves.append((self.now, assignment))
         known = self.reports[assignment.replica]
@@ -371,7 +435,9 @@ async def test_a_short_length_that_was_no_quicker_is_not_tried_again_every_ten_m
     table: Table = ReplicaTable(EncoderChooser(1.0))
     config = EncoderConfig.model_validate({"kind": "encoder", "model": "m", "replicas": 4, "slo_ms": 1000})
     lengths = Lengths(LENGTHS, None)
-    scheduler = RuntimeScheduler("topics", config, lengths, table, replicas, lambda: None, lambda: replicas.now)
+    scheduler = RuntimeScheduler(
+        "topics", config, lengths, table, replicas, replicas.as_they_are, lambda: None, lambda: replicas.now
+    )
     while replicas.now < 1800:
         replicas.now += 1
         scheduler.hear(News(Counter({3: 50}), answered=50))

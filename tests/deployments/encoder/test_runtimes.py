@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from support import tiny_classifiers
+from support.caches import with_libraries
 from support.doubles import Sleeper, profile
 
 from pliant.config.encoder import EncoderConfig
@@ -31,7 +32,7 @@ needs_compiler = pytest.mark.skipif(c_compiler.compiler() is None, reason="needs
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PLIANT_CACHE", str(with_libraries(tmp_path / "cache")))
     folder = tiny_classifiers.save(tmp_path / "m", "bert")
     monkeypatch.setattr(runtimes.sources, "fetch", lambda _model, **_: folder)
     return folder

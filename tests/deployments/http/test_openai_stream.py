@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from starlette.types import Message
 
@@ -48,6 +51,7 @@ class Client:
     def __init__(self, takes_s: float = 0.0) -> None:
         self.status: int | None = None
         self.lines: list[tuple[float, str]] = []
+        self.body = b""
         self.ended = False
         self._takes_s = takes_s
         self._since = asyncio.get_running_loop().time()
@@ -57,6 +61,7 @@ class Client:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             return
+        self.body += message["body"]
         if text := message["body"].decode().strip():
             self.lines.append((round(asyncio.get_running_loop().time() - self._since), text))
         self.ended = not message["more_body"]
@@ -79,6 +84,22 @@ async def test_a_stream_says_that_it_lives_when_nothing_was_said_for_ten_seconds
     ]
     assert client.status == 200
     assert client.ended
+
+
+async def test_programs_written_for_openai_skip_comments_amid_events_with_ids() -> None:
+    async def with_ids(pieces: Pieces) -> AsyncGenerator[bytes, None]:
+        async for index, piece in pieces:
+            content = {"choices": [{"index": index, "text": piece.text}]}
+            yield f"data: {json.dumps(content)}\nid: {piece.text}\n\n".encode()
+
+    client = Client()
+    await EventStream(pieces([15.0, "a", 35.0, "b"]), with_ids).stream_response(client.send)
+    assert client.body.count(COMMENT.encode()) == 4
+    answer = httpx.Response(200, headers={"content-type": "text/event-stream"}, content=client.body)
+    transport = httpx.MockTransport(lambda _: answer)
+    with openai.OpenAI(api_key="none", http_client=httpx.Client(transport=transport)) as program:
+        chunks = list(program.completions.create(model="any", prompt="", stream=True))
+    assert [chunk.choices[0].text for chunk in chunks] == ["a", "b"]
 
 
 async def test_a_stream_that_goes_on_needs_no_comments() -> None:

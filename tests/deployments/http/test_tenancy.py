@@ -14,7 +14,8 @@ from fastapi.testclient import TestClient
 from support.tenants import tenants
 from support.waiting import until
 
-from pliant.config.cluster import GatewayConfig
+from pliant.config.cluster import GatewayConfig, ServingConfig
+from pliant.config.tenants import TenantConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.http.texts import Prediction
@@ -197,6 +198,23 @@ def test_where_there_are_others_nobody_takes_all_places() -> None:
 def test_each_of_several_gateways_enforces_its_part() -> None:
     http = TestClient(application_of(tenants({"replicas": 4}, a={"requests_per_minute": 8, "requests_at_a_time": 2})))
     assert [ask(http, "a").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_parts_follow_how_many_gateways_there_are() -> None:
+    there = [1]
+    config = ServingConfig(
+        GatewayConfig(), {}, {"anonymous": TenantConfig(requests_per_minute=8, requests_at_a_time=4)}
+    )
+    account = Tenants(config, now=lambda: 0.0, gateways=lambda: there[0]).of("")
+    assert account
+    for _ in range(2):
+        account.begin()
+    there[0] = 2
+    assert account.headers()["x-ratelimit-limit-requests"] == "4"
+    with pytest.raises(Exception, match="2 requests under way"):
+        account.begin()
+    there[0] = 1
+    account.begin()
 
 
 def test_stats_show_tenants() -> None:

@@ -311,8 +311,8 @@ def test_the_engine_s_check_sees_a_page_that_two_write_to() -> None:
     served = Served()
     served.add(generation("a", range(10)), generation("b", range(50, 60)))
     served.step()
-    pages = served.engine._memory.pages
+    pages = served.engine._steps.memory.pages
     one, other = pages._requests.values()
     other.table[-1] = one.table[-1]
     with pytest.raises(PagesError):
-        served.engine._memory.check()
+        served.engine._steps.memory.check()

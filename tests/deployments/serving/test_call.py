@@ -332,6 +332,16 @@ async def test_it_does_not_wait_for_a_replica_for_longer_than_it_may_stand_still
 
 
 @both_ways
+@pytest.mark.parametrize("waits", [True, False])
+async def test_without_replicas_it_hears_how_long_a_start_still_takes(way: Way, waits: bool) -> None:
+    async with nothing_left(first()) as service:
+        service.table.sync({})
+        service.table.starts_within_s = 12.5
+        error = await refused(service, way, Reading(timeout_s=2.0, waits=waits))
+        assert (error.outcome, error.retry_after_s) == (Outcome.UNAVAILABLE, 12.5)
+
+
+@both_ways
 async def test_who_does_not_wait_hears_so_at_once(way: Way) -> None:
     async with nothing_left(first()) as service:
         service.table.sync({})

@@ -41,11 +41,13 @@ IMAGES = [(0.005, 0.6), (0.01, 0.9), (0.02, 1.0)]
 Demand = Callable[[float], Mapping[str, float]]
 
 
-def serving(cpus: float = 6.0, images: bool = False, policy: str = "joint", **changes: Any) -> ServingConfig:
+def serving(
+    cpus: float = 6.0, images: bool = False, policy: str = "joint", gateway: float = 0.0, **changes: Any
+) -> ServingConfig:
     photos = {"photos": {"kind": "vision", "model": "m", "replicas": {"min": 1, "max": 5}}} if images else {}
     return parse(
         {
-            "gateway": {"cpus": 0},
+            "gateway": {"cpus": gateway, "replicas": {"min": 1, "max": 4}},
             "budget": {"nodes": [{"cpus": cpus + 0.5}], "policy": policy},
             "services": {
                 "texts": {"kind": "encoder", "model": "m", "replicas": {"min": 1, "max": 5}, "slo_ms": 500, **changes},
@@ -61,6 +63,7 @@ class Cluster:
 
     def __init__(self, config: ServingConfig, seed: int = 0) -> None:
         self.now = 0.0
+        self.gateways = 1
         self.counts = {name: sizes.min for name, each in config.services.items() if (sizes := each.replica_range())}
         self.history: list[dict[str, int]] = []
         self._config = config
@@ -80,6 +83,7 @@ class Cluster:
             self.tables,
             self.starting,
             self._nodes,
+            lambda: self.gateways,
             lambda: self.now,
         )
 
@@ -318,7 +322,7 @@ async def test_what_a_cascade_asks_is_said_of_its_levels() -> None:
 async def test_replicas_that_do_half_of_what_was_foreseen_are_counted_so() -> None:
     cluster = Cluster(serving(cpus=8.0))
     asked, each = 30, 0.5 / TEXT_S
-    for _ in range(60):
+    for _ in range(100):
         answered = min(asked, cluster.counts["texts"] * each)
         seen = News(answered=int(answered * PERIOD_S), shed=int((asked - answered) * PERIOD_S))
         cluster.budget.hear("texts", seen)
@@ -406,3 +410,42 @@ async def test_where_the_least_do_not_fit_nothing_changes_and_stats_say_so() -> 
     await cluster.budget.step()
     assert cluster.budget.wanted() == before
     assert "lower min replicas" in reasons(cluster, "texts")
+
+
+async def test_more_gateways_leave_less_for_services() -> None:
+    cluster = Cluster(serving(cpus=7.0, gateway=1.0))
+    await cluster.run(600, steady(60, 3.5 * CHAT_EACH))
+    assert sum(cluster.counts.values()) == 6
+    cluster.gateways = 3
+    await cluster.run(60, steady(60, 3.5 * CHAT_EACH))
+    assert sum(cluster.counts.values()) == 4
+
+
+async def test_a_level_wakes_that_a_cascade_could_not_ask_and_stays_awake_as_long_as_that_goes_on() -> None:
+    cluster = Cluster(serving(replicas={"min": 0, "max": 5}))
+    cluster.budget.hear("cascade", News(asked=Counter({"texts": 1, "fixed": 1})))
+    assert cluster.budget.wanted() == {"texts": 1}
+    cluster.counts["texts"] = 1
+    for _ in range(5):
+        cluster.budget.hear("cascade", News(asked=Counter({"texts": 1})))
+        await cluster.run(SLEEPS_AFTER_S - 2 * PERIOD_S, steady(0, 3.5 * CHAT_EACH))
+        assert cluster.counts["texts"] == 1
+    await cluster.run(SLEEPS_AFTER_S, steady(0, 3.5 * CHAT_EACH))
+    assert cluster.counts["texts"] == 0
+
+
+def test_what_a_start_still_takes() -> None:
+    now = [0.0]
+    starting = StartingReplicas(lambda: now[0])
+    assert starting.within_s("texts") == 30.0, "as is assumed"
+    now[0] = 100.0
+    starting.hear("texts", "a", Step(STARTING, 0.0))
+    now[0] = 108.0
+    starting.hear("texts", "a", None)
+    assert starting.within_s("texts") == 8.0
+    starting.hear("texts", "b", Step(STARTING, 0.0))
+    now[0] = 111.0
+    assert starting.within_s("texts") == 5.0
+    now[0] = 119.0
+    starting.hear("texts", "b", Step(STARTING, 0.5))
+    assert starting.within_s("texts") == 1.0, "any moment"

@@ -79,3 +79,18 @@ async def test_with_a_budget_it_hears_demand_and_says_how_many_replicas_and_why(
     assert guidance["chat"].plan == {"wanted_replicas": 3, "wanted_because": "chat"}
     assert await planner.record_autoscaling_stats() == {"chat": 3}
     planner.check_health()
+
+
+async def test_gateways_that_are_busy_get_more_and_hear_of_it() -> None:
+    listed = (*KINDS, ECHO)
+    args = {"gateway": {"replicas": {"min": 1, "max": 3}}, "services": {"echo": {"kind": "echo"}}}
+    config = Reader(kind for kind, _ in listed).parse(args)
+    planner = Planner(config, loaded(listed), {"echo": SimpleNamespace(_init=lambda **_: None)})  # type: ignore[dict-item]
+    assert await planner.record_autoscaling_stats() == {}
+    for _ in range(90):
+        _, guidance = await planner.exchange("a", "", {"echo": News(gateway_busy=0.9)})
+        await asyncio.sleep(1.0)
+    assert await planner.record_autoscaling_stats() == {"gateway": 2}
+    assert guidance["gateway"].plan["wanted"] == 2
+    assert guidance["gateway"].plan["busy"] == pytest.approx(0.45), "of what two would have"
+    assert guidance["gateway"].gateways == {"a"}

@@ -83,6 +83,18 @@ async def test_one_that_sleeps_is_asked_from_the_first_second_on_and_needs_nobod
     assert (service.ready, service.wakes, service.state) == (True, False, "ready, 1 of 1 replicas")
 
 
+async def test_what_is_made_of_one_that_sleeps_is_ready_and_needs_nobody_while_that_wakes() -> None:
+    wanted = 0
+    level = Service("small", "encoder", "texts", Replicas(lambda: wanted, lambda: 0, list, least=0))
+    level.open(SimpleNamespace(ready=False))
+    cascade = Service("c", "cascade", "texts", parts=[level])
+    cascade.open(SimpleNamespace(ready=True))
+    assert (cascade.ready, cascade.wakes) == (True, False)
+    wanted, cascade.endpoint.ready = 1, False
+    assert (cascade.ready, cascade.wakes) == (False, True)
+    Services([level, cascade], 0.0).check_ready()
+
+
 async def test_a_gateway_that_starts_hears_of_replicas_first() -> None:
     house = House(patience_s=60.0)
     house.topics.open(house.endpoint)

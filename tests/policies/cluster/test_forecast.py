@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.policies.cluster.forecast import DAY_S, Forecast
+from pliant.policies.cluster.forecast import DAY_S, Forecast, burstiness
 
 BIN_S = 600.0
 BINS = int(DAY_S / BIN_S)
@@ -84,3 +84,57 @@ def test_rates_are_never_negative_or_infinite(rates: list[float], ahead: int) ->
         forecast.observe(rate)
         assert 0 <= forecast.rate < np.inf
         assert 0 <= forecast.quantile(0.5) < np.inf
+
+
+def test_bursts_within_bins_are_part_of_the_spread_and_chance_is_not() -> None:
+    rng = np.random.default_rng(0)
+    calm, bursty = Forecast(10.0, 3), Forecast(10.0, 3)
+    for _ in range(500):
+        counts = rng.poisson(100, 10).astype(float)
+        calm.observe(float(counts.mean()), burstiness(counts))
+        rates = 100 * rng.lognormal(-0.02, 0.2, 10)
+        counts = rng.poisson(rates).astype(float)
+        bursty.observe(float(counts.mean()), burstiness(counts))
+    assert calm.spread < 0.08
+    assert 0.17 < bursty.spread < 0.27
+    assert burstiness(np.zeros(10)) == burstiness(np.ones(1)) == 0.0
+
+
+def test_what_is_planned_follows_a_surge_at_once_and_a_lull_after_a_minute() -> None:
+    forecast = Forecast(10.0, 3)
+    for _ in range(20):
+        for rate in (10.0,) * 20 + (40.0,):
+            forecast.observe(rate)
+        for _ in range(7):
+            forecast.observe(10.0)
+    assert forecast.planned < 12
+    forecast.observe(40.0)
+    assert forecast.rate < 40, "spikes have always gone again"
+    assert forecast.planned == 40
+    for _ in range(3):
+        forecast.observe(10.0)
+    assert forecast.planned >= 15 - 1e-9
+    for _ in range(6):
+        forecast.observe(10.0)
+    assert forecast.planned < 12
+
+
+def test_after_days_of_short_bins_it_is_as_sane_as_on_the_first() -> None:
+    """What a feature has not said for a day must not blow up the others: the planner looks every ten seconds."""
+    rng = np.random.default_rng(0)
+    forecast, days = Forecast(10.0, 4), 3
+    times = np.arange(days * DAY_S / 10) * 10
+    rates = 100 * (1 + 0.5 * np.sin(2 * np.pi * times / DAY_S)) * rng.lognormal(0, 0.05, len(times))
+    for rate in rates.tolist():
+        forecast.observe(rate)
+        assert forecast.rate < 2 * rates.max()
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=30), st.floats(0, 1e6), st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_whatever_comes_after_a_steady_rate_there_is_a_forecast(rates: list[float], steady: float, ahead: int) -> None:
+    forecast = Forecast(10.0, ahead)
+    for rate in [steady] * 20 + rates:
+        forecast.observe(rate)
+        assert np.isfinite(forecast.rate)
+        assert forecast.rate >= 0

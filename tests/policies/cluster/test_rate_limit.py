@@ -34,6 +34,17 @@ def test_whoever_waits_as_told_is_let_in(per_minute: float, spent: float, share:
     assert limit.left(wait_s) >= amount - 1e-6 * per_minute
 
 
+@given(st.floats(1, 100), st.floats(1, 100), st.floats(0, 300))
+def test_a_limit_that_changes_gives_nothing_away(before: float, after: float, spent: float) -> None:
+    limit = RateLimit(before)
+    limit.spend(spent, 0.0)
+    left = limit.left(0.0)
+    limit.change(after, 0.0)
+    assert limit.per_minute == after
+    assert limit.left(0.0) == min(after, left)
+    assert limit.left(1e6) == after
+
+
 def test_what_is_never_left_is_said_to_be() -> None:
     assert RateLimit(10).wait_s(11, 0.0) == math.inf
     assert RateLimit(0).wait_s(1, 0.0) == math.inf

@@ -542,6 +542,35 @@ def test_of_those_that_came_later_make_way_whose_memory_takes_least_to_compute_a
     assert 0 not in made_way
 
 
+@given(_REQUESTS, st.integers(0, 7), st.integers(1, 30), st.integers(0, 5))
+def test_who_outgrows_its_memory_waits_where_another_ends_before_that_is_computed_again(
+    requests: list[tuple[int, int]], key: int, more: int, step_s: int
+) -> None:
+    """Against brute force: victims in order, each against the first of the others to end as predicted."""
+    charges, seconds = ([*column] for column in zip(*requests, strict=True))
+    key %= len(requests)
+    total = sum(charges)
+    charge = min(charges[key] + more, total)
+    scheduler = running(*charges, total=total)
+    scheduler.share(Losing(seconds))
+    extension = scheduler.extend(key, charge, 20.0, float(step_s))
+    scheduler.check()
+    later = sorted(range(key + 1, len(requests)), key=lambda one: (seconds[one] / charges[one], -one))
+    expected: list[int] = []
+    waits = False
+    while sum(charges[one] for one in expected) < charge - charges[key]:
+        victim = later.pop(0) if later else key
+        others = [charges[one] * step_s for one in range(len(requests)) if one != key and one not in expected]
+        waits = key > 0 and seconds[victim] > min(others)
+        if waits:
+            break
+        expected.append(victim)
+        if victim == key:
+            break
+    assert (extension.squash, extension.waits) == (expected, waits)
+    assert key > 0 or not extension.waits
+
+
 class Together:
     """All requests share so many bytes."""
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.policies.llm.passes import chunk, token
 from pliant.simulation.llm.hardware import A40, LLAMA_7B, Costs
-from pliant.simulation.llm.one_pass import PassCosts, Replica, Turn, simulate
+from pliant.simulation.llm.one_pass import Replica, Turn, simulate
+from pliant.simulation.llm.pass_costs import PassCosts, Work, chunk, token
 
 COSTS = Costs(A40, LLAMA_7B)
 REPLICA = Replica(COSTS)
@@ -28,6 +28,13 @@ def test_a_pass_of_one_sort_takes_what_the_cost_model_says() -> None:
         assert costs.pass_s(token(500, 10**7)) == pytest.approx(COSTS.decode_s(1, 500, 10**7))
 
 
+def test_a_chunk_attends_to_what_is_before_it_and_in_it() -> None:
+    assert chunk(3, 10, 5) == Work(prompt=3, pairs=11 + 12 + 13, adapter_tokens=15)
+    parts = chunk(4, 0, 1).plus(chunk(3, 4, 1))
+    assert parts == chunk(7, 0, 1)
+    assert token(10, 5) == Work(rows=1, stored=10, adapter_bytes=5)
+
+
 def test_a_mixed_pass_reads_the_weights_once() -> None:
     mixed = chunk(100, 0, 0).plus(token(500, 0))
     together, apart = PassCosts(COSTS).pass_s(mixed), PassCosts(COSTS, apart=True).pass_s(mixed)
@@ -35,11 +42,13 @@ def test_a_mixed_pass_reads_the_weights_once() -> None:
 
 
 def test_a_request_alone_takes_what_the_cost_model_says() -> None:
-    answered = simulate(REPLICA, [Turn(1.0, range(300), range(40))], debug=True)
+    """Once it is known how fast prompts are computed, so that its own is one chunk."""
+    before = [Turn(10.0 * number, range(number * 2000, number * 2000 + 1500), range(4)) for number in range(3)]
+    answered = simulate(REPLICA, [*before, Turn(31.0, range(9000, 9300), range(40))], debug=True)
     first_s, last_s = COSTS.alone_s(300, 40, 0)
     load_s = COSTS.link.seconds(0)
-    assert answered.first_s[0] == pytest.approx(first_s - load_s, rel=1e-3)
-    assert answered.end_s - 1.0 == pytest.approx(last_s - load_s, rel=1e-3)
+    assert answered.first_s[-1] == pytest.approx(first_s - load_s, rel=1e-3)
+    assert answered.end_s - 31.0 == pytest.approx(last_s - load_s, rel=1e-3)
 
 
 def test_a_second_turn_computes_only_what_is_new() -> None:
@@ -65,12 +74,13 @@ def test_an_adapter_that_stays_is_not_loaded_again() -> None:
     gigabytes=st.floats(2.0, 4.0),
     rate=st.floats(0.5, 30.0),
     keep=st.sampled_from(("joint", "lru", "adapters", "prefixes", "none")),
+    scheduler=st.sampled_from(("multi_queue", "fifo", "sjf")),
     apart=st.booleans(),
     error=st.sampled_from((1, 4)),
     seed=st.integers(0, 2**16),
 )
 def test_whatever_comes_everybody_is_answered(
-    gigabytes: float, rate: float, keep: str, apart: bool, error: int, seed: int
+    gigabytes: float, rate: float, keep: str, scheduler: str, apart: bool, error: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     sizes = [LLAMA_7B.adapter_bytes(rank) for rank in (8, 32, 64)]
@@ -85,7 +95,7 @@ def test_whatever_comes_everybody_is_answered(
         )
         for number, length in enumerate(rng.integers(1, 200, 40))
     ]
-    replica = Replica(with_memory(gigabytes), keep=keep, apart=apart)  # type: ignore[arg-type]
+    replica = Replica(with_memory(gigabytes), keep=keep, scheduler=scheduler, apart=apart)  # type: ignore[arg-type]
     answered = simulate(replica, turns, sizes, debug=True)
     assert not np.isnan(answered.first_s).any()
     assert (answered.first_s > 0).all()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,7 +126,15 @@ class SimulatedGateway(CallPath[TextWant, Query, Answer, Report, TalliedRecorder
 class SimulatedCluster:
     """`folder` receives what is read from files; state lies in `storage`."""
 
-    def __init__(self, folder: Path, chat: Mapping[str, Any], rng: random.Random, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        chat: Mapping[str, Any],
+        rng: random.Random,
+        patch: pytest.MonkeyPatch,
+        least: int = REPLICAS,
+    ) -> None:
+        """Of REPLICAS of the classifier, or fewer, down to `least`, as the planner wants."""
         self.rng = rng
         self.network = Network(rng)
         self.storage = MemoryStorage()
@@ -134,9 +142,17 @@ class SimulatedCluster:
         """That some of the steps of planners' storages have."""
         self.broken: set[int] = set()
         """Lengths that cannot be loaded now."""
-        topics = {"kind": "encoder", "model": "m", "lengths": LENGTHS, "replicas": REPLICAS, "period_s": 10}
+        count = {"min": least, "max": REPLICAS}
+        topics = {"kind": "encoder", "model": "m", "lengths": LENGTHS, "replicas": count, "period_s": 10}
         self.config = parse({"services": {"topics": topics, "chat": chat}, "state": str(folder)})
         self.replicas: dict[str, SimulatedReplica] = {}
+        """Oldest first."""
+        self.per_token_s = 0.0
+        """That runtimes take for each token of their length, beside a millisecond."""
+        self.target = REPLICAS
+        self.stopped: list[SimulatedReplica] = []
+        """As there were to be fewer."""
+        self.on_stop: Callable[[], object] = lambda: None
         self.planners: list[SimulatedPlanner] = []
         self.gateways: list[SimulatedGateway] = []
         self._folder = _tokenizer(folder)
@@ -145,6 +161,7 @@ class SimulatedCluster:
         self._spread_at: dict[ReplicaTable[Any, Any], float] = {}
         patch.setattr(adapter_registry, "storage", lambda _place: self._storage())
         patch.setattr(planning, "table_of", lambda name, chooser, _handle: self._table(name, chooser))
+        patch.setattr(planning, "foreseen", self._newest_first)
         self._controller = asyncio.create_task(self._control())
 
     async def call_planner(self, source: Process, call: Any, twice: bool) -> Any:
@@ -171,7 +188,7 @@ class SimulatedCluster:
     async def start_replica(self) -> None:
         """One more, which takes a while to hold something."""
         process = self._process("replica")
-        replica = SimulatedReplica(process, Sleepers(LENGTHS, service_s=0.001))
+        replica = SimulatedReplica(process, Sleepers(LENGTHS, service_s=0.001, per_token_s=self.per_token_s))
         replica.sleepers.broken = self.broken
         try:
             await process.spawn(replica.start())
@@ -187,10 +204,14 @@ class SimulatedCluster:
             await asyncio.sleep(self.rng.random() * 0.3)
             table.lose(name)
 
+    def replica(self, name: str) -> SimulatedReplica | None:
+        """One that runs, or is being stopped."""
+        return next((each for each in (*self.replicas.values(), *self.stopped) if each.process.name == name), None)
+
     def end(self) -> None:
         """Kill all that lives."""
         self._controller.cancel()
-        for each in (*self.replicas.values(), *self.planners, *self.gateways):
+        for each in (*self.replicas.values(), *self.stopped, *self.planners, *self.gateways):
             each.process.kill()
 
     def _process(self, what: str) -> Process:
@@ -233,13 +254,28 @@ class SimulatedCluster:
                     self._check(planner)
             if all(planner.process.dead for planner in self.planners) and self.rng.random() < 0.2:
                 self.start_planner()
-            if len(self.replicas) >= REPLICAS:
+            await self._scale()
+            if len(self.replicas) >= self.target:
                 missing_since = None
             elif missing_since is None:
                 missing_since = asyncio.get_running_loop().time() + self.rng.uniform(1, 4)
             elif asyncio.get_running_loop().time() > missing_since:
                 missing_since = None
                 await self.start_replica()
+
+    async def _scale(self) -> None:
+        """What is stopped gets nothing new once that has got about, and answers what it has."""
+        for each in self.planners:
+            if not each.process.dead and len(self.replicas) >= self.target:
+                wanted = await each.planner.record_autoscaling_stats()
+                self.target = wanted.get("topics", self.target)
+        while len(self.replicas) > self.target:
+            newest, *_ = await self._newest_first(list(self.replicas))
+            self.stopped.append(self.replicas.pop(newest))
+            self.on_stop()
+
+    async def _newest_first(self, oldest_first: Sequence[str]) -> Sequence[str]:
+        return oldest_first[::-1]
 
     def _check(self, planner: SimulatedPlanner) -> None:
         try:
@@ -262,7 +298,7 @@ class _Remote:
         self._source = source
 
     def remote(self, assignment: Assignment) -> Any:
-        replica = self._cluster.replicas.get(assignment.replica)
+        replica = self._cluster.replica(assignment.replica)
         return self._hold(replica, assignment)
 
     async def _hold(self, replica: SimulatedReplica | None, assignment: Assignment) -> Report:
@@ -281,7 +317,7 @@ class _Transport:
         self._source = source
 
     async def one(self, parcel: Parcel[Query]) -> Answer | Refusal:
-        if (replica := self._cluster.replicas.get(parcel.replica)) is None:
+        if (replica := self._cluster.replica(parcel.replica)) is None:
             raise ReplicaLeftError(parcel.replica)
         return await self._cluster.network.call(
             self._source, replica.process, lambda: replica.desk.one(parcel), twice=True
