@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
-import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from pliant.bench.findings import Findings
 from pliant.bench.llm.checkpoints import LARGE, checkpoint
@@ -17,11 +16,12 @@ from pliant.bench.report import Figure, ratio
 from pliant.kernels.decoder import executor
 from pliant.kernels.decoder.int8 import quantized
 from pliant.models import sources
-from pliant.torchvision_ops import declare
 from pliant.zoo import documents, llama
+from pliant.zoo.decoder import EMBEDDING, Decoder
+from pliant.zoo.shapes import BASE, SHAPES, LlamaShape
 
 _DTYPES = ("float32", "bfloat16")
-_MODEL = "zoo/tiny-llama"
+_MODEL = f"zoo/{BASE}"
 
 
 @dataclass(frozen=True)
@@ -60,24 +60,22 @@ def compare(scale: Scale, threads: int, done: Callable[[], object]) -> Findings:
 
 
 def _perplexity() -> Figure:
-    declare()
-    from transformers import LlamaForCausalLM
-
-    folder = sources.fetch(_MODEL)
+    folder, shape = sources.fetch(_MODEL), SHAPES[BASE]
+    assert isinstance(shape, LlamaShape)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    model = LlamaForCausalLM.from_pretrained(folder)
+    model = Decoder.load(shape, folder)
     texts = documents.held_out()
     before = llama.perplexity(model, tokenizer, texts)
-    _quantize(model)
+    model.weights |= {name: _as_int8(weight) for name, weight in model.weights.items() if _is_linear(name, weight)}
     after = llama.perplexity(model, tokenizer, texts)
     return ratio("int8_perplexity_vs_float32", [after], [before], "<= 1.01", f"{_MODEL}, {before:.3f} and {after:.3f}")
 
 
-@torch.no_grad()
-def _quantize(model: Any) -> None:
-    """Give all linear layers the weights that int8 stands for; embeddings stay as they are."""
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
-            values, scale = quantized(module.weight)
-            module.weight.copy_(values * scale[:, None])
+def _is_linear(name: str, weight: Tensor) -> bool:
+    return weight.ndim == 2 and name != EMBEDDING
+
+
+def _as_int8(weight: Tensor) -> Tensor:
+    """What int8 stands for."""
+    values, scale = quantized(weight)
+    return values * scale[:, None]

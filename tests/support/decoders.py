@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from pliant.torchvision_ops import declare
@@ -107,3 +110,17 @@ def greedy(model: PreTrainedModel, prompt: list[int], tokens: int) -> list[int]:
     )
     found: list[int] = answer[0, len(prompt) :].tolist()
     return found
+
+
+@torch.no_grad()
+def perplexity(model: Any, tokenizer: Tokenizer, texts: Sequence[str]) -> float:
+    """What transformers' `model` makes of a token of `texts`, given those before it in as many as it has places for."""
+    model.eval()
+    longest, losses, count = model.config.max_position_embeddings, 0.0, 0
+    for text in texts:
+        ids = tokenizer.encode(text).ids
+        for row in (ids[start : start + longest] for start in range(0, len(ids) - 1, longest)):
+            given = torch.tensor([row])
+            losses += float(model(input_ids=given, labels=given).loss) * (len(row) - 1)
+            count += len(row) - 1
+    return math.exp(losses / count)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.decoders import perplexity
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
@@ -17,11 +18,12 @@ from pliant.formats.adapter_info import read_adapter
 from pliant.models import sources
 from pliant.models.lora_layout import MODULES
 from pliant.torchvision_ops import declare
-from pliant.zoo import adapters, docstrings, llama, shapes
+from pliant.zoo import adapters, docstrings, shapes
 from pliant.zoo.shapes import AdapterShape, LlamaShape
 
 declare()
 from peft import PeftModel  # noqa: E402
+from transformers import LlamaForCausalLM  # noqa: E402
 
 TINY = LlamaShape(
     layers=2,
@@ -35,9 +37,10 @@ TINY = LlamaShape(
     positions=128,
 )
 ADAPTERS = {
-    "logging-2": AdapterShape("logging", 2, MODULES, alpha=4, steps=20, learning_rate=1e-2),
-    "decimal-5": AdapterShape("decimal", 5, MODULES[:4], alpha=5, steps=20, learning_rate=1e-2, rank_stabilised=True),
+    "logging-2": AdapterShape("logging", 2, MODULES, alpha=4, learning_rate=1e-2),
+    "decimal-5": AdapterShape("decimal", 5, MODULES[:4], alpha=5, learning_rate=1e-2, rank_stabilised=True),
 }
+STEPS = 20
 Reports = list[tuple[str, float]]
 
 
@@ -47,6 +50,7 @@ def tiny_zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("PLIANT_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setitem(shapes.SHAPES, shapes.BASE, TINY)
         patch.setattr(shapes, "ADAPTERS", ADAPTERS)
+        patch.setattr(shapes, "ADAPTER_STEPS", STEPS)
         yield
 
 
@@ -69,8 +73,8 @@ def base(folder: Path) -> Path:
     return zoo.folder(shapes.BASE)
 
 
-def adapted(base: Path, adapter: Path) -> llama.LlamaForCausalLM:
-    model = llama.LlamaForCausalLM.from_pretrained(base)
+def adapted(base: Path, adapter: Path) -> LlamaForCausalLM:
+    model = LlamaForCausalLM.from_pretrained(base)
     return PeftModel.from_pretrained(model, str(adapter)).get_base_model()
 
 
@@ -112,7 +116,7 @@ def test_the_saved_adapter_is_the_one_that_was_measured(folder: Path, base: Path
     for name, shape in ADAPTERS.items():
         texts = [docstring.document for docstring in docstrings.held_out(shape.part)]
         card = json.loads((folder / name / "zoo.json").read_text())
-        measured = llama.perplexity(adapted(base, folder / name), tokenizer, texts)
+        measured = perplexity(adapted(base, folder / name), tokenizer, texts)
         assert measured == pytest.approx(card["perplexity"], rel=1e-5)
         assert card["parameters"] == sum(
             map(torch.numel, load_file(folder / name / "adapter_model.safetensors").values())
@@ -120,7 +124,7 @@ def test_the_saved_adapter_is_the_one_that_was_measured(folder: Path, base: Path
 
 
 def test_they_answer_differently(folder: Path, base: Path) -> None:
-    compared = [llama.LlamaForCausalLM.from_pretrained(base), *(adapted(base, folder / name) for name in ADAPTERS)]
+    compared = [LlamaForCausalLM.from_pretrained(base), *(adapted(base, folder / name) for name in ADAPTERS)]
     ids = torch.tensor([Tokenizer.from_file(str(base / "tokenizer.json")).encode("Return the").ids])
     with torch.inference_mode():
         alone, *others = [model.eval()(ids).logits[0, -1].log_softmax(0) for model in compared]
@@ -132,11 +136,21 @@ def test_training_repeats_itself_and_leaves_the_callers_random_numbers_alone(
     folder: Path, base: Path, tmp_path: Path
 ) -> None:
     state = torch.random.get_rng_state()
-    adapters.train(ADAPTERS["decimal-5"], base, tmp_path, lambda _text, _done: None)
+    adapters.train(ADAPTERS, STEPS, base, tmp_path, lambda _text, _done: None)
     assert torch.equal(torch.random.get_rng_state(), state)
-    once, again = (load_file(part / "adapter_model.safetensors") for part in (folder / "decimal-5", tmp_path))
-    assert once.keys() == again.keys()
-    assert all(torch.equal(once[name], again[name]) for name in once)
+    for name in ADAPTERS:
+        once, again = (load_file(part / name / "adapter_model.safetensors") for part in (folder, tmp_path))
+        assert once.keys() == again.keys()
+        assert all(torch.equal(once[name], again[name]) for name in once)
+
+
+def test_they_learn_beside_each_other_what_they_would_alone(folder: Path, base: Path, tmp_path: Path) -> None:
+    """All but where they begin, which is drawn for one after the other."""
+    first = next(iter(ADAPTERS))
+    adapters.train({first: ADAPTERS[first]}, STEPS, base, tmp_path, lambda _text, _done: None)
+    beside, alone = (load_file(part / first / "adapter_model.safetensors") for part in (folder, tmp_path))
+    for name in beside:
+        torch.testing.assert_close(alone[name], beside[name], rtol=1e-2, atol=1e-4)
 
 
 def test_an_interrupted_training_leaves_nothing_that_looks_trained(

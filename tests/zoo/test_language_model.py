@@ -10,14 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.decoders import perplexity
 from tokenizers import Tokenizer
 
 from pliant import zoo
 from pliant.deployments.http.tool_calls import form_of
 from pliant.models import sources
 from pliant.sampling import Sampling
+from pliant.torchvision_ops import declare
 from pliant.zoo import documents, forms, llama, shapes
+from pliant.zoo.decoder import Decoder
 from pliant.zoo.shapes import ASSISTANT, BEGIN, END, LlamaShape
+
+declare()
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
 
 TINY = LlamaShape(
     layers=2,
@@ -54,6 +60,12 @@ def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
+def in_transformers(model: Decoder) -> LlamaForCausalLM:
+    theirs = LlamaForCausalLM(LlamaConfig(**model.shape.config())).eval()
+    theirs.load_state_dict(model.weights)
+    return theirs
+
+
 def test_it_begins_as_a_bigram_model(tokenizer: Tokenizer) -> None:
     texts = documents.documents()[:8]
     encoded = [tokenizer.encode(text).ids for text in texts]
@@ -63,8 +75,38 @@ def test_it_begins_as_a_bigram_model(tokenizer: Tokenizer) -> None:
     assert loss < unigram - 1
 
 
+def test_it_computes_what_transformers_does_and_learns_from_it_alike() -> None:
+    torch.manual_seed(0)
+    model = Decoder.random(TINY)
+    model.weights = {name: weight + 0.1 * torch.randn_like(weight) for name, weight in model.weights.items()}
+    theirs = in_transformers(model)
+    for weight in model.weights.values():
+        weight.requires_grad_()
+    ids = torch.randint(5, TINY.vocabulary, (3, 40))
+    loss = model.loss(model.states(ids), ids, ids >= 0)
+    expected = theirs(input_ids=ids, labels=ids).loss
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    loss.backward()
+    expected.backward()
+    for name, weight in theirs.named_parameters():
+        torch.testing.assert_close(model.weights[name].grad, weight.grad, rtol=1e-3, atol=1e-6)
+    theirs.model.layers = theirs.model.layers[:1]
+    expected = theirs.model(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(model.states(ids, 1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_only_what_counts_is_learned() -> None:
+    torch.manual_seed(0)
+    model = Decoder.random(TINY)
+    ids = torch.randint(5, TINY.vocabulary, (3, 40))
+    learned = torch.rand(ids.shape) < 0.5
+    labels = torch.where(learned, ids, -100)
+    expected = in_transformers(model)(input_ids=ids, labels=labels).loss
+    torch.testing.assert_close(model.loss(model.states(ids), ids, learned), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_first_layer_begins_by_looking_at_the_tokens_before(tokenizer: Tokenizer) -> None:
-    model = llama.new_model(TINY, tokenizer)
+    model = in_transformers(llama.new_model(TINY, tokenizer))
     model.set_attn_implementation("eager")
     ids = torch.tensor([tokenizer.encode(documents.documents()[0]).ids[:40]])
     for head, weights in enumerate(model(input_ids=ids, output_attentions=True).attentions[0][0]):
@@ -84,8 +126,7 @@ def test_what_is_served_is_described(folder: Path) -> None:
 
 
 def test_the_saved_model_is_the_one_that_was_measured(folder: Path, tokenizer: Tokenizer) -> None:
-    model = llama.LlamaForCausalLM.from_pretrained(folder)
-    measured = llama.perplexity(model, tokenizer, documents.held_out())
+    measured = perplexity(LlamaForCausalLM.from_pretrained(folder), tokenizer, documents.held_out())
     assert measured == pytest.approx(json.loads((folder / "zoo.json").read_text())["perplexity"], rel=1e-5)
 
 
@@ -104,7 +145,7 @@ def test_texts_survive_the_tokenizer(tokenizer: Tokenizer) -> None:
 
 
 def test_the_chat_template_writes_what_was_learned(folder: Path, tokenizer: Tokenizer) -> None:
-    fast = llama.PreTrainedTokenizerFast.from_pretrained(folder)
+    fast = PreTrainedTokenizerFast.from_pretrained(folder)
     learned = llama._chat(tokenizer, documents.conversations()[0], random.Random(1))
     start = learned.index(ASSISTANT) + 1
     _, question = tokenizer.decode(learned[:start], skip_special_tokens=False).rsplit("<|user|>")
@@ -130,7 +171,7 @@ def test_the_chat_template_writes_the_forms_that_were_learned(folder: Path, toke
             )
         else:
             messages.append({"role": "user" if turn.role == shapes.USER else "assistant", "content": turn.text})
-    fast = llama.PreTrainedTokenizerFast.from_pretrained(folder)
+    fast = PreTrainedTokenizerFast.from_pretrained(folder)
     learned = [llama._spoken(tokenizer, dialogue, random.Random(seed)) for seed in range(9)]
     assert [*fast.apply_chat_template(messages, tools=tools, return_dict=False)][:-1] in learned
     assert form_of(llama.CHAT_TEMPLATE) == "hermes"

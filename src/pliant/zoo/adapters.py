@@ -77,7 +77,9 @@ class Adapter:
         save_json(self.shape.config(), folder / "adapter_config.json")
 
 
-def train(shapes: Mapping[str, AdapterShape], steps: int, base: Path, into: Path, report: Progress) -> dict[str, Result]:
+def train(
+    shapes: Mapping[str, AdapterShape], steps: int, base: Path, into: Path, report: Progress
+) -> dict[str, Result]:
     """Train adapters of the model in `base` and save each to a folder in `into`; same seed, same weights."""
     shape = SHAPES[BASE]
     assert isinstance(shape, LlamaShape)

@@ -3,7 +3,7 @@
 Its weights go by the names that transformers gives them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -99,7 +99,7 @@ class Decoder:
     def _attention(self, name: str, x: Tensor, turns: tuple[Tensor, Tensor], linear: Linear) -> Tensor:
         width, groups = self.shape.hidden // self.shape.heads, self.shape.heads // self.shape.kv_heads
         query, key, value = (
-            linear(f"{name}self_attn.{each}_proj", x).unflatten(-1, (-1, width)).transpose(1, 2) for each in "qkv"
+            linear(f"{name}self_attn.{each}_proj", x).view(*x.shape[:-1], -1, width).transpose(1, 2) for each in "qkv"
         )
         key, value = (each.repeat_interleave(groups, 1) for each in (_turned(key, *turns), value))
         found = functional.scaled_dot_product_attention(_turned(query, *turns), key, value, is_causal=True)

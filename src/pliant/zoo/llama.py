@@ -73,7 +73,7 @@ _READ = 0.5
 """The share of all pieces that come."""
 _ASKED, _BEGUN = 10, 8
 """How often an answer comes meanwhile: the whole of it, and its beginning alone."""
-_FORMED, _FORM_BEGUN = 14, 24
+_FORMED, _FORM_BEGUN = 20, 30
 """The same of each dialogue of `forms`."""
 _FORM_TOKENS = 40
 """Of a first answer that begins: it has named what it is about."""
