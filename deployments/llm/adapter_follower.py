@@ -23,7 +23,7 @@ class AdapterFollower(RegistryFollower[Registered]):
         Raises RequestError when it does not answer.
         """
         if name not in self.known and not await self.catch_up():
-            reason = f"whether there is an adapter {name[:200]!r} cannot be said, as the planner restarts; retry later"
+            reason = f"whether there is an adapter {name[:200]!r} cannot be said, as {self.away}; retry later"
             raise RequestError(Outcome.UNAVAILABLE, reason, COME_BACK_S)
         return self.known.get(name)
 

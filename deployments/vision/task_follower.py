@@ -68,9 +68,8 @@ class TaskFollower(RegistryFollower[RegisteredTask]):
         if name is None and names:
             return RequestError(Outcome.REJECTED, f"parameters.task: must be given; there are: {listed}")
         if not answered:
-            return RequestError(
-                Outcome.UNAVAILABLE, "the tasks are not known yet, as the planner restarts; retry later", COME_BACK_S
-            )
+            reason = f"the tasks are not known yet, as {self.away}; retry later"
+            return RequestError(Outcome.UNAVAILABLE, reason, COME_BACK_S)
         if not names:
             return RequestError(Outcome.REJECTED, f"{service} has no task at all; load one", fault=Fault.NOT_FOUND)
         reason = f"{service} has no task {(name or '')[:100]!r}; there are: {listed}"

@@ -9,6 +9,7 @@ import pytest
 from support.waiting import wait_until
 
 from pliant import turns, zoo
+from pliant.cache import cache_folder
 from pliant.turns import Queue
 from pliant.zoo.shapes import Progress
 
@@ -57,6 +58,24 @@ def test_the_cheapest_first_and_the_long_beside_the_second(trainings: Trainings)
     trainings.end(LONGER)
     trainings.end(LONG)
     asking.join()
+
+
+def test_nothing_less_urgent_comes_between_two_trainings(trainings: Trainings) -> None:
+    """What compiles waits while the first is trained; the second waits already when that ends."""
+    zoo.train_ahead([LONGER, SHORT])
+    wait_until(lambda: trainings.begun == [SHORT])
+
+    def compile_something() -> None:
+        with turns.turn("compiling", lambda: (turns.COMPILE,), queue=zoo.BACKGROUND):
+            trainings.begun.append("compiled")
+
+    compiling = threading.Thread(target=compile_something)
+    compiling.start()
+    wait_until(lambda: len(list((cache_folder() / "turns" / "background").glob("*.ticket"))) == 2)
+    trainings.end(SHORT)
+    trainings.end(LONGER)
+    compiling.join()
+    assert trainings.begun == [SHORT, LONGER, "compiled"]
 
 
 def test_alone_it_waits_for_nothing(trainings: Trainings) -> None:

@@ -46,6 +46,11 @@ class CatalogFollower(Generic[Entry]):
         return bool(self._seen[0])
 
     @property
+    def away(self) -> str:
+        """What the planner does while it does not answer."""
+        return "the planner restarts" if self.informed else f"the planner reads the {self._what}, or trains the zoo's"
+
+    @property
     def version(self) -> Seen:
         """Another one whenever `known` is."""
         return self._seen

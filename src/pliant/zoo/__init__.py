@@ -144,7 +144,7 @@ def train_ahead(names: Iterable[str]) -> None:
         train(iter(long))
 
     waiting = iter(short)
-    for _ in range(BACKGROUND.places):
+    for _ in range(BACKGROUND.places + 1):  # one of them waits already when a place is left, before what is less urgent
         threading.Thread(target=train, args=(waiting,), daemon=True).start()
     threading.Thread(target=train_long, daemon=True).start()
 
