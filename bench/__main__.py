@@ -31,6 +31,7 @@ _BENCHES = {
     "overload": "pliant.bench.overload.compare",
     "soak": "pliant.bench.soak.compare",
     "cluster": "pliant.bench.budget.compare",
+    "budget": "pliant.bench.budget.live",
 }
 """NAME -> the module whose `run` takes Options and gives a Report."""
 

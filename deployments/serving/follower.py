@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -29,14 +30,18 @@ _NOTHING = Guidance()
 
 
 class Tally:
-    """News of one service, as they come in; `requests` counts how they end."""
+    """News of one service, as they come in; `requests` counts how they end, `clock` tells seconds since 1970."""
 
-    def __init__(self, requests: Mapping[str, int] = MappingProxyType({})) -> None:
+    def __init__(
+        self, requests: Mapping[str, int] = MappingProxyType({}), clock: Callable[[], float] = time.time
+    ) -> None:
         self._news = News()
         self._requests = requests
+        self._clock = clock
 
     def arrived(self, tokens: int) -> None:
         self._news.arrived[tokens] += 1
+        self._news.seconds[int(self._clock())] += 1
 
     def asked(self, service: str) -> None:
         """Another service was asked for a request of this one."""

@@ -30,12 +30,15 @@ from pliant.deployments.serving.valuer import Value, Valuer
 from pliant.policies.cluster.budget import BudgetError, Nodes, Shape
 from pliant.policies.cluster.control import Decision, Offer, Service, price
 from pliant.policies.cluster.correction import Correction
-from pliant.policies.cluster.forecast import Forecast
+from pliant.policies.cluster.forecast import Forecast, excess
+from pliant.policies.cluster.latest_seconds import LatestSeconds
 from pliant.policies.cluster.room import counted, free, shape_of
 
 logger = logging.getLogger("pliant")
 
 PERIOD_S = 10.0
+LOOK_S = 2.0
+"""Between two looks whether demand has surged: then the period's end is not waited for."""
 SETTLED_S = 60.0
 SLEEPS_AFTER_S = 300.0
 """Without a request, a service that may."""
@@ -45,8 +48,8 @@ _LASTING = 6
 
 
 class JointBudget:
-    """`step` every `PERIOD_S`. `nodes` says what there is to share, beside so many `gateways`; `valuers` are of those
-    services that can be judged.
+    """`step` every `PERIOD_S`, and `look` every `LOOK_S` in between. `nodes` says what there is to share, beside so many
+    `gateways`; `valuers` are of those services that can be judged.
 
     Times are those of `clock`, in seconds.
     """
@@ -73,6 +76,9 @@ class JointBudget:
         self._clock = clock
         self._began = self._binned = clock()
         self._arrived: Counter[str] = Counter()
+        self._seconds = {name: LatestSeconds() for name in self._valuers}
+        self._surges: dict[str, float] = {}
+        """Requests per second that are more than was planned for, as they have just been."""
         self._met: Counter[str] = Counter()
         self._missed: Counter[str] = Counter()
         self._asked: Counter[tuple[str, str]] = Counter()
@@ -96,6 +102,7 @@ class JointBudget:
             self.wake(part)
         if valuer := self._valuers.get(service):
             self._arrived[service] += (arrived := news.arrived.total())
+            self._seconds[service].add(news.seconds)
             self._met[service] += news.answered - news.late
             self._missed[service] += news.shed + news.late
             valuer.hear(news)
@@ -129,11 +136,11 @@ class JointBudget:
         return facts
 
     async def run(self) -> None:
-        """Step for ever."""
+        """Step and look for ever."""
         while True:
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(LOOK_S)
             try:
-                await self.step()
+                await (self.step() if self._clock() - self._binned >= PERIOD_S else self.look())
             except Exception:
                 logger.exception("the budget could not be shared out; trying again")
 
@@ -144,10 +151,23 @@ class JointBudget:
         for name, forecast in self._forecasts.items():
             rate = self._arrived.pop(name, 0) / seconds
             forecast.look(self._ahead(name))
-            forecast.observe(rate)
+            forecast.observe(rate, excess(self._seconds[name].over(round(PERIOD_S))) if rate else 0.0)
             self._correct(name, rate, seconds)
         for pair in self._asked_rates.keys() | self._asked.keys():
             self._asked_rates[pair].append(self._asked.pop(pair, 0) / seconds)
+        self._surges = {}
+        await self._decide(now)
+
+    async def look(self) -> None:
+        """Decide anew where more is asked in these seconds than was planned for."""
+        lately = {name: self._seconds[name].over(round(LOOK_S)) for name in self._valuers}
+        self._surges = {
+            name: float(counts.mean()) for name, counts in lately.items() if self._forecasts[name].surged(counts)
+        }
+        if self._surges:
+            await self._decide(self._clock())
+
+    async def _decide(self, now: float) -> None:
         nodes = await self._nodes()
         values = {name: value for name in self._valuers if (value := self._value(name)) is not None}
         if not values or now - self._began < SETTLED_S:
@@ -223,7 +243,7 @@ class JointBudget:
 
     def _rate(self, name: str) -> float:
         """What is planned for, per second."""
-        return self._forecasts[name].planned
+        return max(self._forecasts[name].planned, self._surges.get(name, 0.0))
 
     def _ahead(self, name: str) -> int:
         """Periods that forecasts look ahead: what is decided now serves after a start."""

@@ -18,6 +18,8 @@ class News:
 
     arrived: Counter[int] = field(default_factory=Counter)
     """Texts and prompts by length in tokens; images as 1."""
+    seconds: Counter[int] = field(default_factory=Counter)
+    """How many of them arrived in each second since 1970."""
     answered: int = 0
     near_slo: int = 0
     """Of the answered, those that took 95% of their SLO or more."""

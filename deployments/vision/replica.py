@@ -19,7 +19,7 @@ from pliant.deployments.serving.messages import CatalogNews
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.serving.replica import Desk
 from pliant.deployments.startup import Startup
-from pliant.deployments.vision.assembly import assemble
+from pliant.deployments.vision.assembly import Assembled, assemble
 from pliant.deployments.vision.messages import Answer, Query, RegisteredTask
 from pliant.deployments.vision.metrics import VisionReplicaMetrics
 from pliant.deployments.vision.report import ReplicaReport
@@ -48,7 +48,7 @@ class VisionReplica:
                 with suppress(ModelError):  # the planner reports it to clients
                     await asyncio.to_thread(sources.fetch_tasks, config.tasks.folder, startup)
             async with startup.loading(folder):
-                self._assembled = await assemble(service, config)
+                self._assembled = await self.assembled(config)
             self._engine = self._assembled.engine
             self._desk = Desk(service, self._engine.classify, compute_s=lambda answer: answer.compute_s)
             self._reconciler = TaskReconciler(service, self._assembled.tasks)
@@ -57,6 +57,10 @@ class VisionReplica:
         self._compiling = asyncio.create_task(self._compile()) if self._assembled.compiling else None
         report = self._engine.report()
         logger.info("%s: starts with %d tasks on %s", service, len(report["tasks"]), report["backend"])
+
+    async def assembled(self, config: VisionConfig) -> Assembled:
+        """What computes, and the tasks in its memory."""
+        return await assemble(self._service, config)
 
     async def _compile(self) -> None:
         try:

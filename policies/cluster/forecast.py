@@ -43,18 +43,20 @@ _LATELY_S = 60.0
 """Over which demand must be less before anybody does with less."""
 _BURSTS = 0.05
 """Weight of the latest bin's."""
+_SURGE = 4.0
+"""Standard deviations beyond what is planned for, that chance does not make."""
+_SURGES_BY = 5.0
+"""Requests beyond, of which a surge has at least as many."""
 _TENTHS = 2.563
 """Standard deviations from the first to the last tenth of a normal distribution."""
 
 
-def burstiness(counts: Floats) -> float:
-    """By how much requests per second vary beyond Poisson's variance: that over the mean's square.
+def excess(counts: Floats) -> float:
+    """By how much the variance of requests per second is beyond Poisson's; 0 on average where they come by chance.
 
-    `counts` are of the seconds of one bin; of fewer than two, or none, nothing is known.
+    `counts` are of the seconds of one bin; of fewer than two nothing is known.
     """
-    if len(counts) < 2 or not (mean := float(counts.mean())):
-        return 0.0
-    return max(0.0, float(counts.var(ddof=1)) - mean) / (mean * mean)
+    return float(counts.var(ddof=1) - counts.mean()) if len(counts) > 1 else 0.0
 
 
 class Forecast:
@@ -84,7 +86,8 @@ class Forecast:
         """Features, rate and forecast of the bins whose horizon has not come."""
         self._ratios: deque[float] = deque(maxlen=_KEPT)
         self._lately: deque[float] = deque(maxlen=max(1, round(_LATELY_S / bin_s)))
-        self._bursts = 0.0
+        self._excess = self._square = 0.0
+        """The means of `excess` and of the rate's square, of late."""
 
     def look(self, ahead: int) -> None:
         """Forecast so many bins ahead from the next bin on. Raises ValueError unless positive.
@@ -103,9 +106,10 @@ class Forecast:
         while len(self._made) > ahead:
             self._made.popleft()
 
-    def observe(self, rate: float, bursts: float = 0.0) -> None:
-        """The rate of the bin that is over; bins follow each other without a gap. `bursts`: see `burstiness`."""
-        self._bursts += _BURSTS * (bursts - self._bursts)
+    def observe(self, rate: float, beyond: float = 0.0) -> None:
+        """The rate of the bin that is over, and its `excess`; bins follow each other without a gap."""
+        self._excess += _BURSTS * (beyond - self._excess)
+        self._square += _BURSTS * (rate * rate - self._square)
         if len(self._made) == self._ahead:
             features, then, forecast = self._made.popleft()
             self._ratios.append((rate + 1e-9) / (forecast + 1e-9))
@@ -138,6 +142,12 @@ class Forecast:
         lasting = sum(self._lately) / len(self._lately) if self._lately else 0.0
         return max(self.rate, float(self._last[0]), lasting)
 
+    def surged(self, counts: Floats) -> bool:
+        """Whether more came in these seconds than chance, and bursts as there were, make of what is planned for."""
+        expected = self.planned * len(counts)
+        deviation = math.sqrt(expected + len(counts) * max(0.0, self._excess))
+        return bool(counts.sum() > expected + _SURGES_BY + _SURGE * deviation)
+
     def quantile(self, share: float) -> float:
         """The rate that is not exceeded with a probability of `share`, by how forecasts went so far."""
         if len(self._ratios) < _FEW:
@@ -152,7 +162,8 @@ class Forecast:
         if len(self._ratios) >= _FEW:
             low, high = np.quantile(np.array(self._ratios), (0.1, 0.9))
             errors = float(high - low) / _TENTHS
-        return math.sqrt(errors * errors + self._bursts)
+        bursts = max(0.0, self._excess) / self._square if self._square > 0 else 0.0
+        return math.sqrt(errors * errors + bursts)
 
     def _features(self) -> Floats:
         rate = self._last[0]

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from pliant.policies.cluster.budget import BudgetError, Nodes, Shape
 from pliant.policies.cluster.control import Decision, Offer, Policy, Service, price
-from pliant.policies.cluster.forecast import Forecast, burstiness
+from pliant.policies.cluster.forecast import Forecast, excess
 
 Floats = NDArray[np.float64]
 
 PERIOD_S = 10
 """Between two decisions, as in the live planner, and of a bin of what was before the trace."""
+LOOK_S = 2
+"""Between two looks whether demand has surged, as in the live planner: then the period's end is not waited for."""
 _MOST_SPREAD = 1.0
 
 
@@ -226,7 +228,9 @@ class Simulation:
         rng = np.random.default_rng(self._seed)
         for now in range(self._seconds):
             self._lose(now, pools, rng, outcome)
-            if now % period_s == 0 and (decision := self._decide(policy, now, period_s, pools, forecasts)):
+            surges = self._surges(now, forecasts) if now % period_s and now % LOOK_S == 0 else {}
+            due = now % period_s == 0 or surges
+            if due and (decision := self._decide(policy, now, period_s, pools, forecasts, surges)):
                 for index, cascade in enumerate(self._cascades):
                     chosen[cascade.name] = decision.choices[index]
                 for name, pool in pools.items():
@@ -287,26 +291,39 @@ class Simulation:
             forecast.observe(rate)
         return forecast
 
+    def _surges(self, now: int, forecasts: Mapping[str, Forecast]) -> dict[str, float]:
+        """Requests per second that have just been more than was planned for."""
+        lately = {name: counts[now - LOOK_S : now] for name, counts in self._arrivals.items()}
+        return {name: float(counts.mean()) for name, counts in lately.items() if forecasts[name].surged(counts)}
+
     def _decide(
-        self, policy: Policy, now: int, period_s: int, pools: Mapping[str, _Pool], forecasts: Mapping[str, Forecast]
+        self,
+        policy: Policy,
+        now: int,
+        period_s: int,
+        pools: Mapping[str, _Pool],
+        forecasts: Mapping[str, Forecast],
+        surges: Mapping[str, float],
     ) -> Decision | None:
-        """None where nodes are away, and the least replicas of all have no room on the others."""
+        """At a period's end, or where there are `surges` before. None where nodes are away, and the least replicas of
+        all have no room on the others."""
+        since_s = now % period_s or period_s
         rates, spreads = {}, {}
         for each in self._every:
-            if now:
+            if now and not surges:
                 before = self._arrivals[each.name][now - period_s : now]
-                forecasts[each.name].observe(float(before.mean()), burstiness(before))
-            rates[each.name] = forecasts[each.name].planned
+                forecasts[each.name].observe(float(before.mean()), excess(before))
+            rates[each.name] = max(forecasts[each.name].planned, surges.get(each.name, 0.0))
             spreads[each.name] = min(forecasts[each.name].spread, _MOST_SPREAD)
             if self._known:
                 coming = each.rates[now : now + 2 * period_s]
                 rates[each.name] = float(coming.mean())
                 spreads[each.name] = float(coming.std() / max(coming.mean(), 1e-9))
-        offers = [self._levels(cascade, period_s, pools, rates, spreads) for cascade in self._cascades]
+        offers = [self._levels(cascade, since_s, pools, rates, spreads) for cascade in self._cascades]
         levels = {name for cascade in self._cascades for name in (cascade.first, cascade.then)}
         for served in self._services:
             if served.name not in levels:
-                rate, service = rates[served.name], self._service(served, period_s, pools)
+                rate, service = rates[served.name], self._service(served, since_s, pools)
                 worth = served.worth * served.curve(rate, spreads[served.name])
                 if served.weight is not None:
                     worth *= served.weight / served.worth / rate if rate > 0 else 0.0
@@ -318,14 +335,15 @@ class Simulation:
             if not any(outage.avoided(now) for outage in self._outages):
                 raise
             decision = None
-        for pool in pools.values():
-            pool.asked = 0.0
+        if not surges:
+            for pool in pools.values():
+                pool.asked = 0.0
         return decision
 
     def _levels(
         self,
         cascade: Cascaded,
-        period_s: int,
+        since_s: int,
         pools: Mapping[str, _Pool],
         rates: Mapping[str, float],
         spreads: Mapping[str, float],
@@ -341,13 +359,13 @@ class Simulation:
                     _shared(then, rates, spreads, rate * share, cascade.worth * added / best),
                 )
             )
-        services = tuple(self._service(each, period_s, pools) for each in (first, then))
+        services = tuple(self._service(each, since_s, pools) for each in (first, then))
         return Offer(services, tuple(alternatives))
 
-    def _service(self, served: Served, period_s: int, pools: Mapping[str, _Pool]) -> Service:
+    def _service(self, served: Served, since_s: int, pools: Mapping[str, _Pool]) -> Service:
         pool = pools[served.name]
         return Service(
-            served.name, served.shape, served.least, served.most, pool.running, served.start_s, pool.load(period_s)
+            served.name, served.shape, served.least, served.most, pool.running, served.start_s, pool.load(since_s)
         )
 
 

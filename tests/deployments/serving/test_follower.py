@@ -69,7 +69,7 @@ def table() -> Table:
 
 
 async def test_news_go_out_once_and_guidance_is_followed(table: Table) -> None:
-    planner, tally = Planner(), Tally()
+    planner, tally = Planner(), Tally(clock=lambda: 1e9 + 0.5)
     task = asyncio.create_task(Follower("me", planner.exchange, {"topics": table}, {"topics": tally}).run())
     await planner.answer(Guidance())
     tally.arrived(10)
@@ -83,7 +83,7 @@ async def test_news_go_out_once_and_guidance_is_followed(table: Table) -> None:
     assert chosen(table) == "idle"
     await planner.answer(Guidance(reports={"idle": report(version=3, held=9)}))
     assert chosen(table) == "busy", "it is idle no more"
-    told = News(arrived=Counter({10: 1}), answered=3, near_slo=1, above_half=2, shed=1)
+    told = News(arrived=Counter({10: 1}), seconds=Counter({10**9: 1}), answered=3, near_slo=1, above_half=2, shed=1)
     assert planner.told == [("", News()), ("state-1", News()), ("state-2", told), ("state-3", News())]
     task.cancel()
 

@@ -449,3 +449,34 @@ def test_what_a_start_still_takes() -> None:
     now[0] = 119.0
     starting.hear("texts", "b", Step(STARTING, 0.5))
     assert starting.within_s("texts") == 1.0, "any moment"
+
+
+async def test_a_surge_is_not_waited_out() -> None:
+    cluster = Cluster(serving())
+    await cluster.run(600, steady(60, 0.3))
+    assert (cluster.counts["texts"] >= 4, cluster.counts["chat"]) == (True, 1)
+    second = int(cluster.now)
+
+    async def look(chats: int) -> dict[str, int]:
+        seconds = Counter({second: chats, second + 1: chats, second + 2: 0})
+        cluster.budget.hear("chat", News(arrived=Counter({PROMPT: 2 * chats}), seconds=seconds))
+        await cluster.budget.look()
+        return dict(cluster.budget.wanted())
+
+    assert await look(1) == cluster.counts, "as many as chance makes"
+    wanted = await look(int(3.5 * CHAT_EACH) + 5)
+    assert wanted["chat"] > 1
+    assert wanted["texts"] < cluster.counts["texts"]
+    assert "took" in reasons(cluster, "chat")
+
+
+async def test_bursts_get_replicas_that_an_even_load_does_not() -> None:
+    counts = {}
+    for name, each_second in (("even", (30, 30)), ("bursts", (60, 0))):
+        cluster = Cluster(serving())
+        for _ in range(90):
+            seconds = Counter({int(cluster.now) + at: each_second[at % 2] for at in range(int(PERIOD_S))})
+            cluster.budget.hear("texts", News(seconds=seconds))
+            await cluster.run(PERIOD_S, steady(30, 0.3))
+        counts[name] = cluster.counts["texts"]
+    assert counts["bursts"] > counts["even"]

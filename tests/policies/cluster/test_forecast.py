@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.policies.cluster.forecast import DAY_S, Forecast, burstiness
+from pliant.policies.cluster.forecast import DAY_S, Forecast, excess
 
 BIN_S = 600.0
 BINS = int(DAY_S / BIN_S)
@@ -89,15 +89,34 @@ def test_rates_are_never_negative_or_infinite(rates: list[float], ahead: int) ->
 def test_bursts_within_bins_are_part_of_the_spread_and_chance_is_not() -> None:
     rng = np.random.default_rng(0)
     calm, bursty = Forecast(10.0, 3), Forecast(10.0, 3)
+    few = Forecast(10.0, 3)
     for _ in range(500):
         counts = rng.poisson(100, 10).astype(float)
-        calm.observe(float(counts.mean()), burstiness(counts))
+        calm.observe(float(counts.mean()), excess(counts))
+        counts = rng.poisson(1, 10).astype(float)
+        few.observe(1.0, excess(counts))
         rates = 100 * rng.lognormal(-0.02, 0.2, 10)
         counts = rng.poisson(rates).astype(float)
-        bursty.observe(float(counts.mean()), burstiness(counts))
+        bursty.observe(float(counts.mean()), excess(counts))
     assert calm.spread < 0.08
+    assert few.spread < 0.3, "a request a second varies by itself within a bin, and by chance alone"
     assert 0.17 < bursty.spread < 0.27
-    assert burstiness(np.zeros(10)) == burstiness(np.ones(1)) == 0.0
+    assert excess(np.zeros(10)) == excess(np.ones(1)) == 0.0
+
+
+@pytest.mark.parametrize("rate", [0.2, 3.0, 50.0, 1000.0])
+def test_a_surge_is_told_from_chance(rate: float) -> None:
+    rng = np.random.default_rng(0)
+    forecast = Forecast(10.0, 2)
+    assert forecast.surged(np.array([10.0, 10.0]))
+    false = 0
+    for _ in range(1000):
+        counts = rng.poisson(rate, 10).astype(float)
+        false += forecast.planned > 0 and forecast.surged(counts[-2:])
+        forecast.observe(float(counts.mean()), excess(counts))
+    assert false <= 2
+    assert forecast.surged(rng.poisson(2 * rate + 10, 2).astype(float))
+    assert not forecast.surged(np.zeros(2))
 
 
 def test_what_is_planned_follows_a_surge_at_once_and_a_lull_after_a_minute() -> None:
