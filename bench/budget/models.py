@@ -27,7 +27,7 @@ def text_model(folder: Path) -> str:
         "id2label": {str(index): f"label {index}" for index in range(_LABELS)},
     }
     tokenizer = Tokenizer(models.WordLevel({"[PAD]": 0, "word": 1}, "[PAD]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return _saved(folder, config, {}, tokenizer)
 
 
@@ -61,7 +61,7 @@ def chat_model(folder: Path) -> str:
     }
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return _saved(folder, config, {}, tokenizer)
 
 
