@@ -48,8 +48,8 @@ _LASTING = 6
 
 
 class JointBudget:
-    """`step` every `PERIOD_S`, and `look` every `LOOK_S` in between. `nodes` says what there is to share, beside so many
-    `gateways`; `valuers` are of those services that can be judged.
+    """`step` every `PERIOD_S`, and `look` every `LOOK_S` in between. `nodes` says what there is to share, beside so
+    many `gateways`; `valuers` are of those services that can be judged.
 
     Times are those of `clock`, in seconds.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -107,10 +108,11 @@ def test_models_can_be_served(tmp_path: Path) -> None:
 
 
 def test_chat_takes_the_time_that_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
     model = models.chat_model(tmp_path / CHAT)
     engine = ChatReplica.engine(object.__new__(ChatReplica), LlmConfig(kind="llm", model=model))
-    slept: list[float] = []
-    monkeypatch.setattr(engine._executor, "_spend", slept.append)
+    slept.clear()
     engine.add(Generation("one", (1,) * shift.PROMPT, shift.ANSWER, Sampling(), ignore_eos=True))
     pieces = []
     while engine.busy:

@@ -50,6 +50,16 @@ def test_replicas_follow_the_load_and_beat_those_that_stay() -> None:
     assert any("took" in reason for _, reason in joint.reasons)
 
 
+def test_a_surge_is_not_waited_out() -> None:
+    """Within a period, as soon as two seconds have more than chance."""
+    surges_at = 1003
+    rates = np.where(np.arange(SECONDS) < surges_at, 20.0, 80.0)
+    outcome = Simulation([served("a", rates)], [], [Nodes(1, 16)]).run(Joint(), {"a": 4})
+    first = min(now for now, _ in outcome.reasons if now > surges_at)
+    assert first <= surges_at + 3
+    assert outcome.moves["a"] < 8
+
+
 def test_the_same_run_gives_the_same_outcome() -> None:
     def once() -> Outcome:
         return Simulation(shift(), [], [Nodes(1, 12)], seed=3).run(Greedy(), {"a": 10, "b": 2})
