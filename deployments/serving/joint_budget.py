@@ -197,12 +197,12 @@ class JointBudget:
         same, self._served_by[name] = replicas == self._served_by.get(name), replicas
         count = min(len(replicas), self._sizes[name].max)
 
-        def foreseen(factor: float) -> float:
-            value = self._judged(name, rate * factor)
+        def foreseen(asked: float) -> float:
+            value = self._judged(name, asked)
             return 1.0 if value is None else float(value.in_time[count])
 
         met, missed = self._met.pop(name, 0), self._missed.pop(name, 0)
-        self._corrections[name].observe(met, missed, seconds, foreseen if same and rate > 0 else None)
+        self._corrections[name].observe(met, missed, rate, seconds, foreseen if same and rate > 0 else None)
 
     def _adopt(self, decision: Decision, values: Mapping[str, Value]) -> None:
         for change in decision.changes:

@@ -39,15 +39,11 @@ class Plant:
             seen = count / PERIOD_S
             met = round(count * share(seen, self.replicas, self.true))
             same, before = before == self.replicas, self.replicas
-            foreseen = partial(self._foreseen, seen, self.replicas) if same else None
-            self.correction.observe(met, round(count) - met, PERIOD_S, foreseen)
+            foreseen = partial(share, replicas=self.replicas, each=1.0) if same else None
+            self.correction.observe(met, round(count) - met, seen, PERIOD_S, foreseen)
             planned = math.ceil(rate * self.correction.value * 1.02)
             self.replicas = min(self._most, max(1, planned))
             self.history.append(self.replicas)
-
-    @staticmethod
-    def _foreseen(rate: float, replicas: int, factor: float) -> float:
-        return share(rate * factor, replicas, 1.0)
 
 
 @pytest.mark.parametrize("true", [1.0, 0.7, 0.5, 0.3])
@@ -92,23 +88,34 @@ def test_square_waves_are_answered_in_time(period: int) -> None:
     assert 1.8 <= plant.correction.value <= 2.4
 
 
+@pytest.mark.parametrize("later", [1.0, 5.0, 40.0])
+def test_demand_that_changes_is_no_fault_of_the_curve(later: float) -> None:
+    """What was refused before it changed was foreseen of what was asked then."""
+    correction = Correction()
+    for rate in (34.0,) * 5 + (later,) * 5:
+        met = round(rate * PERIOD_S * share(rate, 30, 1.0))
+        missed = round(rate * PERIOD_S) - met
+        correction.observe(met, missed, rate, PERIOD_S, partial(share, replicas=30, each=1.0))
+        assert correction.value <= 1.03
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500), st.floats(1, 60), st.booleans()), max_size=60), rates
 )
 def test_it_stays_within_its_bounds(seen: list[tuple[int, int, float, bool]], rate: float) -> None:
     correction = Correction()
     for met, missed, seconds, same in seen:
-        correction.observe(met, missed, seconds, (lambda factor: share(rate * factor, 20, 1.0)) if same else None)
+        correction.observe(met, missed, rate, seconds, (lambda asked: share(asked, 20, 1.0)) if same else None)
         assert 1.0 <= correction.value <= MOST
         assert correction.measured is None or 0 <= correction.measured <= 1
 
 
 def test_few_requests_and_other_replicas_say_nothing() -> None:
     correction = Correction()
-    correction.observe(5, 5, PERIOD_S, lambda _: 1.0)
+    correction.observe(5, 5, 1.0, PERIOD_S, lambda _: 1.0)
     assert correction.value == 1.0
     assert correction.measured is None
-    correction.observe(500, 500, PERIOD_S, None)
+    correction.observe(500, 500, 100.0, PERIOD_S, None)
     assert correction.value == 1.0
     assert correction.measured is None
 
@@ -118,15 +125,15 @@ def test_what_was_learnt_is_forgotten_slowly() -> None:
     plant.run(20, 40)
     learnt = plant.correction.value
     for _ in range(180):
-        plant.correction.observe(0, 0, PERIOD_S, None)
+        plant.correction.observe(0, 0, 0.0, PERIOD_S, None)
     assert plant.correction.value == pytest.approx(1 + (learnt - 1) / 2)
 
 
 def test_a_curve_that_foresees_losses_which_do_not_come_is_trusted_less() -> None:
     correction = Correction()
     for _ in range(20):
-        correction.observe(100, 100, PERIOD_S, lambda factor: min(1.0, 1 / factor))
+        correction.observe(100, 100, 20.0, PERIOD_S, lambda asked: min(1.0, 20 / asked))
     assert correction.value == pytest.approx(2.0, rel=0.05)
     for _ in range(20):
-        correction.observe(200, 0, PERIOD_S, lambda factor: min(1.0, 1.2 / factor))
+        correction.observe(200, 0, 20.0, PERIOD_S, lambda asked: min(1.0, 24 / asked))
     assert correction.value == pytest.approx(1.2, rel=0.05)
