@@ -45,8 +45,8 @@ _BURSTS = 0.05
 """Weight of the latest bin's."""
 _SURGE = 4.0
 """Standard deviations beyond what is planned for, that chance does not make."""
-_SURGES_BY = 5.0
-"""Requests beyond, of which a surge has at least as many."""
+_SURGES_BY = 2.0
+"""Requests, and as many times what is planned for, that a surge has at least: a lesser one can wait."""
 _TENTHS = 2.563
 """Standard deviations from the first to the last tenth of a normal distribution."""
 
@@ -143,10 +143,10 @@ class Forecast:
         return max(self.rate, float(self._last[0]), lasting)
 
     def surged(self, counts: Floats) -> bool:
-        """Whether more came in these seconds than chance, and bursts as there were, make of what is planned for."""
+        """Whether far more came in these seconds than chance, and bursts as there were, make of what is planned for."""
         expected = self.planned * len(counts)
         deviation = math.sqrt(expected + len(counts) * max(0.0, self._excess))
-        return bool(counts.sum() > expected + _SURGES_BY + _SURGE * deviation)
+        return bool(counts.sum() > _SURGES_BY + max(_SURGES_BY * expected, expected + _SURGE * deviation))
 
     def quantile(self, share: float) -> float:
         """The rate that is not exceeded with a probability of `share`, by how forecasts went so far."""

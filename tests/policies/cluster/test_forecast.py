@@ -115,7 +115,7 @@ def test_a_surge_is_told_from_chance(rate: float) -> None:
         false += forecast.planned > 0 and forecast.surged(counts[-2:])
         forecast.observe(float(counts.mean()), excess(counts))
     assert false <= 2
-    assert forecast.surged(rng.poisson(2 * rate + 10, 2).astype(float))
+    assert forecast.surged(rng.poisson(2.5 * rate + 10, 2).astype(float))
     assert not forecast.surged(np.zeros(2))
 
 
