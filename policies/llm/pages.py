@@ -5,8 +5,9 @@ page table[t // page_tokens], at slot t % page_tokens. Page 0 is never given out
 
 A page that is full and computed is found by what is in it and before it: the tokens from the start on, and a *root*,
 which says for whom they were computed (an adapter, and a tenant where these are kept apart). Requests of one root that
-begin alike share such pages, whether the first of them still runs or has ended. Pages that are not full have one owner,
-but for those of a request that was forked: who writes to such a page first gets a copy of its own.
+begin alike share such pages, whether the first of them still runs or has ended. Pages that are not full have one owner:
+what is on them is computed again by whoever begins alike, which takes a part of a step, so that nobody writes to what
+others read.
 
 Full pages that nobody uses any more stay until they are evicted, a page after all that continue it. Which go first is
 not decided here, and neither is how many are kept: whoever wants pages evicts what is worth least.
@@ -20,7 +21,7 @@ import heapq
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from pliant.policies.llm.prefixes import Place, Prefix, R
 
@@ -30,14 +31,6 @@ K = TypeVar("K", bound=Hashable)
 
 class PagesError(Exception):
     """The pages contradict themselves: a defect, after which no table may be trusted."""
-
-
-class Copy(NamedTuple):
-    """What a page holds of the first `tokens` slots is to be copied before anything else is computed."""
-
-    source: int
-    target: int
-    tokens: int
 
 
 @dataclass(eq=False)
@@ -170,27 +163,19 @@ class Pages(Generic[K, R]):
     def lacking(self, key: K, tokens: int) -> int:
         """Free pages that it takes to compute the next `tokens` of a request."""
         request = self._requests[key]
-        return self.needed(request.computed + tokens) - len(request.table) + self._writes_to_shared(request)
+        return self.needed(request.computed + tokens) - len(request.table)
 
-    def grow(self, key: K, tokens: int) -> list[Copy]:
-        """Give a request pages for its next `tokens`; returns what must be copied before they are computed.
+    def grow(self, key: K, tokens: int) -> None:
+        """Give a request pages for its next `tokens`.
 
         Raises ValueError, and changes nothing, if fewer than `lacking` pages are free within the limit.
         """
-        request = self._requests[key]
         lacking = self.lacking(key, tokens)
         if lacking > self.free - (self.count - self.limit):  # all above the limit are free
             raise ValueError(f"request {key!r} lacks {lacking} pages, and {self.free} of {self.count} are free")
-        copies = []
-        if self._writes_to_shared(request):
-            index, within = divmod(request.computed, self.page_tokens)
-            shared, own = request.table[index], self._new()
-            self._drop(shared)
-            request.table[index] = own
-            copies.append(Copy(shared, own, within))
-        while len(request.table) * self.page_tokens < request.computed + tokens:
-            request.table.append(self._new())
-        return copies
+        table = self._requests[key].table
+        for _ in range(lacking):
+            table.append(self._new())
 
     def advance(self, key: K, tokens: int, now: float) -> None:
         """The next `tokens` of a request, for which it has pages, are computed. Those that are full can be found from
@@ -200,24 +185,10 @@ class Pages(Generic[K, R]):
         """
         request = self._requests[key]
         end = request.computed + tokens
-        if end > len(request.table) * self.page_tokens or self._writes_to_shared(request):
+        if end > len(request.table) * self.page_tokens:
             raise ValueError(f"request {key!r} has no pages for {tokens} tokens: `grow` comes first")
         request.computed = end
         self._find(request, now)
-
-    def fork(self, key: K, child: K, now: float) -> None:
-        """Another request begins with all that a request has now, and shares its pages."""
-        if child in self._requests:
-            raise ValueError(f"request {child!r} has begun already")
-        request = self._requests[key]
-        pages = request.table[: self.needed(request.computed)]
-        tokens, found = request.tokens.copy(), request.found.copy()
-        self._requests[child] = _Request(request.root, tokens, pages, request.computed, found)
-        self.saved += len(pages)
-        for page in pages:
-            self._users[page] += 1
-        for prefix in found:
-            prefix.use(now)
 
     def end(self, key: K, now: float) -> None:
         """A request ended, or makes way: its full pages stay and can be found, the others are free."""
@@ -346,10 +317,6 @@ class Pages(Generic[K, R]):
                     parent.children += 1
             prefix.use(now)
             request.found.append(prefix)
-
-    def _writes_to_shared(self, request: _Request[R]) -> bool:
-        within = request.computed % self.page_tokens
-        return within > 0 and self._users[request.table[request.computed // self.page_tokens]] > 1
 
     def _share(self, request: _Request[R], prefixes: Sequence[Prefix[R]], now: float) -> None:
         for prefix in prefixes:

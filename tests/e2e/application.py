@@ -1,10 +1,11 @@
-"""The application of the end-to-end tests' cluster: ours, with one kind more, and replicas that can be broken."""
+"""The application of the end-to-end tests' clusters: ours, with one kind more, and replicas that can be broken."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from e2e.breakable import BREAKABLE
+from e2e.scaled import SLEEPING, SleepingReplica
 from ray.serve import Application
 from support.echo.config import EchoConfig
 from support.echo.kind import ECHO
@@ -18,7 +19,9 @@ READER = Reader((*CONFIGS, EchoConfig))
 
 
 def build(args: dict[str, Any]) -> Application:
-    """As `app.build`; the replicas of each kind are those that can be broken."""
+    """As `app.build`; the replicas of each kind are those that can be broken, and those of one service only sleep."""
     config = app.checked(args, READER.parse)
     replicas = {name: BREAKABLE[each.kind] for name, each in config.services.items() if each.replica_range()}
+    if SLEEPING in replicas:
+        replicas[SLEEPING] = SleepingReplica
     return app.assemble(config, replicas, (*KINDS, ECHO))

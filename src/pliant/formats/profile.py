@@ -21,8 +21,11 @@ RuntimeKind = Literal["packed", "dynamic", "static"]
 each length, to which texts are padded."""
 
 PAYS = 0.05
-"""The share of a dynamic runtime's time that static ones must save to be worth compiling; and what a runtime must save
-over one that is of more use otherwise."""
+"""The share of a dynamic runtime's time that static ones must save to be worth compiling."""
+
+_UNPACKED_PAYS = 0.2
+"""The share of a packed runtime's time with one text that others must save: under load it takes several in a pass, each
+in less, and on CPUs a replica with any other has torch in memory, too."""
 
 EVEN_BINS = 8
 """Static runtimes, evenly spaced, that a dynamic one is compared with; the paper has one every 64 tokens, up to 512."""
@@ -104,12 +107,13 @@ class Profile(BaseModel):
     def fastest(self, bins: Sequence[int] | None = None) -> RuntimeKind:
         """What to serve with where a replica may hold what it likes; static runtimes would be those for `bins`.
 
-        A packed runtime answers several texts at a time, and a dynamic one leaves each replica open to all lengths: of
-        another kind each must save PAYS.
+        A packed runtime answers several texts at a time, and a dynamic one leaves each replica open to all lengths:
+        another kind must save more than what that is worth.
         """
         chosen, *others = self.kinds
         for kind in others:
-            if self.mean_s(kind, bins) <= (1 - PAYS) * self.mean_s(chosen, bins):
+            pays = _UNPACKED_PAYS if chosen == "packed" else PAYS
+            if self.mean_s(kind, bins) <= (1 - pays) * self.mean_s(chosen, bins):
                 chosen = kind
         return chosen
 

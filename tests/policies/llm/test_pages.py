@@ -45,11 +45,8 @@ class House:
             return False
         before = self.pages.free
         lacking = self.pages.lacking(key, tokens)
-        for source, target, slots in self.pages.grow(key, tokens):
-            assert target != source
-            for slot in range(slots):
-                self.memory[target, slot] = self.memory[source, slot]
-        assert self.pages.free == before - lacking
+        self.pages.grow(key, tokens)
+        assert self.pages.free == before - max(0, lacking)
         root, known = self.requests[key]
         table, start = self.pages.table(key), self.pages.computed(key)
         for at in range(start, start + tokens):
@@ -71,14 +68,6 @@ class House:
         self.now += 1.0
         before = self.pages.computed(key)
         self.shared += self.pages.catch_up(key, self.now) - before
-
-    def fork(self, key: int) -> int:
-        self._keys += 1
-        self.know(key)
-        root, tokens = self.requests[key]
-        self.requests[self._keys] = (root, tokens.copy())
-        self.pages.fork(key, self._keys, self.now)
-        return self._keys
 
     def end(self, key: int) -> None:
         self.now += 1.0
@@ -125,10 +114,8 @@ def step(house: House, rng: random.Random) -> None:
         house.compute(rng.choice(keys), rng.randrange(1, 9))
     elif what < 0.70:
         house.append(rng.choice(keys), rng.randrange(2), rng.random() < 0.7)
-    elif what < 0.75:
+    elif what < 0.80:
         house.catch_up(rng.choice(keys))
-    elif what < 0.80 and len(keys) < 12:
-        house.fork(rng.choice(keys))
     elif what < 0.90:
         house.end(rng.choice(keys))
     elif what < 0.96:
@@ -183,7 +170,7 @@ class Steps(RuleBasedStateMachine):
         self.house.resize(min(limit, self.house.pages.count))
 
     @precondition(lambda self: self.house.requests)
-    @rule(number=st.integers(0, 50), what=st.sampled_from(("catch_up", "fork", "end", "know")))
+    @rule(number=st.integers(0, 50), what=st.sampled_from(("catch_up", "end", "know")))
     def other(self, number: int, what: str) -> None:
         getattr(self.house, what)(self.one(number))
 
@@ -262,20 +249,6 @@ def test_what_two_computed_at_once_is_kept_once() -> None:
     assert house.pages.saved == 3
 
 
-def test_a_fork_shares_all_until_somebody_writes() -> None:
-    house = House(20, 4)
-    one = computed(house, "base", range(6))
-    other = house.fork(one)
-    assert house.pages.table(one) == house.pages.table(other)
-    house.append(one, 6)
-    assert house.pages.lacking(one, 1) == 1
-    assert [copy.tokens for copy in house.pages.grow(one, 1)] == [2]
-    assert house.pages.table(one)[0] == house.pages.table(other)[0]
-    assert house.pages.table(one)[1] != house.pages.table(other)[1]
-    assert house.pages.lacking(other, 0) == 0
-    house.pages.check()
-
-
 def test_misuse_is_refused() -> None:
     pages: Pages[str, str] = Pages(4, 4)
     pages.begin("a", "base", range(30), 0.0)
@@ -284,7 +257,6 @@ def test_misuse_is_refused() -> None:
         (lambda: Pages(1, 0), "of 1 token or more; got 1 of 0"),
         (lambda: pages.begin("a", "base", [1], 0.0), "'a' has begun already"),
         (lambda: pages.begin("b", "base", [], 0.0), "'b' has no tokens"),
-        (lambda: pages.fork("a", "a", 0.0), "'a' has begun already"),
         (lambda: pages.grow("a", 17), "'a' lacks 5 pages, and 4 of 4 are free"),
         (lambda: pages.advance("a", 1, 0.0), "'a' has no pages for 1 tokens"),
         (lambda: pages.resize(5), "0 of 4 pages hold something, and 5 shall do"),
