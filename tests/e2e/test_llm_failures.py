@@ -111,7 +111,11 @@ LISTS = {"type": "object", "properties": {"words": WORDS}, "required": ["words"]
 TRIES = 20
 FEATURES: list[dict[str, Any]] = [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "words", "schema": LISTS}}},
-    {"tools": [{"type": "function", "function": {"name": "f", "parameters": LISTS}}], "tool_choice": "required"},
+    {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": LISTS}}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    },
     {"n": 4, "seed": 3, "temperature": 1.0, "presence_penalty": 0.5, "extra_body": {"ignore_eos": True}},
 ]
 
