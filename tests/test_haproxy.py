@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import socket
 import subprocess
@@ -62,9 +63,25 @@ def test_haproxy_takes_it(written: Path) -> None:
     assert "/unload_lora_adapter" in config
     assert f"set-header {haproxy.PASSWORD_HEADER} sesame" in config
     assert fit.stat().st_mode & 0o777 == 0o600
-    page = (written.parent / "503.http").read_text()
-    assert f"errorfile 503 {written.parent / '503.http'}" in config
-    assert page.endswith('{"error": "no gateway can be reached; come back"}')
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (500, "the proxy failed, perhaps for want of memory; come back"),
+        (502, "the gateway broke off; come back"),
+        (503, "no gateway can be reached; come back"),
+        (504, "the gateway did not answer"),
+    ],
+)
+def test_what_haproxy_itself_answers_is_json(written: Path, status: int, reason: str) -> None:
+    config = accepted(haproxy.prepare(written, "sesame"))
+    page = written.parent / f"{status}.http"
+    assert f"errorfile {status} {page}" in config
+    head, _, body = page.read_text().partition("\n\n")
+    assert head.startswith(f"HTTP/1.1 {status} ")
+    assert "Retry-After: 1" in head
+    assert json.loads(body) == {"error": reason}
 
 
 def test_before_serve_says_what_there_is_all_are_asked_to_come_back(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`python -m pliant.bench.chaos.cells PLAN OUT`: breaks a cluster of its own in all ways of PLAN, and writes what its
-clients saw. A process of its own, because it owns its Ray.
+clients saw after each; it ends early when the cluster does not get whole again. A process of its own, because it owns
+its Ray.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from pliant.bench.chaos import slow_disk
 from pliant.bench.chaos.clients import CHAT, IMAGES, TEXTS, Clients, End
 from pliant.bench.chaos.faults import FAULTS, undo
 from pliant.bench.chaos.nodes import Nodes, processes
+from pliant.bench.load import LoadError
+from pliant.bench.report import load_average
 from pliant.deployments.app import assemble
 from pliant.deployments.kinds import parse
 
@@ -38,6 +41,7 @@ _PARTS = {
 """What the title of a process of each has; of the first that there is."""
 _BEFORE_S, _AFTER_S, _CALM_S = 3.0, 10.0, 3.0
 _RECOVERS_WITHIN_S = 60.0
+_STARTS_WITHIN_S, _WHOLE_WITHIN_S = 1800.0, 240.0
 _SLOW_S = 0.3
 """That a step of a slow disk takes."""
 
@@ -52,7 +56,7 @@ def main() -> None:
         address = nodes.connect()
         slow = any(fault == "slow disk" for _, fault in plan)
         serve.run(assemble(parse(_config(out.parent, slow))))
-        out.write_text(json.dumps(asyncio.run(_run(address, nodes, plan))))
+        asyncio.run(_run(address, nodes, plan, lambda found: out.write_text(json.dumps(found))))
     finally:
         nodes.end()
 
@@ -73,16 +77,23 @@ def _config(folder: Path, slow: bool) -> dict[str, Any]:
     }
 
 
-async def _run(address: str, nodes: Nodes, plan: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+async def _run(
+    address: str, nodes: Nodes, plan: Sequence[tuple[str, str]], keep: Callable[[list[dict[str, Any]]], object]
+) -> None:
+    """Give `keep` what was found, after each cell."""
     clients = Clients(address)
-    await _ready(address)
+    if await _whole_s(address, _STARTS_WITHIN_S) is None:
+        raise LoadError("the cluster does not get ready")
     await clients.learn()
     found = []
     for part, fault in plan:
-        found.append({"part": part, "fault": fault, **await _cell(clients, nodes, part, fault)})
+        seen = await _cell(clients, nodes, part, fault)
+        whole_s = await _whole_s(address, _WHOLE_WITHIN_S)
+        found.append({"part": part, "fault": fault, **seen, "whole_s": whole_s, "load": load_average()[0]})
         print(found[-1], flush=True)
-        await _ready(address)
-    return found
+        keep(found)
+        if whole_s is None:
+            return
 
 
 async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[str, Any]:
@@ -97,7 +108,7 @@ async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[s
     elif part == "state":
         slow_disk.begin(_SLOW_S)
     else:
-        victim = psutil.Process(min(next(filter(None, map(processes, _PARTS[part])))))
+        victim = _victim(part)
         await asyncio.to_thread(FAULTS[fault], victim, [psutil.Process(each) for each in processes(_GATEWAY)])
     await _calm(clients, at)
     if victim:
@@ -118,6 +129,16 @@ async def _cell(clients: Clients, nodes: Nodes, part: str, fault: str) -> dict[s
     }
 
 
+def _victim(part: str) -> psutil.Process:
+    """The youngest: of several HAProxies the others serve what is left of old connections."""
+    return max(map(psutil.Process, _titled(_PARTS[part])), key=lambda process: process.create_time())
+
+
+def _titled(titles: Sequence[str]) -> set[int]:
+    """Ids of the processes of the first of `titles` that there are any of."""
+    return next(filter(None, map(processes, titles)), set())
+
+
 async def _calm(clients: Clients, at: float) -> None:
     """Until nothing bad has come for a while, and each kind has been answered meanwhile."""
     while (now := time.monotonic()) < at + _RECOVERS_WITHIN_S:
@@ -128,17 +149,22 @@ async def _calm(clients: Clients, at: float) -> None:
         await asyncio.sleep(0.5)
 
 
-async def _ready(address: str) -> None:
-    """Until all services have both replicas, and nothing is compiled."""
-    async with httpx.AsyncClient(timeout=60) as http:
-        while True:
+async def _whole_s(address: str, within_s: float) -> float | None:
+    """Seconds until all services have both replicas, all parts are there, and nothing is compiled; None: that is not so
+    `within_s`."""
+    began = time.monotonic()
+    async with httpx.AsyncClient(timeout=10) as http:
+        while (waited := time.monotonic() - began) < within_s:
             with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
-                views = (await http.get(f"{address}/stats")).json()["services"].values()
+                stats = (await http.get(f"{address}/stats")).json()
+                views = stats["services"].values()
                 reports = [report for view in views for report in view["replicas"].values()]
                 whole = all(view["ready"] and len(view["replicas"]) == 2 for view in views)
-                if whole and not any(report.get("compiling") for report in reports):
-                    return
+                compiling = any(report.get("compiling") for report in reports)
+                if whole and stats["planner_reached"] and not compiling and all(map(_titled, _PARTS.values())):
+                    return round(waited, 1)
             await asyncio.sleep(1)
+    return None
 
 
 if __name__ == "__main__":

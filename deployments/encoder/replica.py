@@ -114,7 +114,7 @@ class EncoderReplica:
         """What routers know of a new replica before its first statistics."""
         return dict(self._report())
 
-    def record_routing_stats(self) -> dict[str, Any]:
+    async def record_routing_stats(self) -> dict[str, Any]:
         report = self._report()
         self._metrics.waiting.set(report["waiting"], tags={"runtime": str(report["max_length"])})
         return dict(report)

@@ -112,7 +112,7 @@ class LlmReplica:
         """What gateways know of a new replica before its first statistics."""
         return dict(self._report())
 
-    def record_routing_stats(self) -> dict[str, Any]:
+    async def record_routing_stats(self) -> dict[str, Any]:
         report = self._report()
         self._metrics.record(report)
         return dict(report)

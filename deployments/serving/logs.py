@@ -39,5 +39,8 @@ class _ToServe(logging.Handler):
         if request := worked_on():
             record.request_id = request
         for handler in logging.getLogger(_SERVE_S).handlers:
-            Context().run(handler.handle, record)  # in a call's context Serve would write that one's id
-            handler.flush()  # Serve keeps lines back until there are many: those of its access log
+            try:
+                Context().run(handler.handle, record)  # in a call's context Serve would write that one's id
+                handler.flush()  # Serve keeps lines back until there are many: those of its access log
+            except OSError:  # on a full disk a line is lost, and nothing else
+                self.handleError(record)

@@ -91,7 +91,7 @@ class VisionReplica:
         """What routers know of a new replica before its first statistics."""
         return dict(self._report())
 
-    def record_routing_stats(self) -> dict[str, Any]:
+    async def record_routing_stats(self) -> dict[str, Any]:
         report = self._report()
         self._metrics.record(report)
         return dict(report)

@@ -51,6 +51,7 @@ _reserved: list[socket.socket] = []
 _ONCE = ("/load_lora_adapter", "/unload_lora_adapter", "/load", "/unload")
 """What the paths end with of requests that are not the same a second time."""
 _ERRORS = {
+    "500 Internal Server Error": "the proxy failed, perhaps for want of memory; come back",
     "502 Bad Gateway": "the gateway broke off; come back",
     "503 Service Unavailable": "no gateway can be reached; come back",
     "504 Gateway Timeout": "the gateway did not answer",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from pliant.bench.chaos import compare, faults, slow_disk
+from pliant.bench.chaos.plan import IMPOSSIBLE, Cell
 from pliant.bench.load import LoadError
 from pliant.bench.report import Options
 
@@ -69,23 +72,61 @@ def test_connections_with_peers_are_cut_and_no_others() -> None:
             assert victim.communicate()[0].strip() == "b''"
 
 
+def _found(part: str, fault: str) -> dict[str, Any]:
+    lost = int(Cell(part, fault) in IMPOSSIBLE)
+    return {"part": part, "fault": fault, "sent": 1, "lost": lost, "wrong": 0, "late": 0, "recover_s": 20.0 * lost}
+
+
+def _figures(tmp_path: Path, cells: list[str]) -> dict[str, float]:
+    given = Options(False, None, "cpu", tmp_path, cells)
+    return {figure.name: figure.value for figure in compare.run(given).figures}
+
+
 def test_only_cells_that_there_are_can_be_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
+    tried: list[Cell] = []
 
-    def found(plan: list[tuple[str, str]]) -> list[dict[str, object]]:
+    def found(plan: list[Cell]) -> list[dict[str, Any]]:
         tried.extend(plan)
-        return [
-            {"part": part, "fault": fault, "sent": 1, "lost": 0, "wrong": 0, "late": 0, "recover_s": 0.0}
-            for part, fault in plan
-        ]
+        return [_found(*cell) for cell in plan]
 
-    monkeypatch.setattr(compare, "_cells", found)
-    given = Options(False, None, "cpu", tmp_path, ["node:SIGKILL", "replica of chat:out of memory"])
-    figures = {figure.name: figure.value for figure in compare.run(given).figures}
-    assert sorted(tried) == [("node", "SIGKILL"), ("replica of chat", "out of memory")]
-    assert {"lost", "recover_s_killed", "recover_s_others"} <= figures.keys()
+    monkeypatch.setattr(compare, "_of_one_cluster", found)
+    figures = _figures(tmp_path, ["node:SIGKILL", "replica of chat:out of memory", "controller:SIGSTOP"])
+    assert sorted(cell.name for cell in tried) == [
+        "controller:SIGSTOP",
+        "node:SIGKILL",
+        "replica of chat:out of memory",
+    ]
+    assert {"lost", "recover_s_p95", "recover_s_p95_stopped"} <= figures.keys()
     with pytest.raises(LoadError, match=r"no such cells: node:full disk; there are .*node:SIGKILL"):
-        compare.run(Options(False, None, "cpu", tmp_path, ["node:full disk"]))
+        _figures(tmp_path, ["node:full disk"])
+
+
+def test_what_nobody_could_keep_is_shown_and_counts_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_of_one_cluster", lambda plan: [_found(*cell) for cell in plan])
+    figures = _figures(tmp_path, [*(cell.name for cell in IMPOSSIBLE), "gateway:SIGKILL"])
+    assert (figures["lost"], figures["lost_impossible"]) == (0, len(IMPOSSIBLE))
+    assert figures["recover_s_p95"] == 0
+
+
+def test_the_documents_name_what_nobody_could_keep() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "fault_tolerance.md").read_text()
+    assert set(re.findall(r"^\| `([a-z ]+:[A-Za-z ]+)` \|", page, re.M)) == {cell.name for cell in IMPOSSIBLE}
+
+
+def test_a_cluster_that_does_not_get_whole_again_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clusters: list[list[str]] = []
+
+    def found(plan: list[Cell]) -> list[dict[str, Any]]:
+        clusters.append([cell.name for cell in plan])
+        return [_found(*cell) for cell in plan[:2]]
+
+    monkeypatch.setattr(compare, "_of_one_cluster", found)
+    names = ["gateway:SIGKILL", "planner:SIGKILL", "controller:SIGKILL"]
+    figures = _figures(tmp_path, names)
+    assert clusters == [names, names[2:]]
+    assert figures["lost"] == 0
 
 
 def test_a_slow_disk_is_a_store_that_planners_take(tmp_path: Path) -> None:

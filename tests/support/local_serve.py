@@ -89,11 +89,11 @@ class LocalCluster:
         planner = Handle({"planner": Planner(self._config, self._kinds, handles)})  # type: ignore[arg-type]
         gateway = PlainGateway.__new__(PlainGateway)
         await gateway.__init__(self._config, self._kinds, handles, planner, application)
-        self.report()
+        await self.report()
         app: FastAPI = gateway.__serve_build_asgi_app__()
         return app
 
-    def report(self) -> None:
+    async def report(self) -> None:
         """The controller spreads what each replica says of itself."""
         for service, replicas in self.replicas.items():
-            feed(service).sync({name: replica.record_routing_stats() for name, replica in replicas.items()})
+            feed(service).sync({name: await replica.record_routing_stats() for name, replica in replicas.items()})

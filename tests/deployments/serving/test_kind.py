@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import MagicMock, call
@@ -22,6 +23,7 @@ from pliant.deployments import app
 from pliant.deployments.kinds import CONFIGS, KINDS, loaded
 from pliant.deployments.serving import metrics
 from pliant.deployments.serving.keys import hashed
+from pliant.deployments.serving.kind import Kind
 from pliant.errors import ConfigError
 
 LISTED = (*KINDS, ECHO)
@@ -46,7 +48,7 @@ class Served:
         return await self.http.post("/models/echo", json={"inputs": list(texts)})
 
     async def stats(self) -> Any:
-        self.cluster.report()
+        await self.cluster.report()
         stats = (await self.http.get("/stats")).raise_for_status().json()
         assert stats["planner_reached"]
         return stats["services"]["echo"]
@@ -122,6 +124,13 @@ async def test_what_is_asked_at_the_same_time_goes_to_all_replicas(served: Serve
     await asyncio.gather(*(served.say(str(number)) for number in range(10)))
     replicas = (await served.stats())["replicas"]
     assert [report["served"] for report in replicas.values()] == [5, 5]
+
+
+@pytest.mark.parametrize("kind", loaded(LISTED).values(), ids=lambda kind: kind.name)
+def test_replicas_report_between_the_events_of_their_loop(kind: Kind[Any]) -> None:
+    """Serve calls what is no coroutine in a thread, in which counts change while they are read."""
+    if replica := kind.replica():
+        assert inspect.iscoroutinefunction(replica.record_routing_stats)  # type: ignore[attr-defined]
 
 
 async def test_another_replica_answers_for_one_that_died(served: Served, counters: dict[str, MagicMock]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -65,6 +66,18 @@ def test_a_line_of_no_request_says_none_and_one_of_a_request_not_the_call_s(writ
     of_nobody, of_one = written.getvalue().splitlines()  # and none of them twice
     assert "of-the-call" not in of_nobody
     assert about(of_one, "mine")
+
+
+class FullDisk(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_costs_whoever_logs_a_line_and_nothing_else(written: io.StringIO) -> None:
+    logs.start()
+    logging.getLogger("ray.serve").handlers.insert(0, logging.StreamHandler(FullDisk()))
+    logging.getLogger("pliant").warning("it goes on")
+    assert "it goes on" in written.getvalue()
 
 
 def test_what_serve_leaves_out_is_left_out(written: io.StringIO) -> None:

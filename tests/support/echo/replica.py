@@ -38,9 +38,12 @@ class EchoReplica:
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What gateways know of a new replica before its first statistics."""
-        return self.record_routing_stats()
+        return self._report()
 
-    def record_routing_stats(self) -> dict[str, Any]:
+    async def record_routing_stats(self) -> dict[str, Any]:
+        return self._report()
+
+    def _report(self) -> dict[str, Any]:
         return dict(Report(version=0, held=self._desk.held.amounts(), served=self._served))
 
     async def echo(self, text: str) -> str | Refusal:
