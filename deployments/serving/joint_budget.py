@@ -30,15 +30,13 @@ from pliant.deployments.serving.valuer import Value, Valuer
 from pliant.policies.cluster.budget import BudgetError, Nodes, Shape
 from pliant.policies.cluster.control import Decision, Offer, Service, price
 from pliant.policies.cluster.correction import Correction
-from pliant.policies.cluster.forecast import Forecast, excess
+from pliant.policies.cluster.forecast import LOOK_S, Forecast, excess, surges
 from pliant.policies.cluster.latest_seconds import LatestSeconds
 from pliant.policies.cluster.room import counted, free, shape_of
 
 logger = logging.getLogger("pliant")
 
 PERIOD_S = 10.0
-LOOK_S = 2.0
-"""Between two looks whether demand has surged: then the period's end is not waited for."""
 SETTLED_S = 60.0
 SLEEPS_AFTER_S = 300.0
 """Without a request, a service that may."""
@@ -160,10 +158,7 @@ class JointBudget:
 
     async def look(self) -> None:
         """Decide anew where more is asked in these seconds than was planned for."""
-        lately = {name: self._seconds[name].over(round(LOOK_S)) for name in self._valuers}
-        self._surges = {
-            name: float(counts.mean()) for name, counts in lately.items() if self._forecasts[name].surged(counts)
-        }
+        self._surges = surges({name: seconds.over(LOOK_S) for name, seconds in self._seconds.items()}, self._forecasts)
         if self._surges:
             await self._decide(self._clock())
 

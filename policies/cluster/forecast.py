@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,8 @@ _SMOOTHED_S = 600.0
 _KEPT = 500
 """Ratios of observed to forecast, for quantiles."""
 _FEW = 20
+LOOK_S = 2
+"""Seconds between two looks whether demand has surged, each over so many: then a bin's end is not waited for."""
 _LATELY_S = 60.0
 """Over which demand must be less before anybody does with less."""
 _BURSTS = 0.05
@@ -57,6 +60,12 @@ def excess(counts: Floats) -> float:
     `counts` are of the seconds of one bin; of fewer than two nothing is known.
     """
     return float(counts.var(ddof=1) - counts.mean()) if len(counts) > 1 else 0.0
+
+
+def surges(lately: Mapping[str, Floats], forecasts: Mapping[str, Forecast]) -> dict[str, float]:
+    """Requests per second, where so many more came in the latest seconds than was planned for. `lately` and `forecasts`
+    are by service, the one of requests by second."""
+    return {name: float(counts.mean()) for name, counts in lately.items() if forecasts[name].surged(counts)}
 
 
 class Forecast:

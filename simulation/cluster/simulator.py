@@ -19,14 +19,12 @@ from numpy.typing import NDArray
 
 from pliant.policies.cluster.budget import BudgetError, Nodes, Shape
 from pliant.policies.cluster.control import Decision, Offer, Policy, Service, price
-from pliant.policies.cluster.forecast import Forecast, excess
+from pliant.policies.cluster.forecast import LOOK_S, Forecast, excess, surges
 
 Floats = NDArray[np.float64]
 
 PERIOD_S = 10
 """Between two decisions, as in the live planner, and of a bin of what was before the trace."""
-LOOK_S = 2
-"""Between two looks whether demand has surged, as in the live planner: then the period's end is not waited for."""
 _MOST_SPREAD = 1.0
 
 
@@ -293,8 +291,7 @@ class Simulation:
 
     def _surges(self, now: int, forecasts: Mapping[str, Forecast]) -> dict[str, float]:
         """Requests per second that have just been more than was planned for."""
-        lately = {name: counts[now - LOOK_S : now] for name, counts in self._arrivals.items()}
-        return {name: float(counts.mean()) for name, counts in lately.items() if forecasts[name].surged(counts)}
+        return surges({name: counts[now - LOOK_S : now] for name, counts in self._arrivals.items()}, forecasts)
 
     def _decide(
         self,
