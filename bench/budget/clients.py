@@ -23,7 +23,7 @@ from pliant.bench.budget.shift import ANSWER, CHAT, IMAGES, PROMPT, SERVICES, SL
 from pliant.bench.load import session
 
 _LOOKS_EVERY_S = 0.5
-_BUSY, _UNAVAILABLE = 429, 503
+_REFUSED = (429, 503, 504)
 _TEXT = json.dumps({"inputs": "word " * 8}).encode()
 _JSON = {"Content-Type": "application/json"}
 
@@ -163,7 +163,7 @@ def _png() -> bytes:
 
 
 async def _refused(response: aiohttp.ClientResponse) -> str:
-    if response.status in (_BUSY, _UNAVAILABLE) and "Retry-After" in response.headers:
+    if response.status in _REFUSED and "Retry-After" in response.headers:
         return "refused"
     return f"{response.status} {(await response.text())[:200]}"
 

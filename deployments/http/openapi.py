@@ -112,7 +112,7 @@ def _failures(openai: bool, has_body: bool) -> Json:
         str(status): {
             "description": ", ".join(reasons),
             "content": {"application/json": {"schema": schema}},
-            **(wait if status in (BUSY, 503) else {}),
+            **(wait if status in (BUSY, 503, 504) else {}),
         }
         for status, reasons in sorted(why.items())
     }

@@ -115,7 +115,7 @@ class VisionClassifier:
             raise RequestError(Outcome.REJECTED, str(error), fault=error.fault) from None
         except TimeoutError:
             reason = f"{self.name} could not read the image in time: {self._reading} are being read, or it is too large"
-            raise RequestError(Outcome.TOO_LATE, reason) from None
+            raise RequestError(Outcome.TOO_LATE, reason, 1) from None
         finally:
             self._reading -= 1
 

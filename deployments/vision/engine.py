@@ -144,7 +144,7 @@ class Engine:
             self._statistics.evicted += 1
             left_ms, least_ms = (deadline - now) * 1e3, self._pace.soonest_s * 1e3
             reason = f"{left_ms:.1f} ms were left for it, and it takes {least_ms:.1f} ms at least"
-            return Refusal("final", reason, outcome=Outcome.TOO_LATE)
+            return Refusal("final", reason, _RETRY_S, Outcome.TOO_LATE)
         reply: asyncio.Future[Answer | Refusal] = asyncio.get_running_loop().create_future()
         waiting = Waiting(query.image, key(query.task), now, deadline, query.utility, query.tenant, reply)
         self._policy.arrived(waiting)

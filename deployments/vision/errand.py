@@ -86,4 +86,4 @@ class ImageErrand(Errand[Share, Query, Answer]):
             return left_s
         if late:
             return self._slo_s
-        raise RequestError(Outcome.TOO_LATE, f"{self.subject} had no time left when the image was read")
+        raise RequestError(Outcome.TOO_LATE, f"{self.subject} had no time left when the image was read", 1.0)

@@ -264,6 +264,7 @@ async def test_an_image_that_cannot_be_read_in_time_is_refused_then(monkeypatch:
     finally:
         reading.set()
     assert (error.outcome, error.reason[:45]) == (Outcome.TOO_LATE, "digits could not read the image in time: 1 ar")
+    assert error.retry_after_s == 1
 
 
 @pytest.mark.real_time

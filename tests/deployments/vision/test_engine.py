@@ -240,6 +240,7 @@ def test_without_time_nothing_is_tried() -> None:
                 assert isinstance(reply, Refusal)
                 assert reply.cause == "final"
                 assert (reply.outcome, reply.fault) in ((Outcome.TOO_LATE, None), (Outcome.SHED, Fault.EVICTED))
+                assert reply.retry_after_s
             assert house.device.runs == []
             assert house.engine.report()["evicted"] == 3
 
