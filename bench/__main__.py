@@ -25,6 +25,7 @@ _BENCHES = {
     "pages": "pliant.bench.pages.compare",
     "route": "pliant.bench.route.compare",
     "cascade": "pliant.bench.cascade.compare",
+    "llm-cascade": "pliant.bench.llm_cascade.compare",
     "vision": "pliant.bench.vision.compare",
     "tenants": "pliant.bench.tenants.compare",
     "chaos": "pliant.bench.chaos.compare",

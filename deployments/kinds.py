@@ -11,6 +11,7 @@ from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import Reader
 from pliant.config.encoder import EncoderConfig
 from pliant.config.llm import LlmConfig
+from pliant.config.llm_cascade import LlmCascadeConfig
 from pliant.config.route import RouteConfig
 from pliant.config.vision import VisionConfig
 
@@ -26,6 +27,7 @@ KINDS: tuple[Listed, ...] = (
     (VisionConfig, "pliant.deployments.vision.kind"),
     (CascadeConfig, "pliant.deployments.cascade.kind"),
     (RouteConfig, "pliant.deployments.route.kind"),
+    (LlmCascadeConfig, "pliant.deployments.llm_cascade.kind"),
 )
 
 CONFIGS = tuple(config for config, _ in KINDS)

@@ -22,6 +22,7 @@ from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import GatewayConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.config.llm import AdaptersConfig, LlmConfig
+from pliant.config.llm_cascade import LlmCascadeConfig
 from pliant.config.route import RouteConfig
 from pliant.config.tenants import TenantConfig
 from pliant.config.vision import VisionConfig
@@ -45,6 +46,7 @@ KEYS: dict[str, type[BaseModel]] = {
     "key of a `cascade` service": CascadeConfig,
     "key of an `llm` service": LlmConfig,
     "key of `adapters`": AdaptersConfig,
+    "key of an `llm-cascade` service": LlmCascadeConfig,
     "key of a `route` service": RouteConfig,
     "key of a `vision` service": VisionConfig,
 }

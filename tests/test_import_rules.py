@@ -95,8 +95,8 @@ KINDS = {of(name).package for name in FILES if of(name).folder == "deployments"}
 """A folder of deployments that neither all kinds share nor all protocols is a kind's."""
 KIND_OF = {**{kind: kind for kind in KINDS}, "decoder": "llm"}
 """By package, in whatever folder."""
-KINDS_OF_OTHERS = {"cascade": {"encoder"}}
-"""A cascade's levels are services of text classifiers."""
+KINDS_OF_OTHERS = {"cascade": {"encoder"}, "llm_cascade": {"llm", "cascade"}}
+"""A cascade's levels are services of text classifiers, or of language models; both promise alike."""
 
 
 def named(node: ast.AST) -> Iterator[str]:

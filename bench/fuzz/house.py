@@ -25,7 +25,6 @@ from pliant.config.vision import VisionConfig
 from pliant.deployments import kinds
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
-from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.encoder import messages as texts
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.kind import ENDPOINTS
@@ -36,6 +35,7 @@ from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.request import Generation, Piece, TokenLogprobs
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.catalog.part import CatalogPart
+from pliant.deployments.serving.choosing.messages import Chosen
 from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.least_held import LeastHeld
 from pliant.deployments.serving.parcels import Parcel
@@ -114,7 +114,7 @@ class House:
                 "both",
                 cascade,
                 {"small": small, "large": large},
-                lambda: CascadeEntry("both", "serves", choice),
+                lambda: Chosen("both", "serves", choice),
                 _Uncounted(),
             ),
             ("vectors", "texts"): _encoder("vectors", self._folder, _VECTORS),

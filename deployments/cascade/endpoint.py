@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from pliant.config.cascade import CascadeConfig
-from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.route import Serving
 from pliant.deployments.cascade.run import CascadeRecorder, CascadeRun
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.http.texts import Details, Input, Prediction
+from pliant.deployments.serving.choosing.messages import Chosen
 from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Outcome, RequestError, counted
 from pliant.deployments.serving.scores import likeliest
@@ -36,7 +36,7 @@ class CascadeClassifier:
         name: str,
         config: CascadeConfig,
         services: Mapping[str, Classifier],
-        entry: Callable[[], CascadeEntry | None],
+        entry: Callable[[], Chosen | None],
         recorder: CascadeRecorder,
         asleep: Callable[[str], bool] = lambda _service: False,
     ) -> None:

@@ -12,10 +12,10 @@ from pliant.config.cascade import CascadeConfig
 from pliant.config.cluster import ServingConfig
 from pliant.deployments.cascade import panels
 from pliant.deployments.cascade.endpoint import CascadeClassifier
-from pliant.deployments.cascade.follower import CascadeFollower
 from pliant.deployments.cascade.metrics import CascadeMetrics, cascade_metrics
 from pliant.deployments.cascade.planner import CascadePart
 from pliant.deployments.serving.catalog.follower import CatalogFollower
+from pliant.deployments.serving.choosing.follower import ChoiceFollower
 from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Ask, Kind, Opening, Planning
 from pliant.deployments.serving.panels import Panel
@@ -31,13 +31,13 @@ class CascadeKind(Kind[CascadeConfig]):
             await level.opened()
         recorder = CascadeMetrics(opening.name, self.name, opening.outcomes, opening.tally)
         endpoints = {name: level.endpoint for name, level in opening.parts.items()}
-        known = partial(cast(CascadeFollower, opening.follower).known_as, opening.name)
+        known = partial(cast(ChoiceFollower, opening.follower).known_as, opening.name)
         return CascadeClassifier(
             opening.name, opening.config, endpoints, known, recorder, lambda name: opening.parts[name].asleep
         )
 
-    def follower(self, ask: Ask, config: ServingConfig) -> CascadeFollower:
-        return CascadeFollower(ask)
+    def follower(self, ask: Ask, config: ServingConfig) -> ChoiceFollower:
+        return ChoiceFollower(ask, "cascades")
 
     def part(self, planning: Planning) -> CascadePart:
         return CascadePart(planning)

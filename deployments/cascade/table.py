@@ -37,6 +37,8 @@ RECIPE = 2
 _TABLE, _READINGS = "table.json", "readings.npz"
 FILES = (_TABLE, _READINGS)
 """Of a profile's folder."""
+KEPT = "cascades"
+"""The folder of the cache with the profiles."""
 
 _DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 """Files of a model, besides weights, by which its answers differ."""
@@ -152,7 +154,7 @@ def _digest(file: Path, _changed: int) -> str:
 
 def folder_of(service: str, identity: str) -> Path:
     """Where the profile of this identity lies, or will lie."""
-    return cache_folder() / "cascades" / f"{service}-{identity}"
+    return cache_folder() / KEPT / f"{service}-{identity}"
 
 
 def load(folder: Path) -> Profiled | None:

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+class Asked(Protocol[T]):
+    """What a client asks. All but `find` raise RequestError, too, where that is not to be had of what was sent."""
+
+    @property
+    def text(self) -> str:
+        """The prompt, or what the user said last."""
+
+    async def find(self, name: str) -> T:
+        """The model that is called so. Raises RequestError where it cannot answer yet."""
+
+    async def begin(self, model: T, tokens: int) -> Sequence[float]:
+        """How sure `model` is of the first so many tokens of its likeliest answer, or of all if it ends before: the
+        natural logarithms of their probabilities."""
 
 
 class PassedOn(Protocol[T_co]):
@@ -43,10 +58,8 @@ class Router(Protocol):
     def max_length(self) -> int:
         """Tokens of a prompt and its answer together that whoever answers takes."""
 
-    async def pass_on(
-        self, text: str, find: Callable[[str], Awaitable[T]], answered_by: str | None = None
-    ) -> PassedOn[T]:
-        """Choose who answers `text`, and `find` it by name; the one with the mark `answered_by`, if there is one.
+    async def pass_on(self, asked: Asked[T], answered_by: str | None = None) -> PassedOn[T]:
+        """Choose who answers what is `asked`, and find it; the one with the mark `answered_by`, if there is one.
 
         Raises RequestError where nobody can.
         """

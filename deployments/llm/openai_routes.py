@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
@@ -28,6 +28,7 @@ from pliant.deployments.http.response_events import Writer, stream, whole
 from pliant.deployments.http.resumption import Delivered, answered_by, drawn, last_event, rest
 from pliant.deployments.http.routes import DirectRoute
 from pliant.deployments.http.tool_calls import grammar, parser
+from pliant.deployments.llm.asked import AskedOfModels
 from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.generations import bound
 from pliant.deployments.llm.generations import generations as asked
@@ -38,6 +39,8 @@ from pliant.deployments.serving.outcome import RequestError
 
 _SCORE_BYTES = 64
 """About what a token and its log probability take in an answer."""
+_NO_SEED = 0
+"""Of the likeliest answer."""
 Call = TypeVar("Call", CompletionRequest, ChatRequest, ResponsesRequest)
 
 
@@ -46,8 +49,10 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
     api = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=DirectRoute)
     media = answers("application/json", "text/event-stream")
 
-    async def read(request: Request, kind: type[Call]) -> tuple[Call, ServedModel]:
-        """What is asked, and of whom. Raises RequestError."""
+    async def read(
+        request: Request, kind: type[Call], first: Callable[[Call, ServedModel], Awaitable[Generation]]
+    ) -> tuple[Call, ServedModel]:
+        """What is asked, of which `first` has a model's first answer, and of whom. Raises RequestError."""
         body = await read_body(request, max_body)
         call = await off_loop(len(body), lambda: parsed(kind, body))
         found = await models.named(call.model)
@@ -55,7 +60,8 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
             hold(request.scope, found.base.name)
             return call, found
         hold(request.scope, found.name)
-        return call, await models.pass_on(found, call.question, answered_by(request))
+        given = AskedOfModels(models, lambda: call.question, partial(first, call))
+        return call, await models.pass_on(found, given, answered_by(request))
 
     @api.get("/models")
     async def listing() -> Response:
@@ -67,20 +73,19 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
 
     @api.post("/completions", openapi_extra=json_body(CompletionRequest), responses=media)
     async def complete(request: Request) -> Response:
-        call, served = await read(request, CompletionRequest)
+        call, served = await read(request, CompletionRequest, _first_completion)
         model = served.base
         bound(len(call.prompts) * call.choices)
         prompts = [await model.encode(prompt) for prompt in call.prompts]
         shape = CompletionShape(model.token_texts, _echo(model, call, prompts), call.logprobs, call.prompt_logprobs)
         name, seed = drawn(request)
-        wanted = 1 if call.max_tokens == 0 else call.max_tokens
-        generations = await asked(served, call, prompts, wanted, call.logprobs, seed)
+        generations = await asked(served, call, prompts, _tokens(call), call.logprobs, seed)
         delivered = last_event(request, len(generations)) if call.stream else None
         return await _answer(served, call, generations, shape, sum(map(len, prompts)), f"cmpl-{name}", delivered)
 
     @api.post("/chat/completions", openapi_extra=json_body(ChatRequest), responses=media)
     async def chat(request: Request) -> Response:
-        call, served = await read(request, ChatRequest)
+        call, served = await read(request, ChatRequest, _first_of_chat)
         name, seed = drawn(request)
         generations, shape, prompt_tokens = await _chat(served, call, name, seed)
         delivered = last_event(request, len(generations)) if call.stream else None
@@ -88,7 +93,7 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
 
     @api.post("/responses", openapi_extra=json_body(ResponsesRequest), responses=media)
     async def respond(request: Request) -> Response:
-        call, served = await read(request, ResponsesRequest)
+        call, served = await read(request, ResponsesRequest, _first_response)
         name, seed = drawn(request)
         try:
             [generation], shape, prompt_tokens = await _chat(served, call.chat(), name, seed)
@@ -101,6 +106,24 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         return JSONResponse(await whole(pieces, shape, writer))
 
     return api
+
+
+def _tokens(call: CompletionRequest) -> int | None:
+    return 1 if call.max_tokens == 0 else call.max_tokens
+
+
+async def _first_completion(call: CompletionRequest, served: ServedModel) -> Generation:
+    prompt = await served.base.encode(call.question)
+    return (await asked(served, call, [prompt], _tokens(call), call.logprobs, _NO_SEED))[0]
+
+
+async def _first_of_chat(call: ChatRequest, served: ServedModel) -> Generation:
+    generations, _, _ = await _chat(served, call, "", _NO_SEED)
+    return generations[0]
+
+
+async def _first_response(call: ResponsesRequest, served: ServedModel) -> Generation:
+    return await _first_of_chat(call.chat(), served)
 
 
 def _echo(model: LanguageModel, call: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> list[Echo] | None:

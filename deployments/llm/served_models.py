@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from pliant.deployments.http.prompts import PassedOn, Router
+from pliant.deployments.http.prompts import Asked, PassedOn, Router
 from pliant.deployments.http.text_models import embeds
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.endpoint import LanguageModel
@@ -106,15 +106,18 @@ class ServedModels:
         """The same, and routes, too."""
         return await self._opened(name, self._services.begun)
 
-    async def pass_on(self, router: Router, text: str, answered_by: str | None) -> ServedModel:
-        """Who answers `text`, or did before. Raises RequestError."""
+    async def part(self, name: str) -> ServedModel:
+        """The language model or adapter that is called so, whoever asks: a router that they may use passes on to it.
 
-        async def find(name: str) -> ServedModel:
-            found = await self._opened(name, self._services.opened)
-            assert isinstance(found, ServedModel)
-            return found
+        Raises RequestError.
+        """
+        found = await self._opened(name, self._services.opened)
+        assert isinstance(found, ServedModel)
+        return found
 
-        passed_on = await router.pass_on(text, find, answered_by)
+    async def pass_on(self, router: Router, asked: Asked[ServedModel], answered_by: str | None) -> ServedModel:
+        """Who answers what is `asked`, or did before. Raises RequestError."""
+        passed_on = await router.pass_on(asked, answered_by)
         return passed_on.model._replace(passed_on=passed_on)
 
     async def _opened(self, name: str, opened: Callable[[Service], Awaitable[Any]]) -> ServedModel | Router:

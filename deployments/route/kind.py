@@ -8,8 +8,8 @@ from typing import Any, ClassVar, cast
 from prometheus_client.core import Metric
 
 from pliant.config.route import RouteConfig
+from pliant.deployments.http.passing.metrics import PassingMetrics, passing_metrics
 from pliant.deployments.route.endpoint import Route
-from pliant.deployments.route.metrics import RouteMetrics, route_metrics
 from pliant.deployments.serving.catalog.follower import CatalogFollower
 from pliant.deployments.serving.history import Past
 from pliant.deployments.serving.kind import Kind, Opening
@@ -23,7 +23,7 @@ class RouteKind(Kind[RouteConfig]):
 
     async def open(self, opening: Opening[RouteConfig]) -> Route:
         config, parts = opening.config, opening.parts
-        recorder = RouteMetrics(opening.name, self.name, opening.outcomes)
+        recorder = PassingMetrics(opening.name, self.name, opening.outcomes)
         return Route(opening.name, config, parts[config.by], parts[config.otherwise], recorder)
 
     def facts(self, service: Service, follower: CatalogFollower[Any] | None) -> Mapping[str, Any]:
@@ -35,7 +35,7 @@ class RouteKind(Kind[RouteConfig]):
             yield Bars(f"Answered by {view['otherwise']} instead of another, by why", view["instead"])
 
     def metrics(self, services: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
-        return route_metrics(services)
+        return passing_metrics(services)
 
 
 KIND = RouteKind()

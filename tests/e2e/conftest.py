@@ -1,8 +1,9 @@
 """One real cluster for all end-to-end tests but those of several nodes: the repository's own cluster.yaml, and more.
 
 Its models are trained while tests already ask those services that are ready: each file of tests names in NEEDS what it
-asks. What is more: a folder from which tasks may be loaded, a random language model with many adapters, two cascades
-whose profile is given, and a service of the toy kind. Nothing gives up because the machine is slow.
+asks. What is more: a folder from which tasks may be loaded, a random language model with many adapters, a cascade of
+both language models, two cascades whose profile is given, and a service of the toy kind. Nothing gives up because the
+machine is slow.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from e2e import faults, given_cascades
+from e2e import answers, faults, given_cascades
 from e2e.adapter_oracle import NAME, Oracle
 from e2e.application import IMPORT_PATH
 from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
@@ -47,11 +48,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle, faults_fol
         "roots": [str(folder / "tasks")],
     }
     services[NAME] = oracle.service()
+    services[answers.NAME] = answers.service(folder)
     args["state"] = str(folder)
     for service in services.values():
-        if service["kind"] not in ("cascade", "route"):
+        if service["kind"] not in ("cascade", "route", "llm-cascade"):
             service["timeout_s"] = PROCESS_HANGS_AFTER_S
-        if service["kind"] in ("llm", "route"):
+        if service["kind"] in ("llm", "route", "llm-cascade"):
             service["slo_ms"] = PATIENT_MS
     with given_cascades.added(args, folder):
         services["echo"] = {"kind": "echo", "replicas": 2, "timeout_s": HANGS_AFTER_S, "answer_s": 0.1}

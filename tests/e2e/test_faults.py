@@ -90,6 +90,7 @@ KINDS = {
     "cascade": Kind(STRICT, FIRST, 2, text(STRICT, SHORT)),
     "llm": Kind("chat", "chat", 2, completion("chat")),
     "route": Kind("ask", "chat", 2, completion("ask")),
+    "llm-cascade": Kind("answers", "chat", 2, completion("answers")),
     "vision": Kind("digits", "digits", 2, image),
     "echo": Kind("echo", "echo", 2, text("echo", list(WORDS))),
 }

@@ -59,9 +59,9 @@ def said(generation: Generation) -> str:
     return str(TOKENIZER.decode(tokens))
 
 
-def row(chosen: int, alternatives: int) -> TokenLogprobs:
+def row(chosen: int, alternatives: int, logprob: float = -0.5) -> TokenLogprobs:
     top = tuple(itertools.islice((other for other in range(300) if other != chosen), alternatives))
-    return TokenLogprobs(chosen, -0.5, top, tuple(-1.0 - rank for rank in range(alternatives)))
+    return TokenLogprobs(chosen, logprob, top, tuple(-1.0 - rank for rank in range(alternatives)))
 
 
 @dataclass
@@ -81,6 +81,8 @@ class Replica:
     cached: int = 0
     """Tokens of every prompt that it has already."""
     pause_s: float = 0.001
+    logprob: float = -0.5
+    """Of each token that it chooses."""
 
 
 class AnswerRecorder(Recorder):
@@ -139,7 +141,7 @@ class Replicas(Played[Generation, Piece, ReplicaReport, AnswerRecorder]):
                 yield Piece(
                     (chosen,),
                     str(TOKENIZER.decode([chosen])),
-                    None if wanted is None else (row(chosen, wanted),),
+                    None if wanted is None else (row(chosen, wanted, replica.logprob),),
                     "length" if index + 1 == generation.max_tokens else None,
                     *((replica.pause_s, replica.cached) if index == len(generation.generated) else ()),
                 )

@@ -23,7 +23,8 @@ from pliant.models import sources
 
 _SHORTEST_SLOT = 128
 """Tokens that a slot must have where nobody says how many."""
-_PROMPT = "The for statement is used to"
+EXAMPLE_PROMPT = "The for statement is used to"
+"""Of which the zoo's model knows how it goes on."""
 
 
 class AdaptersConfig(CatalogConfig):
@@ -175,4 +176,4 @@ class LlmConfig(ElasticServiceConfig):
         return None
 
     def example(self, name: str) -> Example:
-        return Example("v1/completions", {"model": name, "prompt": _PROMPT, "max_tokens": 40})
+        return Example("v1/completions", {"model": name, "prompt": EXAMPLE_PROMPT, "max_tokens": 40})

@@ -14,9 +14,9 @@ from support.scripted_cascade import LABELS, CascadeRecorder, Model, Service, ca
 from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
-from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.pruning import Words
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.serving.choosing.messages import Chosen
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.calibration import softmax
 from pliant.policies.cascade.candidates import Candidate
@@ -43,7 +43,7 @@ class House:
         config = CascadeConfig(
             kind="cascade", levels=("small", "middle", "large"), data="d", accuracy_loss=0.01, **options
         )
-        self.entry: CascadeEntry | None = None
+        self.entry: Chosen | None = None
         self.asleep: set[str] = set()
         levels: Any = self.services
         self.cascade = CascadeClassifier(
@@ -54,7 +54,7 @@ class House:
 
     def choose(self, chosen: Candidate, unmet: str | None = None, fallback: Candidate | None = None) -> None:
         choice = Choice(chosen, unmet, (0.001,) * len(chosen.levels), 1000, fallback)
-        self.entry = CascadeEntry("topics-c", f"serves {chosen}", choice)
+        self.entry = Chosen("topics-c", f"serves {chosen}", choice)
 
     async def ask(self, text: str, parameters: ClassifyParameters = PLAIN) -> Any:
         [prediction] = await self.cascade.classify([text], parameters)
@@ -244,7 +244,7 @@ async def test_scores_as_they_are_asked_for() -> None:
 async def test_until_something_is_chosen_clients_are_told_how_far_it_is() -> None:
     house = House(None)
     assert house.cascade.state == "waits for the planner"
-    house.entry = CascadeEntry("topics-c", "profiles its levels: 40%", None)
+    house.entry = Chosen("topics-c", "profiles its levels: 40%", None)
     assert not house.cascade.ready
     with pytest.raises(RequestError, match="topics-c is not ready yet: profiles its levels: 40%") as error:
         await house.ask("yes t1")
@@ -254,7 +254,7 @@ async def test_until_something_is_chosen_clients_are_told_how_far_it_is() -> Non
 async def test_a_new_planner_does_not_undo_what_serves() -> None:
     house = House(candidate("small", "large"))
     assert house.cascade.ready
-    for entry in (CascadeEntry("topics-c", "waits for large", None), None):
+    for entry in (Chosen("topics-c", "waits for large", None), None):
         house.entry = entry
         assert house.cascade.ready
         await house.ask("yes t1")

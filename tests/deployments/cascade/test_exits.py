@@ -21,12 +21,12 @@ from pliant.deployments.cascade import local
 from pliant.deployments.cascade.choice import Choice, choose_for
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.levels import ClassifierReader, levels_of
-from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.readings import Level
 from pliant.deployments.encoder.engine import Engine
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.serving.choosing.messages import Chosen
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.errors import CannotCompileError
 from pliant.kernels import c_compiler
@@ -55,7 +55,7 @@ class House:
         config = CascadeConfig(kind="cascade", levels=CHAIN, data="d", accuracy_loss=0.01, **options)
         fallback = candidate("large") if config.degrade else None
         choice = Choice(chosen, None, (0.001,) * len(chosen.levels), 1000, fallback)
-        entry = CascadeEntry("c", "serves", choice)
+        entry = Chosen("c", "serves", choice)
         self.cascade = CascadeClassifier("c", config, self.services, lambda: entry, self.recorder)
 
     async def ask(self, text: str) -> Any:
@@ -201,7 +201,7 @@ async def test_a_real_encoder_from_its_profile_to_its_answers(
     assert exits["t@1"].mean_latency_s < exits["t@2"].mean_latency_s < exits["t"].mean_latency_s
 
     chosen = candidate("t@1", "t@2", "t", cutoff=0.5, temperatures=tuple(exits[name].temperature for name in exits))
-    entry = CascadeEntry("c", "serves", Choice(chosen, None, (0.001,) * 3, 300))
+    entry = Chosen("c", "serves", Choice(chosen, None, (0.001,) * 3, 300))
     cascade = CascadeClassifier("c", config, classifiers, lambda: entry, CascadeRecorder())
     policy, before = chosen.cascade(0), engine.report()
     stops = []

@@ -14,13 +14,13 @@ from support.scripted_cascade import LABELS, CascadeRecorder, Levels, Model, Ser
 from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade.choice import Choice, choose_for
 from pliant.deployments.cascade.endpoint import CascadeClassifier
-from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.panels import panels
 from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.readings import Level
 from pliant.deployments.cascade.reroutes import Reroutes
 from pliant.deployments.cascade.table import Profiled, keep, load
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.serving.choosing.messages import Chosen
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.calibration import softmax
 from pliant.policies.cascade.candidates import Candidate
@@ -43,7 +43,7 @@ class House:
         config = CascadeConfig(
             kind="cascade", levels=("small", "middle", "large"), data="d", accuracy_loss=0.01, **options
         )
-        entry = CascadeEntry("c", "serves", Choice(chosen, None, (0.001, 0.003), 1000))
+        entry = Chosen("c", "serves", Choice(chosen, None, (0.001, 0.003), 1000))
         levels: Any = self.services
         self.cascade = CascadeClassifier("c", config, levels, lambda: entry, self.recorder)
 

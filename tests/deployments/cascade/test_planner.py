@@ -18,11 +18,12 @@ from support.waiting import until
 from pliant.deployments.cascade import levels as cascade_levels
 from pliant.deployments.cascade import planner as cascades
 from pliant.deployments.cascade import table
-from pliant.deployments.cascade.follower import CascadeFollower
 from pliant.deployments.cascade.planner import CascadePart
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.messages import Report
 from pliant.deployments.kinds import parse
+from pliant.deployments.serving.choosing import part as choosing
+from pliant.deployments.serving.choosing.follower import ChoiceFollower
 from pliant.deployments.serving.kind import Planning
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.table import ReplicaTable
@@ -74,7 +75,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sources, "fetch", lambda _model: tmp_path)
     monkeypatch.setattr(labelled_texts, "read", lambda _data, _labels: texts(400))
-    monkeypatch.setattr(cascades, "_WAIT_S", 0.001)
+    monkeypatch.setattr(choosing, "_WAIT_S", 0.001)
     monkeypatch.setattr(cascade_levels, "_RETRY_S", 0.001)
     return tmp_path / "cache"
 
@@ -183,7 +184,7 @@ async def test_gateways_hear_of_it_also_from_a_new_planner() -> None:
     async def ask(method: str, *args: Any) -> Any:
         return await getattr(part, method)(*args)
 
-    follower = CascadeFollower(ask)
+    follower = ChoiceFollower(ask, "cascades")
     assert follower.known_as("c") is None
     found = await entry(part, "serves")
     await follower.ask(wait=False, within_s=5)
@@ -221,7 +222,7 @@ async def test_when_labelled_texts_are_replaced_it_is_profiled_anew_and_serves_m
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a drift."""
-    monkeypatch.setattr(cascades, "_LOOK_S", 10.0)
+    monkeypatch.setattr(choosing, "_LOOK_S", 10.0)
     house = House()
     part = house.start()
     first = await entry(part, "serves small → large")
@@ -234,7 +235,7 @@ async def test_when_labelled_texts_are_replaced_it_is_profiled_anew_and_serves_m
 
     monkeypatch.setattr(labelled_texts, "read", wrong)
     await asyncio.sleep(100)
-    assert caplog.text.count("keeps to the labelled texts that it was profiled on: line 7: the text is empty") == 1
+    assert caplog.text.count("keeps to the labelled data that it was measured on: line 7: the text is empty") == 1
     assert part.catalog.entries["c"] == first
     monkeypatch.setattr(labelled_texts, "read", lambda _data, _labels: texts(600))
     found = await entry(part, "profiles its levels")
@@ -300,7 +301,7 @@ async def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
             pauses.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr(cascades.asyncio, "sleep", recorded)
+    monkeypatch.setattr(asyncio, "sleep", recorded)
     monkeypatch.setattr(sources, "fetch", lambda _model: (_ for _ in ()).throw(ModelError("no network")))
     part = House().start(pauses_s=(30.0, 600.0))
     while len(pauses) < 8:
@@ -318,7 +319,7 @@ async def test_a_cascade_that_nobody_sees_to_any_more_is_told() -> None:
     part.check()
     part._tasks[0].cancel()
     await asyncio.wait(part._tasks)
-    with pytest.raises(RuntimeError, match="a cascade is not started any more"):
+    with pytest.raises(RuntimeError, match="a service is not started any more"):
         part.check()
 
 
@@ -350,10 +351,10 @@ async def test_texts_that_come_later_will_do(monkeypatch: pytest.MonkeyPatch, ca
 
     monkeypatch.setattr(labelled_texts, "read", read)
     part = House().start()
-    found = await entry(part, "cannot use its labelled texts; see /stats")
+    found = await entry(part, "cannot use its labelled data; see /stats")
     assert (found.refused, found.problem) == (True, "d: cannot be read: No such file")
     await asyncio.sleep(0.1)
-    assert caplog.text.count("cannot use its labelled texts") == 1
+    assert caplog.text.count("cannot use its labelled data") == 1
     there = True
     await entry(part, "serves")
 
@@ -367,7 +368,7 @@ async def test_texts_that_tell_nothing_are_read_once(monkeypatch: pytest.MonkeyP
         raise DataError("small and large: labels are mixed up")
 
     monkeypatch.setattr(cascades, "profile", mixed_up)
-    found = await entry(House().start(), "cannot use its labelled texts")
+    found = await entry(House().start(), "cannot use its labelled data")
     assert found.problem == "small and large: labels are mixed up"
     await asyncio.sleep(0.1)
     assert profiles == 1

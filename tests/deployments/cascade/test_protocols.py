@@ -16,10 +16,10 @@ from pliant.config.cluster import GatewayConfig
 from pliant.deployments import kinds
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
-from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.cascade.metrics import CascadeMetrics
 from pliant.deployments.http.application import application
 from pliant.deployments.serving import metrics
+from pliant.deployments.serving.choosing.messages import Chosen
 from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
@@ -50,9 +50,9 @@ class House:
     def __init__(self, unmet: str | None = None, ready: bool = True, refused: bool = False) -> None:
         self.small, self.large = Service(Model("small", 1.0, 0.001)), Service(Model("large", 1.0, 0.01))
         choice = Choice(CANDIDATE, unmet, (0.001, 0.01), 500)
-        entry = CascadeEntry("topics-c", "serves" if ready else "profiles its levels: 5%", choice if ready else None)
+        entry = Chosen("topics-c", "serves" if ready else "profiles its levels: 5%", choice if ready else None)
         if refused:
-            entry = CascadeEntry("topics-c", "cannot keep", None, "none of 9; delete /cache/c", refused=True)
+            entry = Chosen("topics-c", "cannot keep", None, "none of 9; delete /cache/c", refused=True)
         config = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, degrade=True)
         levels: Any = {"small": self.small, "large": self.large}
         self.cascade = CascadeClassifier("topics-c", config, levels, lambda: entry, CascadeRecorder())

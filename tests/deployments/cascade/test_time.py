@@ -19,10 +19,10 @@ from support.text_service import TextService
 from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
-from pliant.deployments.cascade.messages import CascadeEntry
 from pliant.deployments.encoder.messages import Answer
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.http.texts import Prediction
+from pliant.deployments.serving.choosing.messages import Chosen
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.candidates import Candidate
 
@@ -58,7 +58,7 @@ class House:
         self.small, self.large = level(folder, "small", SMALL_S, small), level(folder, "large", LARGE_S, large)
         chosen = candidate(*levels, cutoff=1.0 if goes_on else 0.0, slope=10.0 if goes_on else 1e6)
         latency_s = tuple({"small": SMALL_S, "large": LARGE_S}[level] for level in levels)
-        entry = CascadeEntry("c", f"serves {chosen}", Choice(chosen, None, latency_s, 1000, fallback))
+        entry = Chosen("c", f"serves {chosen}", Choice(chosen, None, latency_s, 1000, fallback))
         config = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, degrade=degrade)
         self.recorder = CascadeRecorder()
         classifiers = {"small": self.small.classifier, "large": self.large.classifier}

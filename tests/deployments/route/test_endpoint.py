@@ -19,12 +19,13 @@ from pliant.config.cluster import GatewayConfig
 from pliant.config.route import RouteConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.http.passing.router import Reason
 from pliant.deployments.http.texts import Input, Prediction
 from pliant.deployments.kinds import parse
 from pliant.deployments.llm.adapter_follower import AdapterFollower
 from pliant.deployments.llm.adapter_registry import AdapterRegistry
 from pliant.deployments.llm.kind import LlmKind
-from pliant.deployments.route.endpoint import Reason, Route
+from pliant.deployments.route.endpoint import Route
 from pliant.deployments.route.kind import KIND
 from pliant.deployments.serving.catalog.part import CatalogPart
 from pliant.deployments.serving.history import Past

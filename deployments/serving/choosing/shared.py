@@ -1,4 +1,4 @@
-"""Profiles of cascades in the state of the cluster: a planner on another node need not measure again.
+"""Profiles in the state of the cluster: a planner on another node need not measure again.
 
 Each is one zip archive, of what the cache folder holds of it. All of this blocks, and raises nothing.
 """
@@ -9,12 +9,11 @@ import io
 import logging
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from pliant.cache import made_once
-from pliant.deployments.cascade.table import FILES
 from pliant.deployments.serving.state.storage import Storage
 
 logger = logging.getLogger("pliant")
@@ -24,10 +23,12 @@ _DAMAGED = (EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
 class SharedProfiles:
-    """Those in `state`."""
+    """Those in the `folder` of `state`, each of which has `files`."""
 
-    def __init__(self, state: Storage) -> None:
+    def __init__(self, state: Storage, folder: str, files: Sequence[str]) -> None:
         self._state = state
+        self._folder = folder
+        self._files = files
         self._looked: set[Path] = set()
         """Profiles that were looked for: whoever removes one from the cache wants another."""
 
@@ -37,7 +38,7 @@ class SharedProfiles:
             return
         self._looked.add(folder)
         try:
-            files = _unpacked(self._state.read(_path(folder)))
+            files = _unpacked(self._state.read(self._path(folder)), self._files)
             made_once(folder, lambda into: _write(files, into))
         except FileNotFoundError:
             return
@@ -49,17 +50,16 @@ class SharedProfiles:
     def share(self, folder: Path) -> None:
         """Keep the profile of `folder` in the state, instead of one that is there."""
         try:
-            content = _packed({name: (folder / name).read_bytes() for name in FILES})
+            content = _packed({name: (folder / name).read_bytes() for name in self._files})
             with suppress(FileNotFoundError):
-                self._state.remove(_path(folder))
+                self._state.remove(self._path(folder))
             with suppress(FileExistsError):  # another planner has measured it, too
-                self._state.create(_path(folder), content)
+                self._state.create(self._path(folder), content)
         except OSError as error:
             logger.warning("the profile %s cannot be kept in the state, for other nodes: %r", folder.name, error)
 
-
-def _path(folder: Path) -> str:
-    return f"cascades/{folder.name}"
+    def _path(self, folder: Path) -> str:
+        return f"{self._folder}/{folder.name}"
 
 
 def _packed(files: Mapping[str, bytes]) -> bytes:
@@ -70,9 +70,9 @@ def _packed(files: Mapping[str, bytes]) -> bytes:
     return archive.getvalue()
 
 
-def _unpacked(archive: bytes) -> dict[str, bytes]:
+def _unpacked(archive: bytes, files: Sequence[str]) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-        return {name: opened.read(name) for name in FILES}
+        return {name: opened.read(name) for name in files}
 
 
 def _write(files: Mapping[str, bytes], into: Path) -> None:

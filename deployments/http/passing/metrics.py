@@ -1,4 +1,4 @@
-"""What a route counts; the classifier and whoever answers count what they do, too."""
+"""What services count that pass prompts on; what chooses and whoever answers count what they do, too."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from pliant.deployments.route.endpoint import Reason
+from pliant.deployments.http.passing.router import Reason
 from pliant.deployments.serving.metric_table import Described, Rows, labelled
 from pliant.deployments.serving.metrics import Requests, counter
 
 _PASSED = Described(True, "pliant_route_passed", "Requests that were passed on, by who answers.")
-_INSTEAD = Described(
-    True, "pliant_route_otherwise", "Requests that `otherwise` answers instead of whoever should, by why."
-)
+_INSTEAD = Described(True, "pliant_route_otherwise", "Requests that another one answers than might have, by why.")
 
 
-class RouteMetrics(Requests):
-    """As a gateway sees it; a `RouteRecorder`."""
+class PassingMetrics(Requests):
+    """As a gateway sees it; a `PassingRecorder`."""
 
     def __init__(self, service: str, kind: str, outcomes: Counter[str]) -> None:
         super().__init__(service, kind, outcomes)
@@ -33,8 +31,8 @@ class RouteMetrics(Requests):
         self._instead.inc(tags={"reason": reason})
 
 
-def route_metrics(views: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
-    """What "/stats" says of routes, for Prometheus."""
+def passing_metrics(views: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    """What "/stats" says of such services, for Prometheus."""
     for key, described, label in (("passed", _PASSED, "model"), ("instead", _INSTEAD, "reason")):
         rows: Rows = [
             ((service, value), {key: count})

@@ -1,21 +1,21 @@
-"""What the planner tells gateways about cascades."""
+"""What the planner tells gateways about services that choose."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pliant.deployments.cascade.choice import Choice
 from pliant.message import message
 
 
 @message
-class CascadeEntry(NamedTuple):
-    """How far a cascade is, and what serves once it is chosen."""
+class Chosen(NamedTuple):
+    """How far a service is, and what serves once it is chosen."""
 
     service: str
     state: str
     """In a few words, for anybody: what is being done, or that nothing can be."""
-    choice: Choice | None
+    choice: Any = None
+    """What its kind chooses; None before."""
     problem: str | None = None
     """For the operator: why nothing is chosen, and what to do."""
     refused: bool = False

@@ -1,0 +1,1 @@
+"""What a cascade of language models saves, and what it spoils."""

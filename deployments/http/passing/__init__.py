@@ -1,0 +1,1 @@
+"""Services that take a prompt and have another one answer it."""

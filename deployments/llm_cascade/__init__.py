@@ -1,0 +1,1 @@
+"""Cascades of language models: a small one answers what it is sure enough of."""
