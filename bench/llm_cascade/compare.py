@@ -1,8 +1,8 @@
-"""A cascade of two language models on questions about Python's documentation: what it saves of the large one's tokens,
-how many answers it spoils, and how long it takes.
+"""A cascade of two language models that go on with answers about Python: what it saves of the large one's tokens, how
+many answers it spoils, and how long it takes.
 
-Both models have read the answers; the small one, of a tenth of the weights, remembers fewer. What it may answer is
-chosen on some questions and counted on others.
+Both models have read the answers; the small one remembers less. What it may answer is chosen at some places in them and
+counted at others.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from pliant.cache import cache_folder, made_once
 from pliant.deployments.app import build
 from pliant.training.labelled_prompts import LabelledPrompt
 from pliant.zoo import llama, shapes
-from pliant.zoo.documents import Conversation, conversations
-from pliant.zoo.shapes import LlamaShape
+from pliant.zoo.documents import conversations
+from pliant.zoo.llama import SPECIAL
+from pliant.zoo.shapes import ASSISTANT, END, USER, LlamaShape
 
-_SHAPE = LlamaShape(layers=2, hidden=96, heads=4, kv_heads=2, intermediate=256, steps=330, learning_rate=4e-3)
+_SHAPE = LlamaShape(layers=2, hidden=192, heads=4, kv_heads=2, intermediate=512, steps=330, learning_rate=4e-3)
 """Of the small model."""
 _SMALL, _LARGE, _BOTH = "small", "large", "both"
-_TOKENS = 24
+_TOKENS = 12
 """Of each answer."""
-_RIGHT = 30
-"""Characters of the answer in the documentation, with which a right one begins."""
+_RIGHT = 3
+"""Words of the text with which an answer must go on to be right."""
 _LOSS = 0.01
 _SLO_MS = 60_000
 """Which no machine misses: what is measured is not whether answers are in time."""
@@ -56,25 +57,24 @@ class _Plan:
     seed: int = 0
 
 
-_QUICK = _Plan(chosen_on=1500, counted_on=1000, repetitions=8, requests=40)
+_QUICK = _Plan(chosen_on=2000, counted_on=1000, repetitions=8, requests=40)
 _FULL = _Plan(chosen_on=2000, counted_on=3000, repetitions=20, requests=100)
 
 
 def run(options: Options) -> Report:
     """Ours is the cascade."""
     plan = _QUICK if options.quick else _FULL
-    asked = random.Random(plan.seed).sample(conversations(), len(conversations()))
-    chosen_on, counted_on = asked[: plan.chosen_on], asked[plan.chosen_on :][: plan.counted_on]
+    asked = _prompts(plan.chosen_on + plan.counted_on, plan.seed)
+    chosen_on, counted_on = asked[: plan.chosen_on], asked[plan.chosen_on :]
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "prompts.jsonl"
-        data.write_text("\n".join(json.dumps(_labelled(one)) for one in chosen_on))
+        data.write_text("\n".join(json.dumps({"prompt": one.text, "answer": one.answer}) for one in chosen_on))
         with cluster({"ours": build({"services": _services(data)})}) as address:
             view = _chosen(f"{address}/ours")
             answers = asyncio.run(_answers(f"{address}/ours", counted_on))
             seconds = asyncio.run(_seconds(f"{address}/ours", counted_on, plan))
-    right = {
-        name: [_right(one, said) for one, said in zip(counted_on, each, strict=True)] for name, each in answers.items()
-    }
+    said = {name: [answer["choices"][0]["text"] for answer in each] for name, each in answers.items()}
+    right = {name: [one.right(text) for one, text in zip(counted_on, each, strict=True)] for name, each in said.items()}
     worse = [large and not both for large, both in zip(right[_LARGE], right[_BOTH], strict=True)]
     tokens = [answer["usage"]["completion_tokens"] for answer in answers[_LARGE]]
     early = [answer["model"] == _SMALL for answer in answers[_BOTH]]
@@ -84,7 +84,7 @@ def run(options: Options) -> Report:
         [
             _one("llm_cascade_tokens_saved", saved, "", f"{statistics.mean(early):.0%} of {len(early)} answers"),
             _one("llm_cascade_loss", statistics.mean(worse), f"<= {_LOSS}", accuracy),
-            ratio("llm_cascade_latency_vs_large", seconds[_BOTH], seconds[_LARGE], "< 1", "mean of an answer"),
+            ratio("llm_cascade_latency_vs_large", seconds[_BOTH], seconds[_LARGE], "", "mean of an answer"),
             ratio("llm_cascade_latency_small_vs_large", seconds[_SMALL], seconds[_LARGE], "", "mean of an answer"),
         ],
         {**asdict(plan), "shape": asdict(_SHAPE), "tokens": _TOKENS, "loss": _LOSS, "chosen": view["chosen"]},
@@ -92,14 +92,19 @@ def run(options: Options) -> Report:
     )
 
 
-def _labelled(one: Conversation) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": one.question}], "answer": one.answer[:_RIGHT].strip()}
-
-
-def _right(one: Conversation, answer: dict[str, Any]) -> bool:
-    label = _labelled(one)
-    prompt = LabelledPrompt(None, tuple(label["messages"]), label["answer"])
-    return prompt.right(answer["choices"][0]["message"]["content"])
+def _prompts(count: int, seed: int) -> list[LabelledPrompt]:
+    """Questions, each with a beginning of its answer; no two are the same."""
+    given = [(question, answer.split()) for question, answer in conversations()]
+    places = [(question, answer, at) for question, answer in given for at in range(len(answer) - _RIGHT)]
+    drawn = random.Random(seed).sample(places, count)
+    return [
+        LabelledPrompt(
+            f"{SPECIAL[USER]}{question}{SPECIAL[END]}{SPECIAL[ASSISTANT]}{' '.join(answer[:at])}",
+            None,
+            " ".join(answer[at : at + _RIGHT]),
+        )
+        for question, answer, at in drawn
+    ]
 
 
 def _services(data: Path) -> dict[str, Any]:
@@ -133,20 +138,20 @@ def _chosen(address: str) -> dict[str, Any]:
         time.sleep(_LOOK_S)
 
 
-async def _answers(address: str, asked: Sequence[Conversation]) -> dict[str, list[dict[str, Any]]]:
+async def _answers(address: str, asked: Sequence[LabelledPrompt]) -> dict[str, list[dict[str, Any]]]:
     """By model, to all questions."""
     async with session() as http:
         return {
             name: (
-                await closed_loop(http, f"{address}/v1/chat/completions", [_body(name, one) for one in asked], _CLIENTS)
+                await closed_loop(http, f"{address}/v1/completions", [_body(name, one) for one in asked], _CLIENTS)
             ).answers
             for name in (_SMALL, _LARGE, _BOTH)
         }
 
 
-async def _seconds(address: str, asked: Sequence[Conversation], plan: _Plan) -> dict[str, list[float]]:
+async def _seconds(address: str, asked: Sequence[LabelledPrompt], plan: _Plan) -> dict[str, list[float]]:
     """By model, the mean of each block, of one client."""
-    url, rng = f"{address}/v1/chat/completions", random.Random(plan.seed)
+    url, rng = f"{address}/v1/completions", random.Random(plan.seed)
     seconds: dict[str, list[float]] = {_SMALL: [], _LARGE: [], _BOTH: []}
     async with session() as http:
         for _ in track(range(plan.repetitions), "llm-cascade", transient=True):
@@ -157,9 +162,8 @@ async def _seconds(address: str, asked: Sequence[Conversation], plan: _Plan) -> 
     return seconds
 
 
-def _body(model: str, one: Conversation) -> bytes:
-    messages = [{"role": "user", "content": one.question}]
-    return json.dumps({"model": model, "messages": messages, "max_tokens": _TOKENS, "temperature": 0}).encode()
+def _body(model: str, one: LabelledPrompt) -> bytes:
+    return json.dumps({"model": model, "prompt": one.text, "max_tokens": _TOKENS, "temperature": 0}).encode()
 
 
 def _one(name: str, value: float, target: str, beside: str) -> Figure:
