@@ -111,7 +111,8 @@ def test_encoded_images_and_pixels_are_the_same_to_it(cluster: Cluster) -> None:
 def test_what_is_no_image_is_refused(cluster: Cluster) -> None:
     bomb = png(np.zeros((8000, 8000, 3), np.uint8))
     for body, status in ((b"%PDF-1.7 ", 415), (bomb, 413), (png(PIXELS[0])[:100], 400)):
-        response = httpx.post(f"{cluster.address}/models/digits?task=digit", content=body, timeout=HANGS_AFTER_S)
+        path = f"/models/digits?task=digit&slo_ms={PATIENT_MS}"
+        response = httpx.post(f"{cluster.address}{path}", content=body, timeout=HANGS_AFTER_S)
         assert response.status_code == status, response.text
         assert "image" in response.json()["error"]
     with pytest.raises(InferenceServerException, match="task"):
