@@ -108,11 +108,10 @@ async def _said(small: LanguageModel, large: LanguageModel, prompt: LabelledProm
         worse = first.text != second.text
     else:
         worse = prompt.right(second.text) and not prompt.right(first.text)
-    assert first.logprobs
     return Said(
         small=first.text,
         large=second.text,
-        logprobs=tuple(row.logprob for row in first.logprobs[: max(TOKENS)]),
+        logprobs=tuple(row.logprob for row in (first.logprobs or ())[: max(TOKENS)]),
         worse=worse,
         large_tokens=len(second.tokens),
     )

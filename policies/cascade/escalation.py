@@ -48,8 +48,9 @@ class Rule(NamedTuple):
     cutoff: float
 
     def confidence(self, logprobs: Sequence[float]) -> float:
-        """From 0 to 1, by the natural logarithms of the probabilities of the answer's first tokens, at least one."""
-        looked = logprobs[: self.tokens]
+        """From 0 to 1, by the natural logarithms of the probabilities of the answer's first tokens; 0 without any."""
+        if not (looked := logprobs[: self.tokens]):
+            return 0.0
         return math.exp(sum(looked) / len(looked) if self.signal == "mean" else min(looked))
 
     def sure(self, logprobs: Sequence[float]) -> bool:
@@ -66,7 +67,7 @@ class Answered(NamedTuple):
 
     logprobs: Sequence[float]
     """The natural logarithms of the probabilities of the first tokens of the small model's answer, max(TOKENS) of them
-    or all, at least one."""
+    or all."""
     worse: bool
     """Whether the small model's answer is worse than the large one's."""
     large_tokens: int
@@ -97,8 +98,8 @@ def escalation(answered: Sequence[Answered], loss: float, delta: float = 0.05) -
     at the fewest tokens is taken, as answers are held back for these. Raises ValueError for arguments that make no
     sense.
     """
-    if not answered or not all(one.logprobs for one in answered):
-        raise ValueError("needs prompts, and at least one token of the small model's answer to each")
+    if not answered:
+        raise ValueError("needs labelled prompts")
     if not 0 < loss < 1 or not 0 < delta < 1:
         raise ValueError(f"loss and delta must be between 0 and 1, got {loss} and {delta}")
     worse = np.array([one.worse for one in answered])

@@ -19,6 +19,7 @@ from pliant.config.llm_cascade import LlmCascadeConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.http.passing.router import Reason
 from pliant.deployments.llm.kind import LlmKind
+from pliant.deployments.llm.request import Piece
 from pliant.deployments.llm_cascade.endpoint import LlmCascade
 from pliant.deployments.llm_cascade.kind import KIND
 from pliant.deployments.serving.choosing.messages import Chosen
@@ -172,6 +173,14 @@ async def test_without_the_small_model_the_large_one_answers(house: House, repli
     assert house.recorder.events == [reason, "large"]
     assert house.recorder.ends == [Outcome.OK]
     assert all(replica.live == 0 for replica in house.replicas["small"].replicas.values()), "nothing goes on for nobody"
+
+
+async def test_a_beginning_that_ends_at_once_is_not_sure(house: House) -> None:
+    empty = Replica(gives=[Piece((), "", (), "stop", 0.001, 0)])
+    house.replicas["small"].replicas = {"a": empty, "b": empty}
+    async with house.gateway() as http:
+        assert (await ask(http)).json()["model"] == "large"
+    assert house.recorder.ends == [Outcome.OK]
 
 
 @pytest.mark.parametrize("closed", [True, False])

@@ -26,6 +26,12 @@ def prompts(seed: int, count: int, honest: bool = True) -> list[Answered]:
     return found
 
 
+def test_an_answer_that_ends_at_once_says_nothing() -> None:
+    assert [rule.sure([]) for rule in RULES] == [rule.cutoff == 0 for rule in RULES]
+    found = escalation([Answered([], index % 10 == 0, 5) for index in range(1000)], 0.01)
+    assert found.rule is None
+
+
 @given(st.lists(PROBABILITY, min_size=1, max_size=20), st.sampled_from(RULES))
 def test_confidence_is_of_the_first_tokens(probabilities: list[float], rule: Rule) -> None:
     logprobs = [math.log(each) for each in probabilities]
@@ -110,11 +116,10 @@ def test_with_too_few_prompts_it_says_how_many_are_needed() -> None:
     ("answered", "loss", "delta"),
     [
         ([], 0.01, 0.05),
-        ([Answered([], False, 1)], 0.01, 0.05),
         ([Answered([0.0], False, 1)], 0.0, 0.05),
         ([Answered([0.0], False, 1)], 0.01, 1.0),
     ],
 )
 def test_what_makes_no_sense_is_refused(answered: list[Answered], loss: float, delta: float) -> None:
-    with pytest.raises(ValueError, match=r"needs prompts|must be between"):
+    with pytest.raises(ValueError, match=r"needs labelled prompts|must be between"):
         escalation(answered, loss, delta)
