@@ -87,10 +87,10 @@ def test_the_kinds_that_there_are_are_named() -> None:
     with pytest.raises(ConfigError) as error:
         parse({"services": {"e": {"kind": "echo"}, "encoder": {"model": "x"}}})
     assert error.value.problems == [
-        "services.e.kind: got 'echo'; it must be one of encoder, llm, vision, cascade, route",
-        "services.encoder.kind: missing; it must be one of encoder, llm, vision, cascade, route",
+        "services.e.kind: got 'echo'; it must be one of encoder, llm, vision, cascade, route, llm-cascade",
+        "services.encoder.kind: missing; it must be one of encoder, llm, vision, cascade, route, llm-cascade",
     ]
-    with pytest.raises(ConfigError, match=r"got 'magic'; it must be one of .*, vision, cascade, route, echo$"):
+    with pytest.raises(ConfigError, match=r"got 'magic'; it must be one of .*, vision, cascade, route, llm-cascade, echo$"):
         READER.parse({"services": {"e": {"kind": "magic"}}})
 
 
