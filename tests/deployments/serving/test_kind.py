@@ -51,9 +51,11 @@ class Served:
         """Once the planner has answered, for which a busy machine may take longer than the gateway waits."""
         await self.cluster.report()
         async with asyncio.timeout(HANGS_AFTER_S):
-            while not (stats := (await self.http.get("/stats")).raise_for_status().json())["planner_reached"]:
+            while True:
+                stats = (await self.http.get("/stats")).raise_for_status().json()
+                if stats["planner_reached"]:
+                    return stats["services"]["echo"]
                 await asyncio.sleep(0.05)
-        return stats["services"]["echo"]
 
 
 @pytest.fixture
