@@ -62,19 +62,20 @@ class CascadePart(ChoosingPart[CascadeConfig]):
 
         profiled = await self._profiled(name, folder, load, measure, None if provisional else keep)
         try:
-            return provisional, await asyncio.to_thread(choose_for, config, profiled)
+            choice = await asyncio.to_thread(choose_for, config, profiled)
         except NoCandidateError as error:
             raise RefusedError(
                 "cannot keep what it promises; see /stats",
                 f"{error}; the profile is in {folder}: delete it to have the levels measured again",
             ) from None
-
-    def _told(self, name: str, choice: Any) -> str:
-        candidate = choice.candidate
         if choice.conformal:
             logger.info("%s: %s", name, choice.conformal)
         if choice.unmet:
             logger.error("%s: does not keep its promise, but serves, as it may degrade: %s", name, choice.unmet)
+        return provisional, choice
+
+    def _told(self, name: str, choice: Any) -> str:
+        candidate = choice.candidate
         return (
             f"serves {candidate}: {candidate.accuracy:.1%} ± {candidate.accuracy_error:.1%} accurate, "
             f"{1e3 * candidate.mean_latency_s:.1f} ms, {candidate.early_share:.0%} answered early"

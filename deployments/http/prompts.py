@@ -11,14 +11,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Asked(Protocol[T]):
-    """What a client asks. All but `find` raise RequestError, too, where that is not to be had of what was sent."""
+    """What a client asks. All of it raises RequestError where that cannot be had."""
 
     @property
     def text(self) -> str:
         """The prompt, or what the user said last."""
 
     async def find(self, name: str) -> T:
-        """The model that is called so. Raises RequestError where it cannot answer yet."""
+        """The model that is called so."""
 
     async def begin(self, model: T, tokens: int) -> Sequence[float]:
         """How sure `model` is of the first so many tokens of its likeliest answer, or of all if it ends before: the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,9 +9,7 @@ from pliant.config.llm_cascade import LlmCascadeConfig
 from pliant.deployments.http.passing.router import Passing, PassingRecorder
 from pliant.deployments.http.prompts import Asked
 from pliant.deployments.serving.choosing.messages import Chosen
-from pliant.deployments.serving.outcome import Fault, Outcome, RequestError, Trouble, trouble_of
 from pliant.deployments.serving.services import Service
-from pliant.deployments.serving.tenants import current, in_background
 from pliant.policies.cascade.escalation import Escalation, Rule
 
 T = TypeVar("T")
@@ -32,29 +29,18 @@ class LlmCascade(Passing):
         entry: Callable[[], Chosen | None],
         recorder: PassingRecorder,
     ) -> None:
-        super().__init__(name, config.levels, recorder)
-        self._config = config
+        super().__init__(name, config.levels, config.slo_ms, large, recorder)
         self._small = small
-        self._large = large
         self._entry = entry
-
-    @property
-    def ready(self) -> bool:
-        return self._large.ready
 
     @property
     def state(self) -> str:
         """For people."""
         if not self.ready:
-            return f"waits for {self._large.name} ({self._large.state})"
+            return f"waits for {self._otherwise.name} ({self._otherwise.state})"
         entry = self._entry()
         told = entry.state if entry else "waits for the planner"
-        return told if self._escalation else f"{self._large.name} answers all; {told}"
-
-    @property
-    def max_length(self) -> int:
-        """Of the large model; 0 until that can be said."""
-        return int(self._large.endpoint.max_length) if self._large.endpoint else 0
+        return told if self._escalation else f"{self._otherwise.name} answers all; {told}"
 
     @property
     def _escalation(self) -> Escalation | None:
@@ -65,25 +51,20 @@ class LlmCascade(Passing):
         escalation = self._escalation
         if escalation and escalation.rule and (small := await self._sure(asked, escalation.rule)):
             return self._small.name, small, None
-        return self._large.name, await asked.find(self._large.name), None
+        return self._otherwise.name, await asked.find(self._otherwise.name), None
 
     async def _sure(self, asked: Asked[T], rule: Rule) -> T | None:
         """The small model, if it is sure enough of its answer."""
-        trouble: Trouble = "late"
-        try:
-            async with asyncio.timeout(current().slo_ms(self._config.slo_ms) / 1e3):
-                if not self._small.ready:
-                    raise RequestError(Outcome.UNAVAILABLE, f"{self._small.name} is down", fault=Fault.DOWN)
-                small = await asked.find(self._small.name)
-                return small if rule.sure(await asked.begin(small, rule.tokens)) else None
-        except TimeoutError:
-            pass
-        except RequestError as error:
-            trouble = trouble_of(error)
-            if trouble == "busy" and in_background():
-                raise  # nobody waits, and it is sent again
-        self._other(trouble)
-        return None
+
+        async def begin() -> T | None:
+            self._check_up(self._small)
+            small = await asked.find(self._small.name)
+            return small if rule.sure(await asked.begin(small, rule.tokens)) else None
+
+        small, trouble = await self._tried(begin())
+        if trouble:
+            self._other(trouble)
+        return small
 
     def facts(self) -> dict[str, Any]:
         """For people and Prometheus."""
@@ -92,7 +73,7 @@ class LlmCascade(Passing):
             "state": self.state,
             "problem": entry.problem if entry else None,
             "small": self._small.name,
-            "large": self._large.name,
+            "large": self._otherwise.name,
             "chosen": {**escalation._asdict(), "rule": str(escalation.rule or "none")} if escalation else None,
             "passed": dict(self._passed),
             "instead": dict(self._instead),

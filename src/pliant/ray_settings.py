@@ -17,7 +17,7 @@ ENVIRONMENT = {
     "RAY_preload_python_modules": "pliant.lean_worker",
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # without memory it calls itself without end; Python's stays
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "60",  # 30, which replicas may take to end, so that none is replaced first
-    "MALLOC_ARENA_MAX": "2",  # 8 of each core, each with free memory that no other uses: 2% less in the whole cluster
+    "MALLOC_ARENA_MAX": "2",  # 8 for each core, whose free memory no other can use: 2% of the whole cluster's
     "RAY_worker_niceness": "0",  # 15, where Ray is not told otherwise: behind whatever else runs on the machine
 }
 """Variables and values; what the operator has set already comes first."""
