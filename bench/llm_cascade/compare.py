@@ -24,7 +24,7 @@ from rich.progress import track
 
 from pliant.bench.cluster import cluster
 from pliant.bench.load import closed_loop, session
-from pliant.bench.report import Figure, Options, Report, ratio
+from pliant.bench.report import Options, Report, median, ratio
 from pliant.cache import cache_folder, made_once
 from pliant.deployments.app import build
 from pliant.training.labelled_prompts import LabelledPrompt
@@ -82,8 +82,8 @@ def run(options: Options) -> Report:
     accuracy = ", ".join(f"{name} {statistics.mean(each):.1%} right" for name, each in right.items())
     return Report(
         [
-            _one("llm_cascade_tokens_saved", saved, "", f"{statistics.mean(early):.0%} of {len(early)} answers"),
-            _one("llm_cascade_loss", statistics.mean(worse), f"<= {_LOSS}", accuracy),
+            median("llm_cascade_tokens_saved", [saved], "", f"{statistics.mean(early):.0%} of {len(early)} answers"),
+            median("llm_cascade_loss", [statistics.mean(worse)], f"<= {_LOSS}", accuracy),
             ratio("llm_cascade_latency_vs_large", seconds[_BOTH], seconds[_LARGE], "", "mean of an answer"),
             ratio("llm_cascade_latency_small_vs_large", seconds[_SMALL], seconds[_LARGE], "", "mean of an answer"),
         ],
@@ -164,7 +164,3 @@ async def _seconds(address: str, asked: Sequence[LabelledPrompt], plan: _Plan) -
 
 def _body(model: str, one: LabelledPrompt) -> bytes:
     return json.dumps({"model": model, "prompt": one.text, "max_tokens": _TOKENS, "temperature": 0}).encode()
-
-
-def _one(name: str, value: float, target: str, beside: str) -> Figure:
-    return Figure(name, value, value, value, target, beside)

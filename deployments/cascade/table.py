@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import logging
-import shutil
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,22 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from pliant.cache import cache_folder, made_once
+from pliant.cache import made_once
 from pliant.config.cascade import CascadeConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.pruning import Words
+from pliant.deployments.serving.choosing import profiles
 from pliant.models import encoder_exits
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.tables import reference
 from pliant.policies.encoder.confidence import confidence
 from pliant.training.labelled_texts import LabelledText
-
-logger = logging.getLogger("pliant")
 
 RECIPE = 2
 """Rises when profiles made before are no good any more."""
@@ -154,30 +150,12 @@ def _digest(file: Path, _changed: int) -> str:
 
 def folder_of(service: str, identity: str) -> Path:
     """Where the profile of this identity lies, or will lie."""
-    return cache_folder() / KEPT / f"{service}-{identity}"
+    return profiles.folder_of(KEPT, service, identity)
 
 
 def load(folder: Path) -> Profiled | None:
-    """The profile in `folder`, if it is there. One that is damaged is removed, so that another can be kept."""
-    if not folder.exists():
-        return None
-    try:
-        return _read(folder)
-    except _DAMAGED:
-        return _read_again(folder)
-
-
-def _read_again(folder: Path) -> Profiled | None:
-    """Alone, as another process may have removed what is damaged and kept another meanwhile (`made_once`)."""
-    with FileLock(folder.with_name(f"{folder.name}.lock")):
-        if not folder.exists():
-            return None
-        try:
-            return _read(folder)
-        except _DAMAGED as error:
-            logger.warning("%s is damaged, and removed: it is measured again: %r", folder, error)
-            shutil.rmtree(folder, ignore_errors=True)
-            return None
+    """The profile in `folder`, if it is there and undamaged."""
+    return profiles.load(folder, _read, _DAMAGED)
 
 
 def _read(folder: Path) -> Profiled:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -14,10 +13,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pliant.cache import cache_folder, made_once
+from pliant.cache import made_once
 from pliant.config.llm_cascade import LlmCascadeConfig
 from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.request import Generation, Piece, merged
+from pliant.deployments.serving.choosing import profiles
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.tenants import act_for, current
 from pliant.errors import DataError
@@ -137,18 +137,16 @@ def folder_of(
 ) -> Path:
     """Where the profile lies, or will lie, of models with these fingerprints on these prompts."""
     whole = json.dumps([_RECIPE, config.answer_tokens, fingerprints, prompts])
-    return cache_folder() / KEPT / f"{service}-{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
+    return profiles.folder_of(KEPT, service, hashlib.sha256(whole.encode()).hexdigest()[:16])
 
 
 def load(folder: Path) -> Profile | None:
-    """The profile in `folder`, if it is there; one that is damaged is removed."""
-    try:
-        return Profile.model_validate_json((folder / _FILE).read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError):
-        shutil.rmtree(folder, ignore_errors=True)
-        return None
+    """The profile in `folder`, if it is there and undamaged."""
+    return profiles.load(folder, _read, (OSError, ValidationError))
+
+
+def _read(folder: Path) -> Profile:
+    return Profile.model_validate_json((folder / _FILE).read_bytes())
 
 
 def keep(folder: Path, found: Profile) -> None:

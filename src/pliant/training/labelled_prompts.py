@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pliant.errors import DataError
+from pliant.training import json_lines
 
 FEWEST, MOST = 100, 2000
 """Prompts that are needed, and after which others are left out, as both models answer each."""
+_FORM = '{"prompt": "…", "answer": "…"}, or messages instead of the prompt'
 
 
 class LabelledPrompt(NamedTuple):
@@ -47,13 +48,7 @@ def read(data: str, seed: int = 0) -> list[LabelledPrompt]:
 
     Raises DataError that names the line if one is wrong, and if there are fewer than FEWEST.
     """
-    try:
-        lines = Path(data).expanduser().read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise DataError(f"{data}: cannot be read: {error.strerror}; name a file of JSON lines") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{data}: is not UTF-8: {error}") from None
-    given = [_parsed(data, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    given = [_prompt(line) for _, line in json_lines.read(data, _Line, _FORM, "name a file of JSON lines")]
     found = list({repr(one[:2]): one for one in given}.values())
     if len(found) < FEWEST:
         raise DataError(f"{data}: has {len(found)} different prompts; at least {FEWEST} are needed, better a thousand")
@@ -63,15 +58,8 @@ def read(data: str, seed: int = 0) -> list[LabelledPrompt]:
     return random.Random(seed).sample(found, min(len(found), MOST))
 
 
-def _parsed(data: str, number: int, line: str) -> LabelledPrompt:
-    try:
-        found = _Line.model_validate_json(line)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"])) or "the line"
-        form = '{"prompt": "…", "answer": "…"}, or messages instead of the prompt'
-        raise DataError(f"{data}, line {number}: {where}: {problem['msg']}; each line must be {form}") from None
-    return LabelledPrompt(found.prompt, tuple(found.messages) if found.messages else None, found.answer)
+def _prompt(line: _Line) -> LabelledPrompt:
+    return LabelledPrompt(line.prompt, tuple(line.messages) if line.messages else None, line.answer)
 
 
 def _plain(text: str) -> str:

@@ -7,13 +7,13 @@ what a level has learned from.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
-from pathlib import Path
+from collections.abc import Collection
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from pliant.errors import DataError
+from pliant.training import json_lines
 from pliant.zoo import corpus
 
 ZOO = "zoo/topics"
@@ -24,7 +24,8 @@ FEWEST, MOST = 200, 2000
 """Texts that are needed, and after which others are left out, as a profile would take too long."""
 CALIBRATE = (100, 500)
 """The least and the most texts to calibrate on."""
-_KINDS = f"{ZOO}, or a file of JSON lines"
+_FORM = '{"text": "…", "label": "…"}'
+_ADVICE = f"choose {ZOO}, or a file of JSON lines"
 
 
 class LabelledText(NamedTuple):
@@ -46,7 +47,7 @@ def read(data: str, labels: Collection[str]) -> list[LabelledText]:
     """
     found: dict[str, LabelledText] = {}
     zoo = {ZOO: corpus.held_out, ZOO_TRAINING: corpus.training}.get(data)
-    for number, item in enumerate(zoo(), 1) if zoo else _file(data):
+    for number, item in enumerate(zoo(), 1) if zoo else json_lines.read(data, _Line, _FORM, _ADVICE):
         if item.label not in labels:
             known = ", ".join(sorted(labels)[:20]) + ", …" * (len(labels) > 20)
             raise DataError(f"{data}, line {number}: got label {item.label!r}; the levels know: {known}")
@@ -68,26 +69,3 @@ def split(texts: Collection[LabelledText], seed: int) -> tuple[list[LabelledText
     least, most = CALIBRATE
     few = min(most, max(least, len(shuffled) // 4))
     return shuffled[:few], shuffled[few:]
-
-
-def _file(data: str) -> Iterator[tuple[int, _Line]]:
-    try:
-        lines = Path(data).expanduser().read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise DataError(f"{data}: cannot be read: {error.strerror}; choose {_KINDS}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{data}: is not UTF-8: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield number, _parsed(data, number, line)
-
-
-def _parsed(data: str, number: int, line: str) -> _Line:
-    try:
-        return _Line.model_validate_json(line)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"])) or "the line"
-        raise DataError(
-            f'{data}, line {number}: {where}: {problem["msg"]}; each line must be {{"text": "…", "label": "…"}}'
-        ) from None
