@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.choosing import entry
 from support.doubles import report
 from support.scripted_cascade import Model, Service, texts
 from support.waiting import until
@@ -78,18 +79,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(choosing, "_WAIT_S", 0.001)
     monkeypatch.setattr(cascade_levels, "_RETRY_S", 0.001)
     return tmp_path / "cache"
-
-
-async def entry(part: CascadePart, state: str) -> Any:
-    """What is told once `state` is part of it."""
-    seen = "", -1
-    async with asyncio.timeout(20):
-        while True:
-            news = await part.catalog.follow("test", seen, 20)
-            seen = news.life, news.version
-            found = part.catalog.entries.get("c")
-            if found and state in found.state:
-                return found
 
 
 async def test_a_profile_is_made_kept_and_told(cache: Path) -> None:

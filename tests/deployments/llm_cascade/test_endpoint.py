@@ -10,14 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from support.call_path import Recorder
+from support.passing import PassingRecorder, events, send, text
 from support.scripted import Replica, Replicas, language_model, said
 from support.tenants import tenants
 
 from pliant.config.cluster import GatewayConfig
 from pliant.config.llm_cascade import LlmCascadeConfig
 from pliant.deployments.http.application import application
-from pliant.deployments.http.passing.router import Reason
 from pliant.deployments.llm.kind import LlmKind
 from pliant.deployments.llm.request import Piece
 from pliant.deployments.llm_cascade.endpoint import LlmCascade
@@ -35,17 +34,6 @@ pytestmark = pytest.mark.virtual_time
 RULE = Rule(4, "mean", 0.8)
 CHOICE = Escalation(RULE, 0.6, 0.005, 0.55, 1000, 900)
 SURE, UNSURE = math.log(0.9), math.log(0.7)
-
-
-class PassingRecorder(Recorder):
-    def passed(self, model: str) -> None:
-        self.events.append(model)
-
-    def instead(self, reason: Reason) -> None:
-        self.events.append(reason)
-
-    def took(self, seconds: float) -> None:
-        assert seconds >= 0
 
 
 class House:
@@ -95,9 +83,7 @@ def chat(**more: Any) -> dict[str, Any]:
 
 
 async def ask(http: httpx.AsyncClient, body: dict[str, Any] | None = None, **headers: str) -> httpx.Response:
-    body = body or chat()
-    path = "/completions" if "prompt" in body else "/responses" if "input" in body else "/chat/completions"
-    return await http.post(path, json=body, headers=headers)
+    return await send(http, body or chat(), **headers)
 
 
 BODIES = [
@@ -217,17 +203,6 @@ async def test_bad_requests_are_refused_whoever_would_answer(house: House) -> No
         two = await ask(http, {"model": "asked", "prompt": ["a", "b"]})
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert two.status_code == 400
-
-
-def events(answer: httpx.Response) -> list[tuple[str, Any]]:
-    """The id and content of each event of a stream but the last."""
-    assert answer.status_code == 200, answer.text
-    found = [dict(line.split(": ", 1) for line in event.split("\n")) for event in answer.text.split("\n\n")[:-2]]
-    return [(event["id"], json.loads(event["data"])) for event in found]
-
-
-def text(parts: list[tuple[str, Any]]) -> str:
-    return "".join(data["choices"][0]["delta"].get("content", "") for _, data in parts)
 
 
 @pytest.mark.parametrize(("logprob", "model"), [(SURE, "small"), (UNSURE, "large")])

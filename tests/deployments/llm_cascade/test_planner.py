@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.choosing import entry
 from support.scripted import Replica, Replicas, ids, language_model, said
 
 from pliant.deployments.kinds import parse
@@ -67,18 +68,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choosing, "_WAIT_S", 0.001)
     return tmp_path / "cache"
-
-
-async def entry(part: LlmCascadePart, state: str) -> Any:
-    """What is told once `state` is part of it."""
-    seen = "", -1
-    async with asyncio.timeout(60):
-        while True:
-            news = await part.catalog.follow("test", seen, 20)
-            seen = news.life, news.version
-            found = part.catalog.entries.get("c")
-            if found and state in found.state:
-                return found
 
 
 async def test_both_models_answer_once_in_the_background(tmp_path: Path, cache: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 import pytest
-from support.call_path import Recorder
+from support.passing import PassingRecorder, events, send, text
 from support.peft_folders import adapter_folder, model_folder
 from support.scripted import Replica, Replicas, language_model
 from support.tenants import tenants
@@ -19,7 +18,6 @@ from pliant.config.cluster import GatewayConfig
 from pliant.config.route import RouteConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.http.parameters import ClassifyParameters
-from pliant.deployments.http.passing.router import Reason
 from pliant.deployments.http.texts import Input, Prediction
 from pliant.deployments.kinds import parse
 from pliant.deployments.llm.adapter_follower import AdapterFollower
@@ -63,17 +61,6 @@ class Classifier:
         return [Prediction([self.says], [0.9], None)]
 
 
-class RouteRecorder(Recorder):
-    def passed(self, model: str) -> None:
-        self.events.append(model)
-
-    def instead(self, reason: Reason) -> None:
-        self.events.append(reason)
-
-    def took(self, seconds: float) -> None:
-        assert seconds >= 0
-
-
 class House:
     """A route over a classifier, two language models, and what adapters clients load for the first."""
 
@@ -84,7 +71,7 @@ class House:
         self._part = CatalogPart(AdapterRegistry(parse({"services": {"chat": chat}, "state": str(folder)})))
         self.classifier = Classifier()
         self.replicas = {name: Replicas(a=Replica(), b=Replica()) for name in ("chat", "other")}
-        self.recorder = RouteRecorder()
+        self.recorder = PassingRecorder()
 
     def gateway(self, *closed: str, keys: Any = None) -> httpx.AsyncClient:
         """One more, in which the services that are `closed` cannot answer yet."""
@@ -132,9 +119,7 @@ def chat(*said: str, **more: Any) -> dict[str, Any]:
 
 
 async def ask(http: httpx.AsyncClient, body: dict[str, Any] | None = None, **headers: str) -> httpx.Response:
-    body = body or chat()
-    path = "/completions" if "prompt" in body else "/responses" if "input" in body else "/chat/completions"
-    return await http.post(path, json=body, headers=headers)
+    return await send(http, body or chat(), **headers)
 
 
 @pytest.mark.parametrize(("label", "model"), [*TO.items(), ("else", "chat")])
@@ -228,17 +213,6 @@ async def test_with_nobody_there_it_says_what_is_waited_for(house: House, label:
     assert answer.status_code == 503
     assert answer.json()["error"]["message"].startswith("chat is not ready yet")
     assert house.recorder.ends == [Outcome.UNAVAILABLE]
-
-
-def events(answer: httpx.Response) -> list[tuple[str, Any]]:
-    """The id and content of each event of a stream but the last."""
-    assert answer.status_code == 200, answer.text
-    found = [dict(line.split(": ", 1) for line in event.split("\n")) for event in answer.text.split("\n\n")[:-2]]
-    return [(event["id"], json.loads(event["data"])) for event in found]
-
-
-def text(parts: list[tuple[str, Any]]) -> str:
-    return "".join(data["choices"][0]["delta"].get("content", "") for _, data in parts)
 
 
 @pytest.mark.parametrize("label", [*TO, "else"])
