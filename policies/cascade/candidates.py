@@ -17,7 +17,8 @@ Beside the paper:
 - Levels may be exits of one encoder: a text that goes on to the next is computed on, and not from its words.
 - Chains of three models on the front are then tried with another cut-off for the second level than for the first.
 - Candidates on the front are then tried with a gate: texts of more tokens, which would take two models long, go to the
-  last level at once. A gate is kept where it shortens the 99th percentile.
+  last level at once. Tried are some quantiles of lengths, and the longest that all levels together read within the last
+  one's 99th percentile. A gate is kept where it shortens that of the candidate.
 - Standard errors are those of two more texts, one for and one against (the rule of succession): that all of a hundred
   texts went well does not make it certain that others do.
 """
@@ -162,6 +163,14 @@ def _added_s(chain: Sequence[LevelProfile], readings: Sequence[Reading]) -> list
     ]
 
 
+def _way_s(chain: Sequence[LevelProfile], readings: Sequence[Reading], alpha: float) -> Floats:
+    """What each text has taken once each level has read it, [levels, n]."""
+    taken: Floats = np.cumsum(_added_s(chain, readings), axis=0)
+    if alpha and chain[0].importance_s is not None:
+        taken[1:] += chain[0].importance_s
+    return taken
+
+
 def front(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Those that none beats in both accuracy and mean latency, the fastest first."""
     best: list[Candidate] = []
@@ -242,7 +251,12 @@ class _Search:
             return
         alpha = candidate.alphas[0]
         chain, readings = self._swept[candidate.levels, alpha]
-        for gate in np.unique(np.quantile(tokens, GATES, method="inverted_cdf")).tolist():
+        gates = np.quantile(tokens, GATES, method="inverted_cdf").tolist()
+        last = chain[-1].reading.latency_s
+        slow = _way_s(chain, readings, alpha)[-1] > weighted_quantile(last, np.ones_like(last), 0.99)
+        if slow.any() and (quick := tokens[tokens < tokens[slow].min()]).size:
+            gates.append(quick.max())
+        for gate in sorted(set(gates)):
             gated = self._evaluate(chain, alpha, readings, candidate.cutoffs, candidate.slope, tokens > gate)
             if gated.p99_latency_s < candidate.p99_latency_s:
                 yield replace(gated, gate=int(gate))
@@ -271,9 +285,7 @@ class _Search:
             reached = reached * onward
         mass = np.stack(stops)
         mass[-1] += past
-        latency = np.cumsum(_added_s(chain, readings), axis=0)
-        if alpha and chain[0].importance_s is not None:
-            latency[1:] += chain[0].importance_s
+        latency = _way_s(chain, readings, alpha)
         latency[-1] = np.where(past, chain[-1].reading.latency_s, latency[-1])
         right, lost = float(expected.sum()), float((self._best - expected).sum())
         differing = float((expected * (1 - self._best) + (1 - expected) * self._best).sum())

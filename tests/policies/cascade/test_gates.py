@@ -40,6 +40,19 @@ def ungated(one: Candidate, found: list[Candidate]) -> Candidate:
     return same
 
 
+def within_the_last_ones_tail(one: Candidate, levels: list[LevelProfile], tokens: Integers) -> set[int]:
+    """The longest text that is no longer than any that all levels together, whole, take too long for."""
+    took = {level.name: level.reading.latency_s for level in levels}
+    most = sorted(took[one.levels[-1]])[-1]  # of 40 texts
+    pruned = [1.0 if not alpha else 0.8 for alpha in (0.0, *one.alphas)]
+    ways = [
+        (length, sum(took[name][text] * share for name, share in zip(one.levels, pruned, strict=True)))
+        for text, length in enumerate(tokens.tolist())
+    ]
+    too_long = min((length for length, seconds in ways if seconds > most), default=0)
+    return set(sorted(length for length, _ in ways if length < too_long)[-1:])
+
+
 @settings(max_examples=12)
 @given(seed=seeds)
 def test_every_gate_does_what_a_plain_loop_does_and_those_that_shorten_the_tail_are_kept(seed: int) -> None:
@@ -51,7 +64,7 @@ def test_every_gate_does_what_a_plain_loop_does_and_those_that_shorten_the_tail_
     gated = {(one.levels, one.cutoffs, one.alphas, one.slope, one.gate): one for one in found if one.gate is not None}
     lengths = {sorted(tokens)[int(np.ceil(share * 40)) - 1] for share in GATES}
     for one in front(bare):
-        for gate in lengths if one.cutoffs else ():
+        for gate in lengths | within_the_last_ones_tail(one, levels, tokens) if one.cutoffs else ():
             same = replace(one, gate=int(gate))
             done = plain(same, levels, labels, tokens, reread)
             kept = gated.pop((one.levels, one.cutoffs, one.alphas, one.slope, int(gate)), None)
@@ -108,6 +121,16 @@ def test_short_texts_keep_the_gain_where_the_tail_may_be_no_longer_than_the_larg
     assert chosen.mean_latency_s < 0.4 * alone.mean_latency_s
     assert chosen.shares == pytest.approx((0.9, 0.1), abs=0.02)
     assert choose(found, accuracy_loss=0.01).p99_latency_s <= ungated(chosen, found).p99_latency_s
+
+
+def test_a_gate_lies_where_two_models_take_as_long_as_the_last_ones_tail() -> None:
+    """Of 1,000 texts 1% have more than 150 tokens; the last level takes 1 ms of each, the first 0.19."""
+    tokens = np.append(np.linspace(1, 150, 990).round().astype(int), np.full(10, 200))
+    labels, unsure = np.zeros(1000, np.int64), np.arange(1000) % 2
+    said = np.where(unsure[:, None], [0.4, 0.6], [0.999, 0.001])
+    small = LevelProfile("small", 1.0, Reading(said, 1.9e-4 * tokens))
+    large = LevelProfile("large", 1.0, Reading(np.tile([0.99, 0.01], (1000, 1)), 1e-3 * tokens))
+    assert 126 in {one.gate for one in find_candidates([small, large], labels, tokens=tokens)}
 
 
 def test_texts_of_one_length_and_levels_of_one_model_get_no_gate() -> None:
