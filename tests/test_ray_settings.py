@@ -13,9 +13,9 @@ _STARTS_S = 30
 """What another replica may take, on a busy machine."""
 
 
-def understood(constant: str) -> str:
+def understood(constant: str, module: str = "ray._private.ray_constants") -> str:
     """What Ray makes of the switches."""
-    code = f"from ray._private import ray_constants; print(ray_constants.{constant})"
+    code = f"import {module}; print({module}.{constant})"
     given = {**os.environ, **ray_settings.ENVIRONMENT}
     done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
     return done.stdout.strip()
@@ -31,3 +31,9 @@ def test_replicas_of_a_node_that_ends_stay_until_there_are_others() -> None:
     """Serve stops those of a draining node at once when the rest of its time is not more than they may take to end."""
     drains_s = float(understood("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"))
     assert drains_s >= app._HEALTH["graceful_shutdown_timeout_s"] + _STARTS_S
+
+
+def test_a_busy_machine_may_take_as_long_to_start_the_edge_as_serve_waits_for_it() -> None:
+    constants = "ray.serve._private.constants"
+    waits_s = float(understood("HTTP_PROXY_TIMEOUT", constants))
+    assert float(understood("PROXY_READY_CHECK_TIMEOUT_S", constants)) >= waits_s

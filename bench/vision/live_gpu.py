@@ -37,6 +37,7 @@ from pliant.kernels.vision import profile as vit_profile
 from pliant.kernels.vision.executor import VisionExecutor
 from pliant.kernels.vision.profile import LatencyTable
 from pliant.kernels.vision.tasks import TaskWeights
+from pliant.models.vision_head import Head
 from pliant.models.vision_info import merging_gammas
 from pliant.simulation.vision.outcome import Fate
 from pliant.training.vision import Examples
@@ -97,7 +98,8 @@ async def _service(executor: VisionExecutor, table: LatencyTable) -> Service:
     repeated = Repeated(executor)
     generator = torch.Generator().manual_seed(0)
     prompts = {gamma: torch.randn(info.layers, gamma, info.hidden, generator=generator) for gamma in _PROMPTS}
-    weights = TaskWeights(torch.randn(_LABELS, info.hidden, generator=generator), torch.zeros(_LABELS), prompts)
+    head = Head(torch.randn(_LABELS, info.hidden, generator=generator), torch.zeros(_LABELS))
+    weights = TaskWeights({0: head}, prompts)
     device = _RandomTasks(repeated, ThreadPoolExecutor(1), weights)
     tasks = Tasks(device)
     refs = {name: TaskRef(name, "", "", _LABELS, _PROMPTS) for name in profiles.paper().accuracies}

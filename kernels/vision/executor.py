@@ -21,6 +21,7 @@ from pliant.kernels.vision.packages import Forward, VitSpec, build, open_package
 from pliant.kernels.vision.tasks import TaskTable, TaskWeights, read_weights
 from pliant.kernels.vision.vit import TokenAdaptiveViT
 from pliant.models.sources import Progress
+from pliant.models.vision_head import Head
 from pliant.models.vision_info import VisionInfo
 
 _logger = logging.getLogger("pliant")
@@ -56,7 +57,7 @@ class VisionExecutor:
         if not isinstance(head, torch.nn.Linear):
             return None
         bias = head.weight.new_zeros(head.out_features) if head.bias is None else head.bias
-        return TaskWeights(head.weight.detach(), bias.detach(), {})
+        return TaskWeights({0: Head(head.weight.detach(), bias.detach())}, {})
 
     def add_task(self, key: str, weights: TaskWeights) -> None:
         """From now on rows may name `key`. Raises ValueError if it is there already or sizes do not fit the model."""
@@ -82,7 +83,7 @@ class VisionExecutor:
         self._check(images, tasks)
         self._tasks.check(tasks, gamma)
         prompts = [self._tasks.prompts(tasks, gamma)] if gamma > 0 else []
-        return self._tasks.logits(self._forward(gamma)(self._input(images), *prompts), tasks)
+        return self._tasks.logits(self._forward(gamma)(self._input(images), *prompts), tasks, gamma)
 
     def prepare(self, gammas: Sequence[int], progress: Progress | None = None) -> None:
         """Make ready what runs these gammas faster than eager code does; all others, and tasks, may still be used."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pliant.kernels.vision.executor import VisionExecutor
 from pliant.kernels.vision.tasks import TaskWeights
 from pliant.models.sources import Progress
+from pliant.models.vision_head import Head
 
 _ROUNDS = (3, 25)
 """The fewest and the most times that each batch is measured; in between, the budget decides."""
@@ -114,4 +115,4 @@ def _random_task(executor: VisionExecutor, gammas: Sequence[int]) -> TaskWeights
     prompts: Mapping[int, torch.Tensor] = {
         gamma: torch.randn(info.layers, gamma, info.hidden, generator=generator) for gamma in gammas if gamma > 0
     }
-    return TaskWeights(torch.zeros(1, info.hidden), torch.zeros(1), prompts)
+    return TaskWeights({0: Head(torch.zeros(1, info.hidden), torch.zeros(1))}, prompts)

@@ -10,27 +10,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pliant.formats.vision_task import HEAD_BIAS, HEAD_WEIGHT, WEIGHTS, TaskError, prompts_name
+from pliant.formats.vision_task import WEIGHTS, TaskError, head_gammas, head_names, prompts_name
 from pliant.kernels.upload import upload
 from pliant.models.adapter_files import TensorFile, opened_tensors, shown
+from pliant.models.vision_head import Head
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class TaskWeights(NamedTuple):
-    """What makes a backbone do a task: a head for all gammas, and prompts for some of those above 0."""
+    """What makes a backbone do a task: heads, and prompts for some gammas above 0."""
 
-    head: Tensor
-    """[labels, hidden]; in memory float32, whatever features are computed in: it costs next to nothing."""
-    bias: Tensor
-    """[labels], as the head."""
+    heads: Mapping[int, Head]
+    """By gamma; 0 is among them. In memory float32, whatever features are computed in: that costs next to nothing."""
     prompts: Mapping[int, Tensor]
     """By gamma: [layers, gamma, hidden]."""
 
+    def head(self, gamma: int) -> Head:
+        """That of the nearest gamma that is not on the other side of 0."""
+        near = (own for own in self.heads if own * gamma >= 0)
+        return self.heads[min(near, key=lambda own: (abs(own - gamma), abs(own)))]
+
     def to(self, device: torch.device, dtype: torch.dtype) -> "TaskWeights":
         """The same on `device`, with prompts as `dtype`."""
-        prompts = {gamma: tensor.to(device, dtype) for gamma, tensor in self.prompts.items()}
-        return TaskWeights(self.head.to(device, torch.float32), self.bias.to(device, torch.float32), prompts)
+        heads = {
+            gamma: Head(*(tensor.to(device, torch.float32) for tensor in head)) for gamma, head in self.heads.items()
+        }
+        return TaskWeights(heads, {gamma: tensor.to(device, dtype) for gamma, tensor in self.prompts.items()})
 
 
 def read_weights(folder: Path) -> TaskWeights:
@@ -41,7 +47,8 @@ def read_weights(folder: Path) -> TaskWeights:
     try:
         with opened_tensors(folder / WEIGHTS, most_dimensions=3) as file:
             weights = _weights(file)
-        if not all(bool(tensor.isfinite().all()) for tensor in (weights.head, weights.bias, *weights.prompts.values())):
+        tensors = [*(tensor for head in weights.heads.values() for tensor in head), *weights.prompts.values()]
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors):
             raise ValueError("holds numbers that are not finite")
     except (OSError, ValueError) as error:
         raise TaskError(f"task {folder}: its {WEIGHTS} {error}; train the task again") from None
@@ -49,13 +56,15 @@ def read_weights(folder: Path) -> TaskWeights:
 
 
 def _weights(file: TensorFile) -> TaskWeights:
+    names = {gamma: head_names(gamma) for gamma in (0, *head_gammas(file.tensors))}
+    heads = {gamma: Head(_read(file, weight, 2), _read(file, bias, 1)) for gamma, (weight, bias) in names.items()}
     prompts = {}
-    for name in file.tensors.keys() - {HEAD_WEIGHT, HEAD_BIAS}:
+    for name in file.tensors.keys() - {name for both in names.values() for name in both}:
         tensor = _read(file, name, 3)
         if name != prompts_name(gamma := tensor.shape[1]):
             raise ValueError(f"has {shown(name)} of {gamma} tokens a layer, which is neither prompts nor a head")
         prompts[gamma] = tensor
-    return TaskWeights(_read(file, HEAD_WEIGHT, 2), _read(file, HEAD_BIAS, 1), prompts)
+    return TaskWeights(heads, prompts)
 
 
 def _read(file: TensorFile, name: str, dimensions: int) -> Tensor:
@@ -78,7 +87,10 @@ class TaskTable:
         """Raises ValueError if `key` is there or sizes do not fit."""
         if key in self._tasks:
             raise ValueError(f"task {key} is there already; remove it first")
-        sizes: dict[str, tuple[Tensor, tuple[int, ...]]] = {"head": (weights.head, (len(weights.bias), self._hidden))}
+        labels = len(weights.heads[0].bias)
+        sizes: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
+        for gamma, head in weights.heads.items():
+            sizes |= zip(head_names(gamma), zip(head, ((labels, self._hidden), (labels,)), strict=True), strict=True)
         for gamma, prompts in weights.prompts.items():
             sizes[prompts_name(gamma)] = (prompts, (self._layers, gamma, self._hidden))
         for name, (tensor, size) in sizes.items():
@@ -102,14 +114,14 @@ class TaskTable:
         """Each row's own, [n, layers, gamma, hidden]."""
         return torch.stack([self._tasks[key].prompts[gamma] for key in keys])
 
-    def logits(self, features: Tensor, keys: Sequence[str]) -> list[NDArray[np.float32]]:
-        """What each row's own head makes of `features` [n, hidden]: float32 [labels]; one product for each task, and
-        one copy from the device."""
+    def logits(self, features: Tensor, keys: Sequence[str], gamma: int) -> list[NDArray[np.float32]]:
+        """What each row's own head makes of `features` [n, hidden] under `gamma`: float32 [labels]; one product for
+        each task, and one copy from the device."""
         rows: dict[str, list[int]] = {}
         for row, key in enumerate(keys):
             rows.setdefault(key, []).append(row)
         features = features.float()
-        found = [self._head(key, features, own) for key, own in rows.items()]
+        found = [self._logits(self._tasks[key].head(gamma), features, own) for key, own in rows.items()]
         flat = torch.cat([logits.flatten() for logits in found]).cpu().numpy()
         parts = np.split(flat, np.cumsum([logits.numel() for logits in found])[:-1])
         answers = {
@@ -119,7 +131,8 @@ class TaskTable:
         }
         return [answers[row] for row in range(len(keys))]
 
-    def _head(self, key: str, features: Tensor, rows: list[int]) -> Tensor:
+    @staticmethod
+    def _logits(head: Head, features: Tensor, rows: list[int]) -> Tensor:
         whole = len(rows) == len(features)
         own = features if whole else features[upload(np.array(rows, np.int64), features.device)]
-        return functional.linear(own, self._tasks[key].head, self._tasks[key].bias)
+        return functional.linear(own, head.weight, head.bias)

@@ -26,6 +26,8 @@ from pliant.formats.vision_task import (
     TaskInfo,
     bytes_of,
     check_description,
+    head_names,
+    prompts_name,
     read_profiling,
     read_task,
 )
@@ -225,6 +227,10 @@ def test_a_description_that_is_none_is_refused(content: bytes, words: str, folde
     [
         ("head.weight", np.zeros((2, 23), np.float32), "its head.weight is 2 x 23, where 2 labels on this model of 3"),
         ("head.bias", np.zeros((), np.float32), "its head.bias is one number"),
+        ("head.-2.weight", np.zeros((2, 24), np.float32), "it has no head.-2.bias"),
+        ("head.2.bias", np.zeros(3, np.float32), "it has no head.2.weight"),
+        ("head.3.bias", np.zeros(2, np.float32), "it has a head for gamma 3, but no prompts.3"),
+        ("head.0.bias", np.zeros(2, np.float32), "its tensor 'head.0.bias' is unknown"),
         ("prompts.1", np.zeros((3, 2, 24), np.float32), "its prompts.1 is 3 x 2 x 24"),
         ("prompts.2", np.zeros((4, 2, 24), np.float32), "4 x 2 x 24, where 2 labels on this model of 3 layers"),
         ("prompts.0", np.zeros((3, 0, 24), np.float32), "its tensor 'prompts.0' is unknown"),
@@ -325,13 +331,15 @@ def test_mangled_tensors_are_refused_or_mean_what_safetensors_reads(
         with safe_open(folder / file, framework="numpy") as opened:
             shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
         if file == WEIGHTS:
-            assert shapes["head.weight"] == (len(info.labels), backbone.hidden)
-            assert shapes.keys() == {"head.weight", "head.bias", *(f"prompts.{gamma}" for gamma in info.prompts)}
+            heads = {gamma: head_names(gamma) for gamma in (0, *info.heads)}
+            assert all(shapes[weight] == (len(info.labels), backbone.hidden) for weight, _ in heads.values())
+            prompts = {prompts_name(gamma) for gamma in info.prompts}
+            assert shapes.keys() == prompts.union(*heads.values())
         else:
             assert shapes["images"] == (info.profiling_images, 16, 16, 3)
 
 
 def test_a_task_s_bytes_are_those_of_its_tensors(tmp_path: Path, backbone: VisionInfo) -> None:
-    info = read_task(task_folder(tmp_path / "task", backbone, prompts=(1, 2)), backbone)
+    info = read_task(task_folder(tmp_path / "task", backbone, prompts=(1, 2), heads=(-4, 2)), backbone)
     tensors = load_file(info.folder / WEIGHTS)
     assert bytes_of(info.ref, backbone) == sum(tensor.nbytes for tensor in tensors.values())

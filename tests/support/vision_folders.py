@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from pliant.formats.vision_task import HEAD_BIAS, HEAD_WEIGHT, PROFILING, TASK, WEIGHTS, prompts_name, write_description
+from pliant.formats.vision_task import PROFILING, TASK, WEIGHTS, head_names, prompts_name, write_description
 from pliant.models.vision_info import VisionInfo, read_vision
 from pliant.torchvision_ops import declare
 
@@ -43,6 +43,7 @@ def task_folder(
     backbone: VisionInfo,
     labels: Sequence[str] = ("no", "yes"),
     prompts: Sequence[int] = (1, 2),
+    heads: Sequence[int] = (),
     images: int = 0,
     seed: int = 0,
     **changes: Any,
@@ -54,7 +55,10 @@ def task_folder(
     def tensor(*shape: int) -> np.ndarray[Any, Any]:
         return random.standard_normal(shape).astype(np.float32)
 
-    tensors = {HEAD_WEIGHT: tensor(len(labels), backbone.hidden), HEAD_BIAS: tensor(len(labels))}
+    tensors = {}
+    for gamma in (0, *heads):
+        weight, bias = head_names(gamma)
+        tensors |= {weight: tensor(len(labels), backbone.hidden), bias: tensor(len(labels))}
     tensors |= {prompts_name(gamma): tensor(backbone.layers, gamma, backbone.hidden) for gamma in prompts}
     save_file(tensors, folder / WEIGHTS)
     if images:

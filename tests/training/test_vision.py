@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file
 from support.vision_folders import vision_folder, vision_model
 
-from pliant.formats.vision_task import WEIGHTS, prompts_name, read_profiling, read_task
+from pliant.formats.vision_task import WEIGHTS, head_names, prompts_name, read_profiling, read_task
+from pliant.models.vision_head import Head
 from pliant.models.vision_info import VisionInfo
 from pliant.torchvision_ops import declare
-from pliant.training.vision import Examples, Head, Recipe, Task, Trainer, normalised
+from pliant.training.vision import Examples, Recipe, Task, Trainer, normalised
 
 declare()
 from pliant.kernels.vision.vit import TokenAdaptiveViT  # noqa: E402
@@ -66,6 +67,7 @@ def test_what_is_written_is_a_task_of_the_backbone(folder: Path, info: VisionInf
     task = read_task(folder, info)
     assert (task.name, task.labels, task.slo_ms, task.utility) == tuple(TASK)
     assert task.prompts == (2, 3)
+    assert task.heads == (-4, 2, 3)
     assert list(task.accuracies) == [-4, 0, 2, 3]
     for kept, given in zip(read_profiling(task), PROFILING, strict=True):
         assert np.array_equal(kept, given)
@@ -73,23 +75,25 @@ def test_what_is_written_is_a_task_of_the_backbone(folder: Path, info: VisionInf
 
 def test_accuracies_are_those_of_what_was_written(folder: Path, trainer: Trainer, info: VisionInfo) -> None:
     tensors, accuracies = load_file(folder / WEIGHTS), read_task(folder, info).accuracies
-    head = Head(tensors["head.weight"], tensors["head.bias"])
     for gamma, accuracy in accuracies.items():
+        head = Head(*(tensors[name] for name in head_names(gamma)))
         assert trainer.accuracy(PROFILING, head, gamma, tensors.get(prompts_name(gamma))) == accuracy
     assert accuracies[0] > 0.6
 
 
-def test_prompts_fit_the_training_images_better_than_none(folder: Path, model: Any, info: VisionInfo) -> None:
+def test_prompts_and_heads_fit_the_training_images(folder: Path, model: Any, info: VisionInfo) -> None:
+    """Prompts better than none, and a head better than that of another gamma."""
     tensors = load_file(folder / WEIGHTS)
 
-    def loss(gamma: int) -> float:
-        prompts = tensors[prompts_name(gamma)][None] if gamma else None
+    def loss(gamma: int, head_of: int) -> float:
+        prompts = tensors[prompts_name(gamma)][None] if gamma > 0 else None
         features = TokenAdaptiveViT(model)(normalised(TRAINING.images, info), gamma, prompts)
-        logits = torch.nn.functional.linear(features, tensors["head.weight"], tensors["head.bias"])
+        logits = torch.nn.functional.linear(features, *(tensors[name] for name in head_names(head_of)))
         return float(torch.nn.functional.cross_entropy(logits, torch.from_numpy(TRAINING.labels)))
 
-    assert loss(2) < loss(0)
-    assert loss(3) < loss(0)
+    for gamma in (2, 3):
+        assert loss(gamma, gamma) < min(loss(0, 0), loss(gamma, 0))
+    assert loss(-4, -4) < loss(-4, 0)
 
 
 def test_progress_rises_to_the_end(folder: Path, reports: list[tuple[str, float]]) -> None:
@@ -97,7 +101,13 @@ def test_progress_rises_to_the_end(folder: Path, reports: list[tuple[str, float]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     told = list(dict.fromkeys(text for text, _ in reports))
-    assert told == ["learning a head", "learning 2 prompts a layer", "learning 3 prompts a layer", "learning"]
+    assert told == [
+        "learning a head",
+        "learning a head for 4 merged tokens a layer",
+        "learning 2 prompts a layer",
+        "learning 3 prompts a layer",
+        "learning",
+    ]
 
 
 def test_training_repeats_itself_and_leaves_the_callers_random_numbers_and_the_backbone_alone(

@@ -3,8 +3,9 @@
 A folder holds (OTAS §III-A, "task register", and §IV, `TaskModel`):
 
 - task.json: name, labels, slo_ms, utility, and `gammas`: accuracy on held-out images by number of tokens, as text;
-- task.safetensors: head.weight [labels, hidden], head.bias [labels], and for each gamma > 0 with prompts
-  prompts.<gamma> [layers, gamma, hidden];
+- task.safetensors: head.weight [labels, hidden], head.bias [labels]; for each gamma > 0 with prompts
+  prompts.<gamma> [layers, gamma, hidden]; and head.<gamma>.weight, head.<gamma>.bias for each gamma but 0 that has a
+  head of its own (beyond the paper, whose head is that of gamma 0 alone);
 - profiling.safetensors, if there are images to measure accuracies by: images [n, height, width, channels] as bytes, of
   the backbone's input size, and labels [n] as 64-bit integers.
 
@@ -15,7 +16,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ TASK, WEIGHTS, PROFILING = "task.json", "task.safetensors", "profiling.safetenso
 HEAD_WEIGHT, HEAD_BIAS = "head.weight", "head.bias"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _PROMPTS = re.compile(r"prompts\.([1-9][0-9]{0,3})", re.ASCII)
+_HEAD = re.compile(r"head\.(-?[1-9][0-9]{0,3})\.(?:weight|bias)", re.ASCII)
 _GAMMA = re.compile(r"0|-?[1-9][0-9]{0,3}", re.ASCII)
 USUAL_PROMPTS = (2, 4, 8)
 """In each layer, by gamma: the paper's (OTAS §V)."""
@@ -64,6 +66,8 @@ class TaskRef(NamedTuple):
     """How many there are: rows of the head."""
     prompts: tuple[int, ...]
     """For which gammas there are prompts, ascending."""
+    heads: tuple[int, ...] = ()
+    """Which gammas but 0 have a head of their own, ascending."""
 
     @property
     def key(self) -> str:
@@ -99,23 +103,36 @@ class TaskInfo:
     """By gamma, ascending: on images that training has not seen; 0 and every gamma with prompts are among them."""
     prompts: tuple[int, ...]
     """For which gammas there are prompts, ascending."""
+    heads: tuple[int, ...]
+    """Which gammas but 0 have a head of their own, ascending."""
     profiling_images: int
     """How many images there are to measure accuracies by."""
 
     @property
     def ref(self) -> TaskRef:
         """How the gateway names it to a replica."""
-        return TaskRef(self.name, str(self.folder), self.revision, len(self.labels), self.prompts)
+        return TaskRef(self.name, str(self.folder), self.revision, len(self.labels), self.prompts, self.heads)
 
 
 def bytes_of(task: TaskRef, backbone: VisionInfo) -> int:
-    """What `task` takes in a replica's memory, in bytes: head and prompts, as 32-bit numbers."""
-    return 4 * (task.labels * (backbone.hidden + 1) + backbone.layers * sum(task.prompts) * backbone.hidden)
+    """What `task` takes in a replica's memory, in bytes: heads and prompts, as 32-bit numbers."""
+    heads = (1 + len(task.heads)) * task.labels * (backbone.hidden + 1)
+    return 4 * (heads + backbone.layers * sum(task.prompts) * backbone.hidden)
 
 
 def prompts_name(gamma: int) -> str:
     """The name of the tensor with the prompts of `gamma`."""
     return f"prompts.{gamma}"
+
+
+def head_names(gamma: int) -> tuple[str, str]:
+    """The names of the tensors with the weight and the bias of the head of `gamma`."""
+    return (f"head.{gamma}.weight", f"head.{gamma}.bias") if gamma else (HEAD_WEIGHT, HEAD_BIAS)
+
+
+def head_gammas(names: Iterable[str]) -> tuple[int, ...]:
+    """Which gammas but 0 have tensors of a head among `names`, ascending."""
+    return tuple(sorted({int(match[1]) for name in names if (match := _HEAD.fullmatch(name))}))
 
 
 def read_task(folder: Path, backbone: VisionInfo) -> TaskInfo:
@@ -131,7 +148,7 @@ def read_task(folder: Path, backbone: VisionInfo) -> TaskInfo:
         with _naming(folder / WEIGHTS) as file:
             weights = read_tensors(file, most_dimensions=3)
         labels = _labels(task.get("labels"))
-        prompts = _prompts(weights.shapes, labels, backbone)
+        prompts, heads = _adaptations(weights.shapes, labels, backbone)
         images, identity = _profiling(folder, backbone)
         return TaskInfo(
             folder=folder,
@@ -142,6 +159,7 @@ def read_task(folder: Path, backbone: VisionInfo) -> TaskInfo:
             utility=_positive("utility", task.get("utility")),
             accuracies=_accuracies(task.get("gammas"), prompts, backbone),
             prompts=prompts,
+            heads=heads,
             profiling_images=images,
         )
     except (ValueError, OSError, RuntimeError) as error:
@@ -260,19 +278,26 @@ def _is_number(given: Any) -> bool:
     return isinstance(given, int | float) and not isinstance(given, bool)
 
 
-def _prompts(shapes: Mapping[str, Size], labels: Sequence[str], backbone: VisionInfo) -> tuple[int, ...]:
-    """For which gammas there are prompts, all tensors being of the right size."""
-    wanted: dict[str, Size] = {HEAD_WEIGHT: (len(labels), backbone.hidden), HEAD_BIAS: (len(labels),)}
-    gammas = []
+def _adaptations(
+    shapes: Mapping[str, Size], labels: Sequence[str], backbone: VisionInfo
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which gammas have prompts, and which but 0 a head of their own, all tensors being of the right size."""
+    heads = head_gammas(shapes)
+    wanted: dict[str, Size] = {}
+    for gamma in (0, *heads):
+        wanted |= zip(head_names(gamma), ((len(labels), backbone.hidden), (len(labels),)), strict=True)
+    prompts = []
     for name in shapes.keys() - wanted.keys():
         match = _PROMPTS.fullmatch(name)
         if not match or int(match[1]) > MOST_PROMPTS:
             raise ValueError(
-                f"its tensor {shown(name)} is unknown; only {HEAD_WEIGHT}, {HEAD_BIAS} and prompts.GAMMA, from 1 to "
-                f"{MOST_PROMPTS}, are read"
+                f"its tensor {shown(name)} is unknown; only {HEAD_WEIGHT}, {HEAD_BIAS}, the same as head.GAMMA.weight "
+                f"and head.GAMMA.bias, and prompts.GAMMA, from 1 to {MOST_PROMPTS}, are read"
             )
-        gammas.append(int(match[1]))
-        wanted[name] = (backbone.layers, gammas[-1], backbone.hidden)
+        prompts.append(int(match[1]))
+        wanted[name] = (backbone.layers, prompts[-1], backbone.hidden)
+    if nobodys := [gamma for gamma in heads if gamma > 0 and gamma not in prompts]:
+        raise ValueError(f"it has a head for gamma {nobodys[0]}, but no {prompts_name(nobodys[0])}; train it again")
     for name, size in wanted.items():
         if name not in shapes:
             raise ValueError(f"it has no {name}; train the task again")
@@ -281,7 +306,7 @@ def _prompts(shapes: Mapping[str, Size], labels: Sequence[str], backbone: Vision
                 f"its {name} is {_size(shapes[name])}, where {len(labels)} labels on this model of {backbone.layers} "
                 f"layers and {backbone.hidden} numbers a token need {_size(size)}; train it on this model"
             )
-    return tuple(sorted(gammas))
+    return tuple(sorted(prompts)), heads
 
 
 def _profiling(folder: Path, backbone: VisionInfo) -> tuple[int, bytes]:

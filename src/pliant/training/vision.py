@@ -1,8 +1,9 @@
-"""Trains a task of a vision service on a frozen backbone: a head, and prompts for each gamma above 0 (OTAS §III-B, §V).
+"""Trains a task of a vision service on a frozen backbone: heads, and prompts for each gamma above 0 (OTAS §III-B, §V).
 
-The head learns first, from the backbone's own features; then each gamma's prompts learn to make it right more often,
-separately and from random numbers. Every accuracy is measured on profiling images, which training has not seen and the
-task's folder keeps.
+The head of gamma 0 learns first, from the backbone's own features. Beyond the paper, every other gamma gets a head of
+its own. Below 0 it learns from features of merged tokens; above 0 it goes on from the head of gamma 0, together with
+prompts, which begin as random numbers. Every accuracy is measured on profiling images, which training has not seen and
+the task's folder keeps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from pliant.formats.vision_task import HEAD_BIAS, HEAD_WEIGHT, PROFILING, WEIGHTS, prompts_name, write_description
+from pliant.formats.vision_task import PROFILING, WEIGHTS, head_names, prompts_name, write_description
+from pliant.models.vision_head import Head
 from pliant.models.vision_info import VisionInfo, VisionInput
 
 Progress = Callable[[str, float], object]
@@ -27,6 +29,8 @@ _ROWS = 64
 _WARM_UP = 0.1
 _PROMPT_SCALE = 0.25
 """The deviation of random prompts. A layer's norm undoes it: it says how far a step of training turns them."""
+_HEAD_SHARE = 0.1
+"""Of the prompts' learning rate, for a head that has learned already."""
 
 
 class Features(Protocol):
@@ -65,15 +69,6 @@ class Recipe:
     seed: int = 0
 
 
-class Head(NamedTuple):
-    """What turns features into logits."""
-
-    weight: Tensor
-    """[labels, hidden]"""
-    bias: Tensor
-    """[labels]"""
-
-
 @dataclass(frozen=True)
 class Trainer:
     """Trains tasks of the backbone `info`, whose features `features` computes on `device`."""
@@ -93,24 +88,30 @@ class Trainer:
         folder: Path,
         report: Progress,
     ) -> dict[int, float]:
-        """Train `task` with prompts for those of `gammas` above 0 and write it to `folder`; same seed, same tensors.
+        """Train `task` for `gammas` and 0, with prompts for those above 0, and write it to `folder`; same seed, same
+        tensors.
 
-        Returns its accuracies on the profiling images by gamma, for all of `gammas` and 0.
+        Returns its accuracies on the profiling images by gamma.
         """
-        prompts = {}
+        learned = sorted({*gammas} - {0}, key=lambda gamma: (gamma > 0, abs(gamma)))
+        prompts: dict[int, Tensor] = {}
         with torch.random.fork_rng(devices=[]):
-            head = self._train_head(training, len(task.labels), lambda done: report("learning a head", 0.0))
-            learned = sorted({gamma for gamma in gammas if gamma > 0})
+            report("learning a head", 0.0)
+            heads = {0: self._train_head(training, len(task.labels), 0)}
             for index, gamma in enumerate(learned):
+                if gamma < 0:
+                    report(f"learning a head for {-gamma} merged tokens a layer", index / len(learned))
+                    heads[gamma] = self._train_head(training, len(task.labels), gamma)
+                    continue
 
                 def share(done: float, index: int = index, gamma: int = gamma) -> object:
                     return report(f"learning {gamma} prompts a layer", (index + done) / len(learned))
 
-                prompts[gamma] = self._train_prompts(training, head, gamma, share)
+                prompts[gamma], heads[gamma] = self._train_prompts(training, heads[0], gamma, share)
         accuracies = {
-            gamma: self.accuracy(profiling, head, gamma, prompts.get(gamma)) for gamma in sorted({0, *gammas})
+            gamma: self.accuracy(profiling, heads[gamma], gamma, prompts.get(gamma)) for gamma in sorted(heads)
         }
-        _write(folder, task, head, prompts, profiling, accuracies)
+        _write(folder, task, heads, prompts, profiling, accuracies)
         report("learning", 1.0)
         return accuracies
 
@@ -119,9 +120,9 @@ class Trainer:
         predicted = functional.linear(self._all_features(examples, gamma, prompts), *head).argmax(1)
         return float((predicted.cpu() == torch.from_numpy(examples.labels)).double().mean())
 
-    def _train_head(self, examples: Examples, labels: int, report: Callable[[float], object]) -> Head:
+    def _train_head(self, examples: Examples, labels: int, gamma: int) -> Head:
         torch.manual_seed(self.head.seed)
-        features = self._all_features(examples, 0, None)
+        features = self._all_features(examples, gamma, None)
         weight = torch.zeros(labels, self.info.hidden, device=self.device, requires_grad=True)
         bias = torch.zeros(labels, device=self.device, requires_grad=True)
 
@@ -129,22 +130,27 @@ class Trainer:
             return functional.linear(features[rows], weight, bias)
 
         optimizer = torch.optim.AdamW((weight, bias), weight_decay=0.0)
-        fit(optimizer, self.head, torch.from_numpy(examples.labels), logits, report)
+        fit(optimizer, self.head, torch.from_numpy(examples.labels), logits)
         return Head(weight.detach(), bias.detach())
 
-    def _train_prompts(self, examples: Examples, head: Head, gamma: int, report: Callable[[float], object]) -> Tensor:
-        """Random prompts that learn to make the frozen head right."""
+    def _train_prompts(
+        self, examples: Examples, head: Head, gamma: int, report: Callable[[float], object]
+    ) -> tuple[Tensor, Head]:
+        """Random prompts, and a head that goes on from `head`, learn to be right together."""
         torch.manual_seed(self.prompts.seed)
         shape = (self.info.layers, gamma, self.info.hidden)
         prompts = (torch.randn(shape) * _PROMPT_SCALE).to(self.device).requires_grad_()
+        own = Head(*(tensor.clone().requires_grad_() for tensor in head))
 
         def logits(rows: Tensor) -> Tensor:
             images = self._normalised(examples.images[rows.numpy()])
-            return functional.linear(self.features(images, gamma, prompts[None]), *head)
+            return functional.linear(self.features(images, gamma, prompts[None]), *own)
 
-        optimizer = torch.optim.AdamW((prompts,), weight_decay=0.0)
+        rate = self.prompts.learning_rate
+        groups = [{"params": [prompts], "lr": rate}, {"params": [*own], "lr": _HEAD_SHARE * rate}]
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
         fit(optimizer, self.prompts, torch.from_numpy(examples.labels), logits, report)
-        return prompts.detach()
+        return prompts.detach(), Head(*(tensor.detach() for tensor in own))
 
     @torch.no_grad()
     def _all_features(self, examples: Examples, gamma: int, prompts: Tensor | None) -> Tensor:
@@ -163,15 +169,19 @@ def fit(
     recipe: Recipe,
     labels: Tensor,
     logits: Callable[[Tensor], Tensor],
-    report: Callable[[float], object],
+    report: Callable[[float], object] = lambda done: None,
 ) -> None:
-    """Take the recipe's steps towards `labels` [n], whose `logits` are asked for by rows; its seed is not used."""
+    """Take the recipe's steps towards `labels` [n], whose `logits` are asked for by rows; its seed is not used, and its
+    learning rate is that of the optimizer's first group, where those of others keep their ratio to it.
+    """
     batches = torch.split(torch.cat([torch.randperm(len(labels)) for _ in range(recipe.epochs)]), recipe.batch)
+    shares = [group["lr"] / optimizer.param_groups[0]["lr"] for group in optimizer.param_groups]
     for step, rows in enumerate(batches):
         done = step / len(batches)
         report(done)
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * min(1.0, (done + 1 / len(batches)) / _WARM_UP) * (1 - done)
+        rate = recipe.learning_rate * min(1.0, (done + 1 / len(batches)) / _WARM_UP) * (1 - done)
+        for group, share in zip(optimizer.param_groups, shares, strict=True):
+            group["lr"] = rate * share
         found = logits(rows)
         functional.cross_entropy(found, labels[rows].to(found.device)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -188,14 +198,15 @@ def normalised(images: NDArray[np.uint8], info: VisionInput) -> Tensor:
 def _write(
     folder: Path,
     task: Task,
-    head: Head,
+    heads: Mapping[int, Head],
     prompts: Mapping[int, Tensor],
     profiling: Examples,
     accuracies: Mapping[int, float],
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {HEAD_WEIGHT: head.weight, HEAD_BIAS: head.bias}
-    tensors |= {prompts_name(gamma): tensor for gamma, tensor in prompts.items()}
+    tensors = {prompts_name(gamma): tensor for gamma, tensor in prompts.items()}
+    for gamma, head in heads.items():
+        tensors |= zip(head_names(gamma), head, strict=True)
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
     held = {"images": profiling.images, "labels": profiling.labels}
     save_file({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in held.items()}, folder / PROFILING)

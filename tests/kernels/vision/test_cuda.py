@@ -15,6 +15,7 @@ from pliant.kernels.vision import cuda as vit_cuda
 from pliant.kernels.vision import executor as vit_executor
 from pliant.kernels.vision.cuda import CudaVisionExecutor, RecordedForwards
 from pliant.kernels.vision.tasks import TaskWeights
+from pliant.models.vision_head import Head
 
 
 class Eager:
@@ -106,7 +107,7 @@ def test_a_batch_is_copied_once_on_its_way_and_once_back(monkeypatch, tmp_path: 
     executor.prepare([0])
     for key, labels in (("a", 2), ("b", 3)):
         head = torch.randn(labels, plain.info.hidden)
-        executor.add_task(key, TaskWeights(head, torch.zeros(labels), {}))
+        executor.add_task(key, TaskWeights({0: Head(head, torch.zeros(labels))}, {}))
     room = executor.room(3)
     room[:] = torch.randint(256, room.shape, dtype=torch.uint8).numpy()
     answers = executor.run(room, ["b", "a", "b"], 0)

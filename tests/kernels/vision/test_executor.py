@@ -25,9 +25,12 @@ from pliant.kernels.vision import packages as vit_packages
 from pliant.kernels.vision.executor import VisionExecutor
 from pliant.kernels.vision.packages import CannotCompileError, VitSpec
 from pliant.kernels.vision.tasks import TaskWeights, read_weights
+from pliant.models.vision_head import Head
 from pliant.training.vision import normalised
 
 LABELS = {"a": 2, "b": 7}
+HEADS_OF_B = {-50: -3, -3: -3, -1: 0, 0: 0, 1: 0, 2: 2}
+"""By gamma."""
 requires_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 requires_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -41,7 +44,9 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and, in folders of their own within it, its tasks a and b, both with prompts for 1 and 2."""
+    """A model and, in folders of their own within it, its tasks a and b, both with prompts for 1 and 2; b has heads for
+    -3 and 2, too.
+    """
     folder = tmp_path_factory.mktemp("a model")
     model = vision_model()
     generator = torch.Generator().manual_seed(1)
@@ -50,7 +55,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
     info = vision_folder(folder, model)
     for seed, (name, labels) in enumerate(LABELS.items()):
-        task_folder(folder / name, info, labels=[f"{name}{label}" for label in range(labels)], seed=seed)
+        heads = (-3, 2) if name == "b" else ()
+        named = [f"{name}{label}" for label in range(labels)]
+        task_folder(folder / name, info, labels=named, heads=heads, seed=seed)
     return folder
 
 
@@ -81,7 +88,8 @@ def expected(executor: VisionExecutor, folder: Path, images: NDArray[np.uint8], 
             features = prompted_features(model, image, weights.prompts[gamma])
         else:
             features = merged_features(model, image, -gamma)
-        answers.append(weights.head @ features + weights.bias)
+        head = weights.heads[HEADS_OF_B[gamma] if task == "b" else 0]
+        answers.append(head.weight @ features + head.bias)
     return answers
 
 
@@ -126,7 +134,7 @@ def test_a_model_without_a_head_has_no_task_of_its_own(tmp_path) -> None:
 def test_tasks_come_and_go(executor, folder) -> None:
     images = pixels(executor, 2)
     before = executor.run(images, ["a", "b"], 1)
-    executor.add_task("c", TaskWeights(torch.ones(3, 24), torch.zeros(3), {}))
+    executor.add_task("c", TaskWeights({0: Head(torch.ones(3, 24), torch.zeros(3))}, {}))
     assert [len(row) for row in executor.run(images, ["c", "b"], 0)] == [3, 7]
     with pytest.raises(ValueError, match=r"task c has no prompts for gamma 1, only for \[\]"):
         executor.run(images, ["a", "c"], 1)
@@ -140,11 +148,11 @@ def test_tasks_come_and_go(executor, folder) -> None:
 
 def test_refuses_tasks_that_do_not_fit(executor) -> None:
     with pytest.raises(ValueError, match="task a is there already"):
-        executor.add_task("a", TaskWeights(torch.ones(3, 24), torch.zeros(3), {}))
-    with pytest.raises(ValueError, match=r"task c: its head is \[3, 25\]; this model needs \[3, 24\]"):
-        executor.add_task("c", TaskWeights(torch.ones(3, 25), torch.zeros(3), {}))
+        executor.add_task("a", TaskWeights({0: Head(torch.ones(3, 24), torch.zeros(3))}, {}))
+    with pytest.raises(ValueError, match=r"task c: its head\.weight is \[3, 25\]; this model needs \[3, 24\]"):
+        executor.add_task("c", TaskWeights({0: Head(torch.ones(3, 25), torch.zeros(3))}, {}))
     with pytest.raises(ValueError, match=r"its prompts\.2 is \[3, 1, 24\]; this model needs \[3, 2, 24\]"):
-        executor.add_task("c", TaskWeights(torch.ones(3, 24), torch.zeros(3), {2: torch.zeros(3, 1, 24)}))
+        executor.add_task("c", TaskWeights({0: Head(torch.ones(3, 24), torch.zeros(3))}, {2: torch.zeros(3, 1, 24)}))
     with pytest.raises(KeyError):
         executor.remove_task("c")
 
@@ -186,12 +194,11 @@ def test_heads_stay_float32(folder) -> None:
     executor = with_tasks(vit_executor.load(folder, dtype="bfloat16", most_rows=8), folder)
     own, weights = executor.own_task(), read_weights(folder / "b")
     exact = vit_executor.load(folder).own_task()
-    assert torch.equal(own.head, exact.head)
-    assert torch.equal(own.bias, exact.bias)
+    assert all(map(torch.equal, own.head(0), exact.head(0)))
     images = pixels(executor, 3)
     features = executor._features(0)(torch.from_numpy(images))
     assert features.dtype == torch.bfloat16
-    logits = features.float() @ weights.head.T + weights.bias
+    logits = torch.nn.functional.linear(features.float(), *weights.head(0))
     np.testing.assert_allclose(executor.run(images, ["b"] * 3, 0), logits.numpy(), rtol=1e-5, atol=1e-5)
 
 

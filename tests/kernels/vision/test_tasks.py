@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from support.vision_folders import change_tensors, task_folder, vision_folder
 
-from pliant.formats.vision_task import WEIGHTS, TaskError
+from pliant.formats.vision_task import WEIGHTS, TaskError, head_names
 from pliant.kernels.vision.tasks import TaskWeights, read_weights
 from pliant.models.adapter_files import TensorFile
+from pliant.models.vision_head import Head
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A task of two labels with prompts for 1 and 2, for 3 layers of 24 numbers."""
+    """A task of two labels with prompts for 1 and 2 and heads for -2, 0 and 1, for 3 layers of 24 numbers."""
     info = vision_folder(tmp_path / "model")
-    return task_folder(tmp_path / "task", info)
+    return task_folder(tmp_path / "task", info, heads=(-2, 1))
 
 
 def refusal(folder: Path) -> str:
@@ -42,8 +43,9 @@ def test_tensors_are_as_they_were_saved(dtype: torch.dtype, folder: Path) -> Non
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / WEIGHTS).items()}
     save_file(tensors, folder / WEIGHTS)
     weights = read_weights(folder)
-    assert torch.equal(weights.head, tensors["head.weight"])
-    assert torch.equal(weights.bias, tensors["head.bias"])
+    assert sorted(weights.heads) == [-2, 0, 1]
+    for gamma, head in weights.heads.items():
+        assert all(map(torch.equal, head, (tensors[name] for name in head_names(gamma))))
     assert sorted(weights.prompts) == [1, 2]
     for gamma, prompts in weights.prompts.items():
         assert prompts.dtype == dtype
@@ -52,9 +54,16 @@ def test_tensors_are_as_they_were_saved(dtype: torch.dtype, folder: Path) -> Non
 
 def test_what_was_read_outlives_the_file(folder: Path) -> None:
     weights: TaskWeights = read_weights(folder)
-    before = weights.head.clone()
+    before = weights.heads[0].weight.clone()
     (folder / WEIGHTS).write_bytes(b"")
-    assert torch.equal(weights.head, before)
+    assert torch.equal(weights.heads[0].weight, before)
+
+
+def test_a_gamma_without_a_head_has_the_nearest_on_its_side_of_0() -> None:
+    heads = {gamma: Head(torch.full((2, 3), float(gamma)), torch.zeros(2)) for gamma in (0, -4, -10, 2)}
+    weights = TaskWeights(heads, {})
+    wanted = {0: 0, -1: 0, -2: 0, -3: -4, -7: -4, -8: -10, -30: -10, 1: 0, 2: 2, 8: 2}
+    assert {gamma: int(weights.head(gamma).weight[0, 0]) for gamma in wanted} == wanted
 
 
 @pytest.mark.parametrize(
@@ -63,6 +72,8 @@ def test_what_was_read_outlives_the_file(folder: Path) -> None:
         ("head.weight", np.zeros(2, np.float32), "has 'head.weight' as [2], which should have 2 dimensions"),
         ("head.bias", np.zeros((0,), np.float32), "has 'head.bias' as [0]"),
         ("head.bias", np.full(2, np.nan, np.float32), "holds numbers that are not finite"),
+        ("head.1.bias", np.full(2, np.nan, np.float32), "holds numbers that are not finite"),
+        ("head.-2.weight", np.zeros(2, np.float32), "has 'head.-2.weight' as [2], which should have 2 dimensions"),
         ("prompts.2", np.full((3, 2, 24), np.inf, np.float16), "holds numbers that are not finite"),
         ("prompts.2", np.zeros((3, 4, 24), np.float32), "has 'prompts.2' of 4 tokens a layer"),
         ("prompts.4", np.zeros((3, 24), np.float32), "has 'prompts.4' as [3, 24]"),
@@ -76,7 +87,7 @@ def test_other_tensors_are_refused(name: str, array: np.ndarray[Any, Any], words
     assert words in refusal(folder)
 
 
-@pytest.mark.parametrize("name", ["head.weight", "head.bias"])
+@pytest.mark.parametrize("name", ["head.weight", "head.bias", "head.-2.weight", "head.1.bias"])
 def test_a_head_must_be_there(name: str, folder: Path) -> None:
     change_tensors(folder / WEIGHTS, without=name)
     assert f"has no '{name}'" in refusal(folder)
