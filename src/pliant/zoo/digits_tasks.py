@@ -30,7 +30,8 @@ def train(name: str, shape: TaskShape, backbone: Path, folder: Path, report: Pro
     training, profiling = (_examples(part, name) for part in (digits.training(), digits.profiling()))
     with one_thread():
         accuracies = trainer.train(task, training, profiling, shape.gammas, folder, report)
-    parameters = (len(given.labels) * (info.hidden + 1)) + sum(shape.gammas) * info.layers * info.hidden
+    heads = (1 + len(shape.gammas)) * len(given.labels) * (info.hidden + 1)
+    parameters = heads + sum(shape.gammas) * info.layers * info.hidden
     return Result(accuracies[0], max(accuracies.values()), parameters)
 
 

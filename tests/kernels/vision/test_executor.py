@@ -26,10 +26,11 @@ from pliant.kernels.vision.executor import VisionExecutor
 from pliant.kernels.vision.packages import CannotCompileError, VitSpec
 from pliant.kernels.vision.tasks import TaskWeights, read_weights
 from pliant.models.vision_head import Head
+from pliant.models.vision_info import VisionInfo
 from pliant.training.vision import normalised
 
 LABELS = {"a": 2, "b": 7}
-HEADS_OF_B = {-50: -3, -3: -3, -1: 0, 0: 0, 1: 0, 2: 2}
+HEADS_OF_B = {-50: -3, -3: -3, -2: -3, -1: 0, 0: 0, 1: 0, 2: 2}
 """By gamma."""
 requires_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 requires_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -54,11 +55,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
     info = vision_folder(folder, model)
+    write_tasks(folder, info)
+    return folder
+
+
+def write_tasks(folder: Path, info: VisionInfo) -> None:
     for seed, (name, labels) in enumerate(LABELS.items()):
         heads = (-3, 2) if name == "b" else ()
         named = [f"{name}{label}" for label in range(labels)]
         task_folder(folder / name, info, labels=named, heads=heads, seed=seed)
-    return folder
 
 
 @pytest.fixture
@@ -213,8 +218,7 @@ def test_compiled_answers_are_the_same(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "thin"
     info = vision_folder(folder, vision_model(depth=1))
-    for name, labels in LABELS.items():
-        task_folder(folder / name, info, labels=[f"{name}{label}" for label in range(labels)])
+    write_tasks(folder, info)
     executor = with_tasks(vit_executor.load(folder, most_rows=8), folder)
     steps: list[tuple[str, float]] = []
     executor.prepare([-3], lambda text, done: steps.append((text, done)))
