@@ -16,6 +16,7 @@ from pliant.bench.report import Figure, ratio
 from pliant.kernels.decoder import executor
 from pliant.kernels.decoder.int8 import quantized
 from pliant.models import sources
+from pliant.models.decoder_shape import Quantize
 from pliant.zoo import documents, llama
 from pliant.zoo.decoder import EMBEDDING, Decoder
 from pliant.zoo.shapes import BASE, SHAPES, LlamaShape
@@ -40,20 +41,23 @@ class Scale:
 
 def compare(scale: Scale, threads: int, done: Callable[[], object]) -> Findings:
     """Steps of 120M parameters, weights of either dtype and as int8 in turn; perplexity of the zoo's model."""
-    took: dict[tuple[str, int, bool], list[float]] = {}
+    took: dict[tuple[str, int, Quantize | None], list[float]] = {}
+    ways: tuple[Quantize | None, ...] = None, "int8"
     for dtype in _DTYPES:
         folder, longest = checkpoint(LARGE, dtype), scale.context + scale.steps
         both = {
-            int8: executor.load(folder, max(scale.rows), longest, dtype, "cpu", threads, int8=int8)
-            for int8 in (False, True)
+            quantize: executor.load(folder, max(scale.rows), longest, dtype, "cpu", threads, quantize=quantize)
+            for quantize in ways
         }
         for _, rows in product(range(scale.repetitions), scale.rows):
-            for int8, loaded in both.items():
+            for quantize, loaded in both.items():
                 seconds = step_s(loaded, rows, scale.context, scale.steps)
-                took.setdefault((dtype, rows, int8), []).append(seconds)
+                took.setdefault((dtype, rows, quantize), []).append(seconds)
             done()
     figures = [
-        ratio(f"int8_step_vs_{dtype}_b{rows}", took[dtype, rows, True], took[dtype, rows, False], "", "120M parameters")
+        ratio(
+            f"int8_step_vs_{dtype}_b{rows}", took[dtype, rows, "int8"], took[dtype, rows, None], "", "120M parameters"
+        )
         for dtype, rows in product(_DTYPES, scale.rows)
     ]
     return Findings([*figures, _perplexity()])

@@ -62,7 +62,7 @@ class CudaExecutor(Executor):
         """Adapters that are being copied on that stream."""
         self._warm_up()
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        logits = torch.empty(self.slots, self.shape.vocab, dtype=decoder.kv.keys.dtype, device=decoder.device)
+        logits = torch.empty(self.slots, self.shape.vocab, dtype=decoder.kv.arena.dtype, device=decoder.device)
         counts = graph_rows(self.slots)[::-1]
         self._recorded = [RecordedStep(self._forward, self._inputs, logits[:rows], pool, stream) for rows in counts]
         """Largest first, so that the others find room in its memory."""

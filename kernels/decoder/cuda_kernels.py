@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pliant.kernels.decoder import attention_work, triton_attention, triton_decode, triton_lora
+from pliant.kernels.decoder import attention_work, fp8, triton_attention, triton_decode, triton_fp8, triton_lora
 from pliant.kernels.decoder.attention_work import Work
-from pliant.kernels.decoder.kernels import AddLora, Norms, Rotation, TorchKernels
+from pliant.kernels.decoder.kernels import AddLora, Linear, Norms, Rotation, TorchKernels
 from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.ragged import Ragged
 from pliant.kernels.decoder.triton_attention import WorkTensors
@@ -30,6 +30,10 @@ class CudaKernels(TorchKernels):
         if processors is None:
             processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
         self._programs = _PROGRAMS * processors
+
+    def fp8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        values, scale = fp8.quantized(weight)
+        return lambda x: triton_fp8.linear(x, values, scale, bias)
 
     def lora(self, batch: LoraBatch) -> AddLora:
         """As in `DecoderKernels`; a recorded graph adds `LoraTiles` of its own instead."""

@@ -9,7 +9,8 @@ method, or the same `Linear`, is called again. Nobody but the kernels writes to 
 
 Positions and pages are int32 tensors on the decoder's device. `keys` and `values` are one layer's, views [pages,
 kv_heads, page, head_dim] of the same strides, where `page` is a power of two: pages lie apart, and what a page holds of
-the layer's keys, or of its values, is contiguous (see `kv_pages`).
+the layer's keys, or of its values, is contiguous (see `kv_pages`). They are in the dtype of all else, or in that of
+`fp8`, but for `CpuKernels`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pliant.kernels.decoder.int8 import quantized
+from pliant.kernels.decoder import fp8, int8
 from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.ragged import Ragged
 from pliant.kernels.upload import upload
@@ -55,6 +56,9 @@ class DecoderKernels(Protocol):
 
     def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """As `linear`, with the weight as `int8.quantized` has it."""
+
+    def fp8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """As `linear`, with the weight as `fp8.quantized` has it."""
 
     def lora(self, batch: LoraBatch) -> AddLora:
         """What adds the adapters of `batch`, during the launch that the batch was made for (Chameleon §4.1)."""
@@ -103,13 +107,10 @@ class TorchKernels:
         return lambda x: functional.linear(x, weight, bias)
 
     def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        values, scale = quantized(weight)
+        return _scaled_linear(*int8.quantized(weight), bias)
 
-        def multiply(x: Tensor) -> Tensor:
-            product = (x @ values.to(x.dtype).T).float() * scale
-            return (product if bias is None else product + bias).to(x.dtype)
-
-        return multiply
+    def fp8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return _scaled_linear(*fp8.quantized(weight), bias)
 
     def lora(self, batch: LoraBatch) -> AddLora:
         arena = batch.arena
@@ -155,8 +156,8 @@ class TorchKernels:
             q, k = _norm(q, norms[0], eps), _norm(k, norms[1], eps)
         cos, sin = (table[positions].unsqueeze(1) for table in rotation)
         places = positions % keys.shape[2]
-        keys[pages, :, places] = _rotate(k, cos, sin)
-        values[pages, :, places] = v
+        keys[pages, :, places] = fp8.stored_as(_rotate(k, cos, sin), keys.dtype)
+        values[pages, :, places] = fp8.stored_as(v, values.dtype)
         return _rotate(q, cos, sin)
 
     def attention(self, q: Tensor, keys: Tensor, values: Tensor, batch: Ragged, window: int | None) -> Tensor:
@@ -166,7 +167,7 @@ class TorchKernels:
         for table, span, chunk in zip(batch.tables[singles:], batch.spans, rest, strict=True):
             stop = span.start + span.tokens
             pages = table[None, : -(-stop // keys.shape[2])]
-            k, v = (texts(buffer, pages)[:, :, :stop] for buffer in (keys, values))
+            k, v = (texts(buffer, pages)[:, :, :stop].to(q.dtype) for buffer in (keys, values))
             parts.append(self._attend_span(chunk, k, v, span.start, window))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -200,6 +201,16 @@ class TorchKernels:
         for source, target, tokens in moves:
             for buffer in (keys, values):
                 buffer[:, target, :, :tokens] = buffer[:, source, :, :tokens]
+
+
+def _scaled_linear(values: Tensor, scale: Tensor, bias: Tensor | None) -> Linear:
+    """Of a weight `values` [out, in] times `scale` [out]."""
+
+    def multiply(x: Tensor) -> Tensor:
+        product = (x @ values.to(x.dtype).T).float() * scale
+        return (product if bias is None else product + bias).to(x.dtype)
+
+    return multiply
 
 
 def texts(pages: Tensor, tables: Tensor) -> Tensor:

@@ -50,7 +50,8 @@ class Decoder:
         self.kv = kv
         self.kernels = kernels
         self._embedding = weights.embedding()
-        linear = kernels.int8_linear if weights.int8 else kernels.linear
+        kinds = {None: kernels.linear, "int8": kernels.int8_linear, "fp8": kernels.fp8_linear}
+        linear = kinds[weights.quantize]
         self._layers = [_Layer(weights.layer(index), linear) for index in range(self.shape.layers)]
         self._norm = weights.norm()
         self._head = linear(self._embedding[weights.vocabulary] if self.shape.tied else weights.head(), None)

@@ -23,6 +23,7 @@ pytest.importorskip("triton")
 
 from pliant.kernels.decoder import triton_sampling
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
+from pliant.kernels.decoder.fp8 import E4M3
 
 LLAMA = DecoderShape.from_config(
     {
@@ -67,6 +68,29 @@ def test_every_launch_compiles_for_gpus(capability: int, monkeypatch: pytest.Mon
     launched = {"_keep", "_add_norm", "_rotate_and_store", "_attend", "_merge", "_gate", "_move", "_shrink", "_expand"}
     assert set(compiled) == launched
     assert "cp.async" in compiled["_attend"].asm["ptx"]  # loads the next tile while it computes
+
+
+@pytest.mark.parametrize("capability", [89, 90, 100])
+def test_every_launch_with_fp8_compiles_for_gpus_that_have_it(
+    capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiled = compile_only(monkeypatch, tmp_path, capability)
+    kernels, places = CudaKernels(processors=132), torch.zeros(2, dtype=torch.int32)
+    chunk = Span(0, 20), np.zeros(1, np.int32)
+    batch = ragged(np.zeros(2, np.int32), np.zeros((2, 8), np.int32), [chunk], 64, torch.device("cpu"))
+    keys, rotation = zeros(4, 8, 64, 128).to(E4M3), (torch.zeros(512, 128), torch.zeros(512, 128))
+    kernels.rotate_and_store(zeros(2, 6144), places, places, rotation, None, 1e-5, keys, keys)
+    kernels.attention(zeros(22, 32, 128), keys, keys, batch, 256)
+    kernels.move(keys[None], keys[None], [(0, 1, 64)])
+    linear = kernels.fp8_linear(zeros(256, 4096), zeros(256))
+    for rows in (1, 33, 500):
+        linear(zeros(rows, 4096))
+        assert compiled["_linear"].metadata.shared < 99 * 1024  # what a program has on the smallest of them
+    assert set(compiled) == {"_rotate_and_store", "_attend", "_merge", "_move", "_linear"}
+    assert compiled["_attend"].metadata.shared < 99 * 1024
+    for name in ("_attend", "_linear"):
+        assert "cp.async" in compiled[name].asm["ptx"]
+        assert "e4m3x2" in compiled[name].asm["ptx"]  # converts by an instruction, not by arithmetic
 
 
 def zeros(*size: int) -> Tensor:

@@ -11,11 +11,13 @@ import contextlib
 import numpy as np
 import pytest
 import torch
+from support.interpreted_fp8 import rounded_by_torch
 from support.pretend_gpu import PretendGpu, WaitsForGpuError, in_the_interpreter
 from torch import Tensor
 
 from pliant.kernels.decoder import triton_sampling
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
+from pliant.kernels.decoder.fp8 import E4M3, LARGEST, quantized, stored_as
 from pliant.kernels.decoder.kernels import TorchKernels
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
 from pliant.kernels.decoder.ragged import Span, ragged
@@ -27,6 +29,10 @@ from pliant.models.lora_layout import LoraLayout
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.bfloat16 if torch.cuda.is_available() else torch.float16]
 TORCH = TorchKernels()
+OLD = torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9)
+needs_fp8 = pytest.mark.skipif(OLD, reason="needs a GPU with fp8")
+STORED = [None, pytest.param(E4M3, marks=needs_fp8)]
+"""What keys and values are stored in, if not in the dtype."""
 
 
 def random(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -49,10 +55,13 @@ def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
+    if not torch.cuda.is_available():
+        rounded_by_torch(monkeypatch)
 
 
+@pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page", "parts", "window"),
@@ -65,13 +74,20 @@ def seeded() -> None:
     ],
 )
 def test_attention(
-    heads: int, kv_heads: int, head_dim: int, page: int, parts: int, window: int | None, dtype: torch.dtype
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page: int,
+    parts: int,
+    window: int | None,
+    dtype: torch.dtype,
+    stored: torch.dtype | None,
 ) -> None:
     """Rows of 150, 67 and 1 tokens, and two chunks behind them, of which one begins its text."""
     pages = -(-150 // page)
     order = 1 + np.random.default_rng(0).permutation(5 * pages).astype(np.int32)
     tables = order.reshape(5, pages)
-    keys, values = (random(5 * pages + 1, kv_heads, page, head_dim, dtype=dtype) for _ in range(2))
+    keys, values = (random(5 * pages + 1, kv_heads, page, head_dim, dtype=stored or dtype) for _ in range(2))
     chunks = [(Span(60, 20), tables[3]), (Span(0, 37), tables[4])]
     batch = ragged(np.array([149, 66, 0], np.int32), tables[:3], chunks, page, DEVICE)
     q = random(60, heads, head_dim, dtype=dtype)
@@ -112,6 +128,39 @@ def test_rotation_and_storage(heads: int, kv_heads: int, head_dim: int, normalis
         assert torch.equal(buffer[3], expected_buffer[3])
 
 
+@needs_fp8
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 10), (2, 2, 32), (7, 1, 128)])
+def test_storage_as_fp8(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """To within its rounding of what wide pages hold; what is too large is cut off."""
+    qkv = random(3, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    qkv[1] *= 300
+    angles = random(9, head_dim // 2).repeat(1, 2)
+    arguments = (qkv, ints(0, 8, 3), ints(2, 0, 1), (angles.cos(), angles.sin()), None, 1e-6)
+    wide = [random(4, kv_heads, 4, head_dim) for _ in range(2)]
+    narrow = [stored_as(buffer, E4M3) for buffer in wide]
+    before = narrow[0][3].float()
+    expected = TORCH.rotate_and_store(*arguments, *wide)
+    assert_near(kernels().rotate_and_store(*arguments, *narrow), expected, dtype)
+    for buffer, exact in zip(narrow, wide, strict=True):
+        bounded = exact.clamp(-LARGEST, LARGEST)
+        assert ((buffer.float() - bounded).abs() <= bounded.abs() * 1.03 / 16 + 2**-10).all()
+        assert bool((exact.abs() > LARGEST).any())
+    assert torch.equal(narrow[0][3].float(), before)
+
+
+@needs_fp8
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("rows", "outs", "ins"), [(1, 48, 70), (3, 64, 256), (33, 130, 64), (150, 200, 48)])
+def test_fp8_linear(rows: int, outs: int, ins: int, biased: bool, dtype: torch.dtype) -> None:
+    weight, x = random(outs, ins, dtype=dtype), random(rows, ins, dtype=dtype)
+    bias = random(outs, dtype=dtype) if biased else None
+    values, scale = quantized(weight)
+    expected = x.double() @ (values.double() * scale.double()[:, None]).T + (0 if bias is None else bias.double())
+    assert_near(kernels().fp8_linear(weight, bias)(x), expected, dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [48, 1100])
 def test_norms_and_gates(width: int, dtype: torch.dtype) -> None:
@@ -124,17 +173,17 @@ def test_norms_and_gates(width: int, dtype: torch.dtype) -> None:
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, *STORED[1:]])
 def test_moves(dtype: torch.dtype) -> None:
     keys, values = (random(2, 5, 2, 70, 64, dtype=dtype) for _ in range(2))
     expected = keys.clone(), values.clone()
     moves = [(0, 3, 70), (4, 1, 2), (2, 2, 0)]
     TORCH.move(*expected, moves)
     kernels().move(keys, values, moves)
-    assert torch.equal(keys, expected[0])
-    assert torch.equal(values, expected[1])
+    assert torch.equal(keys.float(), expected[0].float())
+    assert torch.equal(values.float(), expected[1].float())
     kernels().move(keys, values, [(0, 1, 0)])
-    assert torch.equal(keys, expected[0])
+    assert torch.equal(keys.float(), expected[0].float())
 
 
 LORA_SHAPE = DecoderShape.from_config(
