@@ -1,28 +1,34 @@
-"""What int8 weights gain and cost: the time of a decode step, and the perplexity of texts that were not learned."""
+"""What int8 weights gain and cost, and fp8 costs: the time of a decode step, the perplexity of texts not learned."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from pliant.bench.findings import Findings
 from pliant.bench.llm.checkpoints import LARGE, checkpoint
+from pliant.bench.llm.our_kernels import GREEDY
 from pliant.bench.llm.roofline import step_s
 from pliant.bench.report import Figure, ratio
 from pliant.kernels.decoder import executor
-from pliant.kernels.decoder.int8 import quantized
+from pliant.kernels.decoder.decode_step import Prefill, Step
+from pliant.kernels.decoder.executor import Executor
+from pliant.kernels.decoder.kv_pages import pages_of
 from pliant.models import sources
 from pliant.models.decoder_shape import Quantize
-from pliant.zoo import documents, llama
-from pliant.zoo.decoder import EMBEDDING, Decoder
-from pliant.zoo.shapes import BASE, SHAPES, LlamaShape
+from pliant.zoo import documents
+from pliant.zoo.shapes import BASE
 
 _DTYPES = ("float32", "bfloat16")
 _MODEL = f"zoo/{BASE}"
+_NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
+_NO_INDICES: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -60,26 +66,31 @@ def compare(scale: Scale, threads: int, done: Callable[[], object]) -> Findings:
         )
         for dtype, rows in product(_DTYPES, scale.rows)
     ]
-    return Findings([*figures, _perplexity()])
+    return Findings([*figures, *_perplexities()])
 
 
-def _perplexity() -> Figure:
-    folder, shape = sources.fetch(_MODEL), SHAPES[BASE]
-    assert isinstance(shape, LlamaShape)
+def _perplexities() -> list[Figure]:
+    """What the executor makes of the zoo's model; with fp8 its keys and values are rounded, too."""
+    folder = sources.fetch(_MODEL)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    model = Decoder.load(shape, folder)
-    texts = documents.held_out()
-    before = llama.perplexity(model, tokenizer, texts)
-    model.weights |= {name: _as_int8(weight) for name, weight in model.weights.items() if _is_linear(name, weight)}
-    after = llama.perplexity(model, tokenizer, texts)
-    return ratio("int8_perplexity_vs_float32", [after], [before], "<= 1.01", f"{_MODEL}, {before:.3f} and {after:.3f}")
+    texts = [encoding.ids for encoding in tokenizer.encode_batch(list(documents.held_out()))]
+    ways: tuple[Quantize | None, ...] = None, "int8", "fp8"
+    before, *others = (_perplexity(executor.load(folder, slots=1, quantize=quantize), texts) for quantize in ways)
+    return [
+        ratio(f"{quantize}_perplexity_vs_float32", [after], [before], "<= 1.01", f"{_MODEL}, {before:.3f}, {after:.3f}")
+        for quantize, after in zip(ways[1:], others, strict=True)
+    ]
 
 
-def _is_linear(name: str, weight: Tensor) -> bool:
-    return weight.ndim == 2 and name != EMBEDDING
-
-
-def _as_int8(weight: Tensor) -> Tensor:
-    """What int8 stands for."""
-    values, scale = quantized(weight)
-    return values * scale[:, None]
+def _perplexity(loaded: Executor, texts: Sequence[Sequence[int]]) -> float:
+    """Of a token, given those before it in its text, at most as many as the executor has room for."""
+    longest = loaded.max_length
+    pages = np.arange(1, pages_of(longest) + 1, dtype=np.int32)
+    logs: list[float] = []
+    loaded.admit(0, GREEDY)
+    for ids in (text[start : start + longest] for text in texts for start in range(0, len(text) - 1, longest)):
+        chunk = Prefill(0, 0, np.array(ids, np.int32), False, pages, np.array(ids[1:], np.int32))
+        scored = loaded.launch(Step((chunk,), 0, _NO_ROWS, _NO_ROWS[:, None], _NO_INDICES, _NO_INDICES)).result()
+        assert scored.targets is not None
+        logs += [token.chosen for token in scored.targets[0]]
+    return math.exp(-sum(logs) / len(logs))

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from support.interpreted_fp8 import rounded_by_torch
 from support.pretend_gpu import in_the_interpreter
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.model import Decoder
 from pliant.kernels.decoder.sampling import Sampler, Sampling
 from pliant.kernels.decoder.weights import RandomWeights
-from pliant.models.decoder_shape import DecoderShape
+from pliant.models.decoder_shape import DecoderShape, Quantize
 from pliant.models.lora_layout import LoraLayout
 
 pytest.importorskip("triton")
@@ -102,9 +103,11 @@ class Stream:
 
 
 @pytest.fixture
-def executors(monkeypatch: pytest.MonkeyPatch) -> tuple[Executor, CudaExecutor]:
-    """The plain one and the GPU's, with the same weights."""
+def executors(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[Executor, CudaExecutor]:
+    """The plain one and the GPU's, with the same weights, quantized as a test's parameter says."""
+    quantize: Quantize | None = getattr(request, "param", None)
     if not ON_GPU:
+        rounded_by_torch(monkeypatch)
         monkeypatch.setattr(cuda_executor, "RecordedStep", Eager)
         monkeypatch.setattr(torch.cuda, "Event", NoEvent)
         default = Stream()
@@ -113,14 +116,16 @@ def executors(monkeypatch: pytest.MonkeyPatch) -> tuple[Executor, CudaExecutor]:
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: default)
         monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    return Executor(*parts(TorchKernels()), 8), CudaExecutor(*parts(CudaKernels(processors=2)), 8)
+    plain, ours = (parts(kernels, quantize) for kernels in (TorchKernels(), CudaKernels(processors=2)))
+    return Executor(*plain, 8), CudaExecutor(*ours, 8)
 
 
 @torch.inference_mode()
-def parts(kernels: DecoderKernels) -> tuple[Decoder, Sampler]:
+def parts(kernels: DecoderKernels, quantize: Quantize | None) -> tuple[Decoder, Sampler]:
     torch.manual_seed(0)
-    kv = KVPages(SHAPE, SLOTS, SHAPE.max_length, torch.float32, DEVICE, kernels, arena_bytes=400_000)
-    weights = RandomWeights(SHAPE, torch.float32, DEVICE)
+    weights = RandomWeights(SHAPE, torch.float32, DEVICE, quantize=quantize)
+    sizes = SLOTS, SHAPE.max_length, torch.float32, DEVICE
+    kv = KVPages(SHAPE, *sizes, kernels, arena_bytes=400_000, stored=weights.kv_dtype)
     return Decoder(weights, kernels, kv), Sampler(SLOTS, SHAPE.vocab, DEVICE, kv.max_length)
 
 
@@ -190,6 +195,24 @@ def test_outputs_are_those_of_the_plain_executor(executors: tuple[Executor, Cuda
                 assert asked.top_ids == theirs.top_ids
                 assert [asked.chosen, *asked.top] == pytest.approx([theirs.chosen, *theirs.top], abs=1e-5)
     assert told == 8
+
+
+@needs_gpu
+@pytest.mark.skipif(ON_GPU and torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with fp8")
+@pytest.mark.parametrize("executors", ["fp8"], indirect=True)
+def test_with_fp8_tokens_are_as_likely_as_in_the_plain_executor(executors: tuple[Executor, CudaExecutor]) -> None:
+    """Nearly: of keys and values that lie between two numbers of fp8, each may take another one."""
+    plain, ours = (list(likelihoods(executor)) for executor in executors)
+    assert len(plain) == 8
+    assert ours == pytest.approx(plain, abs=1e-3)
+
+
+def likelihoods(executor: Executor) -> Iterator[float]:
+    """How likely its tokens are to those who asked, in the script's steps."""
+    for output, (_, _, rows) in zip(outputs(executor), SCRIPT, strict=True):
+        for row in rows:
+            if output.logprobs and (asked := output.logprobs[row]):
+                yield asked.chosen
 
 
 @needs_gpu
