@@ -92,7 +92,7 @@ INLINE void block(const Linear *linear, int64_t row, int64_t panel, const int ro
     const float *weight = (const float *)linear->weight + (panel - linear->first) * steps * PANEL;
     for (int64_t step = 0; step < steps; step++) {
         vec columns[PANELS * PARTS];
-        if (row == 0)
+        if (rows > 1 && row == 0) // one row takes no longer than its weights
             UNROLL for (int p = 0; p < panels; p++)
                 __builtin_prefetch(weight + (p * steps + step) * PANEL + AHEAD / 4);
         UNROLL for (int c = 0; c < panels * PARTS; c++)
