@@ -19,17 +19,17 @@ from pliant.kernels.decoder.triton_decode import gate, silu_times
 FEW = 16
 """Rows up to which a weight in the rows' own dtype is not left to torch's libraries; a GPU's matrix product takes as
 many at least."""
+_MANY = 128  # rows that a program takes at most, and twice the outputs then
 _OUTS = 64
 _INS = 128
 _WIDEST = 256  # bytes of an output's weights that a program takes at a time
-_MOST_ROWS = 64
 
 
 class TritonLinear:
     """A `Linear` whose `weight` [out, in] is in the dtype of the rows, or int8 or float8_e4m3fn with a `scale` [out].
 
-    `scale` is float32. A launch has about `programs` programs, as many as the GPU has in flight. It can be recorded in
-    a CUDA graph, once it has been compiled; calls must not overlap.
+    `scale` is float32, and the bias as the rows. Inputs are shared among so many programs that a launch has about
+    `programs`, as many as the GPU has in flight. Launches can be recorded in CUDA graphs, and must not overlap.
     """
 
     def __init__(self, weight: Tensor, scale: Tensor | None, bias: Tensor | None, programs: int) -> None:
@@ -37,6 +37,7 @@ class TritonLinear:
         self._scale = scale
         self._bias = bias
         self._programs = programs
+        self._tile_ins = min(_INS, _WIDEST // weight.element_size())
         self._arrived = torch.zeros(programs, dtype=torch.int32, device=weight.device)
         """By tile of the result: how many of its programs are done; 0 between launches."""
 
@@ -53,11 +54,13 @@ class TritonLinear:
 
     def _multiply(self, x: Tensor, gates: bool) -> Tensor:
         rows, (outs, ins) = len(x), self._weight.shape
-        tile_rows = min(_MOST_ROWS, max(FEW, triton.next_power_of_2(rows)))
-        tiles = triton.cdiv(rows, tile_rows), triton.cdiv(outs, _OUTS)
+        tile_rows = min(_MANY, max(FEW, triton.next_power_of_2(rows)))
+        larger = 2 if tile_rows == _MANY else 1
+        tile_outs = _OUTS * larger
+        tiles = triton.cdiv(rows, tile_rows), triton.cdiv(outs, tile_outs)
         splits, share = self._shares(tiles[0] * tiles[1])
         y = x.new_empty(rows, outs // 2 if gates else outs)
-        parts = x.new_empty((*tiles, splits, tile_rows, _OUTS) if splits > 1 else 1, dtype=torch.float32)
+        parts = x.new_empty((*tiles, splits, tile_rows, tile_outs) if splits > 1 else 1, dtype=torch.float32)
         _linear[*tiles, splits](
             x,
             self._weight,
@@ -73,23 +76,19 @@ class TritonLinear:
             scales=self._scale is not None,
             biases=self._bias is not None,
             gates=gates,
-            is_split=splits > 1,
             tile_rows=tile_rows,
-            tile_outs=_OUTS,
-            tile_ins=self._tile_ins(),
-            num_warps=4,
+            tile_outs=tile_outs,
+            tile_ins=self._tile_ins,
+            num_warps=4 * larger,
             num_stages=3,
         )
         return y
 
     def _shares(self, tiles: int) -> tuple[int, int]:
         """Among how many programs the inputs of each of so many tiles are shared, and how many steps each takes."""
-        steps = triton.cdiv(self._weight.shape[1], self._tile_ins())
+        steps = triton.cdiv(self._weight.shape[1], self._tile_ins)
         share = triton.cdiv(steps, max(1, self._programs // tiles))
         return triton.cdiv(steps, share), share
-
-    def _tile_ins(self) -> int:
-        return min(_INS, _WIDEST // self._weight.element_size())
 
 
 @triton.jit(do_not_specialize=["rows", "share"])
@@ -108,7 +107,6 @@ def _linear(
     scales: tl.constexpr,
     biases: tl.constexpr,
     gates: tl.constexpr,
-    is_split: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outs: tl.constexpr,
     tile_ins: tl.constexpr,
@@ -128,21 +126,22 @@ def _linear(
         some = tl.load(from_x + at[None, :], mask=(row < rows)[:, None] & is_in[None, :], other=0.0)
         weights = tl.load(from_weight + at[:, None], mask=is_in[:, None] & is_out[None, :], other=0.0)
         sums = tl.dot(some, weights.to(some.dtype), sums, input_precision="ieee")
-    if is_split:
-        splits = tl.num_programs(2)
+    splits = tl.num_programs(2)
+    is_last = splits == 1
+    if splits > 1:
         tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         places = tl.arange(0, tile_rows)[:, None] * tile_outs + tl.arange(0, tile_outs)[None, :]
         to = parts + tile * splits * tile_rows * tile_outs + places
         tl.store(to + tl.program_id(2) * tile_rows * tile_outs, sums, mask=(row < rows)[:, None])
         tl.debug_barrier()  # all threads have stored before one tells
-        if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1:
+        is_last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1
+        if is_last:
             tl.store(arrived + tile, 0)
             sums = tl.zeros([tile_rows, tile_outs], tl.float32)
             for split in range(splits):
                 part = to + split * tile_rows * tile_outs
                 sums += tl.load(part, mask=(row < rows)[:, None], other=0.0, cache_modifier=".cg")
-            _finish(sums, scale, bias, y, row, column, out, rows, outs, scales, biases, gates)
-    else:
+    if is_last:
         _finish(sums, scale, bias, y, row, column, out, rows, outs, scales, biases, gates)
 
 
