@@ -69,6 +69,9 @@ class DecoderKernels(Protocol):
     def gate(self, gate_up: Tensor) -> Tensor:
         """[n, 2i] -> silu(first half) * second half, [n, i]."""
 
+    def gated(self, linear: Linear) -> Linear:
+        """The layer x -> gate(linear(x)), in one launch where that is faster; these kernels made `linear`."""
+
     def rotate_and_store(
         self,
         qkv: Tensor,
@@ -137,6 +140,9 @@ class TorchKernels:
     def gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
+
+    def gated(self, linear: Linear) -> Linear:
+        return lambda x: self.gate(linear(x))
 
     def rotate_and_store(
         self,
