@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from support.pretend_gpu import in_the_interpreter
-from torch import Tensor
 
 from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, Step
 from pliant.kernels.decoder.executor import Executor
@@ -30,7 +29,7 @@ from pliant.models.lora_layout import LoraLayout
 pytest.importorskip("triton")
 from pliant.kernels.cuda_graph import graph_rows
 from pliant.kernels.decoder import cuda_executor
-from pliant.kernels.decoder.cuda_executor import CudaExecutor, Forward, Inputs, RecordedStep
+from pliant.kernels.decoder.cuda_executor import CudaExecutor, Drawn, Forward, Inputs, RecordedStep
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.triton_lora import LoraTiles, tables_of
 from pliant.kernels.upload import packed, unpacked
@@ -67,21 +66,23 @@ class Eager(RecordedStep):
         self,
         forward: Forward,
         inputs: Inputs,
-        logits: Tensor,
+        drawn: Drawn,
         pool: None,
         stream: None,
         tiles: LoraTiles | None = None,
     ) -> None:
-        self.rows, self._inputs, self._logits, self._forward, self._tiles = len(logits), inputs, logits, forward, tiles
+        self.rows, self._inputs, self._drawn, self._forward, self._tiles = len(drawn[0]), inputs, drawn, forward, tiles
 
-    def run(self, step: Step, lora: LoraBatch | None = None) -> Tensor:
+    def run(self, step: Step, lora: LoraBatch | None = None) -> Drawn:
         tables = self._inputs(self.rows, step)
         given = unpacked(torch.from_numpy(packed(tables)), tables)
         if self._tiles is not None:
             for tensor, table in zip((self._tiles.rows, self._tiles.places), tables_of(lora, self.rows), strict=True):
                 tensor.copy_(torch.from_numpy(table))
-        self._logits.copy_(self._forward(given, self._tiles))
-        return self._logits[: len(step.lengths)]
+        for kept, found in zip(self._drawn, self._forward(given, self._tiles), strict=True):
+            kept.copy_(found)
+        logits, tokens = self._drawn
+        return logits[: len(step.lengths)], tokens[: len(step.lengths)].clone()  # as what is copied from a GPU is
 
 
 class NoEvent:
