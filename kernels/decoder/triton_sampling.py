@@ -5,6 +5,8 @@ and who wins its race (see `sampling`). The second puts together what the chunks
 filters by top-k, top-p or min-p, it looks whether the winner is kept: it is if few enough tokens are likelier, and
 these weigh little enough. If not, nobody who is as likely or less is kept either, and the winner among the likelier
 ones is the next to be looked at. The first or second mostly is kept, as most of the probability is.
+
+With top-p and top-k, top-p is a share of what top-k keeps. That is narrowed down until it tells, too.
 """
 # mypy: disallow-untyped-decorators=False
 
@@ -142,15 +144,14 @@ def _choose(
         top_p = tl.load(top_ps + slot)
         min_p = tl.load(min_ps + slot)
         from_row = logits + row * stride
-        if (top_k > 0) & (top_p < 1):
-            whole = _weight_of_top_k(from_row, vocab, top_k, peak, temperature, whole, block)
         low, high = _keys(tl.load(seeds + slot), tl.load(indices + row))
         looking = (top_k > 0) | (top_p < 1) | (min_p > 0)
         while looking:
             floor = _read(from_row, token, vocab)
             count, mass, better = _above(from_row, vocab, floor, peak, temperature, min_p, low, high, block)
-            kept = ((top_k == 0) | (count < top_k)) & ((top_p >= 1) | (mass < top_p * whole))
-            kept = kept & (_weights(floor, peak, temperature) >= min_p)
+            kept = ((top_k == 0) | (count < top_k)) & (_weights(floor, peak, temperature) >= min_p)
+            if kept & (top_p < 1):
+                kept = _in_top_p(from_row, vocab, floor, mass, top_k, top_p, peak, temperature, whole, block)
             looking = (better >= 0) & (kept == 0)
             token = tl.where(looking, better, token)
     else:
@@ -191,42 +192,49 @@ def _above(
 
 
 @triton.jit
-def _weight_of_top_k(
+def _in_top_p(
     from_row: tl.tensor,
     vocab: tl.tensor,
+    floor: tl.tensor,
+    mass: tl.tensor,
     top_k: tl.tensor,
+    top_p: tl.tensor,
     peak: tl.tensor,
     temperature: tl.tensor,
     whole: tl.tensor,
     block: tl.constexpr,
 ) -> tl.tensor:
-    """What the `top_k` likeliest tokens weigh, with those that are as likely as the last of them; `whole` is what all
-    do.
+    """Whether `mass` is less than the share `top_p` of what the `top_k` likeliest tokens weigh, with those that are as
+    likely as the last of them. All tokens weigh `whole`, and those above `floor`, fewer than `top_k`, weigh `mass`.
 
-    The logit of the last is one of those from `low` to `high`, which are halved until it is the only one left.
+    The last one's logit lies within `low` and `high`, and what it is about within `least` and `most`. All of these are
+    narrowed down until they tell, which the first guess often does.
     """
     low = tl.full([], -_GREATEST, tl.float32)
-    high = peak
-    kept = whole
-    while low < high:
-        middle = low * 0.5 + high * 0.5
+    high = tl.where(top_k > 0, floor, low)
+    least = mass
+    most = whole
+    middle = floor - 2 * temperature
+    while (low < high) & (least * top_p <= mass) & (mass < most * top_p):
         middle = tl.where(middle < high, middle, low)
         count = tl.full([], 0, tl.int32)
-        mass = tl.full([], 0.0, tl.float64)
-        above = peak
-        below = tl.full([], -float("inf"), tl.float32)
+        above = tl.full([], 0.0, tl.float64)
+        next_above = high
+        next_below = tl.full([], -float("inf"), tl.float32)
         for first in range(0, vocab, block):
             x = _read(from_row, first + tl.arange(0, block), vocab)
             is_above = x > middle
             count += tl.sum(is_above.to(tl.int32), 0)
-            mass += tl.sum(tl.where(is_above, _weights(x, peak, temperature), 0.0), 0).to(tl.float64)
-            above = tl.minimum(above, tl.min(tl.where(is_above, x, peak), 0))
-            below = tl.maximum(below, tl.max(tl.where(is_above, -float("inf"), x), 0))
+            above += tl.sum(tl.where(is_above, _weights(x, peak, temperature), 0.0), 0).to(tl.float64)
+            next_above = tl.minimum(next_above, tl.min(tl.where(is_above, x, high), 0))
+            next_below = tl.maximum(next_below, tl.max(tl.where(is_above, -float("inf"), x), 0))
         enough = count >= top_k
-        low = tl.where(enough, above, low)
-        kept = tl.where(enough, mass, kept)
-        high = tl.where(enough, high, below)
-    return kept
+        low = tl.where(enough, next_above, low)
+        most = tl.where(enough, above, most)
+        high = tl.where(enough, high, next_below)
+        least = tl.where(enough, least, above)
+        middle = low * 0.5 + high * 0.5
+    return mass < most * top_p
 
 
 @triton.jit

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from support.pretend_gpu import in_the_interpreter
+from torch import Tensor
 
-from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, Step
+from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, RowMasks, Step
 from pliant.kernels.decoder.executor import Executor
 from pliant.kernels.decoder.kernels import DecoderKernels, TorchKernels
 from pliant.kernels.decoder.kv_pages import KVPages
 from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.model import Decoder
-from pliant.kernels.decoder.sampling import Sampler, Sampling
+from pliant.kernels.decoder.sampling import Sampled, Sampler, Sampling
 from pliant.kernels.decoder.weights import RandomWeights
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import LoraLayout
@@ -159,15 +161,25 @@ SCRIPT: list[tuple[Moves, Step, list[int]]] = [
 """Moves, the step that follows, and the rows that mean something."""
 
 
-def outputs(executor: Executor, adapters: Sequence[str | None] = (None,) * SLOTS) -> Iterator[Output]:
-    """Of the script's steps, each read when the next one is launched; slots use `adapters` at first."""
+ASKED = {2: Sampling(temperature=0.8, top_p=0.9, seed=3, logprobs=2)}
+"""How slots that are not greedy sample at first."""
+
+
+def outputs(
+    executor: Executor,
+    adapters: Sequence[str | None] = (None,) * SLOTS,
+    asked: Mapping[int, Sampling] = ASKED,
+    masked: Mapping[int, RowMasks] = MappingProxyType({}),
+) -> Iterator[Output]:
+    """Of the script's steps, each read when the next one is launched; slots use `adapters` at first, and of the steps
+    some are `masked`."""
     for slot, adapter in enumerate(adapters):
-        executor.admit(slot, Sampling(temperature=0.0), adapter)
-    executor.admit(2, Sampling(temperature=0.8, top_p=0.9, seed=3, logprobs=2), adapters[2])
+        executor.admit(slot, asked.get(slot, Sampling(temperature=0.0)), adapter)
     under_way: Launched | None = None
-    for moves, following, _ in SCRIPT:
+    for index, (moves, following, _) in enumerate(SCRIPT):
         executor.move(moves)
-        launched = executor.launch(following)
+        masks = (lambda at=index: masked[at]) if index in masked else None
+        launched = executor.launch(following._replace(masks=masks))
         if under_way is not None:
             yield under_way.result()
         under_way = launched
@@ -191,6 +203,35 @@ def test_outputs_are_those_of_the_plain_executor(executors: tuple[Executor, Cuda
                 assert asked.top_ids == theirs.top_ids
                 assert [asked.chosen, *asked.top] == pytest.approx([theirs.chosen, *theirs.top], abs=1e-5)
     assert told == 8
+
+
+@needs_gpu
+def test_what_no_graph_can_draw_is_sampled_behind_it(
+    executors: tuple[Executor, CudaExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps 2, 3 and 7 have chunks, 4 has a mask, and in 8 a row comes whose logits are edited; 1, 5 and 6 are drawn by
+    their graphs."""
+    asked = ASKED | {0: Sampling(seed=5, presence_penalty=2.0, logit_bias=((7, 3.0),)), 3: Sampling(top_k=9, top_p=0.8)}
+    masked = {4: RowMasks(np.array([0, 2]), np.array([[2**20, 0], [0, 2**7 + 2**9]], np.uint32))}
+    windows = []
+    _, ours = executors
+    sample = ours._sampler.sample
+
+    def seen(logits: Tensor, slots: slice | Tensor, *arguments: Any) -> Sampled:
+        if isinstance(slots, slice):
+            windows.append(slots)
+        return sample(logits, slots, *arguments)
+
+    monkeypatch.setattr(ours._sampler, "sample", seen)
+    given = [outputs(executor, asked=asked, masked=masked) for executor in executors]
+    tokens = []
+    for expected, found, (_, _, rows) in zip(*given, SCRIPT, strict=True):
+        assert found.first.tolist() == expected.first.tolist()
+        assert found.tokens[rows].tolist() == expected.tokens[rows].tolist()
+        tokens.append(found.tokens)
+    assert tokens[4][0] == 20
+    assert tokens[4][2] in (39, 41)
+    assert windows == [slice(1, 4), slice(1, 4), slice(1, 4), slice(3, 5), slice(0, 5)]
 
 
 @needs_gpu
@@ -261,11 +302,14 @@ def test_a_load_is_waited_for_by_what_uses_it(executors: tuple[Executor, CudaExe
 
 @needs_gpu
 @pytest.mark.skipif(ON_GPU, reason="tensors only claim to lie on a GPU")
-def test_no_launch_waits_for_the_gpu(executors: tuple[Executor, CudaExecutor], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("presence_penalty", [0.0, 1.0])
+def test_no_launch_waits_for_the_gpu(
+    presence_penalty: float, executors: tuple[Executor, CudaExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, ours = executors
     ours.keep_pages(SLOTS)
     ours.install("a", [8] * 7, torch.zeros(LoraLayout(SHAPE, [8] * 7).values))
-    filters = Sampling(temperature=0.8, top_p=0.9, top_k=7, min_p=0.1, seed=3, logprobs=2, presence_penalty=1.0)
+    filters = Sampling(0.8, 7, 0.9, 3, logprobs=2, min_p=0.1, presence_penalty=presence_penalty)
     under_way = []
     with in_the_interpreter(monkeypatch):
         for slot in range(SLOTS):
