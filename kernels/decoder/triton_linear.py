@@ -37,7 +37,6 @@ class TritonLinear:
         self._scale = scale
         self._bias = bias
         self._programs = programs
-        self._tile_ins = min(_INS, _WIDEST // weight.element_size())
         self._arrived = torch.zeros(programs, dtype=torch.int32, device=weight.device)
         """By tile of the result: how many of its programs are done; 0 between launches."""
 
@@ -58,7 +57,8 @@ class TritonLinear:
         larger = 2 if tile_rows == _MANY else 1
         tile_outs = _OUTS * larger
         tiles = triton.cdiv(rows, tile_rows), triton.cdiv(outs, tile_outs)
-        splits, share = self._shares(tiles[0] * tiles[1])
+        tile_ins = min(_INS // larger, _WIDEST // self._weight.element_size())  # 99 KB of shared memory, at most
+        splits, share = self._shares(tiles[0] * tiles[1], tile_ins)
         y = x.new_empty(rows, outs // 2 if gates else outs)
         parts = x.new_empty((*tiles, splits, tile_rows, tile_outs) if splits > 1 else 1, dtype=torch.float32)
         _linear[*tiles, splits](
@@ -78,15 +78,15 @@ class TritonLinear:
             gates=gates,
             tile_rows=tile_rows,
             tile_outs=tile_outs,
-            tile_ins=self._tile_ins,
+            tile_ins=tile_ins,
             num_warps=4 * larger,
             num_stages=3,
         )
         return y
 
-    def _shares(self, tiles: int) -> tuple[int, int]:
+    def _shares(self, tiles: int, tile_ins: int) -> tuple[int, int]:
         """Among how many programs the inputs of each of so many tiles are shared, and how many steps each takes."""
-        steps = triton.cdiv(self._weight.shape[1], self._tile_ins)
+        steps = triton.cdiv(self._weight.shape[1], tile_ins)
         share = triton.cdiv(steps, max(1, self._programs // tiles))
         return triton.cdiv(steps, share), share
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
 from pliant.kernels.decoder.ragged import Span, ragged
+from pliant.kernels.decoder.sampling import Sampler
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import LoraLayout
 
 pytest.importorskip("triton")
 
-from pliant.kernels.decoder import triton_sampling
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.fp8 import E4M3
 from pliant.kernels.decoder.triton_linear import FEW, TritonLinear
@@ -66,10 +66,9 @@ def test_every_launch_compiles_for_gpus(capability: int, monkeypatch: pytest.Mon
     layout = LoraLayout(LLAMA, [256] * 7)
     lora = LoraBatch(zeros(layout.values), [LoraGroup(np.arange(2, dtype=np.int32), 0, layout)])
     kernels.lora(lora)(zeros(2, 6144), zeros(2, 4096), 1, "qkv")
-    probabilities = torch.zeros(2, 128_256)
-    triton_sampling.keep_top_k(probabilities, torch.ones(2, dtype=torch.int64))
-    launched = {"_keep", "_add_norm", "_rotate_and_store", "_attend", "_merge", "_gate", "_move", "_shrink", "_expand"}
-    assert set(compiled) == launched
+    Sampler(2, 128_256, "cpu", 8).draw(zeros(2, 128_256), places.long(), places)
+    decoding = {"_add_norm", "_rotate_and_store", "_attend", "_merge", "_gate", "_move", "_shrink", "_expand"}
+    assert set(compiled) == decoding | {"_survey", "_choose"}
     assert "cp.async" in compiled["_attend"].asm["ptx"]  # loads the next tile while it computes
 
 
