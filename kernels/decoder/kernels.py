@@ -54,7 +54,7 @@ class DecoderKernels(Protocol):
         """The layer x -> x @ weight.T + bias, with weight [out, in]. May pack the weight; the caller drops its own."""
 
     def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """As `linear`, with the weight as `int8.quantized` has it."""
+        """As `linear`, with the weight and every row of x as `int8.quantized` has them."""
 
     def lora(self, batch: LoraBatch) -> AddLora:
         """What adds the adapters of `batch`, during the launch that the batch was made for (Chameleon §4.1)."""
@@ -103,10 +103,11 @@ class TorchKernels:
         return lambda x: functional.linear(x, weight, bias)
 
     def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        values, scale = quantized(weight)
+        kept = quantized(weight)
 
         def multiply(x: Tensor) -> Tensor:
-            product = (x @ values.to(x.dtype).T).float() * scale
+            rows = quantized(x)
+            product = (rows.values.float() @ kept.values.float().T) * (rows.scale[:, None] * kept.scale)
             return (product if bias is None else product + bias).to(x.dtype)
 
         return multiply

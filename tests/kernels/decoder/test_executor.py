@@ -182,26 +182,36 @@ def test_greedy_answers_are_those_of_transformers(name: str, ranks: int, tmp_pat
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("llama-biased", 1), ("qwen3", 1), ("qwen2", 1), ("llama-biased", 2)])
-def test_int8_answers_are_those_of_transformers_with_such_weights(name: str, ranks: int, tmp_path: Path) -> None:
+def test_int8_answers_are_those_of_transformers_with_such_numbers(name: str, ranks: int, tmp_path: Path) -> None:
+    """But where a value lies between two whole numbers, and sums in another order make it the other one. By how much
+    less likely tokens are chosen so, is a tenth of what it is if transformers does not round at all."""
     model = save(name, tmp_path)
     quantize(model, ranks)
     rng = np.random.default_rng(ranks)
     requests = [Request(rng.integers(0, 97, int(rng.integers(1, 60))).tolist(), 20, each) for each in range(12)]
     Scheduler(parallel_executor.load(tmp_path, ranks, HANGS_AFTER_S, slots=10, int8=True), requests, rng).serve()
+    missing = []
     for request in requests:
-        assert request.answer == greedy(model, request.prompt, request.tokens)
+        found = logits(model, request.prompt + request.answer)[len(request.prompt) - 1 : -1]
+        missing += [row.max() - row[token] for row, token in zip(found, request.answer, strict=True)]
+    assert torch.stack(missing).mean() < 1e-3
 
 
 @torch.no_grad()
 def quantize(model: Any, ranks: int) -> None:
-    """Give its linear layers the weights that int8 stands for, each rank's with scales of their own."""
+    """Give its linear layers the weights and inputs that int8 stands for, each rank's with scales of their own."""
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            summed = name.endswith(("o_proj", "down_proj"))
-            for part in module.weight.tensor_split(ranks if summed else 1, dim=1):
-                values, scale = quantized(part)
-                part.copy_(values * scale[:, None])
+            parts = ranks if name.endswith(("o_proj", "down_proj")) else 1
+            module.weight.copy_(rounded(module.weight, parts))
+            module.register_forward_pre_hook(lambda _, given, parts=parts: (rounded(given[0][0], parts)[None],))
+
+
+def rounded(rows: torch.Tensor, parts: int) -> torch.Tensor:
+    """What int8 stands for, each part of the columns with scales of its own."""
+    found = (quantized(part) for part in rows.tensor_split(parts, dim=1))
+    return torch.cat([values * scale[:, None] for values, scale in found], dim=1)
 
 
 def test_drawn_answers_depend_on_their_seed_alone(tmp_path: Path) -> None:
