@@ -3,7 +3,7 @@
 // Sums of whole numbers are exact, in any order: what a row gives does not depend on the rows beside it.
 //
 // The packed weight has panels of 16 outputs, [in / 4][16][4], `in` a multiple of 32. 128 is added to each weight, as
-// the dot products of AVX-512 and AVX-VNNI take bytes without sign on one side; it comes off again with a row's own sum.
+// the dot products of AVX-512 and AVX-VNNI take bytes without sign on one side; a row's own sum takes it off again.
 // A CPU without them widens weights to 16 bits, and sums products of pairs. Of AMX no use is made.
 #include "../cpu/cpu_kernels.h"
 #include <stdlib.h>
