@@ -10,6 +10,20 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+class Beginning(Protocol[T_co]):
+    """Of an answer. It is under way until it is told to go on or to drop."""
+
+    @property
+    def logprobs(self) -> Sequence[float]:
+        """The natural logarithms of the probabilities of its tokens."""
+
+    async def go_on(self) -> T_co:
+        """The model, to answer: with this, if that is how the answer that was asked for begins."""
+
+    async def drop(self) -> None:
+        """Nothing more of it is computed."""
+
+
 class Asked(Protocol[T]):
     """What a client asks. All of it raises RequestError where that cannot be had."""
 
@@ -20,9 +34,8 @@ class Asked(Protocol[T]):
     async def find(self, name: str) -> T:
         """The model that is called so."""
 
-    async def begin(self, model: T, tokens: int) -> Sequence[float]:
-        """How sure `model` is of the first so many tokens of its likeliest answer, or of all if it ends before: the
-        natural logarithms of their probabilities."""
+    async def begin(self, model: T, tokens: int) -> Beginning[T]:
+        """The first so many tokens of the likeliest answer of `model`, or all if it ends before."""
 
 
 class PassedOn(Protocol[T_co]):

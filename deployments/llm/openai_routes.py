@@ -12,13 +12,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from pliant.deployments.http.body import off_loop, read_body
-from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Echo, Json, Shape, Usage, prompt_logprobs
+from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Echo, Json, Usage, prompt_logprobs
 from pliant.deployments.http.openai_responses import ResponsesRequest, renamed
 from pliant.deployments.http.openai_schemas import ChatRequest, CompletionRequest, GenerationRequest, parsed
 from pliant.deployments.http.openai_stream import ChunkStream, interleaved
@@ -28,20 +28,19 @@ from pliant.deployments.http.response_events import Writer, stream, whole
 from pliant.deployments.http.resumption import Delivered, answered_by, drawn, last_event, rest
 from pliant.deployments.http.routes import DirectRoute
 from pliant.deployments.http.tool_calls import grammar, parser
-from pliant.deployments.llm.asked import AskedOfModels
+from pliant.deployments.llm.asked import AskedOfModels, Prepared
 from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.generations import bound
-from pliant.deployments.llm.generations import generations as asked
-from pliant.deployments.llm.request import Generation, Piece, merged
+from pliant.deployments.llm.generations import generations as of_replicas
+from pliant.deployments.llm.request import Piece, merged
 from pliant.deployments.llm.scored_prompts import with_scores, without_answers
 from pliant.deployments.llm.served_models import ServedModel, ServedModels
 from pliant.deployments.serving.outcome import RequestError
 
 _SCORE_BYTES = 64
 """About what a token and its log probability take in an answer."""
-_NO_SEED = 0
-"""Of the likeliest answer."""
 Call = TypeVar("Call", CompletionRequest, ChatRequest, ResponsesRequest)
+S = TypeVar("S", CompletionShape, ChatShape)
 
 
 def router(models: ServedModels, max_body: int) -> APIRouter:
@@ -50,18 +49,23 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
     media = answers("application/json", "text/event-stream")
 
     async def read(
-        request: Request, kind: type[Call], first: Callable[[Call, ServedModel], Awaitable[Generation]]
-    ) -> tuple[Call, ServedModel]:
-        """What is asked, of which `first` has a model's first answer, and of whom. Raises RequestError."""
+        request: Request, kind: type[Call], prepare: Callable[[Call, str, int, ServedModel], Awaitable[Prepared[S]]]
+    ) -> tuple[Call, str, ServedModel, Prepared[S]]:
+        """What is asked, the answer's name, of whom, and what that is to him: `prepare` makes it of the call, the name,
+        a seed and the model. Raises RequestError.
+        """
         body = await read_body(request, max_body)
         call = await off_loop(len(body), lambda: parsed(kind, body))
         found = await models.named(call.model)
+        name, seed = drawn(request)
+        asked = AskedOfModels(models, lambda: call.question, partial(prepare, call, name, seed))
         if isinstance(found, ServedModel):
             hold(request.scope, found.base.name)
-            return call, found
-        hold(request.scope, found.name)
-        given = AskedOfModels(models, lambda: call.question, partial(first, call))
-        return call, await models.pass_on(found, given, answered_by(request))
+            served = found
+        else:
+            hold(request.scope, found.name)
+            served = await models.pass_on(found, asked, answered_by(request))
+        return call, name, served, await asked.prepared(served)
 
     @api.get("/models")
     async def listing() -> Response:
@@ -73,32 +77,19 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
 
     @api.post("/completions", openapi_extra=json_body(CompletionRequest), responses=media)
     async def complete(request: Request) -> Response:
-        call, served = await read(request, CompletionRequest, _first_completion)
-        model = served.base
-        bound(len(call.prompts) * call.choices)
-        prompts = [await model.encode(prompt) for prompt in call.prompts]
-        shape = CompletionShape(model.token_texts, _echo(model, call, prompts), call.logprobs, call.prompt_logprobs)
-        name, seed = drawn(request)
-        generations = await asked(served, call, prompts, _tokens(call), call.logprobs, seed)
-        delivered = last_event(request, len(generations)) if call.stream else None
-        return await _answer(served, call, generations, shape, sum(map(len, prompts)), f"cmpl-{name}", delivered)
+        call, name, served, prepared = await read(request, CompletionRequest, _completion)
+        delivered = last_event(request, len(prepared.generations)) if call.stream else None
+        return await _answer(served, call, prepared, f"cmpl-{name}", delivered)
 
     @api.post("/chat/completions", openapi_extra=json_body(ChatRequest), responses=media)
     async def chat(request: Request) -> Response:
-        call, served = await read(request, ChatRequest, _first_of_chat)
-        name, seed = drawn(request)
-        generations, shape, prompt_tokens = await _chat(served, call, name, seed)
-        delivered = last_event(request, len(generations)) if call.stream else None
-        return await _answer(served, call, generations, shape, prompt_tokens, f"chatcmpl-{name}", delivered)
+        call, name, served, prepared = await read(request, ChatRequest, _chat)
+        delivered = last_event(request, len(prepared.generations)) if call.stream else None
+        return await _answer(served, call, prepared, f"chatcmpl-{name}", delivered)
 
     @api.post("/responses", openapi_extra=json_body(ResponsesRequest), responses=media)
     async def respond(request: Request) -> Response:
-        call, served = await read(request, ResponsesRequest, _first_response)
-        name, seed = drawn(request)
-        try:
-            [generation], shape, prompt_tokens = await _chat(served, call.chat(), name, seed)
-        except RequestError as error:
-            raise renamed(error) from None
+        call, name, served, ([generation], shape, prompt_tokens) = await read(request, ResponsesRequest, _response)
         writer = Writer(call, served.name, name, prompt_tokens)
         pieces = interleaved([served.answer(generation)])
         if call.stream:
@@ -112,18 +103,20 @@ def _tokens(call: CompletionRequest) -> int | None:
     return 1 if call.max_tokens == 0 else call.max_tokens
 
 
-async def _first_completion(call: CompletionRequest, served: ServedModel) -> Generation:
-    prompt = await served.base.encode(call.question)
-    return (await asked(served, call, [prompt], _tokens(call), call.logprobs, _NO_SEED))[0]
+async def _completion(call: CompletionRequest, _name: str, seed: int, served: ServedModel) -> Prepared[CompletionShape]:
+    model = served.base
+    bound(len(call.prompts) * call.choices)
+    prompts = [await model.encode(prompt) for prompt in call.prompts]
+    shape = CompletionShape(model.token_texts, _echo(model, call, prompts), call.logprobs, call.prompt_logprobs)
+    generations = await of_replicas(served, call, prompts, _tokens(call), call.logprobs, seed)
+    return Prepared(generations, shape, sum(map(len, prompts)))
 
 
-async def _first_of_chat(call: ChatRequest, served: ServedModel) -> Generation:
-    generations, _, _ = await _chat(served, call, "", _NO_SEED)
-    return generations[0]
-
-
-async def _first_response(call: ResponsesRequest, served: ServedModel) -> Generation:
-    return await _first_of_chat(call.chat(), served)
+async def _response(call: ResponsesRequest, name: str, seed: int, served: ServedModel) -> Prepared[ChatShape]:
+    try:
+        return await _chat(call.chat(), name, seed, served)
+    except RequestError as error:
+        raise renamed(error) from None
 
 
 def _echo(model: LanguageModel, call: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> list[Echo] | None:
@@ -134,35 +127,28 @@ def _echo(model: LanguageModel, call: CompletionRequest, prompts: Sequence[tuple
     return [echo for echo in echoes for _ in range(call.choices)]
 
 
-async def _chat(
-    served: ServedModel, call: ChatRequest, name: str, seed: int
-) -> tuple[list[Generation], ChatShape, int]:
-    """What replicas are asked for by a chat, how its answers are written, and the tokens of its prompt.
-
-    Raises RequestError.
-    """
+async def _chat(call: ChatRequest, name: str, seed: int, served: ServedModel) -> Prepared[ChatShape]:
     model = served.base
     parsers = [parser(call, model.tool_form) for _ in range(call.choices)]
     messages = [message.for_template() for message in call.messages]
     prompt = await model.encode_chat(messages, call.for_template(), call.chat_template_kwargs)
     bound_to = await asyncio.to_thread(grammar, call, model.tool_form) if call.tools else None
     wanted = call.max_completion_tokens or call.max_tokens
-    generations = await asked(served, call, [prompt], wanted, call.alternatives, seed, bound_to)
+    generations = await of_replicas(served, call, [prompt], wanted, call.alternatives, seed, bound_to)
     thoughts = [] if call.bound or call.must_call else model.reasoning(prompt, call.choices)
     shape = ChatShape(model.token_texts, [each for each in parsers if each], name, thoughts)
-    return generations, shape, len(prompt)
+    return Prepared(generations, shape, len(prompt))
 
 
 async def _answer(
     served: ServedModel,
     call: GenerationRequest,
-    generations: list[Generation],
-    shape: Shape,
-    prompt_tokens: int,
+    prepared: Prepared[Any],
     name: str,
     delivered: Delivered | None,
 ) -> Response:
-    """Run all `generations`; stream what of them is not `delivered`, or wait for the last."""
+    """Run all generations; stream what of them is not `delivered`, or wait for the last."""
+    generations, shape, prompt_tokens = prepared
     created = int(time.time())
     passage = served.passed_on
     warning = {"warning": passage.warning} if passage and passage.warning else {}

@@ -28,6 +28,8 @@ class ServedModel(NamedTuple):
     base: LanguageModel
     registered: Registered | None = None
     passed_on: PassedOn[Any] | None = None
+    begun: AsyncGenerator[Piece, None] | None = None
+    """The answer, if it began when it was chosen who answers."""
 
     @property
     def name(self) -> str:
@@ -43,7 +45,7 @@ class ServedModel(NamedTuple):
         """As `LanguageModel.answer`."""
         if not self.passed_on:
             return self.base.answer(generation)
-        return self.passed_on.answer(self.base.answer(generation, self.passed_on.spent_s))
+        return self.passed_on.answer(self.begun or self.base.answer(generation, self.passed_on.spent_s))
 
     def card(self) -> dict[str, Any]:
         """As /v1/models shows it."""

@@ -58,8 +58,11 @@ class LlmCascade(Passing):
 
         async def begin() -> T | None:
             self._check_up(self._small)
-            small = await asked.find(self._small.name)
-            return small if rule.sure(await asked.begin(small, rule.tokens)) else None
+            beginning = await asked.begin(await asked.find(self._small.name), rule.tokens)
+            if rule.sure(beginning.logprobs):
+                return await beginning.go_on()
+            await beginning.drop()
+            return None
 
         small, trouble = await self._tried(begin())
         if trouble:

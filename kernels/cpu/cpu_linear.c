@@ -18,7 +18,8 @@
 #define ROWS 6
 #define PANELS 1
 #endif
-#define CHUNK 256 // rows that stay in a core's cache while weights pass by
+#define CHUNK 256  // rows that stay in a core's cache while weights pass by
+#define AHEAD 4096 // bytes of weights that are on their way to the cache while others are used
 
 typedef struct {
     const void *x;      // [rows][in]
@@ -60,6 +61,9 @@ INLINE void block(const Linear *linear, int64_t row, int64_t panel, const int ro
     const float *weight = (const float *)linear->weight + panel * steps * PANEL;
     for (int64_t step = 0; step < steps; step++) {
         vec columns[PANELS * PARTS];
+        if (rows > 1 && row == 0) // one row takes no longer than its weights
+            UNROLL for (int p = 0; p < panels; p++)
+                __builtin_prefetch(weight + (p * steps + step) * PANEL + AHEAD / 4);
         UNROLL for (int c = 0; c < panels * PARTS; c++)
             columns[c] = load(weight, (c / PARTS * steps + step) * PANEL + c % PARTS * WIDTH, false);
         UNROLL for (int r = 0; r < rows; r++) {
@@ -115,7 +119,7 @@ typedef struct {
     uint8_t rows[16];
 } Tiles;
 
-#define AHEAD 2048 // bytes of weights that are on their way to the cache while others are used
+#define TILES_AHEAD 2048 // as AHEAD
 
 INLINE Tiles tiles_for(int64_t rows) {
     Tiles tiles = {.palette = 1};
@@ -137,7 +141,7 @@ INLINE void amx_block(const Linear *linear, int64_t row, int64_t panel, const bo
     if (two_rows && two_panels) _tile_zero(3);
     for (int64_t byte = 0; byte < stride; byte += 64) {
         if (row == 0)
-            for (int64_t line = byte * 16 + AHEAD; line < byte * 16 + AHEAD + 1024; line += 64) {
+            for (int64_t line = byte * 16 + TILES_AHEAD; line < byte * 16 + TILES_AHEAD + 1024; line += 64) {
                 __builtin_prefetch(weight + line);
                 if (two_panels) __builtin_prefetch(weight + 16 * stride + line);
             }

@@ -108,21 +108,56 @@ async def test_the_small_model_answers_what_it_is_sure_of(
         assert f'"model":"{model}"' in answer.text.replace(": ", ":")
         alone = await ask(http, {**body, "model": model}, **{"x-request-id": "one"})
         assert alone.status_code == 200
-    beginning, *answered = house.replicas["small"].asked
-    assert (beginning.max_tokens, beginning.sampling.greedy, beginning.sampling.logprobs) == (4, True, 0)
+    beginning = house.replicas["small"].asked[0]
+    assert (beginning.sampling.greedy, beginning.sampling.logprobs) == (True, 0)
     assert house.recorder.events == [model]
     assert set(house.recorder.ends) == {Outcome.OK}
-    final = (answered or house.replicas["large"].asked)[0]
-    assert final.prompt == beginning.prompt
-    assert final.max_tokens >= beginning.max_tokens
+    assert all(replica.live == 0 for replica in house.replicas["small"].replicas.values()), "nothing goes on for nobody"
 
 
-async def test_an_answer_is_whole_and_its_own(house: House) -> None:
+SAMPLED = {"temperature": 1, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [({}, True), ({"logprobs": True, "top_logprobs": 2}, True), (SAMPLED, False), ({"n": 2}, False)],
+    ids=["likeliest", "with log probabilities", "sampled", "two"],
+)
+async def test_the_beginning_goes_on_if_it_is_that_of_the_answer(
+    house: House, more: dict[str, Any], kept: bool
+) -> None:
+    async with house.gateway() as http:
+        found = (await ask(http, chat(**more))).json()
+        beginning, *others = house.replicas["small"].asked
+        alone = (await ask(http, {**chat(**more), "model": "small"})).json()
+    assert len(others) == (0 if kept else more.get("n", 1))
+    assert beginning.max_tokens == (6 if kept else RULE.tokens)
+    assert found["choices"] == alone["choices"]
+    assert found["usage"] == alone["usage"]
+    assert set(house.recorder.ends) == {Outcome.OK}
+
+
+async def test_a_beginning_goes_on_elsewhere_when_its_replica_dies(house: House) -> None:
+    house.replicas["small"].replicas["a"].dies_after = 5
+    house.replicas["small"].replicas["b"].dies_after = 5
+    house.replicas["small"].start("c", Replica(logprob=SURE))
+    house.replicas["small"].run("a", "c")
     async with house.gateway() as http:
         found = (await ask(http)).json()
-    _, generation = house.replicas["small"].asked
+    generation = house.replicas["small"].asked[0]
     assert found["choices"][0]["message"]["content"] == said(generation)
-    assert found["usage"]["completion_tokens"] == 6
+
+
+async def test_a_client_that_leaves_ends_an_answer_that_went_on(house: House) -> None:
+    for replica in house.replicas["small"].replicas.values():
+        replica.hangs_after = 5
+    async with house.gateway() as http:
+        asking = asyncio.create_task(ask(http))
+        await asyncio.sleep(0.5)
+        asking.cancel()
+        await asyncio.wait([asking])
+    assert house.recorder.ends == [Outcome.CANCELLED]
+    assert all(replica.live == 0 for replica in house.replicas["small"].replicas.values())
 
 
 @pytest.mark.parametrize(
