@@ -76,7 +76,7 @@ class LlmConfig(ElasticServiceConfig):
     these leave idle.
     """
     quantize: Literal["int8"] | None = None
-    """Weights as int8, with a scale for each output; on CPUs alone. Answers differ a little."""
+    """Linear layers multiply int8, with a scale for each output and token; on CPUs alone. Answers differ a little."""
     tensor_parallel: Literal[1, 2, 4, 8] = 1
     """Processes that compute each replica's model together, every one with a share of the weights, and with `cpus` and
     `gpus` of its own."""
