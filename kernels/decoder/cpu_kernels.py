@@ -1,7 +1,8 @@
 """The decoder's kernels on a CPU, in C: weights packed once, all tokens of a pass in few passes over memory.
 
 A decode step reads every weight once, so it is as fast as memory allows up to the number of rows whose arithmetic
-takes longer than that; the packed layout (cpu_linear.c, cpu_int8.c) serves every number of rows, so that a weight is kept once.
+takes longer than that; the packed layout (cpu_linear.c, cpu_int8.c) serves every number of rows, so that a weight is
+kept once.
 """
 
 import ctypes

@@ -228,6 +228,7 @@ def likelihoods(executor: Executor) -> Iterator[float]:
                 yield asked.chosen
 
 
+@needs_gpu
 def test_what_no_graph_can_draw_is_sampled_behind_it(
     executors: tuple[Executor, CudaExecutor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
