@@ -77,8 +77,8 @@ class LlmConfig(ElasticServiceConfig):
     these leave idle.
     """
     quantize: Quantize | None = None
-    """Weights of a byte each, with a scale for each output. int8: on CPUs what they are multiplied by, too, with a scale
-    for each token. fp8: on GPUs alone, keys and values too. Answers differ a little.
+    """Weights of a byte each, with a scale for each output. int8: on CPUs what they are multiplied by, too, with a
+    scale for each token. fp8: on GPUs alone, keys and values too. Answers differ a little.
     """
     tensor_parallel: Literal[1, 2, 4, 8] = 1
     """Processes that compute each replica's model together, every one with a share of the weights, and with `cpus` and
