@@ -42,6 +42,8 @@ class Computed(NamedTuple):
     """[n, vocab]"""
     scored: Scored | None = None
     """Of the targets of its chunks, if there are any."""
+    drawn: Tensor | None = None
+    """What `Sampler.draw` gives for the window, if the pass drew it, and kept it as the slots' last tokens."""
 
 
 class Done:
@@ -135,13 +137,9 @@ class Executor:
         rows, window, first = len(step.lengths), None, None
         if not (rows or step.prefills):
             return self._launched(None, None, None)
-        logits, scored = self._computed(step)
+        logits, scored, drawn = self._computed(step)
         if rows:
-            slots = slice(step.offset, step.offset + rows)
-            masks = step.masks and step.masks()
-            needs = self._sampler.needs(step.offset + row for row in np.flatnonzero(step.lengths).tolist())
-            window = self._sampler.sample(logits[:rows], slots, self._indices(step.indices), needs, masks)
-            self._keep(slots, window.tokens, step.indices)
+            window = self._of_window(step, logits[:rows], drawn)
         if ended := [prefill.slot for prefill in step.prefills if prefill.last]:
             their_slots = upload(np.array(ended, np.int64), self._last.device)
             masks = step.prefill_masks and step.prefill_masks()
@@ -193,6 +191,17 @@ class Executor:
         for prefill in step.prefills:
             self._check_prefill(prefill)
         self._adapters.check(step)
+
+    def _of_window(self, step: Step, logits: Tensor, drawn: Tensor | None) -> Sampled:
+        """What its rows sample, which is kept."""
+        slots = slice(step.offset, step.offset + len(logits))
+        masks = step.masks and step.masks()
+        needs = self._sampler.needs(step.offset + row for row in np.flatnonzero(step.lengths).tolist())
+        if drawn is not None and masks is None and needs.drawable:
+            return self._sampler.sampled(logits, slots, drawn, needs)
+        sampled = self._sampler.sample(logits, slots, self._indices(step.indices), needs, masks)
+        self._keep(slots, sampled.tokens, step.indices)
+        return sampled
 
     def _keep(self, slots: slice | torch.Tensor, tokens: torch.Tensor, indices: NDArray[np.int64]) -> None:
         """These are the tokens of the answers in `slots` at the places `indices`."""

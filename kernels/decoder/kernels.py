@@ -55,7 +55,7 @@ class DecoderKernels(Protocol):
         """The layer x -> x @ weight.T + bias, with weight [out, in]. May pack the weight; the caller drops its own."""
 
     def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """As `linear`, with the weight as `int8.quantized` has it."""
+        """As `linear`, with the weight as `int8.quantized` has it, and on CPUs every row of x, too."""
 
     def fp8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """As `linear`, with the weight as `fp8.quantized` has it."""
@@ -68,6 +68,9 @@ class DecoderKernels(Protocol):
 
     def gate(self, gate_up: Tensor) -> Tensor:
         """[n, 2i] -> silu(first half) * second half, [n, i]."""
+
+    def gated(self, linear: Linear) -> Linear:
+        """The layer x -> gate(linear(x)), in one launch where that is faster; these kernels made `linear`."""
 
     def rotate_and_store(
         self,
@@ -107,7 +110,14 @@ class TorchKernels:
         return lambda x: functional.linear(x, weight, bias)
 
     def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return _scaled_linear(*int8.quantized(weight), bias)
+        kept = int8.quantized(weight)
+
+        def multiply(x: Tensor) -> Tensor:
+            rows = int8.quantized(x)
+            product = (rows.values.float() @ kept.values.float().T) * (rows.scale[:, None] * kept.scale)
+            return (product if bias is None else product + bias).to(x.dtype)
+
+        return multiply
 
     def fp8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return _scaled_linear(*fp8.quantized(weight), bias)
@@ -137,6 +147,9 @@ class TorchKernels:
     def gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
+
+    def gated(self, linear: Linear) -> Linear:
+        return lambda x: self.gate(linear(x))
 
     def rotate_and_store(
         self,

@@ -117,10 +117,17 @@ def _gate(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, block: tl.conste
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < width
     at = gate_up + row * 2 * width + columns
-    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + width, mask=inside, other=0.0).to(tl.float32)
-    silu = (x / (1.0 + tl.exp(-x))).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * width + columns, (silu * up).to(out.dtype.element_ty), mask=inside)
+    x = tl.load(at, mask=inside, other=0.0)
+    up = tl.load(at + width, mask=inside, other=0.0)
+    tl.store(out + row * width + columns, silu_times(x, up), mask=inside)
+
+
+@triton.jit
+def silu_times(x: tl.tensor, up: tl.tensor) -> tl.tensor:
+    """silu(x) * up, rounded to their dtype after each."""
+    wide = x.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(up.dtype).to(tl.float32)
+    return (silu * up.to(tl.float32)).to(up.dtype)
 
 
 @triton.jit

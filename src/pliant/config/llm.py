@@ -77,8 +77,9 @@ class LlmConfig(ElasticServiceConfig):
     these leave idle.
     """
     quantize: Quantize | None = None
-    """Weights of a byte each, with a scale for each output: int8 on CPUs; fp8 on GPUs, keys and values too. Answers
-    differ a little."""
+    """Weights of a byte each, with a scale for each output. int8: on CPUs what they are multiplied by, too, with a
+    scale for each token. fp8: on GPUs alone, keys and values too. Answers differ a little.
+    """
     tensor_parallel: Literal[1, 2, 4, 8] = 1
     """Processes that compute each replica's model together, every one with a share of the weights, and with `cpus` and
     `gpus` of its own."""
@@ -135,8 +136,6 @@ class LlmConfig(ElasticServiceConfig):
 
     @model_validator(mode="after")
     def _quantized_where_it_can_be(self) -> LlmConfig:
-        if self.quantize == "int8" and self.gpus:
-            raise ValueError("quantize: int8 is for CPUs; use fp8, or leave it out, where a replica has a GPU")
         if self.quantize == "fp8" and not self.gpus:
             raise ValueError("quantize: fp8 is for GPUs; set gpus, or use int8 on CPUs")
         if self.quantize == "fp8" and self.dtype != "bfloat16":

@@ -182,14 +182,20 @@ def test_greedy_answers_are_those_of_transformers(name: str, ranks: int, tmp_pat
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("llama-biased", 1), ("qwen3", 1), ("qwen2", 1), ("llama-biased", 2)])
-def test_int8_answers_are_those_of_transformers_with_such_weights(name: str, ranks: int, tmp_path: Path) -> None:
+def test_int8_answers_are_those_of_transformers_with_such_numbers(name: str, ranks: int, tmp_path: Path) -> None:
+    """But where a value lies between two whole numbers, and sums in another order make it the other one. By how much
+    less likely tokens are chosen so, is a tenth of what it is if transformers does not round at all."""
     model = save(name, tmp_path)
     quantize(model, ranks, int8.quantized)
+    round_inputs(model, ranks, int8.quantized)
     rng = np.random.default_rng(ranks)
     requests = [Request(rng.integers(0, 97, int(rng.integers(1, 60))).tolist(), 20, each) for each in range(12)]
     Scheduler(parallel_executor.load(tmp_path, ranks, HANGS_AFTER_S, slots=10, quantize="int8"), requests, rng).serve()
+    missing = []
     for request in requests:
-        assert request.answer == greedy(model, request.prompt, request.tokens)
+        found = logits(model, request.prompt + request.answer)[len(request.prompt) - 1 : -1]
+        missing += [row.max() - row[token] for row, token in zip(found, request.answer, strict=True)]
+    assert torch.stack(missing).mean() < 1e-3
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("llama-biased", 1), ("qwen3", 1), ("qwen2", 1), ("llama-biased", 2)])
@@ -221,8 +227,25 @@ def quantize(model: Any, ranks: int, quantized: Callable[[Tensor], tuple[Tensor,
         if isinstance(module, torch.nn.Linear):
             summed = name.endswith(("o_proj", "down_proj"))
             for part in module.weight.tensor_split(ranks if summed else 1, dim=1):
-                values, scale = quantized(part)
-                part.copy_(values.float() * scale[:, None])
+                part.copy_(rounded(part, quantized))
+
+
+def round_inputs(model: Any, ranks: int, quantized: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+    """Have its linear layers read what these values stand for, each rank with scales of its own."""
+
+    def read(module: Any, given: tuple[Tensor]) -> tuple[Tensor]:
+        parts = given[0][0].tensor_split(ranks if module in summed else 1, dim=1)
+        return (torch.cat([rounded(part, quantized) for part in parts], dim=1)[None],)
+
+    summed = {module for name, module in model.named_modules() if name.endswith(("o_proj", "down_proj"))}
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(read)
+
+
+def rounded(rows: Tensor, quantized: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+    values, scale = quantized(rows)
+    return values.float() * scale[:, None]
 
 
 def test_drawn_answers_depend_on_their_seed_alone(tmp_path: Path) -> None:
