@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor, int8
+import torch
+from torch import Tensor
 
 _LARGEST = 127
 _LEAST_SCALE = 1e-30
+_AT_ONCE = 1024
+"""Rows that are quantized at a time, so that little of a weight is ever there in float32."""
 
 
 class Int8(NamedTuple):
@@ -29,7 +32,10 @@ def quantized(rows: Tensor) -> Int8:
 
     cpu_int8.c does the same, to the bit. The scale of a row with a value that is not finite is not finite either.
     """
-    wide = rows.float()
-    scale = wide.abs().amax(dim=1) / _LARGEST
+    scale = torch.maximum(rows.amax(1), -rows.amin(1)).float() / _LARGEST
     scale[scale < _LEAST_SCALE] = 1  # of a row that is always 0, or as good as that
-    return Int8((wide * (1 / scale)[:, None]).round().to(int8), scale)
+    values = torch.empty_like(rows, dtype=torch.int8)
+    for first in range(0, len(rows), _AT_ONCE):
+        some = slice(first, first + _AT_ONCE)
+        values[some] = (rows[some].float() * (1 / scale[some, None])).round()
+    return Int8(values, scale)
