@@ -78,11 +78,23 @@ def expected(model: Any, text: Text, exits: Exits) -> tuple[Any, int]:
 
 
 @pytest.mark.parametrize("after", [(0, 2), (1, 2)])
-@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "modernbert", "deberta-v2", "distilbert", "mpnet"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("bert", {}),
+        ("deberta-v2", {}),
+        ("distilbert", {}),
+        ("electra", {}),
+        ("modernbert", {}),
+        ("modernbert", {"classifier_pooling": "mean"}),
+        ("mpnet", {}),
+        ("roberta", {}),
+    ],
+)
 def test_answers_as_the_plain_model_at_each_exit(
-    load: Load, kind: str, after: tuple[int, int], texts: list[Text], tmp_path: Path
+    load: Load, kind: str, options: dict[str, str], after: tuple[int, int], texts: list[Text], tmp_path: Path
 ) -> None:
-    folder = tiny_classifiers.save(tmp_path, kind)
+    folder = tiny_classifiers.save(tmp_path, kind, **options)
     theirs = tiny_classifiers.read(folder)
     runtime = load(folder)
     left = set()
