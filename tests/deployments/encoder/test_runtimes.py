@@ -19,8 +19,8 @@ from pliant.deployments.encoder.engine import Engine
 from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.errors import CannotCompileError
-from pliant.kernels import c_compiler
-from pliant.kernels.encoder import compiled_classifier
+from pliant.kernels import c_compiler, gpu_memory
+from pliant.kernels.encoder import compiled_classifier, timed_runtime
 from pliant.kernels.encoder.texts import Stop
 from pliant.models import encoder_exits, sources
 from pliant.models.encoder_exits import ExitsInfo
@@ -176,6 +176,18 @@ async def test_exits_are_read_where_there_is_no_compiler(exits: None, monkeypatc
     assert plain.importance, "that of all layers"
     assert engine.report()["layers"] == {1: 1}
     assert leaving.logits != plain.logits
+
+
+def test_on_gpus_too_and_within_the_share_of_one_that_is_reserved(exits: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    loaded: list[dict[str, Any]] = []
+    monkeypatch.setattr(gpu_memory, "take_share", shares.append)
+    monkeypatch.setattr(runtimes, "device", lambda _config: "a GPU")
+    monkeypatch.setattr(timed_runtime, "load", lambda **given: loaded.append(given) or Sleeper(TAKES))
+    ModelRuntimes(encoder(exits=True, gpus=0.5, dtype="bfloat16")).load(16)
+    [given] = loaded
+    assert (given["exits"], given["unasked"], given["device"], given["dtype"]) == (True, True, "cuda", "bfloat16")
+    assert shares == [0.5]
 
 
 def test_a_runtime_that_computes_all_layers_lets_no_text_leave() -> None:
