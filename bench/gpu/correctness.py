@@ -16,10 +16,11 @@ from pliant.errors import PliantError
 _ROOT = Path(__file__).resolve().parents[2]
 _CASES = {
     "decoder": "tests/kernels/decoder/triton_cases.py",
+    "decoder's linear layers": "tests/kernels/decoder/triton_linear_cases.py",
     "decoder's executor": "tests/kernels/decoder/test_cuda_executor.py",
     "encoder": "tests/kernels/encoder/triton_cases.py",
 }
-_FEW = "norms_and_gates or graphs_are_few or (16 and None and True and float32)"
+_FEW = "norms_and_gates or kernels_make_them or graphs_are_few or (16 and None and True and float32)"
 """Which of them are tried in Triton's interpreter, where all would take minutes."""
 
 

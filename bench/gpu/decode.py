@@ -26,7 +26,7 @@ from pliant.kernels.decoder.kv_pages import KVPages, pages_of
 from pliant.kernels.decoder.model import Decoder
 from pliant.kernels.decoder.sampling import Sampler
 from pliant.kernels.decoder.weights import RandomWeights
-from pliant.models.decoder_shape import DecoderShape
+from pliant.models.decoder_shape import DecoderShape, Quantize
 from pliant.models.lora_layout import MODULES, LoraLayout
 
 _NO_INDICES: NDArray[np.int64] = np.empty(0, np.int64)
@@ -68,31 +68,42 @@ def run(record: Record, scale: Scale) -> None:
             del executor
         if scale.device.type == "cuda":
             torch.cuda.empty_cache()
+    with record.part("8B_fp8"):
+        executor = _executor(decoders.shape("8B", scale.dry), scale, grid, "fp8")
+        _roofline(record, "8B_fp8", executor, grid, moved, scale, "fp8")
 
 
 @torch.inference_mode()
-def _executor(shape: DecoderShape, scale: Scale, grid: Grid) -> Executor:
+def _executor(shape: DecoderShape, scale: Scale, grid: Grid, quantize: Quantize | None = None) -> Executor:
     """With room for the most pages that the device has memory for; keys and values are random, as zeros compute
     faster."""
-    kernels, kind = kernels_for(scale.device, threads=1)
+    kernels, kind = kernels_for(scale.device, threads=1, quantize=quantize)
+    weights = RandomWeights(shape, scale.dtype, scale.device, quantize=quantize)
     budget = _DRY_BYTES
     if scale.device.type == "cuda":
-        weights = shape.parameters() * scale.dtype.itemsize
-        budget = int(_MEMORY_SHARE * torch.cuda.mem_get_info(scale.device)[0]) - weights
+        budget = int(_MEMORY_SHARE * torch.cuda.mem_get_info(scale.device)[0]) - weights.nbytes
     slots, longest = max(grid.rows), max(grid.texts) + grid.steps + 8
-    kv = KVPages(shape, slots, longest, scale.dtype, scale.device, kernels, budget, arena_bytes=budget)
-    decoder = Decoder(RandomWeights(shape, scale.dtype, scale.device), kernels, kv)
+    kv = KVPages(shape, slots, longest, scale.dtype, scale.device, kernels, budget, budget, weights.kv_dtype)
+    decoder = Decoder(weights, kernels, kv)
     for layer in range(shape.layers):
         for values in kv.layer(layer):
-            values.normal_()
+            values.copy_(torch.randn_like(values, dtype=scale.dtype))
     return kind(decoder, Sampler(slots, shape.vocab, scale.device, longest), grid.rank)
 
 
-def _roofline(record: Record, name: str, executor: Executor, grid: Grid, moved: float, scale: Scale) -> None:
+def _roofline(
+    record: Record,
+    name: str,
+    executor: Executor,
+    grid: Grid,
+    moved: float,
+    scale: Scale,
+    quantize: Quantize | None = None,
+) -> None:
     """Fractions of the floor, bytes that a step must read over bytes that memory moves, by rows and length."""
     table: list[dict[str, float]] = []
     record.tables[f"steps of {name}"] = table
-    itemsize = scale.dtype.itemsize
+    itemsize = 1 if quantize == "fp8" else scale.dtype.itemsize
     for text in grid.texts:
         for rows in grid.rows:
             if not _fits(executor, rows, text + grid.steps):

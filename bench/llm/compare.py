@@ -86,7 +86,7 @@ _QUICK = _Plan(
     bound=bound.Scale(rows=32, steps=16, repetitions=5, schemas=200),
     slack=slack.Scale(requests=100, repetitions=3),
     ranks=ranks.Scale(requests=50, repetitions=3),
-    int8=int8.Scale(rows=(1, 8, 32), context=128, steps=16, repetitions=3),
+    int8=int8.Scale(rows=(1, 4, 8, 32), context=128, steps=16, prompt=256, repetitions=3),
     llama_cpp=False,
 )  # fmt: skip
 _FULL = _Plan(
@@ -105,7 +105,7 @@ _FULL = _Plan(
     bound=bound.Scale(rows=32, steps=64, repetitions=9, schemas=200),
     slack=slack.Scale(requests=300, repetitions=9),
     ranks=ranks.Scale(requests=1000, repetitions=9),
-    int8=int8.Scale(rows=(1, 8, 32), context=128, steps=32, repetitions=9),
+    int8=int8.Scale(rows=(1, 4, 8, 32), context=128, steps=32, prompt=256, repetitions=9),
     llama_cpp=True,
 )  # fmt: skip
 

@@ -31,6 +31,8 @@ from pliant.bench.soak.watch import OF_OURS, OURS, WHOLE, Growth, Sample, growth
 
 _CLUSTER = Path(__file__).resolve().parents[2] / "cluster.yaml"
 _READY_WITHIN_S = 1800.0
+_CHAT_MEMORY_MB = 64
+"""What clients ask for fills it within minutes: until then prefixes that are kept take more and more of it."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ def _cluster(folder: Path) -> Iterator[tuple[Running, str]]:
     for service in services.values():
         service["replicas"] = 1
     services[TEXTS]["lengths"] = [64]
+    services[CHATS]["memory_mb"] = _CHAT_MEMORY_MB
     services[CHATS]["adapters"] = {"roots": [str(folder / zoo.ADAPTERS)]}
     services[IMAGES]["tasks"] = {"folder": services[IMAGES]["tasks"], "roots": [str(folder / zoo.TASKS)]}
     args["state"] = str(folder / "state")

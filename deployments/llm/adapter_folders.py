@@ -22,6 +22,7 @@ class AdapterFolders:
         self._most_rank = adapters.max_rank
         self._shape: DecoderShape = sources.check_decoder(config.model)
         self._dtype_bytes = config.dtype_bytes
+        self._kv_value_bytes = config.kv_value_bytes
         self._memory_mb = config.memory_mb
         self._slot_tokens = config.least_slot(self._shape.max_length)
         self._pinned_bytes = 0
@@ -106,7 +107,7 @@ class AdapterFolders:
         if self._memory_mb is None:
             return
         own = self._bytes(adapter) / 2**20
-        slot = self._shape.kv_bytes(self._slot_tokens, self._dtype_bytes) / 2**20
+        slot = self._shape.kv_bytes(self._slot_tokens, self._kv_value_bytes) / 2**20
         pinned = self._pinned_bytes / 2**20
         if own + slot + pinned > self._memory_mb:
             beside = f", and pinned adapters {pinned:.1f} MB" if pinned else ""

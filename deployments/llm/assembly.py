@@ -50,7 +50,7 @@ def assemble(config: LlmConfig) -> Engine:
         budget_bytes=budget,
         arena_bytes=budget if config.adapters else None,
         most_rank=most_rank,
-        int8=config.quantize == "int8",
+        quantize=config.quantize,
     )
     loader = None
     if config.adapters:

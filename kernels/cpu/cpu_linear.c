@@ -2,10 +2,7 @@
 //
 // The packed weight has panels of 16 outputs: float32 [panels][in][16], bfloat16 [panels][in / 2][16][2] with `in` a
 // multiple of 32. The latter is what AMX tiles and AVX-512's dot products take, and two shifts widen it elsewhere.
-// A weight of int8 has panels [in][16], `in` a multiple of 32, and a scale for each output. A few rows multiply by it as
-// it comes from memory; for more, each task first makes its panels float32 or bfloat16.
 #include "cpu_kernels.h"
-#include <stdlib.h>
 #if defined(__AMX_BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,17 +20,14 @@
 #endif
 #define CHUNK 256  // rows that stay in a core's cache while weights pass by
 #define AHEAD 4096 // bytes of weights that are on their way to the cache while others are used
-#define NARROW 8   // rows up to which int8 is multiplied as it is
 
 typedef struct {
     const void *x;      // [rows][in]
     const void *weight; // packed
-    const float *scale; // [out], or null
     const float *bias;  // [out], or null
     void *out;          // [rows][out]
     int64_t rows, in, outs;
-    int group;     // panels per task
-    int64_t first; // the panel that `weight` begins with
+    int group; // panels per task
 } Linear;
 
 // Write the sums of one row and panel. Never inlined: it would cost `block` half of its registers.
@@ -42,33 +36,8 @@ static __attribute__((noinline)) void finish(
 ) {
     int64_t first = panel * PANEL, count = least(linear->outs - first, PANEL);
     void *out = (void *)at(linear->out, row * linear->outs + first, bf16);
-    for (int64_t i = 0; i < count; i++) {
-        float sum = linear->scale ? sums[i] * linear->scale[first + i] : sums[i];
-        put(out, i, linear->bias ? sum + linear->bias[first + i] : sum, bf16);
-    }
-}
-
-INLINE void finish_block(
-    const Linear *linear, int64_t row, int64_t panel, const int rows, const int panels, const void *sums, bool bf16
-) {
-    float done[ROWS][PANELS][PANEL];
-    memcpy(done, sums, sizeof done);
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < panels; p++)
-            finish(linear, row + r, panel + p, done[r][p], bf16);
-}
-
-INLINE vec widen(const int8_t *narrow) {
-#if defined(__AVX512F__)
-    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)narrow)));
-#elif defined(__AVX2__)
-    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)narrow)));
-#else
-    typedef int8_t bytes __attribute__((vector_size(WIDTH)));
-    bytes some;
-    memcpy(&some, narrow, sizeof some);
-    return __builtin_convertvector(some, vec);
-#endif
+    for (int64_t i = 0; i < count; i++)
+        put(out, i, linear->bias ? sums[i] + linear->bias[first + i] : sums[i], bf16);
 }
 
 // sums += one step's weights times x: one value of x in float32, a pair in bfloat16.
@@ -89,7 +58,7 @@ INLINE vec multiply(vec sums, const void *x, int64_t step, vec weight, bool bf16
 INLINE void block(const Linear *linear, int64_t row, int64_t panel, const int rows, const int panels, bool bf16) {
     vec sums[ROWS][PANELS * PARTS] = {0};
     int64_t steps = bf16 ? linear->in / 2 : linear->in;
-    const float *weight = (const float *)linear->weight + (panel - linear->first) * steps * PANEL;
+    const float *weight = (const float *)linear->weight + panel * steps * PANEL;
     for (int64_t step = 0; step < steps; step++) {
         vec columns[PANELS * PARTS];
         if (rows > 1 && row == 0) // one row takes no longer than its weights
@@ -103,44 +72,11 @@ INLINE void block(const Linear *linear, int64_t row, int64_t panel, const int ro
                 sums[r][c] = multiply(sums[r][c], x, step, columns[c], bf16);
         }
     }
-    finish_block(linear, row, panel, rows, panels, sums, bf16);
-}
-
-// Weights of two inputs, as pairs of bfloat16: whole numbers up to 127 are exact.
-INLINE vec widen_pair(const int8_t *narrow) {
-    return (vec)((bits)widen(narrow) >> 16 | ((bits)widen(narrow + PANEL) & 0xffff0000));
-}
-
-INLINE void int8_block(const Linear *linear, int64_t row, int64_t panel, const int rows, const int panels, bool bf16) {
-    vec sums[ROWS][PANELS * PARTS] = {0};
-    const int8_t *weight = (const int8_t *)linear->weight + panel * linear->in * PANEL;
-    const bool pairs = bf16 && rows > 2; // for fewer they cost more than they spare
-    for (int64_t step = 0; step < linear->in; step += 1 + pairs) {
-        vec columns[PANELS * PARTS];
-        UNROLL for (int c = 0; c < panels * PARTS; c++) {
-            const int8_t *narrow = weight + (c / PARTS * linear->in + step) * PANEL + c % PARTS * WIDTH;
-            columns[c] = pairs ? widen_pair(narrow) : widen(narrow);
-        }
-        UNROLL for (int r = 0; r < rows; r++) {
-            const void *x = at(linear->x, (row + r) * linear->in, bf16);
-            UNROLL for (int c = 0; c < panels * PARTS; c++)
-                sums[r][c] = pairs ? multiply(sums[r][c], x, step / 2, columns[c], true)
-                                   : sums[r][c] + columns[c] * get(x, step, bf16);
-        }
-    }
-    finish_block(linear, row, panel, rows, panels, sums, bf16);
-}
-
-INLINE void int8_panels(const Linear *linear, int64_t panel, const int panels, bool bf16) {
-    int64_t row = 0;
-    for (; row + ROWS <= linear->rows; row += ROWS)
-        int8_block(linear, row, panel, ROWS, panels, bf16);
-    for (; row + 4 <= linear->rows; row += 4)
-        int8_block(linear, row, panel, 4, panels, bf16);
-    for (; row + 2 <= linear->rows; row += 2)
-        int8_block(linear, row, panel, 2, panels, bf16);
-    if (row < linear->rows)
-        int8_block(linear, row, panel, 1, panels, bf16);
+    float done[ROWS][PANELS][PANEL];
+    memcpy(done, sums, sizeof done);
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++)
+            finish(linear, row + r, panel + p, done[r][p], bf16);
 }
 
 INLINE void some_panels(const Linear *linear, int64_t panel, const int panels, bool bf16) {
@@ -160,25 +96,20 @@ INLINE void some_panels(const Linear *linear, int64_t panel, const int panels, b
     }
 }
 
-INLINE int64_t last_panel(const Linear *linear, int64_t index) {
-    return least((index + 1) * linear->group, (linear->outs + PANEL - 1) / PANEL);
-}
-
-INLINE void vector_task(const void *job, int64_t index, bool bf16, const bool int8) {
+INLINE void vector_task(const void *job, int64_t index, bool bf16) {
     const Linear *linear = job;
-    int64_t panel = index * linear->group, last = last_panel(linear, index);
+    int64_t panel = index * linear->group;
+    int64_t last = least(panel + linear->group, (linear->outs + PANEL - 1) / PANEL);
     for (; panel + PANELS <= last; panel += PANELS)
-        int8 ? int8_panels(linear, panel, PANELS, bf16) : some_panels(linear, panel, PANELS, bf16);
+        some_panels(linear, panel, PANELS, bf16);
 #if PANELS > 1
     for (; panel < last; panel++)
-        int8 ? int8_panels(linear, panel, 1, bf16) : some_panels(linear, panel, 1, bf16);
+        some_panels(linear, panel, 1, bf16);
 #endif
 }
 
-static void float32_task(const void *job, int64_t index) { vector_task(job, index, false, false); }
-static void bf16_task(const void *job, int64_t index) { vector_task(job, index, true, false); }
-static void int8_float32_task(const void *job, int64_t index) { vector_task(job, index, false, true); }
-static void int8_bf16_task(const void *job, int64_t index) { vector_task(job, index, true, true); }
+static void float32_task(const void *job, int64_t index) { vector_task(job, index, false); }
+static void bf16_task(const void *job, int64_t index) { vector_task(job, index, true); }
 
 #if defined(AMX)
 // Tiles 0 to 3 sum up to 32 rows by 2 panels, 4 and 5 hold x, 6 and 7 weights.
@@ -203,7 +134,7 @@ INLINE Tiles tiles_for(int64_t rows) {
 INLINE void amx_block(const Linear *linear, int64_t row, int64_t panel, const bool two_rows, const bool two_panels) {
     int64_t rows = linear->rows - row, stride = 2 * linear->in;
     const char *x = (const char *)linear->x + row * stride;
-    const char *weight = (const char *)linear->weight + (panel - linear->first) * 16 * stride;
+    const char *weight = (const char *)linear->weight + panel * 16 * stride;
     _tile_zero(0);
     if (two_panels) _tile_zero(1);
     if (two_rows) _tile_zero(2);
@@ -256,7 +187,8 @@ INLINE void amx_panels(const Linear *linear, int64_t panel, const bool two_panel
 
 static void amx_task(const void *job, int64_t index) {
     const Linear *linear = job;
-    int64_t panel = index * linear->group, last = last_panel(linear, index);
+    int64_t panel = index * linear->group;
+    int64_t last = least(panel + linear->group, (linear->outs + PANEL - 1) / PANEL);
     Tiles before;
     _tile_storeconfig(&before); // another library's, which may rely on it
     for (; panel + 2 <= last; panel += 2)
@@ -274,73 +206,26 @@ static bool amx_allowed(void) {
 }
 #endif
 
-// How panels of float32 or bfloat16 are multiplied on this CPU, and how many a task does.
-typedef struct {
-    void (*task)(const void *job, int64_t index);
-    int group;
-} Way;
-
-static Way way(bool bf16) {
-#if defined(AMX)
-    if (bf16 && amx_allowed())
-        return (Way){amx_task, 2};
-#endif
-    return (Way){bf16 ? bf16_task : float32_task, PANELS};
-}
-
-static void share_out(Pool *pool, bool bf16, Linear linear, void (*task)(const void *, int64_t), int64_t rows) {
-    const void *x = linear.x;
-    void *out = linear.out;
-    int64_t panels = (linear.outs + PANEL - 1) / PANEL;
-    for (int64_t row = 0; row < rows; row += CHUNK) {
-        linear.x = at(x, row * linear.in, bf16);
-        linear.out = (void *)at(out, row * linear.outs, bf16);
-        linear.rows = least(rows - row, CHUNK);
-        share(pool, task, &linear, (panels + linear.group - 1) / linear.group);
-    }
-}
-
 void pliant_linear(
     Pool *pool, bool bf16, const void *x, const void *weight, const float *bias, void *out,
     int64_t rows, int64_t in, int64_t outs
 ) {
-    Way how = way(bf16);
-    Linear linear = {x, weight, NULL, bias, out, rows, in, outs, how.group, 0};
-    share_out(pool, bf16, linear, how.task, rows);
-}
-
-INLINE void widening_task(const void *job, int64_t index, bool bf16) {
-    const Linear *linear = job;
-    int64_t first = index * linear->group, values = (last_panel(linear, index) - first) * linear->in * PANEL;
-    const int8_t *narrow = (const int8_t *)linear->weight + first * linear->in * PANEL;
-    uint32_t *wide = aligned_alloc(64, values * (bf16 ? 2 : 4));
-    if (!wide)
-        abort();
-    for (int64_t row = 0; row < values; row += bf16 ? 2 * PANEL : PANEL)
-        for (int at = 0; at < PANEL; at += WIDTH) {
-            vec some = bf16 ? widen_pair(narrow + row + at) : widen(narrow + row + at);
-            memcpy(wide + (bf16 ? row / 2 : row) + at, &some, sizeof some);
-        }
-    Linear widened = *linear;
-    widened.weight = wide;
-    widened.first = first;
-    way(bf16).task(&widened, index);
-    free(wide);
-}
-
-static void widening_float32_task(const void *job, int64_t index) { widening_task(job, index, false); }
-static void widening_bf16_task(const void *job, int64_t index) { widening_task(job, index, true); }
-
-// out [rows][outs] = x [rows][in] @ (scale * weight).T + bias, with the weight of int8 packed as above.
-void pliant_int8_linear(
-    Pool *pool, bool bf16, const void *x, const void *weight, const float *scale, const float *bias, void *out,
-    int64_t rows, int64_t in, int64_t outs
-) {
-    bool narrow = rows <= NARROW;
-    void (*as_it_is)(const void *, int64_t) = bf16 ? int8_bf16_task : int8_float32_task;
-    void (*widened)(const void *, int64_t) = bf16 ? widening_bf16_task : widening_float32_task;
-    Linear linear = {x, weight, scale, bias, out, rows, in, outs, narrow ? PANELS : way(bf16).group, 0};
-    share_out(pool, bf16, linear, narrow ? as_it_is : widened, rows);
+    void (*task)(const void *, int64_t) = bf16 ? bf16_task : float32_task;
+    int64_t group = PANELS;
+#if defined(AMX)
+    if (bf16 && amx_allowed()) {
+        task = amx_task;
+        group = 2;
+    }
+#endif
+    int64_t panels = (outs + PANEL - 1) / PANEL;
+    for (int64_t row = 0; row < rows; row += CHUNK) {
+        Linear linear = {
+            at(x, row * in, bf16), weight, bias, (void *)at(out, row * outs, bf16), least(rows - row, CHUNK), in, outs,
+            group
+        };
+        share(pool, task, &linear, (panels + group - 1) / group);
+    }
 }
 
 typedef struct {

@@ -38,26 +38,16 @@ def start_pool(loaded: ctypes.CDLL, threads: int, owner: object) -> int:
 
 
 def pack(loaded: ctypes.CDLL, pool: int, weight: np.ndarray, arena: Arena) -> np.ndarray:
-    """`weight` [outs, ins] as cpu_linear.c describes, in float32 or, of two bytes, the bits of bfloat16: [panels,
-    inputs, 16, 1], or [panels, inputs / 2, 16, 2]. The threads of `pool` share the work."""
-    pairs = 4 // weight.itemsize
+    """`weight` [outs, ins] in panels, [panels, inputs / n, 16, n], with as many inputs side by side as four bytes hold:
+    float32, the bits of bfloat16 (cpu_linear.c), or bytes (cpu_int8.c). The threads of `pool` share the work."""
+    together = 4 // weight.itemsize
     outs, ins = weight.shape
-    missing = -outs % PANEL, -ins % 32 if pairs == 2 else 0
+    missing = -outs % PANEL, -ins % 32 if together > 1 else 0
     if any(missing):
         weight = np.pad(weight, [(0, each) for each in missing])
     weight = np.ascontiguousarray(weight)
-    panels, steps = len(weight) // PANEL, weight.shape[1] // pairs
-    packed = arena.zeros([panels, steps, PANEL, pairs], weight.dtype)
+    panels, steps = len(weight) // PANEL, weight.shape[1] // together
+    packed = arena.zeros([panels, steps, PANEL, together], weight.dtype)
     loaded.pliant_pack.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2
     loaded.pliant_pack(pool, weight.ctypes.data, packed.ctypes.data, panels, steps)
-    return packed
-
-
-def pack_int8(weight: np.ndarray, arena: Arena) -> np.ndarray:
-    """`weight` [outs, ins] of int8 as cpu_linear.c describes, [panels, inputs, 16, 1]."""
-    outs, ins = weight.shape
-    weight = np.pad(weight, [(0, -outs % PANEL), (0, -ins % 32)])
-    panels, steps = len(weight) // PANEL, weight.shape[1]
-    packed = arena.zeros([panels, steps, PANEL, 1], weight.dtype)
-    packed[..., 0] = weight.reshape(panels, PANEL, steps).transpose(0, 2, 1)
     return packed

@@ -1,7 +1,8 @@
 """The decoder's kernels on a CPU, in C: weights packed once, all tokens of a pass in few passes over memory.
 
 A decode step reads every weight once, so it is as fast as memory allows up to the number of rows whose arithmetic
-takes longer than that; the packed layout (cpu_linear.c) serves every number of rows, so that a weight is kept once.
+takes longer than that; the packed layout (cpu_linear.c, cpu_int8.c) serves every number of rows, so that a weight is
+kept once.
 """
 
 import ctypes
@@ -25,7 +26,7 @@ from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.ragged import Ragged
 from pliant.kernels.huge_pages import Arena
 
-_NAMES = ("kernels", "lora", "lora_packed", "attention")
+_NAMES = ("kernels", "lora", "lora_packed", "attention", "int8")
 SOURCES = [Path(__file__).with_name(f"cpu_{name}.c") for name in _NAMES]
 LARGEST_HEAD = 256  # as in cpu_kernels.h
 _TILED, _SHARING = 128, 64  # queries of a tile, and that share a key at most; as in cpu_attention.c
@@ -67,13 +68,16 @@ class CpuKernels(TorchKernels):
         """See `DecoderKernels.linear`; the packed weight is all that is kept. Raises `ValueError` for another dtype."""
         _check(weight)
         bits = weight if weight.dtype is torch.float32 else weight.view(torch.int16)
-        return _PackedLinear(self, self.pack(bits.detach().numpy()), None, weight, bias)
+        wide_bias = None if bias is None else bias.float().contiguous()
+        return _PackedLinear(self, "linear", weight, self.pack(bits.detach().numpy()), wide_bias)
 
     def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See `DecoderKernels.int8_linear`, and `linear`."""
         _check(weight)
         values, scale = quantized(weight)
-        return _PackedLinear(self, native.pack_int8(values.numpy(), self.arena), scale, weight, bias)
+        wide_bias = torch.zeros_like(scale) if bias is None else bias.float()
+        padded = (functional.pad(each, (0, -len(each) % PANEL)) for each in (scale, wide_bias))
+        return _PackedLinear(self, "int8_linear", weight, self.pack(values.numpy().view(np.uint8) ^ 128), *padded)
 
     def lora(self, batch: LoraBatch) -> AddLora:
         """See `DecoderKernels.lora`; matrices of an odd number of inputs are multiplied as `TorchKernels` do."""
@@ -178,21 +182,19 @@ def _check(weight: Tensor) -> None:
 
 
 class _PackedLinear:
-    """`weight` in panels of `PANEL` outputs, as cpu_linear.c describes, with its bias, and `scale` if it is of int8, in
-    float32."""
+    """`weight` packed for `pliant_<name>`, [panels, steps, `PANEL` outputs, inputs of a step], and the other
+    `parameters` that it takes."""
 
     def __init__(
-        self, kernels: CpuKernels, packed: np.ndarray, scale: Tensor | None, weight: Tensor, bias: Tensor | None
+        self, kernels: CpuKernels, name: str, weight: Tensor, packed: np.ndarray, *parameters: Tensor | None
     ) -> None:
         self._kernels = kernels
+        self._name = name
         self._outs, ins = weight.shape
         self._ins = packed.shape[1] * packed.shape[3]
         self._padding = self._ins - ins
-        self._name = "linear" if scale is None else "int8_linear"
-        self._kept = packed, scale, None if bias is None else bias.float().contiguous()
-        _, _, wide_bias = self._kept
-        scales = () if scale is None else (scale.data_ptr(),)
-        self._parameters = packed.ctypes.data, *scales, None if wide_bias is None else wide_bias.data_ptr()
+        self._kept = packed, parameters
+        self._addresses = packed.ctypes.data, *(None if each is None else each.data_ptr() for each in parameters)
         self._result = _Result(self._outs, weight.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -201,7 +203,7 @@ class _PackedLinear:
         x, rows = x.contiguous(), x.shape[0]
         out, address = self._result(rows)
         sizes = rows, self._ins, self._outs
-        self._kernels.call(self._name, x.dtype, x.data_ptr(), *self._parameters, address, *sizes)
+        self._kernels.call(self._name, x.dtype, x.data_ptr(), *self._addresses, address, *sizes)
         return out
 
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, cast
 import torch
 
 from pliant.kernels.decoder.ranks import RankError, Ranks
+from pliant.models.decoder_shape import Quantize
 
 _ENDS_WITHIN_S = 2.0
 """How long a process may take to end after its socket was closed."""
@@ -31,7 +32,7 @@ class Setting:
 
     folder: Path
     dtype: str
-    int8: bool
+    quantize: Quantize | None
     device: str
     threads: int
     slots: int

@@ -4,8 +4,10 @@ A decode step launches hundreds of small kernels, which takes a CPU longer than 
 recorded once as a CUDA graph for each of a few numbers of rows, and a window runs in the smallest that holds it; rows
 beyond it have page 0, which belongs to nobody. Where there may be adapters, each is recorded a second time with them,
 for windows in which a row uses one. A step with prefills is launched kernel by kernel, as these have enough to do.
-Sampling follows outside the graph, as it differs from batch to batch. Nothing waits for the GPU before a result is
-asked for, so that the engine can launch step t + 1 and only then read step t.
+The graph draws the tokens, too, and keeps them for the next step, so that a step is one copy to the GPU, one launch,
+and one copy back. Where a row's logits are edited or masked, or typical_p filters them, the window is sampled once more
+behind the graph; log probabilities follow there, too, for those who want them. Nothing waits for the GPU before a
+result is asked for, so that the engine can launch step t + 1 and only then read step t.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,8 +35,10 @@ from pliant.models.lora_layout import MODULES, LoraLayout
 
 Inputs = Callable[[int, Step | None], list[NDArray[np.int32]]]
 """(rows, a step or None for one without rows) -> what the GPU must know of its window, filled up to so many rows."""
-Forward = Callable[[list[Tensor], LoraTiles | None], Tensor]
-"""(inputs, adapters) -> logits [rows, vocab]."""
+Drawn = tuple[Tensor, Tensor]
+"""Logits [rows, vocab], and the tokens [rows] int64 that are drawn from them."""
+Forward = Callable[[list[Tensor], LoraTiles | None], Drawn]
+"""(inputs, adapters) -> what the window gives."""
 _WARM_TOKENS = 2048
 """Tokens of the longest chunk of a prompt that is computed before readiness."""
 _EVERY_FILTER = Needs(True, 64, False, True, 5, min_p=True, typical_p=True)
@@ -53,6 +57,8 @@ class CudaExecutor(Executor):
     @torch.inference_mode()
     def __init__(self, decoder: Decoder, sampler: Sampler, most_rank: int = 0) -> None:
         super().__init__(decoder, sampler, most_rank)
+        self._last = self._last.new_zeros(self.slots + 1)
+        """The last is for rows that mean nothing."""
         assert isinstance(decoder.kernels, CudaKernels)
         self._kernels = decoder.kernels
         self._windows = sorted(set(self.shape.windows), key=lambda window: window or 0)
@@ -62,14 +68,17 @@ class CudaExecutor(Executor):
         """Adapters that are being copied on that stream."""
         self._warm_up()
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        logits = torch.empty(self.slots, self.shape.vocab, dtype=decoder.kv.keys.dtype, device=decoder.device)
+        logits = torch.empty(self.slots, self.shape.vocab, dtype=decoder.kv.arena.dtype, device=decoder.device)
+        tokens = self._last.new_empty(self.slots)
+
+        def recorded(rows: int, tiles: LoraTiles | None = None) -> RecordedStep:
+            return RecordedStep(self._forward, self._inputs, (logits[:rows], tokens[:rows]), pool, stream, tiles)
+
         counts = graph_rows(self.slots)[::-1]
-        self._recorded = [RecordedStep(self._forward, self._inputs, logits[:rows], pool, stream) for rows in counts]
+        self._recorded = [recorded(rows) for rows in counts]
         """Largest first, so that the others find room in its memory."""
         tiles = [self._tiles(rows) for rows in counts if self.adapters]
-        self._recorded_adapted = [
-            RecordedStep(self._forward, self._inputs, logits[: len(each.rows)], pool, stream, each) for each in tiles
-        ]
+        self._recorded_adapted = [recorded(len(each.rows), each) for each in tiles]
 
     def _warm_up(self) -> None:
         """Run what no graph holds once, so that no request waits for a compiler, or for code to be loaded: passes with
@@ -82,12 +91,13 @@ class CudaExecutor(Executor):
             logits = self._run_for_nobody(tokens, None)
             tokens *= 2
         self._decoder.kv.move([(0, 0)])
-        widest = min(_EVERY_FILTER.top_k, self.shape.vocab)
+        every = _EVERY_FILTER._replace(top_k=min(_EVERY_FILTER.top_k, self.shape.vocab))
         for rows in (1, self.slots):
             at, some = torch.zeros(rows, dtype=torch.int64, device=logits.device), logits[:1].expand(rows, -1)
             for narrow in (False, True):
-                needs = _EVERY_FILTER._replace(top_k=widest, narrow=narrow)
-                self._sampler.sample(some, slice(0, rows), at, needs)
+                self._sampler.sample(some, slice(0, rows), at, every._replace(narrow=narrow))
+        for row in (logits[:1], logits[1:], logits[:1].float()):  # Triton has code of its own for aligned addresses
+            self._sampler.sample(row, slice(0, 1), at[:1], every._replace(typical_p=False))
 
     def _run_for_nobody(self, tokens: int, lora: LoraBatch | None) -> Tensor:
         """A pass with a row of one token and a chunk of so many, which are stored in page 0."""
@@ -130,35 +140,43 @@ class CudaExecutor(Executor):
         lora = self._adapters.of_step(step)
         steps = self._recorded if lora is None else self._recorded_adapted
         recorded = next(one for one in reversed(steps) if one.rows >= len(step.lengths))
-        return Computed(recorded.run(step, lora))
+        logits, drawn = recorded.run(step, lora)
+        return Computed(logits, drawn=drawn)
 
     def _launched(self, first: Sampled | None, window: Sampled | None, scored: Scored | None) -> Launched:
         return _UnderWay(first, window, scored)
 
     def _inputs(self, rows: int, step: Step | None) -> list[NDArray[np.int32]]:
-        """Slots [rows], lengths [rows] and tables [rows, pages], filled up with rows of page 0 and no text, and for
-        each window the lists of who attends to what."""
-        tables = [np.zeros(size, np.int32) for size in (rows, rows, (rows, self._pages))]
+        """Slots, indices and lengths [rows] and tables [rows, pages], filled up with rows of page 0 and no text, and
+        for each window the lists of who attends to what. Rows without text have a slot behind all others."""
+        slots, indices, lengths, tables = (np.zeros(size, np.int32) for size in (rows, rows, rows, (rows, self._pages)))
         if step is not None:
             count, width = step.tables.shape
-            tables[0][:count] = np.arange(step.offset, step.offset + count)
-            tables[1][:count] = step.lengths
-            tables[2][:count, :width] = step.tables[:, : self._pages]
+            slots[:count] = np.arange(step.offset, step.offset + count)
+            indices[:count] = step.indices
+            lengths[:count] = step.lengths
+            tables[:count, :width] = step.tables[:, : self._pages]
+        slots[lengths == 0] = self.slots
         keys, _ = self._decoder.kv.layer(0)
-        return tables + [table for window in self._windows for table in self._kernels.work(tables[1], window, keys)]
+        lists = [table for window in self._windows for table in self._kernels.work(lengths, window, keys)]
+        return [slots, indices, lengths, tables, *lists]
 
-    def _forward(self, inputs: list[Tensor], tiles: LoraTiles | None) -> Tensor:
-        """As `Decoder.run`, for a window that is known on the GPU alone."""
-        slots, lengths, tables, *lists = inputs
+    def _forward(self, inputs: list[Tensor], tiles: LoraTiles | None) -> Drawn:
+        """As `Decoder.run`, for a window that is known on the GPU alone, and the tokens that follow."""
+        slots, indices, lengths, tables, *lists = inputs
+        slots = slots.long()
         pages = tables.gather(1, (lengths // PAGE).long()[:, None])[:, 0]
         works = (WorkTensors(*lists[first : first + 3]) for first in range(0, len(lists), 3))
         work = {window: (each,) for window, each in zip(self._windows, works, strict=True)}
         batch = Ragged(lengths, pages, tables, len(slots), work=work)
-        return self._decoder.step(self._last[slots], batch, add_lora=None if tiles is None else tiles.add)
+        logits = self._decoder.step(self._last[slots], batch, add_lora=None if tiles is None else tiles.add)
+        tokens = self._sampler.draw(logits, slots, indices)
+        self._last.index_copy_(0, slots, tokens)
+        return logits, tokens
 
 
 class RecordedStep:
-    """A decode step of as many rows as `logits` [rows, vocab] has, which each run fills, as a CUDA graph.
+    """A decode step of as many rows as `drawn` has, which each run fills, as a CUDA graph.
 
     `inputs` makes the tables that `forward` is given on the GPU, of the same sizes for every step. `forward` must
     launch the same work whatever they hold, and never wait for the GPU. Rows use adapters if there are `tiles` for
@@ -169,13 +187,14 @@ class RecordedStep:
         self,
         forward: Forward,
         inputs: Inputs,
-        logits: Tensor,
+        drawn: Drawn,
         pool: Any,
         stream: torch.cuda.Stream,
         tiles: LoraTiles | None = None,
     ) -> None:
+        logits, tokens = drawn
         self.rows = len(logits)
-        self._logits = logits
+        self._drawn = drawn
         self._tiles = tiles
         self._inputs = inputs
         tables = inputs(self.rows, None)
@@ -186,10 +205,12 @@ class RecordedStep:
             forward(given, tiles)  # compiles kernels, which cannot be done while recording
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool, stream=stream):
-            logits.copy_(forward(given, tiles))
+            found = forward(given, tiles)
+            logits.copy_(found[0])
+            tokens.copy_(found[1])
 
-    def run(self, step: Step, lora: LoraBatch | None = None) -> Tensor:
-        """The logits of the window of `step`, [its rows, vocab]; a view of what it was made with.
+    def run(self, step: Step, lora: LoraBatch | None = None) -> Drawn:
+        """What the window of `step` gives; views of what it was made with.
 
         The rows of `lora` are those of the window; where there are tiles, none stands for no adapters.
         """
@@ -199,7 +220,8 @@ class RecordedStep:
             refill(self._tiles.rows, rows)
             refill(self._tiles.places, places)
         self._graph.replay()
-        return self._logits[: len(step.lengths)]
+        logits, tokens = self._drawn
+        return logits[: len(step.lengths)], tokens[: len(step.lengths)]
 
 
 class _UnderWay(Done):

@@ -1,4 +1,4 @@
-"""The decoder's kernels on an NVIDIA GPU: Triton for what reads pages, torch's libraries for matrix products."""
+"""The decoder's kernels on an NVIDIA GPU: Triton, and torch's libraries for products of many rows."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pliant.kernels.decoder import attention_work, triton_attention, triton_decode, triton_lora
+from pliant.kernels.decoder import attention_work, fp8, int8, triton_attention, triton_decode, triton_lora
 from pliant.kernels.decoder.attention_work import Work
-from pliant.kernels.decoder.kernels import AddLora, Norms, Rotation, TorchKernels
+from pliant.kernels.decoder.kernels import AddLora, Linear, Norms, Rotation, TorchKernels
 from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.ragged import Ragged
 from pliant.kernels.decoder.triton_attention import WorkTensors
+from pliant.kernels.decoder.triton_linear import TritonLinear
 from pliant.kernels.upload import packed, unpacked, upload
 
-_PROGRAMS = 4  # attention programs that a processor of the GPU has in flight
+_PROGRAMS = 4  # programs of attention, or of a linear layer, that a processor of the GPU has in flight
 Numbers = NDArray[np.int32]
 
 
@@ -30,6 +31,21 @@ class CudaKernels(TorchKernels):
         if processors is None:
             processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
         self._programs = _PROGRAMS * processors
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return TritonLinear(weight, None, bias, self._programs)
+
+    def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        values, scale = int8.quantized(weight)
+        return TritonLinear(values, scale, bias, self._programs)
+
+    def fp8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        values, scale = fp8.quantized(weight)
+        return TritonLinear(values, scale, bias, self._programs)
+
+    def gated(self, linear: Linear) -> Linear:
+        assert isinstance(linear, TritonLinear)
+        return linear.gated
 
     def lora(self, batch: LoraBatch) -> AddLora:
         """As in `DecoderKernels`; a recorded graph adds `LoraTiles` of its own instead."""

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pliant.formats.adapter_info import AdapterInfo
-from pliant.kernels.decoder import adapter_weights, cpu_kernels
+from pliant.kernels.decoder import adapter_weights, cpu_kernels, fp8
 from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, RowLogprobs, Step
-from pliant.kernels.decoder.kernels import DecoderKernels
+from pliant.kernels.decoder.kernels import DecoderKernels, TorchKernels
 from pliant.kernels.decoder.kv_pages import PAGE, KVPages, allowed_bytes, fit
 from pliant.kernels.decoder.model import Decoder
 from pliant.kernels.decoder.prompt_scores import Scored, Scoring
@@ -29,6 +29,7 @@ from pliant.kernels.decoder.sampling import Sampled, Sampler, Sampling
 from pliant.kernels.decoder.slot_adapters import SlotAdapters
 from pliant.kernels.decoder.weights import DecoderWeights, SavedWeights
 from pliant.kernels.upload import upload
+from pliant.models.decoder_shape import Quantize
 
 _NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -41,6 +42,8 @@ class Computed(NamedTuple):
     """[n, vocab]"""
     scored: Scored | None = None
     """Of the targets of its chunks, if there are any."""
+    drawn: Tensor | None = None
+    """What `Sampler.draw` gives for the window, if the pass drew it, and kept it as the slots' last tokens."""
 
 
 class Done:
@@ -134,13 +137,9 @@ class Executor:
         rows, window, first = len(step.lengths), None, None
         if not (rows or step.prefills):
             return self._launched(None, None, None)
-        logits, scored = self._computed(step)
+        logits, scored, drawn = self._computed(step)
         if rows:
-            slots = slice(step.offset, step.offset + rows)
-            masks = step.masks and step.masks()
-            needs = self._sampler.needs(step.offset + row for row in np.flatnonzero(step.lengths).tolist())
-            window = self._sampler.sample(logits[:rows], slots, self._indices(step.indices), needs, masks)
-            self._keep(slots, window.tokens, step.indices)
+            window = self._of_window(step, logits[:rows], drawn)
         if ended := [prefill.slot for prefill in step.prefills if prefill.last]:
             their_slots = upload(np.array(ended, np.int64), self._last.device)
             masks = step.prefill_masks and step.prefill_masks()
@@ -192,6 +191,17 @@ class Executor:
         for prefill in step.prefills:
             self._check_prefill(prefill)
         self._adapters.check(step)
+
+    def _of_window(self, step: Step, logits: Tensor, drawn: Tensor | None) -> Sampled:
+        """What its rows sample, which is kept."""
+        slots = slice(step.offset, step.offset + len(logits))
+        masks = step.masks and step.masks()
+        needs = self._sampler.needs(step.offset + row for row in np.flatnonzero(step.lengths).tolist())
+        if drawn is not None and masks is None and needs.drawable:
+            return self._sampler.sampled(logits, slots, drawn, needs)
+        sampled = self._sampler.sample(logits, slots, self._indices(step.indices), needs, masks)
+        self._keep(slots, sampled.tokens, step.indices)
+        return sampled
 
     def _keep(self, slots: slice | torch.Tensor, tokens: torch.Tensor, indices: NDArray[np.int64]) -> None:
         """These are the tokens of the answers in `slots` at the places `indices`."""
@@ -272,21 +282,21 @@ def load(
     budget_bytes: int | None = None,
     arena_bytes: int | None = None,
     most_rank: int = 0,
-    int8: bool = False,
+    quantize: Quantize | None = None,
 ) -> Executor:
     """The decoder in `folder`, ready to run. `slots` and `max_length` that are None are chosen (see `kv_pages.fit`).
 
     `budget_bytes` is what keys, values and adapters may take (see `kv_pages.allowed_bytes`), `arena_bytes` what they do
     take, if that is more than all slots' texts need, and `most_rank` the greatest rank of an adapter; 0 for none. With
-    `int8` weights are kept so (see `int8`).
+    `quantize` weights are kept as `int8` or `fp8` say, and with fp8 keys and values, too.
 
     On CPUs this sets the whole process's number of torch threads to `threads`: a process serves one decoder. Raises
-    ModelError if the folder holds no decoder that is supported, KVMemoryError if the slots do not fit, and ValueError
-    for a max_length beyond the model's.
+    ModelError if the folder holds no decoder that is supported, KVMemoryError if the slots do not fit, OldGpuError for
+    a GPU without fp8, and ValueError for a max_length beyond the model's.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
-    weights = SavedWeights(folder, DTYPES[dtype], torch.device(device), int8=int8)
+    weights = SavedWeights(folder, DTYPES[dtype], torch.device(device), quantize=quantize)
     return build(weights, slots, max_length, threads, budget_bytes, arena_bytes, most_rank)
 
 
@@ -306,7 +316,7 @@ def build(
     the first one's memory again: a tenth of a GPU is left for these where `budget_bytes` is None, and whoever sets it
     leaves some.
     """
-    kernels, kind = kernels_for(weights.device, threads)
+    kernels, kind = kernels_for(weights.device, threads, weights.quantize)
     kv = pages_for(weights, kernels, slots, max_length, budget_bytes, arena_bytes)
     with torch.inference_mode():
         sampler = Sampler(kv.slots, weights.whole.vocab, weights.device, kv.max_length)
@@ -329,22 +339,30 @@ def pages_for(
     sharing = ranks if in_common else 1
     allowed = allowed_bytes(device, budget_bytes and budget_bytes * sharing // ranks, weights.nbytes * sharing)
     allowed //= sharing
-    slots, max_length = fit(shape, slots, max_length, dtype, allowed)
-    return KVPages(shape, slots, max_length, dtype, device, kernels, allowed, arena_bytes and arena_bytes // ranks)
+    slots, max_length = fit(shape, slots, max_length, weights.kv_dtype, allowed)
+    arena = arena_bytes and arena_bytes // ranks
+    return KVPages(shape, slots, max_length, dtype, device, kernels, allowed, arena, weights.kv_dtype)
 
 
-def kernels_for(device: torch.device, threads: int) -> tuple[DecoderKernels, type[Executor]]:
-    """What computes there, and the executor of a process that computes a whole decoder with it."""
-    return _on_cuda() if device.type == "cuda" else _on_cpu(threads)
+def kernels_for(
+    device: torch.device, threads: int, quantize: Quantize | None = None
+) -> tuple[DecoderKernels, type[Executor]]:
+    """What computes there, and the executor of a process that computes a whole decoder with it.
+
+    On CPUs only `TorchKernels` read keys and values of fp8. Raises OldGpuError for a GPU that does not.
+    """
+    return _on_cuda(device, quantize) if device.type == "cuda" else _on_cpu(threads, quantize)
 
 
-def _on_cpu(threads: int) -> tuple[DecoderKernels, type[Executor]]:
+def _on_cpu(threads: int, quantize: Quantize | None) -> tuple[DecoderKernels, type[Executor]]:
     torch.set_num_threads(threads)
-    return cpu_kernels.best(threads), Executor
+    return TorchKernels() if quantize == "fp8" else cpu_kernels.best(threads), Executor
 
 
-def _on_cuda() -> tuple[DecoderKernels, type[Executor]]:
+def _on_cuda(device: torch.device, quantize: Quantize | None) -> tuple[DecoderKernels, type[Executor]]:
     """Imports what needs Triton, which is not there on every machine without a GPU."""
+    if quantize == "fp8":
+        fp8.check(device)
     from pliant.kernels.decoder.cuda_executor import CudaExecutor
     from pliant.kernels.decoder.cuda_kernels import CudaKernels
 

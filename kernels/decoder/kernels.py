@@ -9,7 +9,8 @@ method, or the same `Linear`, is called again. Nobody but the kernels writes to 
 
 Positions and pages are int32 tensors on the decoder's device. `keys` and `values` are one layer's, views [pages,
 kv_heads, page, head_dim] of the same strides, where `page` is a power of two: pages lie apart, and what a page holds of
-the layer's keys, or of its values, is contiguous (see `kv_pages`).
+the layer's keys, or of its values, is contiguous (see `kv_pages`). They are in the dtype of all else, or in that of
+`fp8`, but for `CpuKernels`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pliant.kernels.decoder.int8 import quantized
+from pliant.kernels.decoder import fp8, int8
 from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.ragged import Ragged
 from pliant.kernels.upload import upload
@@ -54,7 +55,10 @@ class DecoderKernels(Protocol):
         """The layer x -> x @ weight.T + bias, with weight [out, in]. May pack the weight; the caller drops its own."""
 
     def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """As `linear`, with the weight as `int8.quantized` has it."""
+        """As `linear`, with the weight as `int8.quantized` has it, and on CPUs every row of x, too."""
+
+    def fp8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """As `linear`, with the weight as `fp8.quantized` has it."""
 
     def lora(self, batch: LoraBatch) -> AddLora:
         """What adds the adapters of `batch`, during the launch that the batch was made for (Chameleon §4.1)."""
@@ -64,6 +68,9 @@ class DecoderKernels(Protocol):
 
     def gate(self, gate_up: Tensor) -> Tensor:
         """[n, 2i] -> silu(first half) * second half, [n, i]."""
+
+    def gated(self, linear: Linear) -> Linear:
+        """The layer x -> gate(linear(x)), in one launch where that is faster; these kernels made `linear`."""
 
     def rotate_and_store(
         self,
@@ -103,13 +110,17 @@ class TorchKernels:
         return lambda x: functional.linear(x, weight, bias)
 
     def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        values, scale = quantized(weight)
+        kept = int8.quantized(weight)
 
         def multiply(x: Tensor) -> Tensor:
-            product = (x @ values.to(x.dtype).T).float() * scale
+            rows = int8.quantized(x)
+            product = (rows.values.float() @ kept.values.float().T) * (rows.scale[:, None] * kept.scale)
             return (product if bias is None else product + bias).to(x.dtype)
 
         return multiply
+
+    def fp8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return _scaled_linear(*fp8.quantized(weight), bias)
 
     def lora(self, batch: LoraBatch) -> AddLora:
         arena = batch.arena
@@ -137,6 +148,9 @@ class TorchKernels:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
 
+    def gated(self, linear: Linear) -> Linear:
+        return lambda x: self.gate(linear(x))
+
     def rotate_and_store(
         self,
         qkv: Tensor,
@@ -155,8 +169,8 @@ class TorchKernels:
             q, k = _norm(q, norms[0], eps), _norm(k, norms[1], eps)
         cos, sin = (table[positions].unsqueeze(1) for table in rotation)
         places = positions % keys.shape[2]
-        keys[pages, :, places] = _rotate(k, cos, sin)
-        values[pages, :, places] = v
+        keys[pages, :, places] = fp8.stored_as(_rotate(k, cos, sin), keys.dtype)
+        values[pages, :, places] = fp8.stored_as(v, values.dtype)
         return _rotate(q, cos, sin)
 
     def attention(self, q: Tensor, keys: Tensor, values: Tensor, batch: Ragged, window: int | None) -> Tensor:
@@ -166,7 +180,7 @@ class TorchKernels:
         for table, span, chunk in zip(batch.tables[singles:], batch.spans, rest, strict=True):
             stop = span.start + span.tokens
             pages = table[None, : -(-stop // keys.shape[2])]
-            k, v = (texts(buffer, pages)[:, :, :stop] for buffer in (keys, values))
+            k, v = (texts(buffer, pages)[:, :, :stop].to(q.dtype) for buffer in (keys, values))
             parts.append(self._attend_span(chunk, k, v, span.start, window))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -200,6 +214,16 @@ class TorchKernels:
         for source, target, tokens in moves:
             for buffer in (keys, values):
                 buffer[:, target, :, :tokens] = buffer[:, source, :, :tokens]
+
+
+def _scaled_linear(values: Tensor, scale: Tensor, bias: Tensor | None) -> Linear:
+    """Of a weight `values` [out, in] times `scale` [out]."""
+
+    def multiply(x: Tensor) -> Tensor:
+        product = (x @ values.to(x.dtype).T).float() * scale
+        return (product if bias is None else product + bias).to(x.dtype)
+
+    return multiply
 
 
 def texts(pages: Tensor, tables: Tensor) -> Tensor:

@@ -120,9 +120,10 @@ class KVPages:
     """`arena`, flat and zero at first, begins with [pages, layers, 2, kv_heads, PAGE, head_dim]: keys, values.
 
     `keys` and `values` are views of it, [layers, pages, kv_heads, PAGE, head_dim] each; a head's tokens are contiguous,
-    and pages lie `page_values` values, `page_bytes` bytes, apart. There are as many pages as the arena holds. It takes
-    `arena_bytes`, or what `slots` texts of `max_length` tokens need where that is more and allowed, rounded up to whole
-    units of `ALIGNED` bytes.
+    and pages lie `page_bytes` bytes apart, `page_values` values of the arena. These are of `dtype`, as adapters are;
+    keys and values may be `stored` in another one. There are as many pages as the arena holds. It takes `arena_bytes`,
+    or what `slots` texts of `max_length` tokens need where that is more and allowed, rounded up to whole units of
+    `ALIGNED` bytes.
 
     Raises KVMemoryError if `arena_bytes`, or one text, is more than `budget_bytes`, or than is free.
     """
@@ -137,12 +138,14 @@ class KVPages:
         kernels: DecoderKernels,
         budget_bytes: int | None = None,
         arena_bytes: int | None = None,
+        stored: torch.dtype | None = None,
     ) -> None:
+        stored = stored or dtype
         allowed = allowed_bytes(device, budget_bytes)
-        _check(shape, max_length, dtype, allowed)
-        self.page_bytes = page_bytes(shape, dtype)
+        _check(shape, max_length, stored, allowed)
+        self.page_bytes = page_bytes(shape, stored)
         affordable = allowed // self.page_bytes * self.page_bytes
-        wanted = max(min(bytes_needed(shape, slots, max_length, dtype), affordable), arena_bytes or 0)
+        wanted = max(min(bytes_needed(shape, slots, max_length, stored), affordable), arena_bytes or 0)
         if wanted > allowed:
             raise KVMemoryError(
                 f"keys, values and adapters do not fit: they shall share {_size(wanted)}, but {_size(allowed)} are "
@@ -154,7 +157,9 @@ class KVPages:
         self.arena = _zeros(-(-wanted // ALIGNED) * ALIGNED // dtype.itemsize, dtype, device)
         self.pages = len(self.arena) // self.page_values
         size = (self.pages, shape.layers, 2, shape.kv_heads, PAGE, shape.head_dim)
-        self.keys, self.values = self.arena[: self.pages * self.page_values].view(size).transpose(0, 1).unbind(2)
+        self.keys, self.values = (
+            self.arena[: self.pages * self.page_values].view(stored).view(size).transpose(0, 1).unbind(2)
+        )
         self._kernels = kernels
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:

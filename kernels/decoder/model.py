@@ -22,13 +22,16 @@ from pliant.kernels.decoder.weights import DecoderWeights, LayerWeights
 
 
 class _Layer:
-    def __init__(self, weights: LayerWeights, linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
+    def __init__(
+        self, weights: LayerWeights, linear: Callable[[Tensor, Tensor | None], Linear], kernels: DecoderKernels
+    ) -> None:
         self.input_norm: Tensor = weights.input_norm
         self.qkv = linear(weights.qkv, weights.qkv_bias)
         self.qk_norms: Norms | None = weights.qk_norms
         self.output = linear(weights.output, weights.output_bias)
         self.mlp_norm: Tensor = weights.mlp_norm
         self.gate_up = linear(weights.gate_up, weights.gate_up_bias)
+        self.gated = kernels.gated(self.gate_up)
         self.down = linear(weights.down, weights.down_bias)
 
 
@@ -50,8 +53,9 @@ class Decoder:
         self.kv = kv
         self.kernels = kernels
         self._embedding = weights.embedding()
-        linear = kernels.int8_linear if weights.int8 else kernels.linear
-        self._layers = [_Layer(weights.layer(index), linear) for index in range(self.shape.layers)]
+        kinds = {None: kernels.linear, "int8": kernels.int8_linear, "fp8": kernels.fp8_linear}
+        linear = kinds[weights.quantize]
+        self._layers = [_Layer(weights.layer(index), linear, kernels) for index in range(self.shape.layers)]
         self._norm = weights.norm()
         self._head = linear(self._embedding[weights.vocabulary] if self.shape.tied else weights.head(), None)
         self._rotation = rotation(self.shape.rope, self.shape.head_dim, kv.max_length, self.device)
@@ -100,10 +104,12 @@ class Decoder:
             if self._ranks is not None:
                 self._ranks.add_up(delta)
             normed = kernels.add_norm(hidden, delta, layer.mlp_norm, eps)
-            gate_up = layer.gate_up(normed)
-            if add_lora is not None:
+            if add_lora is None:
+                gated = layer.gated(normed)
+            else:
+                gate_up = layer.gate_up(normed)
                 add_lora(gate_up, normed, index, "gate_up")
-            gated = kernels.gate(gate_up)
+                gated = kernels.gate(gate_up)
             delta = layer.down(gated)
             if add_lora is not None:
                 add_lora(delta, gated, index, "down")

@@ -24,6 +24,7 @@ from pliant.kernels.decoder.executor import DTYPES, Computed, Executor, kernels_
 from pliant.kernels.decoder.model import Decoder
 from pliant.kernels.decoder.sampling import Sampler, Sampling
 from pliant.kernels.decoder.weights import SavedWeights
+from pliant.models.decoder_shape import Quantize
 
 _NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
 _GREEDY = Sampling(temperature=0.0)
@@ -106,7 +107,7 @@ def load(
     budget_bytes: int | None = None,
     arena_bytes: int | None = None,
     most_rank: int = 0,
-    int8: bool = False,
+    quantize: Quantize | None = None,
 ) -> Executor:
     """As `executor.load`, on `ranks` processes of `threads` each, this one among them; on GPUs each has its own.
 
@@ -116,16 +117,16 @@ def load(
     """
     if ranks == 1:
         return executor.load(
-            folder, slots, max_length, dtype, device, threads, budget_bytes, arena_bytes, most_rank, int8
+            folder, slots, max_length, dtype, device, threads, budget_bytes, arena_bytes, most_rank, quantize
         )
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
     at = torch.device("cuda", 0) if device == "cuda" else torch.device(device)
-    weights = SavedWeights(folder, DTYPES[dtype], at, 0, ranks, int8)
-    kernels, _ = kernels_for(at, threads)
+    weights = SavedWeights(folder, DTYPES[dtype], at, 0, ranks, quantize)
+    kernels, _ = kernels_for(at, threads, quantize)
     kv = pages_for(weights, kernels, slots, max_length, budget_bytes, arena_bytes)
-    size = kv.arena.nbytes
-    crew = Crew(Setting(folder, dtype, int8, device, threads, kv.slots, kv.max_length, size, most_rank, ranks, limit_s))
+    sizes = kv.slots, kv.max_length, kv.arena.nbytes, most_rank, ranks
+    crew = Crew(Setting(folder, dtype, quantize, device, threads, *sizes, limit_s))
     with torch.inference_mode(), crew.watched():
         decoder = Decoder(weights, kernels, kv, crew.ranks)
         sampler = Sampler(kv.slots, weights.whole.vocab, at, kv.max_length)

@@ -58,10 +58,11 @@ def serve(line: Connection) -> None:
 def load(setting: Setting, ranks: Ranks) -> Executor:
     """An executor of this rank's share. What it samples is nobody's."""
     device, dtype = setting.device_of_rank(), DTYPES[setting.dtype]
-    weights = SavedWeights(setting.folder, dtype, device, setting.rank, setting.count, setting.int8)
-    kernels, _ = kernels_for(device, setting.threads)
+    weights = SavedWeights(setting.folder, dtype, device, setting.rank, setting.count, setting.quantize)
+    kernels, _ = kernels_for(device, setting.threads, setting.quantize)
     arena = setting.arena_bytes
-    kv = KVPages(weights.shape, setting.slots, setting.max_length, dtype, device, kernels, arena, arena)
+    slots, longest, stored = setting.slots, setting.max_length, weights.kv_dtype
+    kv = KVPages(weights.shape, slots, longest, dtype, device, kernels, arena, arena, stored)
     sampler = Sampler(setting.slots, weights.whole.vocab, device, setting.max_length)
     return Executor(Decoder(weights, kernels, kv, ranks), sampler, setting.most_rank)
 

@@ -17,15 +17,10 @@ from torch import Tensor
 
 from pliant.kernels.decoder.decode_step import RowLogprobs, RowMasks
 from pliant.kernels.decoder.logit_edits import Biases, Ids, Penalties, ban, moved
+from pliant.kernels.decoder.uniform import uniform
 from pliant.kernels.upload import upload
 from pliant.sampling import Sampling as Sampling
 
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
-_MIX_2 = 0x94D049BB133111EB - 2**64
-_ODD = 0x9E3779B9 - 2**32
-_MIX_3 = 0x7FEB352D
-_MIX_4 = 0x846CA68B - 2**32
 _NO_LOGPROBS = -1
 _NO_IDS: Ids = np.empty(0, np.int32)
 
@@ -63,7 +58,7 @@ class Sampled:
 
 
 class Needs(NamedTuple):
-    """Which work a batch needs, known without asking the device: the key of a captured CUDA graph."""
+    """Which work a batch needs, known without asking the device."""
 
     chance: bool
     """Whether any row is not greedy."""
@@ -79,12 +74,17 @@ class Needs(NamedTuple):
     biased: bool = False
     penalized: bool = False
 
+    @property
+    def drawable(self) -> bool:
+        """Whether `Sampler.draw` gives the tokens of the batch, if no masks are there."""
+        return not (self.typical_p or self.biased or self.penalized)
+
 
 class Sampler:
     """The sampling parameters of every slot, on the device, and the draw.
 
     `vocab` counts tokens, and `longest` those that an answer may have. Of what `Needs` leaves out nothing is computed;
-    what it asks for in excess changes no token.
+    what it asks for in excess changes no token. Behind the slots there is one more, which is always greedy.
     """
 
     def __init__(self, slots: int, vocab: int, device: torch.device | str, longest: int) -> None:
@@ -95,13 +95,14 @@ class Sampler:
         self._biases: Biases | None = None
         self._penalties: Penalties | None = None
         self._samplings = [Sampling(temperature=0.0)] * slots
-        self._temperature = torch.zeros(slots, device=device)
-        self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._top_p = torch.ones(slots, dtype=torch.float64, device=device)
-        self._min_p = torch.zeros(slots, device=device)
-        self._typical_p = torch.ones(slots, dtype=torch.float64, device=device)
-        self._seed = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._logprobs = torch.full((slots,), _NO_LOGPROBS, device=device)
+        count = slots + 1
+        self._temperature = torch.zeros(count, device=device)
+        self._top_k = torch.zeros(count, dtype=torch.int64, device=device)
+        self._top_p = torch.ones(count, dtype=torch.float64, device=device)
+        self._min_p = torch.zeros(count, device=device)
+        self._typical_p = torch.ones(count, dtype=torch.float64, device=device)
+        self._seed = torch.zeros(count, dtype=torch.int64, device=device)
+        self._logprobs = torch.full((count,), _NO_LOGPROBS, device=device)
 
     @torch.inference_mode()
     def set(self, slot: int, sampling: Sampling, prompt: Ids = _NO_IDS, answer: Ids = _NO_IDS) -> None:
@@ -188,14 +189,31 @@ class Sampler:
         """Draw a token for each row of `logits` [n, vocab], whose parameters are those of its slot, of those that
         `masks` allow it.
 
-        `indices` [n] int64 tells the place of each row's token in its answer. On a GPU nothing waits for the device, no
-        shape depends on its data, and all that varies between batches with the same `needs` lies in tensors: the call
-        can be captured in a CUDA graph.
+        `indices` [n] int64 tells the place of each row's token in its answer. On a GPU nothing waits for the device.
         """
         scores = self._edited(logits, slots, indices, needs, masks)
-        tokens = _likeliest(scores)
-        if needs.chance:
-            tokens = torch.where(self._temperature[slots] > 0, self._draw(scores, slots, indices, needs), tokens)
+        if scores.is_cuda and not needs.typical_p:
+            tokens = self.draw(scores, _listed(slots, scores.device), indices)
+        else:
+            tokens = _likeliest(scores)
+            if needs.chance:
+                tokens = torch.where(self._temperature[slots] > 0, self._race(scores, slots, indices, needs), tokens)
+        return self.sampled(logits, slots, tokens, needs)
+
+    def draw(self, logits: Tensor, slots: Tensor, indices: Tensor) -> Tensor:
+        """The tokens [n] of rows of `logits` [n, vocab] on a GPU, where nobody needs more than is `Needs.drawable`.
+
+        The work is the same whatever the slots [n] and their parameters are, so that a CUDA graph can hold it.
+        """
+        from pliant.kernels.decoder import triton_sampling  # which a CPU has not
+
+        return triton_sampling.draw(
+            logits, slots, indices, self._temperature, self._top_k, self._top_p, self._min_p, self._seed
+        )
+
+    @torch.inference_mode()
+    def sampled(self, logits: Tensor, slots: slice | Tensor, tokens: Tensor, needs: Needs) -> Sampled:
+        """These `tokens` [n], with the log probabilities by `logits` [n, vocab] that the slots want."""
         return Sampled(tokens, self._ranked(logits, slots, tokens, needs.logprobs))
 
     def _kept(self, sampling: Sampling) -> int:
@@ -213,7 +231,7 @@ class Sampler:
             logits = self._penalties.subtract(logits.float(), slots, indices)
         return logits
 
-    def _draw(self, logits: Tensor, slots: slice | Tensor, indices: Tensor, needs: Needs) -> Tensor:
+    def _race(self, logits: Tensor, slots: slice | Tensor, indices: Tensor, needs: Needs) -> Tensor:
         candidates = None
         if needs.narrow:  # twice as many as needed, for the sake of tokens that are equally likely
             candidates = logits.topk(min(2 * needs.top_k, self._vocab)).indices.sort().values
@@ -244,6 +262,10 @@ class Sampler:
         return Ranked((chosen - total)[:, 0], top_ids, top - total, self._logprobs[slots].clone())
 
 
+def _listed(slots: slice | Tensor, device: torch.device) -> Tensor:
+    return torch.arange(slots.start, slots.stop, device=device) if isinstance(slots, slice) else slots
+
+
 def _likeliest(logits: Tensor) -> Tensor:
     """By row: the first of the greatest logits. On CPUs it is NumPy's to find, which is nine times as fast at it."""
     if logits.is_cpu:
@@ -256,11 +278,6 @@ def keep_top_k(scores: Tensor, top_k: Tensor, widest: int) -> None:
 
     0 keeps all, and no top_k is above `widest`. Scores equal to the lowest that is kept are kept too.
     """
-    if scores.is_cuda:
-        from pliant.kernels.decoder import triton_sampling  # which a CPU has not
-
-        triton_sampling.keep_top_k(scores, top_k)
-        return
     lowest = scores.topk(widest).values.gather(1, (top_k - 1).clamp(min=0)[:, None])
     scores.masked_fill_(scores < torch.where(top_k[:, None] > 0, lowest, -torch.inf), -torch.inf)
 
@@ -270,11 +287,6 @@ def keep_top_p(probabilities: Tensor, top_p: Tensor) -> None:
 
     Tokens as likely as the least likely that is kept are kept too; 1 keeps all.
     """
-    if probabilities.is_cuda:
-        from pliant.kernels.decoder import triton_sampling
-
-        triton_sampling.keep_top_p(probabilities, top_p)
-        return
     vocab = probabilities.shape[1]
     filtered = (top_p < 1)[:, None]
     if probabilities.is_cpu:  # sorting the vocabulary costs more than a step of a small model
@@ -300,34 +312,3 @@ def keep_typical(probabilities: Tensor, typical_p: Tensor) -> None:
     before = shares.cumsum(-1) - shares
     furthest = ranked.masked_fill(before >= typical_p[:, None], -torch.inf).amax(-1, keepdim=True)
     probabilities.masked_fill_((typical_p < 1)[:, None] & (distances > furthest), 0.0)
-
-
-def uniform(seed: Tensor, index: Tensor, tokens: Tensor) -> Tensor:
-    """Random numbers within (0, 1), float32 of 23 bits: [n, m] for seed [n], index [n] and tokens [1 or n, m].
-
-    All are int64. Splitmix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014) makes a key
-    of seed and index, and two rounds of a 32-bit mixer (Wellons, "Prospecting for hash functions", 2018) hash the
-    token with its halves: half as much work as 64 bits for what is done for every token of a vocabulary.
-    """
-    key = _mix_64(_mix_64(seed + _GOLDEN) + (index + 1) * _GOLDEN)[:, None]
-    low, high = key.int(), (key >> 32).int()
-    bits = _mix_32(_mix_32(tokens.int() * _ODD + low) ^ high)
-    return _unsigned_shift(bits, 9).float().add_(0.5).mul_(2.0**-23)
-
-
-def _mix_64(bits: Tensor) -> Tensor:
-    """Splitmix64's finaliser, on int64, which wraps as unsigned numbers do."""
-    bits = (bits ^ _unsigned_shift(bits, 30)) * _MIX_1
-    bits = (bits ^ _unsigned_shift(bits, 27)) * _MIX_2
-    return bits ^ _unsigned_shift(bits, 31)
-
-
-def _mix_32(bits: Tensor) -> Tensor:
-    bits = (bits ^ _unsigned_shift(bits, 16)) * _MIX_3
-    bits = (bits ^ _unsigned_shift(bits, 15)) * _MIX_4
-    return bits ^ _unsigned_shift(bits, 16)
-
-
-def _unsigned_shift(bits: Tensor, places: int) -> Tensor:
-    width = 8 * bits.element_size()
-    return (bits >> places) & ((1 << (width - places)) - 1)

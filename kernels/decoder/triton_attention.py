@@ -34,8 +34,8 @@ class WorkTensors(NamedTuple):
 
 
 def tile(head_dim: int, itemsize: int) -> int:
-    """Keys that a program takes at a time."""
-    return min(128, max(16, _TILE_BYTES // (_block_dim(head_dim) * itemsize)))
+    """Keys that a program takes at a time; of fp8 as many as of what it converts them to."""
+    return min(128, max(16, _TILE_BYTES // (_block_dim(head_dim) * max(2, itemsize))))
 
 
 def chunk_tokens(group: int) -> int:
@@ -151,7 +151,7 @@ def _attend(
             pages = tl.load(table + places // page, mask=inside, other=0).to(tl.int64)
             text = pages * page_stride + (kv_head * page + places % page) * head_dim
             k = tl.load(keys + text[None, :] + dims[:, None], mask=inside[None, :] & in_head[:, None], other=0.0)
-            scores = tl.dot(queries, k, input_precision="ieee") * scale
+            scores = tl.dot(queries, k.to(queries.dtype), input_precision="ieee") * scale
             seen = (places[None, :] <= position[:, None]) & (places[None, :] > position[:, None] - window)
             scores = tl.where(inside[None, :] & seen, scores, float("-inf"))
             highest = tl.maximum(top, tl.max(scores, 1))
@@ -159,7 +159,9 @@ def _attend(
             weights = tl.exp2(scores - finite[:, None])
             kept = tl.exp2(top - finite)
             v = tl.load(values + text[:, None] + dims[None, :], mask=inside[:, None] & in_head[None, :], other=0.0)
-            mixed = mixed * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+            mixed = mixed * kept[:, None] + tl.dot(
+                weights.to(queries.dtype), v.to(queries.dtype), input_precision="ieee"
+            )
             total = total * kept + tl.sum(weights, 1)
             top = highest
 

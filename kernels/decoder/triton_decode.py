@@ -117,10 +117,17 @@ def _gate(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, block: tl.conste
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < width
     at = gate_up + row * 2 * width + columns
-    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + width, mask=inside, other=0.0).to(tl.float32)
-    silu = (x / (1.0 + tl.exp(-x))).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * width + columns, (silu * up).to(out.dtype.element_ty), mask=inside)
+    x = tl.load(at, mask=inside, other=0.0)
+    up = tl.load(at + width, mask=inside, other=0.0)
+    tl.store(out + row * width + columns, silu_times(x, up), mask=inside)
+
+
+@triton.jit
+def silu_times(x: tl.tensor, up: tl.tensor) -> tl.tensor:
+    """silu(x) * up, rounded to their dtype after each."""
+    wide = x.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(up.dtype).to(tl.float32)
+    return (silu * up.to(tl.float32)).to(up.dtype)
 
 
 @triton.jit
@@ -180,13 +187,21 @@ def _rotate_and_store(
     tl.store(to_query + half, turned_second, mask=is_query[:, None] & in_half[None, :])
     to_key = keys + place + tl.broadcast_to(dims[None, :], [block_heads, block_half])
     is_stored = is_key[:, None] & in_half[None, :]
-    tl.store(to_key, turned, mask=is_stored)
-    tl.store(to_key + half, turned_second, mask=is_stored)
+    tl.store(to_key, _stored(turned, keys.dtype.element_ty), mask=is_stored)
+    tl.store(to_key + half, _stored(turned_second, keys.dtype.element_ty), mask=is_stored)
 
     whole = tl.arange(0, block_dim)
     in_head = whole < head_dim
     value = tl.load(from_row + ((group + 1) * kv_heads + kv_head) * head_dim + whole, mask=in_head, other=0.0)
-    tl.store(values + place + whole, value, mask=in_head)
+    tl.store(values + place + whole, _stored(value, values.dtype.element_ty), mask=in_head)
+
+
+@triton.jit
+def _stored(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """As `fp8.stored_as`."""
+    if dtype == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0)
+    return x.to(dtype)
 
 
 @triton.jit

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from pliant.errors import ModelError
+from pliant.kernels.decoder.fp8 import E4M3
 from pliant.kernels.saved_tensors import SavedTensors, Size
 from pliant.models.decoder_info import read_json, shape_of
-from pliant.models.decoder_shape import DecoderShape
+from pliant.models.decoder_shape import DecoderShape, Quantize
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ class DecoderWeights(ABC):
     """Weights by transformers' names; a subclass says where a tensor comes from.
 
     `dtype` and `device` are what they are handed out in, whatever they are stored in. `whole` is the model's shape, and
-    `shape` that of the share of `rank`, one of `ranks`. `int8` says that linear layers are to keep them so. Raises
-    ValueError if the model cannot be shared like that.
+    `shape` that of the share of `rank`, one of `ranks`. `quantize` says as what linear layers keep
+    them. Raises ValueError if the model cannot be shared like that.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class DecoderWeights(ABC):
         device: torch.device,
         rank: int = 0,
         ranks: int = 1,
-        int8: bool = False,
+        quantize: Quantize | None = None,
     ) -> None:
         self.whole = shape
         self.shape = shape.of_rank(ranks)
@@ -108,14 +109,20 @@ class DecoderWeights(ABC):
             self.sizes["lm_head.weight"] = (self.vocabulary.stop - self.vocabulary.start, shape.hidden)
         self.dtype = dtype
         self.device = device
-        self.int8 = int8
+        self.quantize = quantize
 
     @property
     def nbytes(self) -> int:
-        """What they take once linear layers have prepared theirs; on a CPU a tied head is a copy of its own."""
+        """What they take once linear layers have prepared theirs; a tied head that these pack is a copy of its own."""
         shape, wide = self.shape, self.dtype.itemsize
-        head = shape.vocab * shape.hidden // self.ranks if shape.tied and self.device.type == "cpu" else 0
-        return shape.weight_bytes(wide, self.int8) + head * (1 if self.int8 else wide)
+        copied = shape.tied and (self.quantize or self.device.type == "cpu")
+        head = shape.vocab * shape.hidden // self.ranks if copied else 0
+        return shape.weight_bytes(wide, self.quantize) + head * (1 if self.quantize else wide)
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """What keys and values are stored in."""
+        return E4M3 if self.quantize == "fp8" else self.dtype
 
     @abstractmethod
     def copy(self, name: str, into: Tensor) -> None:
@@ -184,9 +191,9 @@ class SavedWeights(DecoderWeights):
         device: torch.device,
         rank: int = 0,
         ranks: int = 1,
-        int8: bool = False,
+        quantize: Quantize | None = None,
     ) -> None:
-        super().__init__(read_shape(folder), dtype, device, rank, ranks, int8)
+        super().__init__(read_shape(folder), dtype, device, rank, ranks, quantize)
         self._tensors = SavedTensors(folder)
         sizes = tensor_sizes(self.whole)
         if problems := [found for name, size in sizes.items() if (found := self._tensors.problem(name, size))]:

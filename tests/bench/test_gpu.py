@@ -22,7 +22,7 @@ from pliant.bench.vision.profiles import read
 from pliant.simulation.llm.hardware import LLAMA_7B, Costs, Gpu
 
 FIGURES = {
-    "probe": {"bytes_per_s", "flops"},
+    "probe": {"bytes_per_s", "flops", "linear_layers_ours_int8_speedup_b16"},
     "decode": {"roofline_fraction_8B_b1", "latency_inflation_3", "adapters_2_of_rank_16"},
     "engine": {"speedup_vs_transformers_continuous"},
     "encoders": {

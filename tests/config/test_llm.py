@@ -66,11 +66,20 @@ def test_processes_that_compute_a_model_together_have_a_gpu_each() -> None:
     assert service.resources() == {"num_cpus": 8, "num_gpus": 4}
 
 
-def test_int8_is_for_cpus_and_takes_less_memory() -> None:
-    with pytest.raises(ConfigError, match="quantize: int8 is for CPUs"):
-        serving(quantize="int8", gpus=1)
+def test_int8_takes_less_memory() -> None:
     narrow, wide = (serving(quantize=how).services["chat"].memory_bytes() for how in ("int8", None))
     assert narrow < wide / 2
+
+
+def test_fp8_is_for_gpus_and_holds_twice_the_tokens() -> None:
+    with pytest.raises(ConfigError, match="quantize: fp8 is for GPUs; set gpus, or use int8"):
+        serving(quantize="fp8", dtype="bfloat16")
+    with pytest.raises(ConfigError, match="quantize: fp8 goes with dtype: bfloat16"):
+        serving(quantize="fp8", gpus=1)
+    text = {"gpus": 1, "dtype": "bfloat16", "memory_mb": 1, "max_length": 1024}
+    check_models(serving(**text, quantize="fp8"))
+    with pytest.raises(ConfigError, match="a text of 1024 tokens x 2 KiB = 2 MB"):
+        check_models(serving(**text))
 
 
 @pytest.mark.parametrize("folder", ["zoo/others", "/nowhere"])

@@ -20,6 +20,7 @@ from pliant.config.base import (
 )
 from pliant.errors import ModelError
 from pliant.models import sources
+from pliant.models.decoder_shape import Quantize
 
 _SHORTEST_SLOT = 128
 """Tokens that a slot must have where nobody says how many."""
@@ -75,8 +76,10 @@ class LlmConfig(ElasticServiceConfig):
     By default keys and values have half of the machine's free memory, or nine tenths of the GPU's, and adapters what
     these leave idle.
     """
-    quantize: Literal["int8"] | None = None
-    """Weights as int8, with a scale for each output; on CPUs alone. Answers differ a little."""
+    quantize: Quantize | None = None
+    """Weights of a byte each, with a scale for each output. int8: on CPUs what they are multiplied by, too, with a
+    scale for each token. fp8: on GPUs alone, keys and values too. Answers differ a little.
+    """
     tensor_parallel: Literal[1, 2, 4, 8] = 1
     """Processes that compute each replica's model together, every one with a share of the weights, and with `cpus` and
     `gpus` of its own."""
@@ -123,13 +126,20 @@ class LlmConfig(ElasticServiceConfig):
         kept = self.adapters.host_mb * 2**20 if self.adapters else 0
         if self.gpus:
             return kept
-        weights = sources.check_decoder(self.model).weight_bytes(self.dtype_bytes, int8=self.quantize == "int8")
+        weights = sources.check_decoder(self.model).weight_bytes(self.dtype_bytes, self.quantize)
         return kept + (self.memory_mb or 0) * 2**20 + weights
 
+    @property
+    def kv_value_bytes(self) -> int:
+        """Bytes of one number of keys and values."""
+        return 1 if self.quantize == "fp8" else self.dtype_bytes
+
     @model_validator(mode="after")
-    def _on_cpus(self) -> LlmConfig:
-        if self.quantize and self.gpus:
-            raise ValueError(f"quantize: {self.quantize} is for CPUs; leave it out where a replica has a GPU")
+    def _quantized_where_it_can_be(self) -> LlmConfig:
+        if self.quantize == "fp8" and not self.gpus:
+            raise ValueError("quantize: fp8 is for GPUs; set gpus, or use int8 on CPUs")
+        if self.quantize == "fp8" and self.dtype != "bfloat16":
+            raise ValueError("quantize: fp8 goes with dtype: bfloat16, which GPUs compute in then; set that, too")
         return self
 
     @model_validator(mode="after")
@@ -165,7 +175,7 @@ class LlmConfig(ElasticServiceConfig):
             shape.of_rank(self.tensor_parallel)
         except ValueError as error:
             return f"tensor_parallel: got {self.tensor_parallel}; {error}"
-        token = shape.kv_bytes(1, self.dtype_bytes)
+        token = shape.kv_bytes(1, self.kv_value_bytes)
         length = self.least_slot(shape.max_length)
         needed_mb = math.ceil(length * token / 2**20)
         if self.memory_mb and needed_mb > self.memory_mb:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
+Quantize = Literal["int8", "fp8"]
+"""What the weights of linear layers are kept as; with fp8 keys and values, too."""
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
@@ -164,10 +166,10 @@ class DecoderShape:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.layers * (attention + biases + mlp + norms) + embeddings + self.hidden
 
-    def weight_bytes(self, dtype_bytes: int, int8: bool) -> int:
-        """What the weights take, all but the embedding as int8 if so; a tied head counts once."""
+    def weight_bytes(self, dtype_bytes: int, quantize: Quantize | None) -> int:
+        """What the weights take, a byte each but for the embedding's if quantized; a tied head counts once."""
         embedding = self.vocab * self.hidden
-        return embedding * dtype_bytes + (self.parameters() - embedding) * (1 if int8 else dtype_bytes)
+        return embedding * dtype_bytes + (self.parameters() - embedding) * (1 if quantize else dtype_bytes)
 
 
 def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:

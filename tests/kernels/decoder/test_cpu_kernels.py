@@ -12,7 +12,6 @@ from torch import Tensor
 from pliant.kernels import c_compiler
 from pliant.kernels.decoder import cpu_kernels
 from pliant.kernels.decoder.cpu_kernels import KEPT_ROWS, CpuKernels, best
-from pliant.kernels.decoder.int8 import quantized
 from pliant.kernels.decoder.kernels import TorchKernels
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -52,21 +51,6 @@ def test_linear(kernels: CpuKernels, rows: int, outs: int, ins: int, dtype: torc
         layer = kernels.linear(weight, b)
         expected = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
         close(poisoned(lambda layer=layer: layer(x)), expected.to(dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33, 64, 300])
-@pytest.mark.parametrize(("outs", "ins"), [(96, 64), (50, 37), (16, 32), (100, 128)])
-def test_int8_linear(kernels: CpuKernels, rows: int, outs: int, ins: int, dtype: torch.dtype) -> None:
-    weight, x, bias = (torch.randn(*size).to(dtype) for size in ((outs, ins), (rows, ins), (outs,)))
-    weight[3] = 0
-    for b in (bias, None):
-        layer = kernels.int8_linear(weight, b)
-        values, scale = quantized(weight)
-        kept = values.double() * scale.double()[:, None]
-        expected = torch.nn.functional.linear(x.double(), kept, None if b is None else b.double())
-        close(poisoned(lambda layer=layer: layer(x)), expected.to(dtype))
-        close(TorchKernels().int8_linear(weight, b)(x), expected.to(dtype))
 
 
 def test_linear_takes_rows_that_do_not_lie_together(kernels: CpuKernels) -> None:

@@ -7,30 +7,32 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from support.interpreted_fp8 import rounded_by_torch
 from support.pretend_gpu import in_the_interpreter
 from torch import Tensor
 
-from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, Step
+from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, RowMasks, Step
 from pliant.kernels.decoder.executor import Executor
 from pliant.kernels.decoder.kernels import DecoderKernels, TorchKernels
 from pliant.kernels.decoder.kv_pages import KVPages
 from pliant.kernels.decoder.lora import LoraBatch
 from pliant.kernels.decoder.model import Decoder
-from pliant.kernels.decoder.sampling import Sampler, Sampling
+from pliant.kernels.decoder.sampling import Sampled, Sampler, Sampling
 from pliant.kernels.decoder.weights import RandomWeights
-from pliant.models.decoder_shape import DecoderShape
+from pliant.models.decoder_shape import DecoderShape, Quantize
 from pliant.models.lora_layout import LoraLayout
 
 pytest.importorskip("triton")
 from pliant.kernels.cuda_graph import graph_rows
 from pliant.kernels.decoder import cuda_executor
-from pliant.kernels.decoder.cuda_executor import CudaExecutor, Forward, Inputs, RecordedStep
+from pliant.kernels.decoder.cuda_executor import CudaExecutor, Drawn, Forward, Inputs, RecordedStep
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.triton_lora import LoraTiles, tables_of
 from pliant.kernels.upload import packed, unpacked
@@ -67,21 +69,23 @@ class Eager(RecordedStep):
         self,
         forward: Forward,
         inputs: Inputs,
-        logits: Tensor,
+        drawn: Drawn,
         pool: None,
         stream: None,
         tiles: LoraTiles | None = None,
     ) -> None:
-        self.rows, self._inputs, self._logits, self._forward, self._tiles = len(logits), inputs, logits, forward, tiles
+        self.rows, self._inputs, self._drawn, self._forward, self._tiles = len(drawn[0]), inputs, drawn, forward, tiles
 
-    def run(self, step: Step, lora: LoraBatch | None = None) -> Tensor:
+    def run(self, step: Step, lora: LoraBatch | None = None) -> Drawn:
         tables = self._inputs(self.rows, step)
         given = unpacked(torch.from_numpy(packed(tables)), tables)
         if self._tiles is not None:
             for tensor, table in zip((self._tiles.rows, self._tiles.places), tables_of(lora, self.rows), strict=True):
                 tensor.copy_(torch.from_numpy(table))
-        self._logits.copy_(self._forward(given, self._tiles))
-        return self._logits[: len(step.lengths)]
+        for kept, found in zip(self._drawn, self._forward(given, self._tiles), strict=True):
+            kept.copy_(found)
+        logits, tokens = self._drawn
+        return logits[: len(step.lengths)], tokens[: len(step.lengths)].clone()  # as what is copied from a GPU is
 
 
 class NoEvent:
@@ -102,9 +106,11 @@ class Stream:
 
 
 @pytest.fixture
-def executors(monkeypatch: pytest.MonkeyPatch) -> tuple[Executor, CudaExecutor]:
-    """The plain one and the GPU's, with the same weights."""
+def executors(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[Executor, CudaExecutor]:
+    """The plain one and the GPU's, with the same weights, quantized as a test's parameter says."""
+    quantize: Quantize | None = getattr(request, "param", None)
     if not ON_GPU:
+        rounded_by_torch(monkeypatch)
         monkeypatch.setattr(cuda_executor, "RecordedStep", Eager)
         monkeypatch.setattr(torch.cuda, "Event", NoEvent)
         default = Stream()
@@ -113,14 +119,16 @@ def executors(monkeypatch: pytest.MonkeyPatch) -> tuple[Executor, CudaExecutor]:
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: default)
         monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    return Executor(*parts(TorchKernels()), 8), CudaExecutor(*parts(CudaKernels(processors=2)), 8)
+    plain, ours = (parts(kernels, quantize) for kernels in (TorchKernels(), CudaKernels(processors=2)))
+    return Executor(*plain, 8), CudaExecutor(*ours, 8)
 
 
 @torch.inference_mode()
-def parts(kernels: DecoderKernels) -> tuple[Decoder, Sampler]:
+def parts(kernels: DecoderKernels, quantize: Quantize | None) -> tuple[Decoder, Sampler]:
     torch.manual_seed(0)
-    kv = KVPages(SHAPE, SLOTS, SHAPE.max_length, torch.float32, DEVICE, kernels, arena_bytes=400_000)
-    weights = RandomWeights(SHAPE, torch.float32, DEVICE)
+    weights = RandomWeights(SHAPE, torch.float32, DEVICE, quantize=quantize)
+    sizes = SLOTS, SHAPE.max_length, torch.float32, DEVICE
+    kv = KVPages(SHAPE, *sizes, kernels, arena_bytes=400_000, stored=weights.kv_dtype)
     return Decoder(weights, kernels, kv), Sampler(SLOTS, SHAPE.vocab, DEVICE, kv.max_length)
 
 
@@ -158,15 +166,25 @@ SCRIPT: list[tuple[Moves, Step, list[int]]] = [
 """Moves, the step that follows, and the rows that mean something."""
 
 
-def outputs(executor: Executor, adapters: Sequence[str | None] = (None,) * SLOTS) -> Iterator[Output]:
-    """Of the script's steps, each read when the next one is launched; slots use `adapters` at first."""
+ASKED = {2: Sampling(temperature=0.8, top_p=0.9, seed=3, logprobs=2)}
+"""How slots that are not greedy sample at first."""
+
+
+def outputs(
+    executor: Executor,
+    adapters: Sequence[str | None] = (None,) * SLOTS,
+    asked: Mapping[int, Sampling] = ASKED,
+    masked: Mapping[int, RowMasks] = MappingProxyType({}),
+) -> Iterator[Output]:
+    """Of the script's steps, each read when the next one is launched; slots use `adapters` at first, and of the steps
+    some are `masked`."""
     for slot, adapter in enumerate(adapters):
-        executor.admit(slot, Sampling(temperature=0.0), adapter)
-    executor.admit(2, Sampling(temperature=0.8, top_p=0.9, seed=3, logprobs=2), adapters[2])
+        executor.admit(slot, asked.get(slot, Sampling(temperature=0.0)), adapter)
     under_way: Launched | None = None
-    for moves, following, _ in SCRIPT:
+    for index, (moves, following, _) in enumerate(SCRIPT):
         executor.move(moves)
-        launched = executor.launch(following)
+        masks = (lambda at=index: masked[at]) if index in masked else None
+        launched = executor.launch(following._replace(masks=masks))
         if under_way is not None:
             yield under_way.result()
         under_way = launched
@@ -190,6 +208,53 @@ def test_outputs_are_those_of_the_plain_executor(executors: tuple[Executor, Cuda
                 assert asked.top_ids == theirs.top_ids
                 assert [asked.chosen, *asked.top] == pytest.approx([theirs.chosen, *theirs.top], abs=1e-5)
     assert told == 8
+
+
+@needs_gpu
+@pytest.mark.skipif(ON_GPU and torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with fp8")
+@pytest.mark.parametrize("executors", ["fp8"], indirect=True)
+def test_with_fp8_tokens_are_as_likely_as_in_the_plain_executor(executors: tuple[Executor, CudaExecutor]) -> None:
+    """Nearly: of keys and values that lie between two numbers of fp8, each may take another one."""
+    plain, ours = (list(likelihoods(executor)) for executor in executors)
+    assert len(plain) == 8
+    assert ours == pytest.approx(plain, abs=1e-3)
+
+
+def likelihoods(executor: Executor) -> Iterator[float]:
+    """How likely its tokens are to those who asked, in the script's steps."""
+    for output, (_, _, rows) in zip(outputs(executor), SCRIPT, strict=True):
+        for row in rows:
+            if output.logprobs and (asked := output.logprobs[row]):
+                yield asked.chosen
+
+
+@needs_gpu
+def test_what_no_graph_can_draw_is_sampled_behind_it(
+    executors: tuple[Executor, CudaExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps 2, 3 and 7 have chunks, 4 has a mask, and in 8 a row comes whose logits are edited; 1, 5 and 6 are drawn by
+    their graphs."""
+    asked = ASKED | {0: Sampling(seed=5, presence_penalty=2.0, logit_bias=((7, 3.0),)), 3: Sampling(top_k=9, top_p=0.8)}
+    masked = {4: RowMasks(np.array([0, 2]), np.array([[2**20, 0], [0, 2**7 + 2**9]], np.uint32))}
+    windows = []
+    _, ours = executors
+    sample = ours._sampler.sample
+
+    def seen(logits: Tensor, slots: slice | Tensor, *arguments: Any) -> Sampled:
+        if isinstance(slots, slice):
+            windows.append(slots)
+        return sample(logits, slots, *arguments)
+
+    monkeypatch.setattr(ours._sampler, "sample", seen)
+    given = [outputs(executor, asked=asked, masked=masked) for executor in executors]
+    tokens = []
+    for expected, found, (_, _, rows) in zip(*given, SCRIPT, strict=True):
+        assert found.first.tolist() == expected.first.tolist()
+        assert found.tokens[rows].tolist() == expected.tokens[rows].tolist()
+        tokens.append(found.tokens)
+    assert tokens[4][0] == 20
+    assert tokens[4][2] in (39, 41)
+    assert windows == [slice(1, 4), slice(1, 4), slice(1, 4), slice(3, 5), slice(0, 5)]
 
 
 @needs_gpu
@@ -260,11 +325,14 @@ def test_a_load_is_waited_for_by_what_uses_it(executors: tuple[Executor, CudaExe
 
 @needs_gpu
 @pytest.mark.skipif(ON_GPU, reason="tensors only claim to lie on a GPU")
-def test_no_launch_waits_for_the_gpu(executors: tuple[Executor, CudaExecutor], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("presence_penalty", [0.0, 1.0])
+def test_no_launch_waits_for_the_gpu(
+    presence_penalty: float, executors: tuple[Executor, CudaExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, ours = executors
     ours.keep_pages(SLOTS)
     ours.install("a", [8] * 7, torch.zeros(LoraLayout(SHAPE, [8] * 7).values))
-    filters = Sampling(temperature=0.8, top_p=0.9, top_k=7, min_p=0.1, seed=3, logprobs=2, presence_penalty=1.0)
+    filters = Sampling(0.8, 7, 0.9, 3, logprobs=2, min_p=0.1, presence_penalty=presence_penalty)
     under_way = []
     with in_the_interpreter(monkeypatch):
         for slot in range(SLOTS):

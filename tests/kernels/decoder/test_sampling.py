@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pliant.kernels.decoder.decode_step import RowLogprobs, RowMasks
-from pliant.kernels.decoder.sampling import Needs, Sampled, Sampler, Sampling, keep_top_k, keep_top_p, uniform
+from pliant.kernels.decoder.sampling import Needs, Sampled, Sampler, Sampling, keep_top_k, keep_top_p
+from pliant.kernels.decoder.uniform import uniform
 from pliant.torchvision_ops import declare
 
 declare()

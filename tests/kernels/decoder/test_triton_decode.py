@@ -16,13 +16,15 @@ from torch import Tensor
 
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
 from pliant.kernels.decoder.ragged import Span, ragged
+from pliant.kernels.decoder.sampling import Sampler
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import LoraLayout
 
 pytest.importorskip("triton")
 
-from pliant.kernels.decoder import triton_sampling
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
+from pliant.kernels.decoder.fp8 import E4M3
+from pliant.kernels.decoder.triton_linear import FEW, TritonLinear
 
 LLAMA = DecoderShape.from_config(
     {
@@ -36,7 +38,9 @@ LLAMA = DecoderShape.from_config(
         "max_position_embeddings": 8,
     }
 )
-FILES = [Path(__file__).with_name(name) for name in ("triton_cases.py", "test_cuda_executor.py")]
+FILES = [
+    Path(__file__).with_name(name) for name in ("triton_cases.py", "triton_linear_cases.py", "test_cuda_executor.py")
+]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason=f"run the cases on the GPU: pytest {FILES[0]}")
@@ -62,11 +66,60 @@ def test_every_launch_compiles_for_gpus(capability: int, monkeypatch: pytest.Mon
     layout = LoraLayout(LLAMA, [256] * 7)
     lora = LoraBatch(zeros(layout.values), [LoraGroup(np.arange(2, dtype=np.int32), 0, layout)])
     kernels.lora(lora)(zeros(2, 6144), zeros(2, 4096), 1, "qkv")
-    probabilities = torch.zeros(2, 128_256)
-    triton_sampling.keep_top_k(probabilities, torch.ones(2, dtype=torch.int64))
-    launched = {"_keep", "_add_norm", "_rotate_and_store", "_attend", "_merge", "_gate", "_move", "_shrink", "_expand"}
-    assert set(compiled) == launched
+    Sampler(2, 128_256, "cpu", 8).draw(zeros(2, 128_256), places.long(), places)
+    decoding = {"_add_norm", "_rotate_and_store", "_attend", "_merge", "_gate", "_move", "_shrink", "_expand"}
+    assert set(compiled) == decoding | {"_survey", "_choose"}
     assert "cp.async" in compiled["_attend"].asm["ptx"]  # loads the next tile while it computes
+
+
+@pytest.mark.parametrize("capability", [89, 90, 100])
+def test_every_launch_with_fp8_compiles_for_gpus_that_have_it(
+    capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiled = compile_only(monkeypatch, tmp_path, capability)
+    kernels, places = CudaKernels(processors=132), torch.zeros(2, dtype=torch.int32)
+    chunk = Span(0, 20), np.zeros(1, np.int32)
+    batch = ragged(np.zeros(2, np.int32), np.zeros((2, 8), np.int32), [chunk], 64, torch.device("cpu"))
+    keys, rotation = zeros(4, 8, 64, 128).to(E4M3), (torch.zeros(512, 128), torch.zeros(512, 128))
+    kernels.rotate_and_store(zeros(2, 6144), places, places, rotation, None, 1e-5, keys, keys)
+    kernels.attention(zeros(22, 32, 128), keys, keys, batch, 256)
+    kernels.move(keys[None], keys[None], [(0, 1, 64)])
+    linear = kernels.fp8_linear(zeros(256, 4096), zeros(256))
+    for rows in (1, 33, 500):
+        linear(zeros(rows, 4096))
+        assert compiled["_linear"].metadata.shared < 99 * 1024  # what a program has on the smallest of them
+    assert set(compiled) == {"_rotate_and_store", "_attend", "_merge", "_move", "_linear"}
+    assert compiled["_attend"].metadata.shared < 99 * 1024
+    for name in ("_attend", "_linear"):
+        assert "cp.async" in compiled[name].asm["ptx"]
+        assert "e4m3x2" in compiled[name].asm["ptx"]  # converts by an instruction, not by arithmetic
+
+
+SHARED_KIB = {80: 164, 90: 228, 100: 228}
+"""Memory that the programs of a processor have together, by capability; the driver keeps one of it for each."""
+
+
+@pytest.mark.parametrize("capability", SHARED_KIB)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+def test_linear_layers_compile_for_gpus(
+    capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Such that weights come while others are multiplied, in as many programs as are launched for a processor, and that
+    whoever arrives last sees what the others have left."""
+    if (dtype, capability) == (torch.float8_e4m3fn, 80):
+        pytest.skip("GPUs of capability 8.0 have no float8")
+    compiled = compile_only(monkeypatch, tmp_path, capability)
+    weight, bias = torch.zeros(6144, 4096, dtype=dtype), zeros(6144)
+    scale = None if dtype is torch.bfloat16 else torch.zeros(6144)
+    layer = TritonLinear(weight, scale, bias, 4 * 132)
+    for multiply in (layer, layer.gated):
+        multiply(zeros(FEW, 4096))
+        found = compiled["_linear"]
+        assert "cp.async" in found.asm["ptx"]
+        assert "atom.global.gpu.acq_rel" in found.asm["ptx"]
+        assert 4 * (found.metadata.shared + 1024) <= SHARED_KIB[capability] * 1024
+    if scale is not None:
+        layer.gated(zeros(100, 4096))
 
 
 def zeros(*size: int) -> Tensor:

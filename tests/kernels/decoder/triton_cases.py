@@ -7,26 +7,37 @@ these in one of their own. The interpreter takes about a millisecond for each pr
 from __future__ import annotations
 
 import contextlib
+import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
+from support.interpreted_fp8 import rounded_by_torch
 from support.pretend_gpu import PretendGpu, WaitsForGpuError, in_the_interpreter
 from torch import Tensor
 
 from pliant.kernels.decoder import triton_sampling
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
+from pliant.kernels.decoder.fp8 import E4M3, LARGEST, quantized, stored_as
 from pliant.kernels.decoder.kernels import TorchKernels
 from pliant.kernels.decoder.lora import LoraBatch, LoraGroup
 from pliant.kernels.decoder.ragged import Span, ragged
-from pliant.kernels.decoder.sampling import Sampler, Sampling, keep_top_k, keep_top_p
+from pliant.kernels.decoder.sampling import Sampler, Sampling
 from pliant.kernels.decoder.triton_lora import tables_of, tiles_of
+from pliant.kernels.decoder.uniform import uniform
 from pliant.models.decoder_shape import DecoderShape
 from pliant.models.lora_layout import LoraLayout
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.bfloat16 if torch.cuda.is_available() else torch.float16]
 TORCH = TorchKernels()
+OLD = torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9)
+needs_fp8 = pytest.mark.skipif(OLD, reason="needs a GPU with fp8")
+STORED = [None, pytest.param(E4M3, marks=needs_fp8)]
+"""What keys and values are stored in, if not in the dtype."""
 
 
 def random(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -49,10 +60,13 @@ def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
+    if not torch.cuda.is_available():
+        rounded_by_torch(monkeypatch)
 
 
+@pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page", "parts", "window"),
@@ -65,13 +79,20 @@ def seeded() -> None:
     ],
 )
 def test_attention(
-    heads: int, kv_heads: int, head_dim: int, page: int, parts: int, window: int | None, dtype: torch.dtype
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page: int,
+    parts: int,
+    window: int | None,
+    dtype: torch.dtype,
+    stored: torch.dtype | None,
 ) -> None:
     """Rows of 150, 67 and 1 tokens, and two chunks behind them, of which one begins its text."""
     pages = -(-150 // page)
     order = 1 + np.random.default_rng(0).permutation(5 * pages).astype(np.int32)
     tables = order.reshape(5, pages)
-    keys, values = (random(5 * pages + 1, kv_heads, page, head_dim, dtype=dtype) for _ in range(2))
+    keys, values = (random(5 * pages + 1, kv_heads, page, head_dim, dtype=stored or dtype) for _ in range(2))
     chunks = [(Span(60, 20), tables[3]), (Span(0, 37), tables[4])]
     batch = ragged(np.array([149, 66, 0], np.int32), tables[:3], chunks, page, DEVICE)
     q = random(60, heads, head_dim, dtype=dtype)
@@ -112,6 +133,39 @@ def test_rotation_and_storage(heads: int, kv_heads: int, head_dim: int, normalis
         assert torch.equal(buffer[3], expected_buffer[3])
 
 
+@needs_fp8
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 10), (2, 2, 32), (7, 1, 128)])
+def test_storage_as_fp8(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """To within its rounding of what wide pages hold; what is too large is cut off."""
+    qkv = random(3, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    qkv[1] *= 300
+    angles = random(9, head_dim // 2).repeat(1, 2)
+    arguments = (qkv, ints(0, 8, 3), ints(2, 0, 1), (angles.cos(), angles.sin()), None, 1e-6)
+    wide = [random(4, kv_heads, 4, head_dim) for _ in range(2)]
+    narrow = [stored_as(buffer, E4M3) for buffer in wide]
+    before = narrow[0][3].float()
+    expected = TORCH.rotate_and_store(*arguments, *wide)
+    assert_near(kernels().rotate_and_store(*arguments, *narrow), expected, dtype)
+    for buffer, exact in zip(narrow, wide, strict=True):
+        bounded = exact.clamp(-LARGEST, LARGEST)
+        assert ((buffer.float() - bounded).abs() <= bounded.abs() * 1.03 / 16 + 2**-10).all()
+        assert bool((exact.abs() > LARGEST).any())
+    assert torch.equal(narrow[0][3].float(), before)
+
+
+@needs_fp8
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("rows", "outs", "ins"), [(1, 48, 70), (3, 64, 256), (33, 130, 64), (150, 200, 48)])
+def test_fp8_linear(rows: int, outs: int, ins: int, biased: bool, dtype: torch.dtype) -> None:
+    weight, x = random(outs, ins, dtype=dtype), random(rows, ins, dtype=dtype)
+    bias = random(outs, dtype=dtype) if biased else None
+    values, scale = quantized(weight)
+    expected = x.double() @ (values.double() * scale.double()[:, None]).T + (0 if bias is None else bias.double())
+    assert_near(kernels().fp8_linear(weight, bias)(x), expected, dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [48, 1100])
 def test_norms_and_gates(width: int, dtype: torch.dtype) -> None:
@@ -124,17 +178,17 @@ def test_norms_and_gates(width: int, dtype: torch.dtype) -> None:
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, *STORED[1:]])
 def test_moves(dtype: torch.dtype) -> None:
     keys, values = (random(2, 5, 2, 70, 64, dtype=dtype) for _ in range(2))
     expected = keys.clone(), values.clone()
     moves = [(0, 3, 70), (4, 1, 2), (2, 2, 0)]
     TORCH.move(*expected, moves)
     kernels().move(keys, values, moves)
-    assert torch.equal(keys, expected[0])
-    assert torch.equal(values, expected[1])
+    assert torch.equal(keys.float(), expected[0].float())
+    assert torch.equal(values.float(), expected[1].float())
     kernels().move(keys, values, [(0, 1, 0)])
-    assert torch.equal(keys, expected[0])
+    assert torch.equal(keys.float(), expected[0].float())
 
 
 LORA_SHAPE = DecoderShape.from_config(
@@ -198,24 +252,66 @@ def test_tiles_without_rows_add_nothing() -> None:
     assert bool((y == 1).all())
 
 
-@pytest.mark.parametrize("vocab", [7, 1024, 2500])
-def test_what_top_k_and_top_p_keep(vocab: int) -> None:
-    """With ties, zeros of both signs, banned tokens, and rows that filter nothing."""
-    scores = (random(6, vocab) * 4).round() / 4
-    scores[1] = 0.0
-    scores[1, ::2] = -0.0
-    scores[2, 1:] = -torch.inf
-    top_k = torch.tensor([3, 2, 2, 0, 1, vocab - 1], device=DEVICE)
-    expected, found = scores.cpu(), scores.clone()
-    keep_top_k(expected, top_k.cpu(), vocab - 1)
-    triton_sampling.keep_top_k(found, top_k)
-    assert torch.equal(found.cpu(), expected)
-    probabilities = scores.softmax(-1)
-    top_p = torch.tensor([0.9, 0.5, 0.99, 1.0, 1e-6, 0.3], dtype=torch.float64, device=DEVICE)
-    expected, found = probabilities.cpu(), probabilities.clone()
-    keep_top_p(expected, top_p.cpu())
-    triton_sampling.keep_top_p(found, top_p)
-    assert torch.equal(found.cpu(), expected)
+WAYS = [
+    Sampling(temperature, top_k, top_p, min_p=min_p)
+    for temperature, top_k, top_p, min_p in itertools.product(
+        (1e-3, 0.3, 1.0, 2.5), (0, 1, 20, 3000), (1.0, 0.95, 0.4, 1e-6), (0.0, 0.05, 1.0)
+    )
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 4096), (64, 7), (64, 501), (48, 9001)])
+def test_draws_are_those_of_a_cpu(rows: int, vocab: int, dtype: torch.dtype) -> None:
+    """Every fourth row is greedy. Some have ties, or banned tokens; one has nothing else, and one neither slot nor
+    place as the others."""
+    logits = random(rows, vocab, dtype=dtype) * 3
+    logits[1::3] = logits[1::3].round()
+    logits[2::5, 1::2] = -torch.inf
+    logits[7:8] = -torch.inf
+    asked = [
+        replace(way, seed=7**row % 2**63, temperature=way.temperature if row % 4 else 0.0)
+        for row, way in enumerate(np.random.default_rng(vocab).permutation(np.array(WAYS))[:rows])
+    ]
+    asked[0] = Sampling(0.9, 20, 0.8, seed=-1)
+    indices = torch.arange(rows) * 1000
+    indices[-1:] = 2**31 - 1
+    drawn = []
+    for device in ("cpu", DEVICE):
+        sampler = Sampler(rows, vocab, device, 1)
+        for row, way in enumerate(asked):
+            sampler.set(rows - 1 - row, way)
+        drawn.append((sampler, torch.arange(rows - 1, -1, -1, device=device), indices.to(device)))
+    (plain, slots, places), (ours, our_slots, our_places) = drawn
+    expected = plain.sample(logits.cpu(), slots, places, plain.needs(range(rows))).tokens
+    assert ours.draw(logits, our_slots, our_places.int()).tolist() == expected.tolist()
+
+
+def test_what_is_not_a_number_is_the_greatest() -> None:
+    logits = random(4, 500)
+    logits[:, 123] = torch.tensor([torch.nan, torch.inf, -torch.inf, torch.nan])
+    logits[3] = torch.nan
+    sampler = Sampler(4, 500, DEVICE, 1)
+    sampler.set(1, Sampling(top_k=5, top_p=0.5, min_p=0.1))
+    sampler.set(3, Sampling(top_k=5, top_p=0.5, min_p=0.1))
+    slots = torch.arange(4, device=DEVICE)
+    tokens = sampler.draw(logits, slots, slots).tolist()
+    assert tokens[:3] == [123, 123, int(logits[2].argmax())]
+    assert 0 <= tokens[3] < 500
+
+
+@triton.jit
+def _random_numbers(seed: tl.tensor, index: tl.tensor, out: tl.tensor) -> None:
+    low, high = triton_sampling._keys(tl.load(seed), tl.load(index))
+    tokens = tl.arange(0, 1024)
+    tl.store(out + tokens, triton_sampling._uniform(tokens, low, high))
+
+
+@pytest.mark.parametrize(("seed", "index"), [(0, 0), (-1, 5), (2**63 - 1, 2**31 - 1), (-(2**63), 17)])
+def test_random_numbers_are_those_of_a_cpu(seed: int, index: int) -> None:
+    key, out = (torch.tensor([seed]), torch.tensor([index])), random(1024)
+    _random_numbers[1,](*(each.to(DEVICE) for each in key), out)
+    assert torch.equal(out.cpu(), uniform(*key, torch.arange(1024)[None])[0])
 
 
 ASKED = [

@@ -1,0 +1,176 @@
+"""Linear layers on a GPU, in Triton: products of a few rows, as fast as memory gives a weight.
+
+A decode step reads each weight once for all its rows. The work is cut by outputs, and by inputs too where these alone
+are too few programs to keep a GPU's memory busy (split-K): each program leaves what its inputs give, and the last to
+arrive adds up what all have left, in the order of the inputs, whoever it is. So a result is always the same, and up to
+`FEW` rows it does not depend on what else is in the batch. Weights narrower than the rows are widened on the way, and
+sums are scaled, get their bias and are gated before they are written (W8A16). Sums are of float32.
+"""
+# mypy: disallow-untyped-decorators=False
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from pliant.kernels.decoder.triton_decode import gate, silu_times
+
+FEW = 16
+"""Rows up to which a weight in the rows' own dtype is not left to torch's libraries; a GPU's matrix product takes as
+many at least."""
+_MANY = 128  # rows that a program takes at most, and twice the outputs then
+_OUTS = 64
+_INS = 128
+_WIDEST = 256  # bytes of an output's weights that a program takes at a time
+
+
+class TritonLinear:
+    """A `Linear` whose `weight` [out, in] is in the dtype of the rows, or int8 or float8_e4m3fn with a `scale` [out].
+
+    `scale` is float32, and the bias as the rows. Inputs are shared among so many programs that a launch has about
+    `programs`, as many as the GPU has in flight. Launches can be recorded in CUDA graphs, and must not overlap.
+    """
+
+    def __init__(self, weight: Tensor, scale: Tensor | None, bias: Tensor | None, programs: int) -> None:
+        self._weight = weight
+        self._scale = scale
+        self._bias = bias
+        self._programs = programs
+        self._arrived = torch.zeros(programs, dtype=torch.int32, device=weight.device)
+        """By tile of the result: how many of its programs are done; 0 between launches."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._scale is None and len(x) > FEW:
+            return functional.linear(x, self._weight, self._bias)
+        return self._multiply(x, gates=False)
+
+    def gated(self, x: Tensor) -> Tensor:
+        """What `DecoderKernels.gate` makes of the result, [n, out / 2]."""
+        if self._scale is None and len(x) > FEW:
+            return gate(self(x))
+        return self._multiply(x, gates=True)
+
+    def _multiply(self, x: Tensor, gates: bool) -> Tensor:
+        rows, (outs, ins) = len(x), self._weight.shape
+        tile_rows = min(_MANY, max(FEW, triton.next_power_of_2(rows)))
+        larger = 2 if tile_rows == _MANY else 1
+        tile_outs = _OUTS * larger
+        tiles = triton.cdiv(rows, tile_rows), triton.cdiv(outs, tile_outs)
+        tile_ins = min(_INS // larger, _WIDEST // self._weight.element_size())  # 99 KB of shared memory, at most
+        splits, share = self._shares(tiles[0] * tiles[1], tile_ins)
+        y = x.new_empty(rows, outs // 2 if gates else outs)
+        parts = x.new_empty((*tiles, splits, tile_rows, tile_outs) if splits > 1 else 1, dtype=torch.float32)
+        _linear[*tiles, splits](
+            x,
+            self._weight,
+            self._weight if self._scale is None else self._scale,
+            self._weight if self._bias is None else self._bias,
+            y,
+            parts,
+            self._arrived,
+            rows,
+            ins,
+            outs,
+            share,
+            scales=self._scale is not None,
+            biases=self._bias is not None,
+            gates=gates,
+            tile_rows=tile_rows,
+            tile_outs=tile_outs,
+            tile_ins=tile_ins,
+            num_warps=4 * larger,
+            num_stages=3,
+        )
+        return y
+
+    def _shares(self, tiles: int, tile_ins: int) -> tuple[int, int]:
+        """Among how many programs the inputs of each of so many tiles are shared, and how many steps each takes."""
+        steps = triton.cdiv(self._weight.shape[1], tile_ins)
+        share = triton.cdiv(steps, max(1, self._programs // tiles))
+        return triton.cdiv(steps, share), share
+
+
+@triton.jit(do_not_specialize=["rows", "share"])
+def _linear(
+    x: tl.tensor,
+    weight: tl.tensor,
+    scale: tl.tensor,
+    bias: tl.tensor,
+    y: tl.tensor,
+    parts: tl.tensor,
+    arrived: tl.tensor,
+    rows: tl.tensor,
+    ins: tl.tensor,
+    outs: tl.tensor,
+    share: tl.tensor,
+    scales: tl.constexpr,
+    biases: tl.constexpr,
+    gates: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_outs: tl.constexpr,
+    tile_ins: tl.constexpr,
+) -> None:
+    """A tile of the result, or what a share of the inputs adds to it. If it `gates`, outputs are taken in pairs."""
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    column = tl.program_id(1) * tile_outs + tl.arange(0, tile_outs)
+    is_out = column < outs
+    out = column // 2 + column % 2 * (outs // 2) if gates else column
+    from_x = x + row.to(tl.int64)[:, None] * ins
+    from_weight = weight + out.to(tl.int64)[None, :] * ins
+    sums = tl.zeros([tile_rows, tile_outs], tl.float32)
+    first = tl.program_id(2) * share
+    for step in range(first, tl.minimum(first + share, tl.cdiv(ins, tile_ins))):
+        at = step * tile_ins + tl.arange(0, tile_ins)
+        is_in = at < ins
+        some = tl.load(from_x + at[None, :], mask=(row < rows)[:, None] & is_in[None, :], other=0.0)
+        weights = tl.load(from_weight + at[:, None], mask=is_in[:, None] & is_out[None, :], other=0.0)
+        sums = tl.dot(some, weights.to(some.dtype), sums, input_precision="ieee")
+    splits = tl.num_programs(2)
+    is_last = splits == 1
+    if splits > 1:
+        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        places = tl.arange(0, tile_rows)[:, None] * tile_outs + tl.arange(0, tile_outs)[None, :]
+        to = parts + tile * splits * tile_rows * tile_outs + places
+        tl.store(to + tl.program_id(2) * tile_rows * tile_outs, sums, mask=(row < rows)[:, None])
+        tl.debug_barrier()  # all threads have stored before one tells
+        is_last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1
+        if is_last:
+            tl.store(arrived + tile, 0)
+            sums = tl.zeros([tile_rows, tile_outs], tl.float32)
+            for split in range(splits):
+                part = to + split * tile_rows * tile_outs
+                sums += tl.load(part, mask=(row < rows)[:, None], other=0.0, cache_modifier=".cg")
+    if is_last:
+        _finish(sums, scale, bias, y, row, column, out, rows, outs, scales, biases, gates)
+
+
+@triton.jit
+def _finish(
+    sums: tl.tensor,
+    scale: tl.tensor,
+    bias: tl.tensor,
+    y: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    outs: tl.tensor,
+    scales: tl.constexpr,
+    biases: tl.constexpr,
+    gates: tl.constexpr,
+) -> None:
+    """Write a tile that is summed up."""
+    if scales:
+        sums *= tl.load(scale + out, mask=column < outs, other=0.0)[None, :]
+    if biases:
+        sums += tl.load(bias + out, mask=column < outs, other=0.0).to(tl.float32)[None, :]
+    rounded = sums.to(y.dtype.element_ty)
+    width = outs
+    if gates:
+        gate, up = tl.split(tl.reshape(rounded, [rounded.shape[0], rounded.shape[1] // 2, 2]))
+        rounded = silu_times(gate, up)
+        width = outs // 2
+        column = tl.program_id(1) * rounded.shape[1] + tl.arange(0, rounded.shape[1])
+    to = y + row.to(tl.int64)[:, None] * width + column[None, :]
+    tl.store(to, rounded, mask=(row < rows)[:, None] & (column < width)[None, :])
