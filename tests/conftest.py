@@ -18,6 +18,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.virtual_loop import VirtualLoop
 
+from pliant.kernels import c_compiler
+
 E2E = Path(__file__).parent / "e2e"
 FIRST = ("test_toy_kind.py", "test_metrics.py", "test_vision.py", "test_malformed.py")
 """They ask services without a model, or whose models are trained first, while those of others are."""
@@ -43,6 +45,16 @@ def _log_lines_of_one_test() -> Iterator[None]:
     ours = logging.getLogger("pliant")
     ours.handlers.clear()
     ours.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(params=["c", "torch"])
+def encoder_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What packed runtimes of our encoders compute with: the C code, or what stands in where no compiler is."""
+    if request.param == "torch":
+        monkeypatch.setattr(c_compiler, "compiler", lambda: None)
+    elif c_compiler.compiler() is None:
+        pytest.skip("needs a C compiler")
+    return str(request.param)
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

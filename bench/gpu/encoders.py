@@ -15,7 +15,9 @@ from pliant.bench.gpu.record import Record
 from pliant.bench.gpu.scale import Scale
 from pliant.cache import cache_folder, made_once
 from pliant.kernels.encoder import compiled_classifier, packed_runtime
-from pliant.kernels.encoder.texts import Text
+from pliant.kernels.encoder.exits import Exits
+from pliant.kernels.encoder.texts import Stop, Text
+from pliant.models.decoder_info import read_json
 from pliant.torchvision_ops import declare
 
 _SHAPES: dict[str, dict[str, int]] = {
@@ -64,6 +66,19 @@ def _packed(
     record.tables.setdefault(name, {}).update(found)
     per_s = {int(count): int(count) / seconds for count, seconds in many.items()}
     record.figures[f"texts_per_s_packed_vs_one_{name}"] = max(per_s.values()) / per_s[1]
+    most = max(together)
+    leaving_s = scale.wall_s(partial(runtime.run_all, _every_other_leaves(runtime, folder, shortest * most)))
+    record.tables[name]["packed_s_half_leave_half_way"] = leaving_s
+    record.figures[f"half_leave_half_way_vs_none_{name}_{most}"] = leaving_s / many[str(most)]
+
+
+def _every_other_leaves(runtime: packed_runtime.PackedRuntime, folder: Path, texts: list[Text]) -> list[Text]:
+    """`texts`, of which one and not the next leaves an exit of random weights behind half of the layers."""
+    assert runtime.encoder is not None
+    half, config = runtime.encoder.layers // 2, read_json(folder / "config.json")
+    weights = np.random.default_rng(0).normal(size=(1, 2, config["hidden_size"])).astype(np.float32)
+    runtime.leave_early(Exits((half,), weights, np.zeros((1, 2), np.float32), 0.5), unasked=False)
+    return [text._replace(stops=(Stop(half, 1.0, (0.0, np.inf)[place % 2]),)) for place, text in enumerate(texts)]
 
 
 def _alone(

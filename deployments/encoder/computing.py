@@ -271,7 +271,7 @@ def compute(runtime: Runtime, queries: Sequence[Query]) -> list[Computation]:
         return _compute_together(runtime, queries)
     [query] = queries
     if query.stops:
-        raise CannotCompileError(f"exits are computed in C, and this replica computes on {runtime.backend}")
+        raise CannotCompileError(f"{runtime.backend} computes all layers of a text, so that it cannot leave early")
     ids, types, _ = _text(query)
     started = time.perf_counter()
     if query.importance_request and isinstance(runtime, ImportanceRuntime):

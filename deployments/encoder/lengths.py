@@ -21,12 +21,12 @@ def measured_kind(config: EncoderConfig, profile: Profile | None) -> tuple[Runti
     """What the service's replicas compute on, and why; None if that is still to be measured."""
     if config.by_length and config.lengths:
         return "static", f"static: residency is {config.residency}"
+    if config.with_exits:
+        return "packed", "packed: texts leave early"
     if profile is None:
         return None
     if config.by_length:
         return "static" if profile.static_pays else "dynamic", f"residency is {config.residency}. {profile.summary()}"
-    if config.with_exits:
-        return "packed", "packed: texts leave early"
     return profile.fastest(config.lengths), profile.reason(config.lengths)
 
 

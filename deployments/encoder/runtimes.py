@@ -58,34 +58,32 @@ class ModelRuntimes:
     def missing(self) -> set[int]:
         """Of `lengths`, and of what was loaded, those that are not compiled yet; the longest where one takes all."""
         if self._kind == "packed":
-            return set() if _timed().is_prepared(max_length=self._longest, **self._model) else {self._longest}
+            return set() if _timed().is_prepared(**self._packed) else {self._longest}
         kernel = _kernel(self._importance)
         wanted = {self._longest} if self._kind == "dynamic" else {*self.lengths, *self._held}
         return {length for length in wanted if not kernel.is_prepared(max_length=length, **self._what)}
 
     def settle_lengths(self) -> None:
         """Profile the device if what there is follows from that, unless a process on this machine has done so."""
-        if not (self._config.by_length and self._config.lengths):
+        if measured_kind(self._config, None) is None:
             self._settle(profile(self._config))
 
     def compile(self, max_length: int, urgency: Callable[[], float]) -> None:
         """Make `load(max_length)` give a compiled runtime, at low priority. Raises CannotCompileError, ModelError."""
         if self._kind == "packed":
-            _timed().prepare(max_length=self._longest, **self._model)
+            _timed().prepare(**self._packed)
         else:
             _kernel(self._importance).prepare(max_length=max_length, urgency=urgency, **self._what)
 
     def load(self, max_length: int) -> Runtime:
         """The packed runtime, the compiled one if it is there, or else the uncompiled model. Raises ModelError."""
+        if self._config.device == "cuda":
+            from pliant.kernels import gpu_memory
+
+            gpu_memory.take_share(self._config.gpus)
         if self._kind == "packed":
             try:
-                packed: Runtime = _timed().load(
-                    max_length=self._longest,
-                    measuring=False,
-                    exits=self._config.with_exits,
-                    unasked=self._config.exits,
-                    **self._model,
-                )
+                packed: Runtime = _timed().load(measuring=False, unasked=self._config.exits, **self._packed)
                 return packed
             except CannotCompileError as reason:  # the compiler has gone, or cannot compile it
                 logger.warning(str(reason))
@@ -134,14 +132,14 @@ class ModelRuntimes:
         }
 
     @property
+    def _packed(self) -> dict[str, Any]:
+        return {**self._model, "max_length": self._longest, "exits": self._config.with_exits}
+
+    @property
     def _what(self) -> dict[str, Any]:
         return {**self._model, "dynamic": self._kind != "static"}
 
     def _load(self, max_length: int, importance: bool) -> Runtime:
-        if self._config.device == "cuda":
-            from pliant.kernels import gpu_memory
-
-            gpu_memory.take_share(self._config.gpus)
         runtime: Runtime = _kernel(importance).load(max_length=max_length, compiling=False, **self._what)
         return runtime
 

@@ -6,7 +6,7 @@ imports no torch.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ class CpuEncoder:
         """
         received = np.zeros((self._shape.heads, len(ids)), np.float32) if importance else None
         starts = _starts(lengths)
-        found = self.answers(self._run(ids, types, starts, 0, self._shape.layers, None, received), lengths)
+        found = self._answers(self._run(ids, types, starts, 0, self._shape.layers, None, received), starts)
         return found, None if received is None else received.sum(0)
 
     @property
@@ -134,27 +134,13 @@ class CpuEncoder:
         """How many there are."""
         return self._shape.layers
 
-    def states(
-        self,
-        ids: np.ndarray,
-        types: np.ndarray | None,
-        lengths: Sequence[int],
-        layers: range,
-        before: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """float32 [tokens, hidden] behind consecutive `layers`; for the rest of the arguments see `__call__`.
+    def begin(self, ids: np.ndarray, types: np.ndarray | None, lengths: Sequence[int]) -> "CpuPass":
+        """See `exits.LayeredEncoder`."""
+        return CpuPass(self, ids, types, lengths)
 
-        `before` are the states behind the layers before these, unless they begin with the first. Behind the last layer
-        there are as many as `answers` reads: of a head that reads first tokens, [texts, hidden].
-        """
-        return self._run(ids, types, _starts(lengths), layers.start, layers.stop, before, None)
-
-    def answers(self, states: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
-        """What the head makes of the states behind the last layer, of texts of these lengths: see `__call__`."""
-        if not self._reads_firsts and self._head.pooling:
-            starts = _starts(lengths)
-            states = np.concatenate([_pooled(states, starts, how) for how in self._head.pooling], 1)
-        return self._answers(states)
+    def exit(self, weight: np.ndarray, bias: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """See `exits.LayeredEncoder`."""
+        return lambda means: means @ weight.T + bias
 
     @property
     def _reads_firsts(self) -> bool:
@@ -170,7 +156,11 @@ class CpuEncoder:
         before: np.ndarray | None,
         received: np.ndarray | None,
     ) -> np.ndarray:
-        """The states behind the layers from `first` up to, but without, `end`; adds to `received`."""
+        """float32 [tokens, hidden] behind the layers from `first` up to, but without, `end`; adds to `received`.
+
+        `before` are the states behind the layers before these, unless they begin with the first. Behind the last layer
+        there are as many as the head reads: of one that reads first tokens, [texts, hidden].
+        """
         tokens, texts = int(starts[-1]), len(starts) - 1
         firsts = self._reads_firsts and end == self._shape.layers
         states = np.empty((texts if firsts else tokens, self._shape.hidden), np.float32)
@@ -194,8 +184,10 @@ class CpuEncoder:
         self._encode(self._pool, ctypes.byref(self._encoder), ctypes.byref(given), self._workspace.ctypes.data)
         return states
 
-    def _answers(self, states: np.ndarray) -> np.ndarray:
-        """What the head makes of states, [texts or tokens, hidden]."""
+    def _answers(self, states: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """What the head makes of the states behind the last layer: see `__call__`."""
+        if not self._reads_firsts and self._head.pooling:
+            states = np.concatenate([_pooled(states, starts, how) for how in self._head.pooling], 1)
         for stage in self._stages:
             read, states = states, np.empty((len(states), stage.linear.outs), np.float32)
             self._apply_stage(self._pool, ctypes.byref(stage), read.ctypes.data, states.ctypes.data, len(states))
@@ -287,7 +279,36 @@ class CpuEncoder:
         return array.ctypes.data
 
 
-def _starts(lengths: Sequence[int]) -> np.ndarray:
+class CpuPass:
+    """Texts on their way through the layers of a `CpuEncoder`: an `exits.Pass`."""
+
+    def __init__(self, encoder: CpuEncoder, ids: np.ndarray, types: np.ndarray | None, lengths: Sequence[int]) -> None:
+        self._encoder = encoder
+        self._ids, self._types = ids, types
+        self._starts = _starts(lengths)
+        self._states = np.empty(0, np.float32)
+        self._done = 0
+
+    def advance(self, end: int) -> None:
+        self._states = self._encoder._run(self._ids, self._types, self._starts, self._done, end, self._states, None)
+        self._done = end
+
+    def means(self) -> np.ndarray:
+        found: np.ndarray = np.add.reduceat(self._states, self._starts[:-1])
+        return found / np.diff(self._starts)[:, None].astype(np.float32)
+
+    def keep(self, staying: np.ndarray) -> None:
+        lengths = np.diff(self._starts)
+        tokens = np.repeat(staying, lengths)
+        self._ids, self._states = self._ids[tokens], self._states[tokens]
+        self._types = None if self._types is None else self._types[tokens]
+        self._starts = _starts(lengths[staying])
+
+    def answers(self) -> np.ndarray:
+        return self._encoder._answers(self._states, self._starts)
+
+
+def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """int64 [texts + 1]: the first token of each text, and where the last one ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 

@@ -121,19 +121,26 @@ class Encoder(Module):
 
         `types` [tokens] tell the two texts of a pair apart; None: all 0, as for a model that has none.
         """
+        return self.onward(self.embedded(ids, types, layout), layout, range(self.shape.layers), firsts)
+
+    def embedded(self, ids: Tensor, types: Tensor | None, layout: Layout) -> Tensor:
+        """The states [tokens, hidden] that the first layer reads; for the arguments see `forward`."""
         x: Tensor = functional.embedding(ids, self.words)
         if self.positions is not None:
             x = x + functional.embedding(self._places(ids, layout), self.positions)
         if self.types is not None and types is not None:
             x = x + functional.embedding(types, self.types)
         x = self.norm(x)
-        if self.projection is not None:
-            x = self.projection(x)
-        last = len(self.layers) - 1
+        return x if self.projection is None else self.projection(x)
+
+    def onward(self, x: Tensor, layout: Layout, layers: range, firsts: bool = False) -> Tensor:
+        """The states behind consecutive `layers` of those before them, `x`, which may be of fewer texts than the layers
+        before have read; with `firsts`, behind the last layer those of first tokens alone."""
         extras = self._extras(x, layout)
-        for depth, (layer, extra) in enumerate(zip(self.layers, extras, strict=True)):
-            x = layer(x, layout, extra, firsts and depth == last)
-        if self.last_norm is not None:
+        last = self.shape.layers - 1
+        for depth in layers:
+            x = self.layers[depth](x, layout, extras[depth], firsts and depth == last)
+        if self.last_norm is not None and layers.stop > last:
             x = self.last_norm(x)
         return x
 

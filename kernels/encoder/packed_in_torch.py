@@ -1,7 +1,7 @@
 """Packed runtimes of what the C code does not compute: GPUs, bfloat16, a machine without a compiler, other models."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from pliant.kernels.encoder.layout import Packed
 from pliant.kernels.encoder.model import EncoderModel
 from pliant.kernels.encoder.packed_runtime import Encode, PackedRuntime
 from pliant.kernels.encoder.texts import Accepted
+from pliant.kernels.upload import upload
 
 
 def load(folder: Path, max_length: int, device: str, dtype: str, threads: int) -> PackedRuntime:
@@ -20,12 +21,71 @@ def load(folder: Path, max_length: int, device: str, dtype: str, threads: int) -
     torch.set_num_threads(threads)
     model = load_model(folder, device, getattr(torch, dtype))
     encode: Encode
+    encoder = None
     if isinstance(model, EncoderModel):
-        encode, backend = functools.partial(_together, model, device), "torch"
+        encode, backend, encoder = functools.partial(_together, model, device), "torch", TorchEncoder(model, device)
     else:
         encode, backend = functools.partial(_each_alone, model, device), "transformers"
     accepted = Accepted(max_length, model.vocabulary, model.token_types)
-    return PackedRuntime(encode, backend, accepted, labels_tokens=model.labels_tokens)
+    return PackedRuntime(encode, backend, accepted, labels_tokens=model.labels_tokens, encoder=encoder)
+
+
+class TorchEncoder:
+    """An `exits.LayeredEncoder`: states stay on the device, and what exits and the head say of them is copied here."""
+
+    def __init__(self, model: EncoderModel, device: str) -> None:
+        self._model, self._device = model, torch.device(device)
+        self.layers = model.shape.layers
+
+    def begin(self, ids: np.ndarray, types: np.ndarray | None, lengths: Sequence[int]) -> "TorchPass":
+        return TorchPass(self._model, self._device, ids, types, lengths)
+
+    def exit(self, weight: np.ndarray, bias: np.ndarray) -> Callable[[Tensor], np.ndarray]:
+        placed, shift = upload(weight.T.copy(), self._device), upload(bias, self._device)
+        return lambda means: torch.addmm(shift, means, placed).cpu().numpy()
+
+
+class TorchPass:
+    """An `exits.Pass`, in the model's dtype, but for what exits read and say, which is float32."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        model: EncoderModel,
+        device: torch.device,
+        ids: np.ndarray,
+        types: np.ndarray | None,
+        lengths: Sequence[int],
+    ) -> None:
+        self._model, self._device = model, device
+        self._lengths = np.asarray(lengths)
+        self._layout = Packed(lengths, device)
+        given = None if types is None else upload(types, device)
+        self._states = model.encoder.embedded(upload(ids, device), given, self._layout)
+        self._done = 0
+
+    @torch.inference_mode()
+    def advance(self, end: int) -> None:
+        layers = range(self._done, end)
+        self._states = self._model.encoder.onward(self._states, self._layout, layers, self._model.head.reads_firsts)
+        self._done = end
+
+    @torch.inference_mode()
+    def means(self) -> Tensor:
+        return self._layout.pool(self._states, "mean")
+
+    @torch.inference_mode()
+    def keep(self, staying: np.ndarray) -> None:
+        tokens = upload(np.flatnonzero(np.repeat(staying, self._lengths)), self._device)
+        self._states = self._states[tokens]
+        self._lengths = self._lengths[staying]
+        self._layout = Packed(self._lengths.tolist(), self._device)
+
+    @torch.inference_mode()
+    def answers(self) -> np.ndarray:
+        head = self._model.head
+        found: Tensor = head(self._states if head.reads_firsts else head.pooled(self._states, self._layout))
+        return found.cpu().numpy()
 
 
 @torch.inference_mode()

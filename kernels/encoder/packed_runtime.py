@@ -12,14 +12,14 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pliant.kernels import c_compiler
 from pliant.kernels.encoder import weights
 from pliant.kernels.encoder.cpu_encoder import CpuEncoder
-from pliant.kernels.encoder.exits import Exits, run_early
+from pliant.kernels.encoder.exits import EarlyExit, Exits, LayeredEncoder
 from pliant.kernels.encoder.texts import Accepted, Output, Stop, Text
 from pliant.models.decoder_info import read_json
 from pliant.models.encoder_shape import EncoderShape
@@ -49,15 +49,16 @@ class PackedRuntime:
         accepted: Accepted,
         *,
         labels_tokens: bool,
-        encoder: CpuEncoder | None = None,
+        encoder: LayeredEncoder[Any] | None = None,
     ) -> None:
         self.backend = backend
         self.max_length = accepted.max_length
+        self.encoder = encoder
+        """That computes layer by layer; None of models that are not ours to compute."""
         self._encode = encode
         self._accepted = accepted
         self._labels_tokens = labels_tokens
-        self._encoder = encoder
-        self._exits: Exits | None = None
+        self._early: EarlyExit[Any] | None = None
         self._stops: tuple[Stop, ...] = ()
         """Where texts may leave that do not say so."""
         self.times: PassTimes | None = None
@@ -70,11 +71,11 @@ class PackedRuntime:
     def leave_early(self, exits: Exits, *, unasked: bool = True) -> None:
         """From now on, have texts leave at `exits`; only those that say where if not `unasked`.
 
-        Raises ValueError unless the backend is "c".
+        Raises ValueError if the model is not ours to compute.
         """
-        if self._encoder is None:
-            raise ValueError(f"texts leave early in C only, not in {self.backend}")
-        self._exits, self._stops = exits, exits.stops if unasked else ()
+        if self.encoder is None:
+            raise ValueError(f"texts leave only what pliant computes itself, not what {self.backend} does")
+        self._early, self._stops = EarlyExit(self.encoder, exits), exits.stops if unasked else ()
 
     def run_all(self, texts: Sequence[Text], *, importance: bool = False) -> list[Output]:
         """What there is to say of each text, with the importance of its tokens if that is wanted; none knows of others.
@@ -95,9 +96,9 @@ class PackedRuntime:
             types = np.concatenate(list(given)).astype(np.int64)
         stops = [text.stops or self._stops for text in texts]
         if any(stops) and not importance:
-            if self._exits is None or self._encoder is None:
-                raise ValueError(f"there are no exits, which {self.backend} computes for services that say so")
-            return run_early(self._encoder, self._exits, ids, types, lengths, stops)
+            if self._early is None:
+                raise ValueError("there are no exits, which are for services that say so")
+            return self._early.run(ids, types, lengths, stops)
         found, received = self._encode(ids, types, lengths, importance)
         ends = np.cumsum(lengths)[:-1]
         answers = np.split(found, ends) if self._labels_tokens else list(found)

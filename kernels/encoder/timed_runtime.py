@@ -35,11 +35,11 @@ def load(
 
     Without `measuring`, passes that were not measured yet stay so. With `exits` texts leave early by those that the
     folder has, without `unasked` only where they say so; passes are measured through all layers. `options` are those
-    of `packed_runtime.load`. Raises `CannotCompileError` where texts cannot be computed together, and ModelError as
-    that does.
+    of `packed_runtime.load`. Raises ModelError as that does, and `CannotCompileError` where texts cannot be computed
+    together, or, on a CPU, would be by torch alone, unless they are to leave early: nothing else lets them.
     """
-    runtime = _load(folder, max_length, options)
-    table = _table(folder, max_length, options)
+    runtime = _load(folder, max_length, exits, options)
+    table = _table(folder, max_length, exits, options)
     if measuring or made(table):
         runtime.times = _times(runtime, table)
     if exits:
@@ -47,21 +47,22 @@ def load(
     return runtime
 
 
-def prepare(folder: Path, max_length: int, **options: Any) -> None:
+def prepare(folder: Path, max_length: int, *, exits: bool = False, **options: Any) -> None:
     """Have what `load` with these arguments needs. Raises as it does."""
-    table = _table(folder, max_length, options)
+    table = _table(folder, max_length, exits, options)
     if not made(table):
-        _times(_load(folder, max_length, options), table)
+        _times(_load(folder, max_length, exits, options), table)
 
 
-def is_prepared(folder: Path, max_length: int, **options: Any) -> bool:
+def is_prepared(folder: Path, max_length: int, *, exits: bool = False, **options: Any) -> bool:
     """Whether `load` with these arguments has nothing to compile or measure."""
-    return made(_table(folder, max_length, options))
+    return made(_table(folder, max_length, exits, options))
 
 
-def _load(folder: Path, max_length: int, options: dict[str, Any]) -> PackedRuntime:
+def _load(folder: Path, max_length: int, exits: bool, options: dict[str, Any]) -> PackedRuntime:
     runtime = packed_runtime.load(folder, max_length, **options)
-    if options.get("device", "cpu") == "cpu" and runtime.backend != "c":
+    slow = options.get("device", "cpu") == "cpu" and runtime.backend != "c"
+    if slow and not (exits and runtime.encoder):
         raise CannotCompileError(
             f"{folder} runs uncompiled, about half as fast: no C compiler was found that can compile our code. Install "
             "one (apt-get install gcc) and restart."
@@ -69,9 +70,10 @@ def _load(folder: Path, max_length: int, options: dict[str, Any]) -> PackedRunti
     return runtime
 
 
-def _table(folder: Path, max_length: int, options: dict[str, Any]) -> Path:
+def _table(folder: Path, max_length: int, exits: bool, options: dict[str, Any]) -> Path:
     spec = RuntimeSpec(folder, max_length, **options)
-    return cache_folder() / "profiles" / f"{spec.name()}-passes-{RECIPE}"
+    in_torch = exits and not packed_runtime.suits(folder, device=spec.device, dtype=spec.dtype)
+    return cache_folder() / "profiles" / (f"{spec.name()}-passes-{RECIPE}" + "-torch" * in_torch)
 
 
 def _times(runtime: PackedRuntime, table: Path) -> PassTimes:

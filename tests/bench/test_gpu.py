@@ -25,7 +25,11 @@ FIGURES = {
     "probe": {"bytes_per_s", "flops", "linear_layers_ours_int8_speedup_b16"},
     "decode": {"roofline_fraction_8B_b1", "latency_inflation_3", "adapters_2_of_rank_16"},
     "engine": {"speedup_vs_transformers_continuous"},
-    "encoders": {"static_vs_dynamic_BERT-base_16", "texts_per_s_packed_vs_one_BERT-base"},
+    "encoders": {
+        "half_leave_half_way_vs_none_BERT-base_2",
+        "static_vs_dynamic_BERT-base_16",
+        "texts_per_s_packed_vs_one_BERT-base",
+    },
     "vision": {"merging_3_speedup_eager_b2"},
 }
 """By stage, some of what it must measure. The cases of `correctness` have tests of their own."""

@@ -18,18 +18,15 @@ from pliant.deployments.encoder.engine import Engine
 from pliant.deployments.encoder.messages import Answer, Query
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.errors import ModelError
-from pliant.kernels import c_compiler
 from pliant.models import encoder_exits, sources
 from pliant.models.revision import revision
 from pliant.training.labelled_texts import LabelledText
-
-pytestmark = pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C compiler")
 
 KINDS = 3
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(encoder_backend: str, tmp_path: Path) -> Path:
     folder = tiny_classifiers.save(tmp_path / "model", "bert")
     words = {f"w{index}": index for index in range(tiny_classifiers.VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))

@@ -158,7 +158,6 @@ def test_exits_are_levels_and_their_service_has_them_read(tmp_path: Path) -> Non
         (["large", "large@1"], {}, "c.levels.1: large@1 comes before what the text has been through; list exits in"),
         (["large@3", "large@1"], {}, "c.levels.1: large@1 comes before what the text has been through; list exits in"),
         (["large@1", "large"], {"exits": True}, "c.levels.0: large@1 is to have a cut-off of this cascade, and texts"),
-        (["large@1", "large"], {"dtype": "bfloat16"}, "large.exits: only CPUs compute them, in float32"),
         (["large@1", "large"], {"residency": "one"}, "large.exits: texts leave early only where a replica computes"),
         (["small@1", "large"], {}, "small.model: zoo/topics-small: has no exits; train some with pliant train-exits"),
         (["huge@1", "large"], {}, "c.levels.0: got huge@1, no service; must be an encoder service: small, large"),

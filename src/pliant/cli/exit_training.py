@@ -15,14 +15,10 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from pliant.errors import ModelError
-from pliant.kernels.encoder import weights
-from pliant.kernels.encoder.cpu_encoder import CpuEncoder
-from pliant.kernels.encoder.exits import means
+from pliant.kernels.encoder import packed_runtime
 from pliant.models import encoder_exits, hub
-from pliant.models.decoder_info import read_json
 from pliant.models.encoder_exits import ExitsInfo
 from pliant.models.encoder_info import EncoderInfo
-from pliant.models.encoder_shape import EncoderShape
 from pliant.policies.cascade.calibration import fit_temperature
 from pliant.policies.encoder.confidence import confidence, softmax
 from pliant.policies.encoder.exits import choose_cut_off, stops
@@ -67,9 +63,8 @@ def train(
 ) -> Trained:
     """Write the text classifier in `folder` to `out`, with exits behind so many of its layers.
 
-    Texts leave where that loses at most `loss` of the model's accuracy. Raises ModelError for a model that our C code
-    does not compute, layers that it does not have, and exits of which none is good enough; `CompilerError` without a
-    compiler.
+    Texts leave where that loses at most `loss` of the model's accuracy. Raises ModelError for a model that pliant does
+    not compute itself, layers that it does not have, and exits of which none is good enough.
     """
     reader = _Reader(folder, info, after)
     truth = [np.array([info.labels.index(text.label) for text in part]) for part in texts]
@@ -106,19 +101,19 @@ class _Reader:
     """Computes what exits read, and what the whole model says."""
 
     def __init__(self, folder: Path, info: EncoderInfo, after: Sequence[int]) -> None:
-        config = read_json(folder / hub.CONFIG)
-        shape = EncoderShape.from_config(config)
-        if shape is None or not CpuEncoder.takes(shape) or not info.chooses:
+        threads = len(os.sched_getaffinity(0))
+        encoder = info.chooses and packed_runtime.load(folder, info.max_length, threads=threads).encoder
+        if not encoder:
             raise ModelError(
-                f"{folder}: exits are for models that choose one of several labels and that our C code computes"
+                f"{folder}: exits are for models that choose one of several labels and that pliant computes itself"
             )
-        if list(after) != sorted({*after} & {*range(shape.layers)}):
-            raise ModelError(f"{folder}: layers with exits must rise from 0 to {shape.layers - 1}; got {list(after)}")
-        self._encoder = CpuEncoder(weights.read(folder, config, shape), len(os.sched_getaffinity(0)))
+        if list(after) != sorted({*after} & {*range(encoder.layers)}):
+            raise ModelError(f"{folder}: layers with exits must rise from 0 to {encoder.layers - 1}; got {list(after)}")
+        self._encoder = encoder
         self._tokenizer = Tokenizer.from_file(str(folder / hub.TOKENIZER))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(info.max_length)
-        self._ends = (*after, shape.layers)
+        self._after = after
 
     def read(self, texts: Texts, report: Callable[[float], object]) -> tuple[list[np.ndarray], np.ndarray]:
         """What each exit reads [n, hidden], and the model's logits [n, labels]."""
@@ -133,14 +128,13 @@ class _Reader:
         encodings = self._tokenizer.encode_batch(list(texts))
         ids = np.concatenate([np.array(encoding.ids, np.int64) for encoding in encodings])
         lengths = [len(encoding) for encoding in encodings]
-        states, done = None, 0
+        going = self._encoder.begin(ids, None, lengths)
         found = []
-        for end in self._ends:
-            states = self._encoder.states(ids, None, lengths, range(done, end), states)
-            done = end
-            last = end == self._encoder.layers
-            found.append(self._encoder.answers(states, lengths) if last else means(states, np.array(lengths)))
-        return found
+        for end in self._after:
+            going.advance(end)
+            found.append(np.asarray(going.means()))
+        going.advance(self._encoder.layers)
+        return [*found, going.answers()]
 
 
 def _head(

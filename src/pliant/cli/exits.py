@@ -10,7 +10,6 @@ from rich.table import Table
 
 from pliant.cli.terminal import console, progress
 from pliant.errors import ConfigError
-from pliant.kernels.c_compiler import CompilerError
 from pliant.models import sources
 from pliant.models.decoder_info import read_json
 from pliant.models.encoder_shape import EncoderShape
@@ -46,8 +45,6 @@ def train_exits(
         splits = exit_training.Splits(learned, *labelled_texts.split(held_out, _SEED))
         try:
             found = exit_training.train(folder, info, chosen, splits, accuracy_loss, out, update)
-        except CompilerError as error:
-            raise ConfigError([f"exits are computed in C: {error}"]) from None
         except OSError as error:
             raise ConfigError([f"{out}: cannot be written: {error.strerror}"]) from None
     table = Table("layers", "accuracy of all texts there", "texts that leave there")

@@ -125,8 +125,6 @@ class EncoderConfig(ElasticServiceConfig):
         return self._misfit_of_exits() if self.with_exits else None
 
     def _misfit_of_exits(self) -> str | None:
-        if (self.device, self.dtype) != ("cpu", "float32"):
-            return f"exits: only CPUs compute them, in float32; got {self.device}, {self.dtype}"
         if self.by_length:
             only = "exits: texts leave early only where a replica computes all lengths"
             return f"{only}; leave residency: {self.residency} out"

@@ -29,7 +29,6 @@ from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.choosing.messages import Chosen
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.errors import CannotCompileError
-from pliant.kernels import c_compiler
 from pliant.kernels.encoder.texts import Stop
 from pliant.models import sources
 from pliant.policies.cascade.candidates import Candidate
@@ -153,7 +152,7 @@ async def test_what_is_chosen_adds_up_and_falls_back_to_another_service() -> Non
 
 
 @pytest.fixture
-def encoder(tmp_path: Path) -> EncoderConfig:
+def encoder(encoder_backend: str, tmp_path: Path) -> EncoderConfig:
     """A random encoder of three layers, with trained exits behind the first two."""
     folder = tiny_classifiers.save(tmp_path / "model", "bert")
     words = {f"w{index}": index for index in range(tiny_classifiers.VOCABULARY)}
@@ -177,9 +176,8 @@ def learned(count: int, labels: tuple[str, ...], seed: int) -> list[LabelledText
     return made
 
 
-@pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C compiler")
 async def test_a_real_encoder_from_its_profile_to_its_answers(
-    encoder: EncoderConfig, monkeypatch: pytest.MonkeyPatch
+    encoder_backend: str, encoder: EncoderConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def uncompiled(*_: object) -> None:
         raise CannotCompileError("not in a test")
@@ -189,7 +187,7 @@ async def test_a_real_encoder_from_its_profile_to_its_answers(
     engines: list[Engine] = []
     monkeypatch.setattr(local, "Engine", lambda runtimes: engines.append(Engine(runtimes)) or engines[-1])
     classifiers, run_on = await local.local_classifiers({"t": encoder}, lambda _text, _done: None)
-    assert run_on["t"][0].startswith("c on ")
+    assert run_on["t"][0].startswith(f"{encoder_backend} on ")
     [engine] = engines
     config = CascadeConfig(kind="cascade", levels=("t@1", "t@2", "t"), data="d", accuracy_loss=0.05)
     labels = tuple(classifiers["t"].labels)

@@ -15,11 +15,12 @@ from support.doubles import Sleeper, profile
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder import runtimes
 from pliant.deployments.encoder.computing import BatchRuntime, Held, compute
-from pliant.deployments.encoder.messages import ImportanceRequest, Query
+from pliant.deployments.encoder.engine import Engine
+from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.errors import CannotCompileError
-from pliant.kernels import c_compiler
-from pliant.kernels.encoder import compiled_classifier
+from pliant.kernels import c_compiler, gpu_memory
+from pliant.kernels.encoder import compiled_classifier, timed_runtime
 from pliant.kernels.encoder.texts import Stop
 from pliant.models import encoder_exits, sources
 from pliant.models.encoder_exits import ExitsInfo
@@ -132,19 +133,63 @@ def test_models_of_transformers_are_not_packed(tmp_path: Path, model: Path, monk
     assert prepared == [TAKES], "for any length"
 
 
-@needs_compiler
-def test_a_cascades_exits_are_read_whatever_was_measured_to_be_fastest(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+STOPPING = QUERY._replace(importance_request=None, stops=(Stop(1, 1.0, 0.0),))
+
+
+@pytest.fixture
+def exits(model: Path) -> None:
+    """One, behind the first layer."""
     (model / "exits").mkdir()
     save_file(
         {"weights": np.ones((1, 3, 32), "f4"), "biases": np.zeros((1, 3), "f4")}, model / "exits/model.safetensors"
     )
     encoder_exits.write(model, ExitsInfo((1,), 0.0))
+
+
+@needs_compiler
+def test_a_cascades_exits_are_read_whatever_was_measured_to_be_fastest(
+    exits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = ModelRuntimes(encoder(exit_levels=True))
     settle(found, monkeypatch, packed_s=())
-    stopping = QUERY._replace(importance_request=None, stops=(Stop(1, 1.0, 0.0),))
-    [plain], [leaving] = (compute(found.load(16), [query]) for query in (QUERY, stopping))
+    [plain], [leaving] = (compute(found.load(16), [query]) for query in (QUERY, STOPPING))
     assert (plain.layers, leaving.layers) == (None, 1), "only texts that say so leave"
-    with pytest.raises(CannotCompileError, match="exits are computed in C, and this replica computes on sleeper"):
-        compute(Sleeper(16), [stopping])
+
+
+async def test_exits_are_read_where_there_is_no_compiler(exits: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c_compiler, "compiler", lambda: None)
+    monkeypatch.delattr(runtimes, "profile")
+    found = ModelRuntimes(encoder(exit_levels=True))
+    engine = Engine(found)
+    await engine.hold(TAKES)
+    assert (engine.report()["backend"], engine.report()["resident"]) == ("torch", True)
+    assert found.missing() == {TAKES}
+    found.compile(TAKES, lambda: 0.0)
+    found.settle_lengths()
+    await engine.renew(TAKES)
+    assert (found.missing(), found.reason) == (set(), "packed: texts leave early")
+    assert isinstance(engine.held, BatchRuntime)
+    assert engine.held.times
+    plain, leaving = [await engine.infer(query) for query in (QUERY, STOPPING)]
+    assert isinstance(plain, Answer)
+    assert isinstance(leaving, Answer)
+    assert plain.importance, "that of all layers"
+    assert engine.report()["layers"] == {1: 1}
+    assert leaving.logits != plain.logits
+
+
+def test_on_gpus_too_and_within_the_share_of_one_that_is_reserved(exits: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    loaded: list[dict[str, Any]] = []
+    monkeypatch.setattr(gpu_memory, "take_share", shares.append)
+    monkeypatch.setattr(runtimes, "device", lambda _config: "a GPU")
+    monkeypatch.setattr(timed_runtime, "load", lambda **given: loaded.append(given) or Sleeper(TAKES))
+    ModelRuntimes(encoder(exits=True, gpus=0.5, dtype="bfloat16")).load(16)
+    [given] = loaded
+    assert (given["exits"], given["unasked"], given["device"], given["dtype"]) == (True, True, "cuda", "bfloat16")
+    assert shares == [0.5]
+
+
+def test_a_runtime_that_computes_all_layers_lets_no_text_leave() -> None:
+    with pytest.raises(CannotCompileError, match="sleeper computes all layers of a text"):
+        compute(Sleeper(16), [STOPPING])

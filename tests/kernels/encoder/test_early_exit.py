@@ -1,7 +1,7 @@
 """Texts that leave early are answered as the plain model's states say behind that layer; others as ever."""
 
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,22 +9,41 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from support import tiny_classifiers
+from support.caches import with_libraries
 from support.tiny_classifiers import LABELS, LAYERS, VOCABULARY
 
-from pliant.errors import ModelError
+from pliant.errors import CannotCompileError, ModelError
 from pliant.kernels import c_compiler
 from pliant.kernels.encoder import exits as encoder_exits
 from pliant.kernels.encoder import packed_runtime, timed_runtime
-from pliant.kernels.encoder.exits import Exits
+from pliant.kernels.encoder.exits import EarlyExit, Exits
 from pliant.kernels.encoder.packed_runtime import PackedRuntime
-from pliant.kernels.encoder.texts import Accepted, Stop, Text
+from pliant.kernels.encoder.texts import Stop, Text
 from pliant.models.encoder_exits import ExitsInfo, write
 from pliant.policies.encoder.confidence import softmax
 
-pytestmark = pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C compiler")
-
 HIDDEN = 32
 LENGTHS = (3, 60, 1, 1, 17, 8, 30)
+
+Load = Callable[..., PackedRuntime]
+on_cuda = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+
+
+@pytest.fixture(params=["c", "torch", on_cuda])
+def load(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """The packed runtime of a folder, computed by our C code, by torch where no compiler is, or on a GPU."""
+    if request.param == "torch":
+        monkeypatch.setattr(c_compiler, "compiler", lambda: None)
+    elif request.param == "c" and c_compiler.compiler() is None:
+        pytest.skip("needs a C compiler")
+
+    def loaded(folder: Path, **options: Any) -> PackedRuntime:
+        device = "cuda" if request.param == "cuda" else "cpu"
+        runtime = packed_runtime.load(folder, 60, device=device, threads=2, **options)
+        assert runtime.backend == ("c" if request.param == "c" and not options else "torch")
+        return runtime
+
+    return loaded
 
 
 @pytest.fixture
@@ -59,13 +78,25 @@ def expected(model: Any, text: Text, exits: Exits) -> tuple[Any, int]:
 
 
 @pytest.mark.parametrize("after", [(0, 2), (1, 2)])
-@pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2", "distilbert"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("bert", {}),
+        ("deberta-v2", {}),
+        ("distilbert", {}),
+        ("electra", {}),
+        ("modernbert", {}),
+        ("modernbert", {"classifier_pooling": "mean"}),
+        ("mpnet", {}),
+        ("roberta", {}),
+    ],
+)
 def test_answers_as_the_plain_model_at_each_exit(
-    kind: str, after: tuple[int, int], texts: list[Text], tmp_path: Path
+    load: Load, kind: str, options: dict[str, str], after: tuple[int, int], texts: list[Text], tmp_path: Path
 ) -> None:
-    folder = tiny_classifiers.save(tmp_path, kind)
+    folder = tiny_classifiers.save(tmp_path, kind, **options)
     theirs = tiny_classifiers.read(folder)
-    runtime = packed_runtime.load(folder, 60, threads=2)
+    runtime = load(folder)
     left = set()
     for cut_off in (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
         exits = heads(cut_off, after)
@@ -79,38 +110,64 @@ def test_answers_as_the_plain_model_at_each_exit(
     assert left == {*after, LAYERS}
 
 
+class Counted:
+    """A stand-in for the encoder and its pass: what is read of a text is its number, and the texts of each range of
+    layers are counted."""
+
+    layers = 6
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[list[float], range]] = []
+
+    def begin(self, ids: np.ndarray, types: np.ndarray | None, lengths: Any) -> "Counted":
+        self.texts, self.done = ids[np.cumsum([0, *lengths[:-1]])].astype(np.float32), 0
+        return self
+
+    def exit(self, weight: np.ndarray, bias: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda means: means @ weight.T + bias
+
+    def advance(self, end: int) -> None:
+        self.ranges.append((self.texts.tolist(), range(self.done, end)))
+        self.done = end
+
+    def means(self) -> np.ndarray:
+        return self.texts[:, None]
+
+    def keep(self, staying: np.ndarray) -> None:
+        assert staying.any(), "there is nothing to go on with"
+        self.texts = self.texts[staying]
+
+    def answers(self) -> np.ndarray:
+        return np.zeros((len(self.texts), 2), np.float32)
+
+
 def test_only_those_that_stay_are_computed_further() -> None:
-    """A stand-in for the encoder, whose states are the ids, counts the tokens of each pass."""
-    passes: list[tuple[list[int], range]] = []
-
-    def states(ids: Any, types: Any, lengths: Any, layers: range, before: Any = None) -> Any:
-        assert before is None or before[:, 0].tolist() == ids.tolist()
-        assert types.tolist() == (ids % 2).tolist()
-        assert sum(lengths) == len(ids)
-        passes.append((ids.tolist(), layers))
-        return ids[:, None].astype(np.float32)
-
-    encoder: Any = SimpleNamespace(
-        layers=6, states=states, answers=lambda _states, lengths: np.zeros((len(lengths), 2))
-    )
+    encoder = Counted()
     exits = Exits((2, 4), np.array([[[1], [0]]] * 2, np.float32), np.zeros((2, 2), np.float32), 0.99)
     ids = np.array([1, 1, 90, 90, 90, -99, -99, 40])
-    found = encoder_exits.run_early(encoder, exits, ids, ids % 2, [2, 3, 2, 1], [exits.stops] * 4)
+    found = EarlyExit(encoder, exits).run(ids, None, [2, 3, 2, 1], [exits.stops] * 4)
     assert [output.layers for output in found] == [6, 2, 2, 2]
-    assert passes == [(ids.tolist(), range(2)), ([1, 1], range(2, 4)), ([1, 1], range(4, 6))]
+    assert encoder.ranges == [([1, 90, -99, 40], range(2)), ([1], range(2, 4)), ([1], range(4, 6))]
     assert [len(output.earlier) for output in found] == [2, 0, 0, 0]
+
+
+def test_no_layer_is_computed_behind_the_exit_at_which_the_last_text_left() -> None:
+    encoder = Counted()
+    exits = Exits((2, 4), np.array([[[1], [0]]] * 2, np.float32), np.zeros((2, 2), np.float32), 0.99)
+    EarlyExit(encoder, exits).run(np.array([90, -99]), None, [1, 1], [exits.stops] * 2)
+    assert [layers for _, layers in encoder.ranges] == [range(2)]
 
 
 @pytest.mark.parametrize("unasked", [False, True])
 def test_each_text_leaves_where_it_says_and_hears_of_the_exits_before(
-    unasked: bool, texts: list[Text], tmp_path: Path
+    load: Load, unasked: bool, texts: list[Text], tmp_path: Path
 ) -> None:
     folder = tiny_classifiers.save(tmp_path, "bert")
-    exits, runtime = heads(0.0), packed_runtime.load(folder, 60, threads=2)
+    exits, runtime = heads(0.0), load(folder)
     everywhere = [text._replace(stops=(Stop(1, 1.0, np.inf), Stop(2, 1.0, np.inf))) for text in texts]
     runtime.leave_early(exits, unasked=unasked)
     whole = runtime.run_all(everywhere)
-    plain = packed_runtime.load(folder, 60, threads=2).run_all(texts)
+    plain = load(folder).run_all(texts)
     sure = np.array([[softmax(row.astype(np.float64) / 2).max() for row in output.earlier] for output in whole])
     given, expected = [], []
     for place, (text, at) in enumerate(zip(texts, sure, strict=True)):
@@ -133,8 +190,8 @@ def test_each_text_leaves_where_it_says_and_hears_of_the_exits_before(
         assert text.stops or not output.earlier
 
 
-def test_a_stop_where_there_is_no_exit(texts: list[Text], tmp_path: Path) -> None:
-    runtime = packed_runtime.load(tiny_classifiers.save(tmp_path, "bert"), 60)
+def test_a_stop_where_there_is_no_exit(load: Load, texts: list[Text], tmp_path: Path) -> None:
+    runtime = load(tiny_classifiers.save(tmp_path, "bert"))
     asked = [texts[0]._replace(stops=(Stop(3, 1.0, 0.5),))]
     with pytest.raises(ValueError, match="there are no exits"):
         runtime.run_all(asked)
@@ -143,15 +200,29 @@ def test_a_stop_where_there_is_no_exit(texts: list[Text], tmp_path: Path) -> Non
         runtime.run_all(asked)
 
 
-def test_with_importance_no_text_leaves_early(texts: list[Text], tmp_path: Path) -> None:
+def test_with_importance_no_text_leaves_early(load: Load, texts: list[Text], tmp_path: Path) -> None:
     folder = tiny_classifiers.save(tmp_path, "bert")
-    plain, runtime = packed_runtime.load(folder, 60), packed_runtime.load(folder, 60)
+    plain, runtime = load(folder), load(folder)
     runtime.leave_early(heads(0.0))
     for one, other in zip(plain.run_all(texts, importance=True), runtime.run_all(texts, importance=True), strict=True):
         np.testing.assert_array_equal(one.logits, other.logits)
         np.testing.assert_array_equal(one.importance, other.importance)
 
 
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2", "mpnet"])
+def test_states_in_bfloat16_are_read_in_float32(load: Load, kind: str, texts: list[Text], tmp_path: Path) -> None:
+    folder = tiny_classifiers.save(tmp_path, kind)
+    given = [Text(text.ids, None, (Stop(1, 1.0, np.inf), Stop(2, 1.0, np.inf))) for text in texts]
+    exact, halved = load(folder), load(folder, dtype="bfloat16")
+    for runtime in (exact, halved):
+        runtime.leave_early(heads(0.5))
+    for one, other in zip(exact.run_all(given), halved.run_all(given), strict=True):
+        for wanted, found in zip([*one.earlier, one.logits], [*other.earlier, other.logits], strict=True):
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, wanted, atol=0.05 * max(1.0, np.abs(wanted).max()))
+
+
+@pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C compiler")
 def test_exits_are_read_from_the_models_folder(texts: list[Text], tmp_path: Path) -> None:
     folder = tiny_classifiers.save(tmp_path, "bert")
     with pytest.raises(ModelError, match="has no exits; train some with pliant train-exits"):
@@ -162,6 +233,25 @@ def test_exits_are_read_from_the_models_folder(texts: list[Text], tmp_path: Path
     assert {output.layers for output in timed_runtime.load(folder, 60, measuring=False).run_all(texts)} == {None}
 
 
+def test_without_a_compiler_exits_are_worth_a_runtime_and_its_times(
+    texts: list[Text], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(with_libraries(tmp_path / "cache")))
+    monkeypatch.setattr(c_compiler, "compiler", lambda: None)
+    folder = tiny_classifiers.save(tmp_path / "model", "bert")
+    save(folder, heads(0.0))
+    with pytest.raises(CannotCompileError, match="no C compiler was found"):
+        timed_runtime.load(folder, 60)
+    assert not timed_runtime.is_prepared(folder, 60, exits=True)
+    timed_runtime.prepare(folder, 60, exits=True)
+    assert timed_runtime.is_prepared(folder, 60, exits=True)
+    assert not timed_runtime.is_prepared(folder, 60), "with a compiler other times will hold"
+    runtime = timed_runtime.load(folder, 60, measuring=False, exits=True)
+    assert runtime.backend == "torch"
+    assert runtime.times
+    assert {output.layers for output in runtime.run_all(texts)} == {1}
+
+
 def test_exits_that_cannot_be_read(tmp_path: Path) -> None:
     folder = tiny_classifiers.save(tmp_path, "bert")
     save(folder, heads(0.0))
@@ -170,8 +260,7 @@ def test_exits_that_cannot_be_read(tmp_path: Path) -> None:
         encoder_exits.load(folder)
 
 
-def test_only_the_c_code_lets_texts_leave() -> None:
-    accepted = Accepted(60, VOCABULARY, 2)
-    runtime = PackedRuntime(lambda *_: (np.zeros(1), None), "torch", accepted, labels_tokens=False)
-    with pytest.raises(ValueError, match="in C only, not in torch"):
+def test_models_of_transformers_have_no_exits(tmp_path: Path) -> None:
+    runtime = packed_runtime.load(tiny_classifiers.save(tmp_path, "albert"), 60)
+    with pytest.raises(ValueError, match="texts leave only what pliant computes itself, not what transformers does"):
         runtime.leave_early(heads(0.0))

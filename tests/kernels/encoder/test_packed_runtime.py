@@ -18,17 +18,6 @@ LENGTHS = (3, 60, 1, 1, 17)
 KINDS = ["bert", "roberta", "modernbert", "deberta-v2", "albert"]
 
 
-@pytest.fixture(params=["c", "torch"])
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What our models are computed with: the C code, or what stands in where no compiler is."""
-    if request.param == "torch":
-        monkeypatch.setattr(c_compiler, "compiler", lambda: None)
-        packed_runtime._warn_once.cache_clear()
-    elif c_compiler.compiler() is None:
-        pytest.skip("needs a C compiler")
-    return str(request.param)
-
-
 def texts(token_types: int) -> list[Text]:
     rng = np.random.default_rng(7)
     made = [Text(rng.integers(2, VOCABULARY, length), rng.integers(0, token_types, length)) for length in LENGTHS]
@@ -46,10 +35,10 @@ def expected(model: Any, text: Text) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("task", ["classify", "tokens"])
-def test_answers_as_transformers_answers_each_alone(backend: str, kind: str, task: str, tmp_path: Path) -> None:
+def test_answers_as_transformers_answers_each_alone(encoder_backend: str, kind: str, task: str, tmp_path: Path) -> None:
     folder = tiny_classifiers.save(tmp_path, kind, task)
     runtime = load(folder, 60)
-    assert runtime.backend == ("transformers" if kind == "albert" else backend)
+    assert runtime.backend == ("transformers" if kind == "albert" else encoder_backend)
     theirs = tiny_classifiers.read(folder, task)
     given = texts(2 if kind in ("bert", "roberta", "albert") else 1)
     for text, output in zip(given, runtime.run_all(given), strict=True):
@@ -59,7 +48,7 @@ def test_answers_as_transformers_answers_each_alone(backend: str, kind: str, tas
         np.testing.assert_allclose(runtime(text.ids, text.types), wanted, atol=1e-4)
 
 
-def test_gives_importance_where_it_is_wanted(backend: str, tmp_path: Path) -> None:
+def test_gives_importance_where_it_is_wanted(encoder_backend: str, tmp_path: Path) -> None:
     folder = tiny_classifiers.save(tmp_path, "bert")
     runtime, theirs = load(folder, 60), tiny_classifiers.read(folder)
     given = texts(2)
@@ -71,7 +60,7 @@ def test_gives_importance_where_it_is_wanted(backend: str, tmp_path: Path) -> No
         np.testing.assert_allclose(output.importance, received, atol=1e-4 * LAYERS * HEADS * len(text.ids))
 
 
-def test_refuses_what_it_cannot_read(backend: str, tmp_path: Path) -> None:
+def test_refuses_what_it_cannot_read(encoder_backend: str, tmp_path: Path) -> None:
     runtime = load(tiny_classifiers.save(tmp_path, "bert"), 60)
     good = Text([1, 2])
     for text, reason in [
