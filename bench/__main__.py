@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from pliant.bench.gpu.compare import main as gpu
@@ -53,6 +55,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="receives NAME.json and plots")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, _end)
     facts = machine()
     options = Options(arguments.quick, arguments.data, arguments.device, arguments.out, arguments.cells)
     try:
@@ -60,6 +63,11 @@ def main() -> None:
     except (LoadError, PliantError) as error:
         sys.exit(str(error))
     write(arguments.name, report, {**facts, "load_after": load_average()}, arguments.out)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    """Stop what was started, too."""
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
