@@ -187,8 +187,10 @@ def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
     """The port of a server in a thread."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
 
 
 def test_a_request_whose_gateway_dies_is_sent_again_whatever_came_before_on_its_connection(tmp_path: Path) -> None:

@@ -47,5 +47,7 @@ class Haproxy:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with socketserver.ThreadingUnixStreamServer(str(self.path), Handler) as server:
             threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-            yield self
-            server.shutdown()
+            try:
+                yield self
+            finally:
+                server.shutdown()
