@@ -86,6 +86,15 @@ async def ask(http: httpx.AsyncClient, body: dict[str, Any] | None = None, **hea
     return await send(http, body or chat(), **headers)
 
 
+async def leave(house: House) -> None:
+    """Ask, and do not wait for the answer."""
+    async with house.gateway() as http:
+        asking = asyncio.create_task(ask(http))
+        await asyncio.sleep(0.5)
+        asking.cancel()
+        await asyncio.wait([asking])
+
+
 BODIES = [
     chat(),
     chat(stream=True),
@@ -151,11 +160,7 @@ async def test_a_beginning_goes_on_elsewhere_when_its_replica_dies(house: House)
 async def test_a_client_that_leaves_ends_an_answer_that_went_on(house: House) -> None:
     for replica in house.replicas["small"].replicas.values():
         replica.hangs_after = 5
-    async with house.gateway() as http:
-        asking = asyncio.create_task(ask(http))
-        await asyncio.sleep(0.5)
-        asking.cancel()
-        await asyncio.wait([asking])
+    await leave(house)
     assert house.recorder.ends == [Outcome.CANCELLED]
     assert all(replica.live == 0 for replica in house.replicas["small"].replicas.values())
 
@@ -268,11 +273,7 @@ async def test_the_beginning_takes_of_the_time_that_there_is(house: House) -> No
 
 async def test_a_client_that_leaves_ends_the_beginning(house: House) -> None:
     house.replicas["small"].replicas = {"a": HANGING, "b": HANGING}
-    async with house.gateway() as http:
-        asking = asyncio.create_task(ask(http))
-        await asyncio.sleep(0.5)
-        asking.cancel()
-        await asyncio.wait([asking])
+    await leave(house)
     assert house.recorder.ends == [Outcome.CANCELLED]
     assert HANGING.live == 0
 
