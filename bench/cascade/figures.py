@@ -61,6 +61,13 @@ def _latencies(studied: Studied, served: Served, suffix: str, want: Callable[[st
             f"{beside}; {said(served.cascade)}",
         ),
         ratio(
+            f"mean_latency_vs_best_single_equal_margins{suffix}",
+            ours.means,
+            studied.alone[served.careful_single].means,
+            want("<= 0.6"),
+            served.careful_single,
+        ),
+        ratio(
             f"mean_latency_vs_oracle_single{suffix}",
             ours.means,
             studied.alone[oracle].means,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pliant.bench.cascade.readings import Read, Readings
 from pliant.policies.cascade.calibration import Floats, Integers
@@ -26,7 +27,7 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Pruning:
-    """What pruning does to the texts that reach the last level, [n] each; to no text, if nothing is pruned."""
+    """What pruning does to the texts that go on to the last level, [n] each; to no text, if nothing is pruned."""
 
     words: Integers
     pruned: Integers
@@ -71,6 +72,14 @@ def reads(candidate: Candidate, readings: Readings) -> list[Read]:
     return [readings.whole[first], *(readings.pruned(name, first, alpha) for name, alpha in pruned)]
 
 
+def past_gate(candidate: Candidate, readings: Readings) -> NDArray[np.bool_]:
+    """Whether the last level alone reads a text, as it is longer than the gate, [n]."""
+    if candidate.gate is None:
+        return np.zeros(len(readings.texts), bool)
+    counted_by = next(iter(readings.whole.values()))
+    return np.array([one.tokens for one in counted_by.ones]) > candidate.gate
+
+
 def outcomes(candidate: Candidate, readings: Readings, seeds: Sequence[int]) -> list[Outcome]:
     """The cascade, under each seed."""
     read = reads(candidate, readings)
@@ -78,9 +87,14 @@ def outcomes(candidate: Candidate, readings: Readings, seeds: Sequence[int]) -> 
 
 
 def _outcome(candidate: Candidate, readings: Readings, read: Sequence[Read], seed: int) -> Outcome:
-    cascade = candidate.cascade(seed)
+    cascade, last = candidate.cascade(seed), len(candidate.levels) - 1
+    alone, past = readings.whole[candidate.levels[last]].logits, past_gate(candidate, readings)
     answers, stops = [], []
     for number, text in enumerate(readings.texts):
+        if past[number]:
+            answers.append(int(alone[number].argmax()))
+            stops.append(last)
+            continue
         level = 0
         while cascade.decide(text, level, read[level].logits[number]).reroute:
             level += 1
@@ -101,13 +115,14 @@ def seconds(candidate: Candidate, readings: Readings, stops: Integers) -> Floats
     total = read[0].seconds + np.where((stops > 0) & any(candidate.alphas), read[0].importance_s, 0.0)
     for level, of in enumerate(read[1:], 1):
         total += np.where(stops >= level, of.seconds, 0.0)
-    return total
+    return np.where(past_gate(candidate, readings), readings.whole[candidate.levels[-1]].seconds, total)
 
 
 def pruning(candidate: Candidate, readings: Readings, alpha: float) -> Pruning:
-    """Of the texts that reach the last level under seed 0, if they were pruned by `alpha`."""
+    """Of the texts that go on to the last level under seed 0, if they were pruned by `alpha`."""
     first, last = candidate.levels[0], candidate.levels[-1]
-    reach = np.flatnonzero(outcomes(candidate, readings, [0])[0].stops >= len(candidate.levels) - 1)
+    goes_on = outcomes(candidate, readings, [0])[0].stops >= len(candidate.levels) - 1
+    reach = np.flatnonzero(goes_on & ~past_gate(candidate, readings))
     if alpha == 0 or first == last:
         reach = reach[:0]
     counts = np.zeros((2, len(reach)), int)

@@ -70,9 +70,12 @@ def alone(model: Model) -> System:
 
 
 def cascade(candidate: Candidate, models: Mapping[str, Model], seed: int) -> System:
-    """As the service does it: the first level tells of the texts that will go on, and lose words."""
+    """As the service does it: the first level tells of the texts that will go on, and lose words, and the last one
+    alone reads those that are longer than the gate, as the first of all `models` counts."""
     policy = candidate.cascade(seed)
     levels = [models[name] for name in candidate.levels]
+    counted_by = next(iter(models.values()))
+    by_itself = alone(levels[-1])
     pruning = any(candidate.alphas)
 
     def wanted(text: str) -> Callable[[np.ndarray], bool]:
@@ -81,6 +84,8 @@ def cascade(candidate: Candidate, models: Mapping[str, Model], seed: int) -> Sys
         return ImportanceRequest(policy.temperatures[0], policy.sure_from(text, 0)).wants
 
     def answer(text: str) -> float:
+        if candidate.gate is not None and len(counted_by.encode(text)) > candidate.gate:
+            return by_itself(text)
         started = time.perf_counter()
         encoding = levels[0].encode(text)
         told = levels[0].with_importance(encoding, wanted(text))

@@ -22,7 +22,7 @@ from pliant.deployments.cascade.pruning_agreement import Agreement, agreement
 from pliant.deployments.cascade.table import CascadeTable, Profiled
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import Candidate
-from pliant.policies.cascade.choice import NoCandidateError, choose
+from pliant.policies.cascade.choice import MARGIN, NoCandidateError, choose
 from pliant.policies.encoder.confidence import softmax
 
 LOSSES = (0.01, 0.003)
@@ -57,6 +57,8 @@ class Served:
     cascade: Candidate
     single: str
     """INFaaS."""
+    careful_single: str
+    """The same, with the cascade's margin."""
     ensemble: Ensemble
     """Cocktail."""
     outcomes: Sequence[Outcome]
@@ -125,13 +127,12 @@ def study(prepared: Prepared, scale: Scale, progress: Callable[[str], object]) -
 
 
 def _choose(table: CascadeTable, loss: float) -> Candidate:
-    """What a service with this `accuracy_loss` serves, gates aside; its `slo_ms` keeps the tail where that can be."""
-    candidates = [one for one in table.candidates if one.gate is None]
+    """What a service with this `accuracy_loss` serves; its `slo_ms` keeps the tail where that can be."""
     most_s = table.levels[table.best].p99_latency_s
     try:
-        return choose(candidates, accuracy_loss=loss, slo_ms=1e3 * TAIL * most_s)
+        return choose(table.candidates, accuracy_loss=loss, slo_ms=1e3 * TAIL * most_s)
     except NoCandidateError:
-        return choose(candidates, accuracy_loss=loss)
+        return choose(table.candidates, accuracy_loss=loss)
 
 
 def _served(
@@ -150,6 +151,7 @@ def _served(
         loss=loss,
         cascade=cascade,
         single=baselines.best_single(profiled.table, loss),
+        careful_single=baselines.best_single(profiled.table, loss, MARGIN),
         ensemble=ensemble,
         outcomes=outcome.outcomes(cascade, test, range(seeds)),
         ensemble_right=(ensemble.answers(said) == test.truth).astype(np.float64),

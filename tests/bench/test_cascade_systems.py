@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -131,6 +132,16 @@ def test_only_hard_texts_go_on_less_the_words_that_do_not_count(alpha: float, re
     assert small.told == (alpha > 0)
     assert early > 0
     assert late > 0
+
+
+def test_a_text_past_the_gate_is_read_by_the_last_model_alone() -> None:
+    small, large = Sure(10), Sure(1000)
+    made = cast("dict[str, Model]", {"small": small, "large": large})
+    system = sequential.cascade(replace(_cascade(0.5), gate=2), made, seed=0)
+    system("hard and and")
+    assert (small.texts, large.texts) == ([], [["hard", "and", "and"]])
+    system("hard and")
+    assert (len(small.texts), large.texts[1:]) == (1, [["hard"]])
 
 
 def test_a_text_costs_the_bytes_of_each_model_for_as_long_as_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
