@@ -38,7 +38,7 @@ def preferred(adapter: str, tokens: int, live: Mapping[R, int]) -> R:
     )
 
 
-@lru_cache(maxsize=2**16)
+@lru_cache(maxsize=2**13)
 def _weight(adapter: str, replica: Hashable) -> bytes:
     """The greater, the earlier `replica` comes in the order of `adapter`; as good as random."""
     return blake2b(f"{replica}\0{adapter}".encode(), digest_size=8).digest()

@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple
 
 from pliant.deployments.serving.messages import CatalogNews, Entry
 
-_REMEMBERED = 10_000
+_REMEMBERED = 1_000
 """Changes; a gateway that has missed more is sent everything."""
 _MOST_PROBLEMS = 100
 
