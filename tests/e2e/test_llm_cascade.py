@@ -53,6 +53,9 @@ def test_each_answer_counts_once_of_the_cascade(cluster: Cluster, client: openai
 
     before = counts()
     client.completions.create(**prompt())
+    assert counts() - before == {NAME: 1, SMALL: 1}, "the answer goes on behind what it begins with"
+    before = counts()
+    client.completions.create(**prompt(temperature=1, seed=5))
     assert counts() - before == {NAME: 1, SMALL: 2}, "what it begins with is a request of the small model's, too"
     assert f'pliant_route_passed_total{{model="{SMALL}",service="{NAME}"}}' in cluster.metrics()
 
