@@ -82,13 +82,15 @@ def past_gate(candidate: Candidate, readings: Readings) -> NDArray[np.bool_]:
 
 def outcomes(candidate: Candidate, readings: Readings, seeds: Sequence[int]) -> list[Outcome]:
     """The cascade, under each seed."""
-    read = reads(candidate, readings)
-    return [_outcome(candidate, readings, read, seed) for seed in seeds]
+    read, past = reads(candidate, readings), past_gate(candidate, readings)
+    return [_outcome(candidate, readings, read, past, seed) for seed in seeds]
 
 
-def _outcome(candidate: Candidate, readings: Readings, read: Sequence[Read], seed: int) -> Outcome:
+def _outcome(
+    candidate: Candidate, readings: Readings, read: Sequence[Read], past: NDArray[np.bool_], seed: int
+) -> Outcome:
     cascade, last = candidate.cascade(seed), len(candidate.levels) - 1
-    alone, past = readings.whole[candidate.levels[last]].logits, past_gate(candidate, readings)
+    alone = readings.whole[candidate.levels[last]].logits
     answers, stops = [], []
     for number, text in enumerate(readings.texts):
         if past[number]:

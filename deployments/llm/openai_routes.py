@@ -58,13 +58,14 @@ def router(models: ServedModels, max_body: int) -> APIRouter:
         call = await off_loop(len(body), lambda: parsed(kind, body))
         found = await models.named(call.model)
         name, seed = drawn(request)
-        asked = AskedOfModels(models, lambda: call.question, partial(prepare, call, name, seed))
         if isinstance(found, ServedModel):
             hold(request.scope, found.base.name)
-            served = found
-        else:
-            hold(request.scope, found.name)
-            served = await models.pass_on(found, asked, answered_by(request))
+            return call, name, found, await prepare(call, name, seed, found)
+        hold(request.scope, found.name)
+        if isinstance(call, GenerationRequest) and call.stream:
+            last_event(request, 1)  # what makes no sense is refused before anybody begins to answer
+        asked = AskedOfModels(models, lambda: call.question, partial(prepare, call, name, seed))
+        served = await models.pass_on(found, asked, answered_by(request))
         return call, name, served, await asked.prepared(served)
 
     @api.get("/models")

@@ -9,6 +9,9 @@
 #endif
 
 #define LARGEST_HEAD 256
+#define PANEL 16   // outputs whose weights lie side by side
+#define CHUNK 256  // rows that stay in a core's cache while weights pass by
+#define AHEAD 4096 // bytes of weights that are on their way to the cache while others are used
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
 

@@ -9,7 +9,6 @@
 #define AMX
 #endif
 
-#define PANEL 16
 #define PARTS (PANEL / WIDTH)
 #if defined(__AVX512F__) // 32 registers of 16
 #define ROWS 8
@@ -18,8 +17,6 @@
 #define ROWS 6
 #define PANELS 1
 #endif
-#define CHUNK 256  // rows that stay in a core's cache while weights pass by
-#define AHEAD 4096 // bytes of weights that are on their way to the cache while others are used
 
 typedef struct {
     const void *x;      // [rows][in]

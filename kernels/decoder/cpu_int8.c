@@ -31,7 +31,6 @@ typedef int8_t whole;
 typedef int16_t whole;
 #define OUTS (WIDTH / 2)
 #endif
-#define PANEL 16
 #define PARTS (PANEL / OUTS)
 #define NARROW (PARTS == 1 ? 1 : 2) // columns of one panel
 #if defined(__AVX512F__)            // 32 registers
@@ -42,8 +41,6 @@ typedef int16_t whole;
 #define COLUMNS 2
 #endif
 #define GROUP 3     // panels per task
-#define AHEAD 4096  // bytes of a panel that are on their way to the cache while others are used
-#define CHUNK 256   // rows that stay in a core's cache while weights pass by
 #define GRAIN 16384 // values worth a task
 #define OFFSET 128
 

@@ -3,8 +3,6 @@
 
 #include "cpu_lora.h"
 
-#define PANEL 16 // as in cpu_linear.c
-
 typedef struct {
     const void *matrix; // A [outs][in] or B transposed [in][outs]
     void *packed;

@@ -7,42 +7,26 @@ off there.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from pliant.errors import PliantError
+from pliant.kernels.decoder.quantized import Quantized, greatest, in_parts
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
 _CAPABILITY = 8, 9
-_ROWS = 1024
-"""Outputs that are quantized at a time, so that little of a weight is ever there in float32."""
 
 
 class OldGpuError(PliantError):
     """A GPU that does not convert fp8 itself."""
 
 
-class Fp8(NamedTuple):
-    """A weight [out, in], about `values` times `scale`."""
-
-    values: Tensor
-    """float8_e4m3fn [out, in]."""
-    scale: Tensor
-    """float32 [out]."""
-
-
-def quantized(weight: Tensor) -> Fp8:
+def quantized(weight: Tensor) -> Quantized:
     """To within 1/16 of each weight, or 2**-10 of its output's scale if that is more; the largest stays what it is."""
-    scale = torch.maximum(weight.amax(1), -weight.amin(1)).float() / LARGEST
+    scale = greatest(weight) / LARGEST
     scale[scale == 0] = 1  # of an output that is always 0
-    values = torch.empty_like(weight, dtype=E4M3)
-    for first in range(0, len(weight), _ROWS):
-        rows = slice(first, first + _ROWS)
-        values[rows] = weight[rows].float() / scale[rows, None]
-    return Fp8(values, scale)
+    return in_parts(weight, scale, E4M3, lambda some, its: some / its)
 
 
 def stored_as(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,35 +7,20 @@ widen weights on their way to the product (W8A16).
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from pliant.kernels.decoder.quantized import Quantized, greatest, in_parts
+
 _LARGEST = 127
 _LEAST_SCALE = 1e-30
-_AT_ONCE = 1024
-"""Rows that are quantized at a time, so that little of a weight is ever there in float32."""
 
 
-class Int8(NamedTuple):
-    """Rows [n, m], about `values` times `scale`: one row for an output of a weight, or for a token."""
-
-    values: Tensor
-    """int8 [n, m]."""
-    scale: Tensor
-    """float32 [n]."""
-
-
-def quantized(rows: Tensor) -> Int8:
+def quantized(rows: Tensor) -> Quantized:
     """The nearest of the 255 multiples of each row's scale, whose largest is the row's largest value.
 
     cpu_int8.c does the same, to the bit. The scale of a row with a value that is not finite is not finite either.
     """
-    scale = torch.maximum(rows.amax(1), -rows.amin(1)).float() / _LARGEST
+    scale = greatest(rows) / _LARGEST
     scale[scale < _LEAST_SCALE] = 1  # of a row that is always 0, or as good as that
-    values = torch.empty_like(rows, dtype=torch.int8)
-    for first in range(0, len(rows), _AT_ONCE):
-        some = slice(first, first + _AT_ONCE)
-        values[some] = (rows[some].float() * (1 / scale[some, None])).round()
-    return Int8(values, scale)
+    return in_parts(rows, scale, torch.int8, lambda some, its: (some * (1 / its)).round())

@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pliant.kernels.decoder import fp8
 from pliant.kernels.decoder.kernels import Norms, Rotation
 
 _BLOCK = 1024  # elements of a gated row for each program
 _MOVED = 4096  # elements that each program copies
+_LARGEST = tl.constexpr(fp8.LARGEST)
 
 
 def add_norm(hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -200,7 +202,7 @@ def _rotate_and_store(
 def _stored(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
     """As `fp8.stored_as`."""
     if dtype == tl.float8e4nv:
-        x = tl.clamp(x.to(tl.float32), -448.0, 448.0)
+        x = tl.clamp(x.to(tl.float32), -_LARGEST, _LARGEST)
     return x.to(dtype)
 
 

@@ -85,8 +85,8 @@ class DecoderWeights(ABC):
     """Weights by transformers' names; a subclass says where a tensor comes from.
 
     `dtype` and `device` are what they are handed out in, whatever they are stored in. `whole` is the model's shape, and
-    `shape` that of the share of `rank`, one of `ranks`. `quantize` says as what linear layers keep
-    them. Raises ValueError if the model cannot be shared like that.
+    `shape` that of the share of `rank`, one of `ranks`. `quantize` says as what linear layers keep them. Raises
+    ValueError if the model cannot be shared like that.
     """
 
     def __init__(

@@ -220,7 +220,10 @@ class EncoderModel(Module):
 
     def forward(self, ids: Tensor, types: Tensor | None, layout: Layout) -> Tensor:
         """float32 [texts, outputs] of `ids` [tokens], or [tokens, outputs] if each token has its answer."""
-        states = self.encoder(ids, types, layout, self.head.reads_firsts)
+        return self.answers(self.encoder(ids, types, layout, self.head.reads_firsts), layout)
+
+    def answers(self, states: Tensor, layout: Layout) -> Tensor:
+        """What the head makes of the states behind the last layer: as `forward`."""
         found: Tensor = self.head(states if self.head.reads_firsts else self.head.pooled(states, layout))
         return found
 

@@ -83,9 +83,7 @@ class TorchPass:
 
     @torch.inference_mode()
     def answers(self) -> np.ndarray:
-        head = self._model.head
-        found: Tensor = head(self._states if head.reads_firsts else head.pooled(self._states, self._layout))
-        return found.cpu().numpy()
+        return self._model.answers(self._states, self._layout).cpu().numpy()
 
 
 @torch.inference_mode()

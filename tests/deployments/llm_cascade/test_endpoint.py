@@ -278,6 +278,13 @@ async def test_a_client_that_leaves_ends_the_beginning(house: House) -> None:
     assert HANGING.live == 0
 
 
+async def test_a_request_that_is_refused_after_the_choice_leaves_nothing_under_way(house: House) -> None:
+    async with house.gateway() as http:
+        assert (await ask(http, chat(stream=True), **{"Last-Event-ID": "nonsense"})).status_code == 400
+        await asyncio.sleep(0)
+    assert all(replica.live == 0 for replica in house.replicas["small"].replicas.values())
+
+
 async def test_a_key_needs_the_right_to_the_cascade_alone(house: House) -> None:
     keys = tenants(its={"services": ["asked"]}, others={"services": ["small", "large"]})
     async with house.gateway(keys=keys) as http:
