@@ -143,9 +143,15 @@ def train_ahead(names: Iterable[str]) -> None:
         one_is_there.wait()
         train(iter(long))
 
+    def train_beside() -> None:
+        while not (one_is_there.is_set() or busy(BACKGROUND)):
+            time.sleep(_POLL_S)  # or it could come before the first, which is cheaper
+        train(waiting)
+
     waiting = iter(short)
-    for _ in range(BACKGROUND.places + 1):  # one of them waits already when a place is left, before what is less urgent
-        threading.Thread(target=train, args=(waiting,), daemon=True).start()
+    threading.Thread(target=train, args=(waiting,), daemon=True).start()
+    for _ in range(BACKGROUND.places):  # one of them waits already when a place is left, before what is less urgent
+        threading.Thread(target=train_beside, daemon=True).start()
     threading.Thread(target=train_long, daemon=True).start()
 
 
