@@ -81,7 +81,7 @@ class Executor:
         self.page_bytes = kv.page_bytes
         self.arena_bytes = kv.arena.nbytes - kv.page_bytes
         """What pages and adapters may take together, beside page 0, which belongs to nobody."""
-        self.weight_bytes = decoder.shape.parameters() * kv.arena.element_size()
+        self.weight_bytes = decoder.weight_bytes
         """Of the model, or of a rank's share of it."""
         self.adapters = most_rank > 0
         """Whether adapters may be installed."""

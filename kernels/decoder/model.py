@@ -48,6 +48,7 @@ class Decoder:
     ) -> None:
         self.whole = weights.whole
         self.shape = weights.shape
+        self.weight_bytes = self.shape.weight_bytes(weights.dtype.itemsize, weights.quantize)
         self._ranks = ranks
         self.device = weights.device
         self.kv = kv

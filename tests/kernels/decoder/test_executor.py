@@ -248,6 +248,13 @@ def rounded(rows: Tensor, quantized: Callable[[Tensor], tuple[Tensor, Tensor]]) 
     return values.float() * scale[:, None]
 
 
+def test_weights_take_what_they_are_kept_as(tmp_path: Path) -> None:
+    save("qwen3", tmp_path)
+    shape = executor.load(tmp_path, slots=1).shape
+    for kind in (None, "int8", "fp8"):
+        assert executor.load(tmp_path, slots=1, quantize=kind).weight_bytes == shape.weight_bytes(4, kind)
+
+
 def test_drawn_answers_depend_on_their_seed_alone(tmp_path: Path) -> None:
     save("qwen3", tmp_path)
 
