@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 HANGS_AFTER_S = 600.0
 """Without any change of what is looked at."""
+_LOOKS_EVERY_S = 10.0
+"""At least, unless the machine stands still."""
 PROCESS_HANGS_AFTER_S = 3600.0
 """A process that works on its own, and says nothing before it is done."""
 
@@ -43,12 +45,15 @@ class _Patience:
     def __init__(self, state: Callable[[], object]) -> None:
         self._state = state
         self._last = state()
-        self._changed = time.monotonic()
+        self._looked = time.monotonic()
+        self._same_s = 0.0
 
     def check(self) -> None:
-        """Fail if `state` has long been the same."""
+        """Fail if `state` has long been the same; a time for which the whole machine stood still is none."""
         now, state = time.monotonic(), self._state()
+        self._same_s += min(now - self._looked, _LOOKS_EVERY_S)
+        self._looked = now
         if state != self._last:
-            self._last, self._changed = state, now
-        elif now - self._changed > HANGS_AFTER_S:
+            self._last, self._same_s = state, 0.0
+        elif self._same_s > HANGS_AFTER_S:
             raise AssertionError(f"for {HANGS_AFTER_S:.0f} s nothing has changed: {state}")
