@@ -25,6 +25,8 @@ import ray
 from ray import serve
 from ray.serve.scripts import cli
 
+from pliant.deployments.ray_start import patient
+
 STATUS_FD = "PLIANT_STATUS_FD"
 _EVERY_S = 1.0
 _HEALTHY_EVERY_S = 3.0
@@ -35,7 +37,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, _drain)
     if descriptor := os.environ.pop(STATUS_FD, None):
         threading.Thread(target=_tell, args=(int(descriptor),), daemon=True).start()
-    cli(["run", *sys.argv[1:]])
+    with patient():
+        cli(["run", *sys.argv[1:]])
 
 
 def _drain(_number: int, _frame: FrameType | None) -> None:

@@ -45,6 +45,7 @@ MAY_IMPORT_RAY = {
     "deployments.drain",
     "deployments.nodes",
     "deployments.ray_client",
+    "deployments.ray_start",
     "deployments.run",
     "deployments.startup",
     *(f"deployments.serving.{shell}" for shell in ("calls", "gateway", "listening", "metrics", "planner", "router")),

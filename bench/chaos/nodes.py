@@ -6,26 +6,21 @@ The process that has them owns its Ray.
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
 import psutil
 import ray
 from ray import serve
-from ray._private import services
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
 from pliant.bench.ray_session import free_port
 from pliant.deployments.drain import announce
+from pliant.deployments.ray_start import patient
 
 _STORE_BYTES = 80 * 2**20
 _NOTICE_S = 60
 _STARTS_WITHIN_S = 900
-_ASKED = 30
-"""Times, for half a minute each."""
 
 
 class Nodes:
@@ -35,7 +30,7 @@ class Nodes:
         """What the head has, and each other node."""
         self._each: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "object_store_memory": _STORE_BYTES}
         head = {"num_cpus": head_cpus, "num_gpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        with _patient():
+        with patient():
             self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.nodes: list[Any] = []
         """Those that were added and are not removed, in order."""
@@ -50,7 +45,7 @@ class Nodes:
 
     def add(self) -> None:
         """One more node."""
-        with _patient():
+        with patient():
             self.nodes.append(self.cluster.add_node(**self._each))
 
     def remove(self, index: int) -> None:
@@ -88,20 +83,3 @@ def processes(title: str) -> set[int]:
 def replicas_on(node: str) -> bool:
     """Whether some actor, which are all Serve's, lives on `node`."""
     return any(actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == node for actor in actors().values())
-
-
-@contextlib.contextmanager
-def _patient() -> Iterator[None]:
-    """Ray gives a node up that has not come after 30 seconds, and on a busy core that takes longer; on a machine that
-    stands still for that time, it does not come at all."""
-    ask: Any = services.get_node
-
-    def get_node(address: str, node: str) -> Any:
-        for _ in range(_ASKED):
-            with contextlib.suppress(RuntimeError):
-                return ask(address, node)
-            time.sleep(0.5)
-        return ask(address, node)
-
-    with patch.object(services, "get_node", get_node):
-        yield
