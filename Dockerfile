@@ -1,5 +1,6 @@
-# What each pod of a Ray cluster runs (docs/kubernetes.md). docker build --build-arg DEVICE=cpu|cuda -t pliant:cpu|cuda .
-# Of PyTorch's builds pip takes the one with CUDA: for the CPU give its index, --build-arg PIP_EXTRA_INDEX_URL=...
+# What each pod of a Ray cluster runs (docs/kubernetes.md): docker build --build-arg DEVICE=cuda -t pliant:cuda .
+# For CPUs, DEVICE=cpu and --build-arg PIP_EXTRA_INDEX_URL=..., PyTorch's index of builds for CPUs: otherwise pip takes
+# the one that brings CUDA's libraries along.
 ARG DEVICE=cpu
 
 FROM python:3.11-slim-bookworm AS cpu

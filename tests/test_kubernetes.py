@@ -54,25 +54,55 @@ def test_it_serves_what_the_file_says(tmp_path: Path) -> None:
     assert read(path).serving == read(FILE).serving
 
 
-def test_what_any_pod_could_ask_without_a_key_is_refused(tmp_path: Path) -> None:
+def test_without_tls_in_front_it_is_refused(tmp_path: Path) -> None:
+    """Pods serve plain HTTP, so neither keys nor TLS of the file's own will do."""
     called = CliRunner().invoke(app, ["kubernetes", str(ROOT / "cluster.yaml"), *OPTIONS, "--out", str(tmp_path)])
     assert isinstance(called.exception, ConfigError)
-    assert str(called.exception).startswith("in Kubernetes http_options.host: got 0.0.0.0, which other machines reach")
+    assert str(called.exception).startswith("gateway.behind_proxy: got false; in Kubernetes other pods reach")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_keys_comes_from_the_secret(tmp_path: Path) -> None:
+    config = yaml.safe_load(FILE.read_text())
+    args = config["applications"][0]["args"]
+    args["gateway"] = {"keys_file": "/root/keys", "behind_proxy": True}
+    args["tenants"] = {"search": {}}
+    config["http_options"]["keep_alive_timeout_s"] = 30
+    path, out = tmp_path / "cluster.yaml", tmp_path / "out"
+    path.write_text(yaml.safe_dump(config))
+    called = CliRunner().invoke(app, ["kubernetes", str(path), *OPTIONS, "--out", str(out)])
+    assert called.exit_code == 0, called.output
+    service = yaml.safe_load((out / "rayservice.yaml").read_text())["spec"]
+    served = yaml.safe_load(service["serveConfigV2"])
+    assert served["http_options"] == {"host": "0.0.0.0", "port": 8000, "keep_alive_timeout_s": 30}
+    keys = Path(served["applications"][0]["args"]["gateway"]["keys_file"])
+    for pod in pods(service["rayClusterConfig"]):
+        (mount,) = (each for each in pod["spec"]["containers"][0]["volumeMounts"] if each["name"] == "keys")
+        (volume,) = (each for each in pod["spec"]["volumes"] if each["name"] == "keys")
+        assert mount["mountPath"] == str(keys.parent)
+        assert volume["secret"] == {"secretName": "pliant", "items": [{"key": keys.name, "path": keys.name}]}
+    secret = yaml.safe_load((out / "secret.example.yaml").read_text())["stringData"]
+    assert secret.keys() == {"PLIANT_HAPROXY_PASSWORD", "OBSERVER_KEY", keys.name}
+    monitors = {each["kind"]: each for each in yaml.safe_load_all((out / "monitoring.yaml").read_text())}
+    assert "authorization" in monitors["ServiceMonitor"]["spec"]["endpoints"][0]
+
+
+def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of the head and of workers."""
+    return [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
 
 
 def test_labels_meet() -> None:
     """What is selected is what pods and the service have."""
     service = documents("rayservice.yaml")[0]["spec"]
-    cluster = service["rayClusterConfig"]
-    pods = [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
+    templates = pods(service["rayClusterConfig"])
     monitors = {each["kind"]: each for each in documents("monitoring.yaml")}
-    for labels in (*(pod["metadata"]["labels"] for pod in pods), service["serveService"]["metadata"]["labels"]):
+    for labels in (*(pod["metadata"]["labels"] for pod in templates), service["serveService"]["metadata"]["labels"]):
         for monitor in ("PodMonitor", "ServiceMonitor"):
             assert monitors[monitor]["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    ports = {port["name"] for pod in pods for port in pod["spec"]["containers"][0]["ports"]}
+    ports = {port["name"] for pod in templates for port in pod["spec"]["containers"][0]["ports"]}
     assert monitors["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["port"] in ports
-    secrets = set(re.findall(r"secretKeyRef:\s+name: pliant\s+key: (\w+)", yaml.safe_dump(pods)))
+    secrets = set(re.findall(r"secretKeyRef:\s+name: pliant\s+key: (\w+)", yaml.safe_dump(templates)))
     secrets |= {"PLIANT_HAPROXY_PASSWORD"}
     assert secrets <= documents("secret.example.yaml")[0]["stringData"].keys()
 

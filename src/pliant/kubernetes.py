@@ -14,14 +14,13 @@ from typing import Any, Final
 import yaml
 
 from pliant import haproxy, ray_settings
-from pliant.config.cluster import PLANNER_CPUS, ClusterConfig
-from pliant.config.http import HttpOptions
+from pliant.config.cluster import IMPORT_PATH, PLANNER_CPUS, ClusterConfig, GatewayConfig
 from pliant.dashboards import files, rules
 from pliant.errors import ConfigError
 
 _PORT: Final = 8000
-_HTTP: Final = HttpOptions(host="0.0.0.0", port=_PORT)
-"""Of Serve in a pod, whatever the file says."""
+_HTTP: Final = {"host": "0.0.0.0", "port": _PORT}
+"""Of Serve in a pod, whatever the file says: KubeRay's probes and Prometheus ask without TLS."""
 _METRICS: Final = 8080
 _PROGRAM: Final = "/opt/pliant/bin/pliant-haproxy"
 _FOLDER: Final = "/tmp/pliant-haproxy"
@@ -31,6 +30,10 @@ _DRAINS_S: Final = 120
 """Longer than `pliant drain` waits."""
 
 _OBSERVER: Final = "OBSERVER_KEY"
+_KEYS: Final = "KEYS_FILE"
+"""In the secret: what `gateway.keys_file` of cluster.yaml is to hold."""
+_KEYS_FOLDER: Final = "/etc/pliant/secret"
+"""Where pods find it: a folder of its own, since a single file would not follow the secret."""
 
 Manifest = dict[str, Any]
 
@@ -56,13 +59,14 @@ class Deployment:
 def manifests(text: str, cluster: ClusterConfig, given: Deployment) -> dict[str, str]:
     """Files by name, for the cluster.yaml `text`, which was read as `cluster`.
 
-    Raises ConfigError if a replica fits on no worker, or if other pods could ask without a key.
+    Raises ConfigError if a replica fits on no worker, or if the file relies on TLS of its own, or on none.
     """
     least, most = workers(cluster, given.worker)
     gateway = cluster.serving.gateway
-    if wrong := list(_HTTP.problems(gateway.asks_for_keys, gateway.behind_proxy)):
-        raise ConfigError([f"in Kubernetes http_options.{problem}" for problem in wrong])
-    keys = tuple(filter(None, (gateway.api_keys_env, gateway.keys_env)))
+    if not gateway.behind_proxy:
+        plain = "in Kubernetes other pods reach the service over plain HTTP, whatever http_options says"
+        raise ConfigError([f"gateway.behind_proxy: got false; {plain}: have TLS in front of it, and say true"])
+    keys = _Keys.of(gateway)
     documents: dict[str, list[Manifest]] = {
         "rayservice.yaml": [_ray_service(text, keys, given, least, most)],
         "disruption.yaml": [_disruption(given)],
@@ -109,11 +113,36 @@ def _bins(wanted: Iterable[tuple[float, float]], shape: Shape) -> int:
     return len(free)
 
 
-def _ray_service(text: str, keys: tuple[str, ...], given: Deployment, least: int, most: int) -> Manifest:
+@dataclass(frozen=True)
+class _Keys:
+    """Where the gateway looks for clients' keys."""
+
+    variables: tuple[str, ...]
+    file: bool
+
+    @classmethod
+    def of(cls, gateway: GatewayConfig) -> _Keys:
+        variables = tuple(filter(None, (gateway.api_keys_env, gateway.keys_env)))
+        return cls(variables, gateway.keys_file is not None)
+
+    @property
+    def secret(self) -> tuple[str, ...]:
+        """Their names in the secret."""
+        return (*self.variables, _KEYS) if self.file else self.variables
+
+
+def _serve_config(text: str, keys: _Keys) -> str:
+    """The file `text` as pods serve it: on their port, and with the secret's file of keys."""
     config = yaml.safe_load(text)
-    config.pop("http_options", None)
-    port = _HTTP.model_dump(include={"host", "port"})
-    serve_config = yaml.safe_dump({"http_options": port, **config}, sort_keys=False, width=120)
+    given = config.pop("http_options", None) or {}
+    kept = {name: value for name, value in given.items() if not name.startswith("ssl_")}
+    if keys.file:
+        ours = next(each for each in config["applications"] if each["import_path"] == IMPORT_PATH)
+        ours["args"]["gateway"]["keys_file"] = f"{_KEYS_FOLDER}/{_KEYS}"
+    return yaml.safe_dump({"http_options": {**kept, **_HTTP}, **config}, sort_keys=False, width=120)
+
+
+def _ray_service(text: str, keys: _Keys, given: Deployment, least: int, most: int) -> Manifest:
     worker = _pod(given, keys, given.worker)
     worker["spec"]["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": ["pliant", "drain"]}}}
     worker["spec"]["automountServiceAccountToken"] = False  # not of the head: Ray's autoscaler there adds pods with it
@@ -125,7 +154,7 @@ def _ray_service(text: str, keys: tuple[str, ...], given: Deployment, least: int
             "serviceUnhealthySecondThreshold": 900,
             "deploymentUnhealthySecondThreshold": 900,
             "excludeHeadPodFromServeSvc": True,
-            "serveConfigV2": _Block(serve_config),
+            "serveConfigV2": _Block(_serve_config(text, keys)),
             "serveService": {
                 "metadata": {"name": given.name, "labels": _labels(given)},
                 "spec": {"type": "ClusterIP", "ports": [{"name": "serve", "port": _PORT, "targetPort": _PORT}]},
@@ -154,11 +183,14 @@ def _ray_service(text: str, keys: tuple[str, ...], given: Deployment, least: int
     }
 
 
-def _pod(given: Deployment, keys: tuple[str, ...], shape: Shape) -> Manifest:
+def _pod(given: Deployment, keys: _Keys, shape: Shape) -> Manifest:
     """Of the head or a worker. KubeRay adds the probes: of Ray, and of Serve's proxy where there is one."""
     reserved = {"cpu": str(shape.cpus), "memory": f"{shape.memory_gb}Gi"}
     gpus = {"nvidia.com/gpu": str(shape.gpus)} if shape.gpus else {}
-    secrets = (haproxy.PASSWORD, *keys)
+    secrets = (haproxy.PASSWORD, *keys.variables)
+    mounts = [{"name": "keys", "mountPath": _KEYS_FOLDER, "readOnly": True}] if keys.file else []
+    items = [{"key": _KEYS, "path": _KEYS}]
+    volumes = [{"name": "keys", "secret": {"secretName": given.name, "items": items}}] if keys.file else []
     variables = {
         **ray_settings.ENVIRONMENT,
         **haproxy.settings(_PROGRAM, _FOLDER, _GATEWAY_PORTS),
@@ -189,12 +221,14 @@ def _pod(given: Deployment, keys: tuple[str, ...], shape: Shape) -> Manifest:
                     "volumeMounts": [
                         {"name": "cache", "mountPath": _CACHE},
                         {"name": "memory", "mountPath": "/dev/shm"},
+                        *mounts,
                     ],
                 }
             ],
             "volumes": [
                 {"name": "cache", "emptyDir": {"sizeLimit": "100Gi"}},
                 {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{max(1, shape.memory_gb // 4)}Gi"}},
+                *volumes,
             ],
         },
     }
@@ -230,7 +264,7 @@ def _network(given: Deployment) -> Manifest:
     }
 
 
-def _monitoring(given: Deployment, keys: tuple[str, ...]) -> Iterator[Manifest]:
+def _monitoring(given: Deployment, keys: _Keys) -> Iterator[Manifest]:
     """For the Prometheus operator: Ray's page of each pod, the gateway's of the service, and the alerts."""
     api = "monitoring.coreos.com/v1"
     metadata = {"name": given.name, "labels": _labels(given)}
@@ -245,7 +279,7 @@ def _monitoring(given: Deployment, keys: tuple[str, ...]) -> Iterator[Manifest]:
     }
     page: Manifest = {"port": "serve", "path": "/metrics", "interval": "10s"}
     page["relabelings"] = [{"targetLabel": "job", "replacement": "pliant"}]
-    if keys:
+    if keys.secret:
         page["authorization"] = {"credentials": {"name": given.name, "key": _OBSERVER}}
     yield {
         "apiVersion": api,
@@ -256,9 +290,9 @@ def _monitoring(given: Deployment, keys: tuple[str, ...]) -> Iterator[Manifest]:
     yield {"apiVersion": api, "kind": "PrometheusRule", "metadata": metadata, "spec": rules.as_yaml()}
 
 
-def _secret(given: Deployment, keys: tuple[str, ...]) -> Manifest:
-    wanted = {haproxy.PASSWORD: "anything long and random", **dict.fromkeys(keys, "as docs/tenants.md has it")}
-    if keys:
+def _secret(given: Deployment, keys: _Keys) -> Manifest:
+    wanted = {haproxy.PASSWORD: "anything long and random", **dict.fromkeys(keys.secret, "as docs/tenants.md has it")}
+    if keys.secret:
         wanted[_OBSERVER] = "a key that may observe"
     return {
         "apiVersion": "v1",
