@@ -134,6 +134,17 @@ def test_haproxy_has_serve_s_path_among_its_arguments_and_reads_ours(written: Pa
     assert checked.returncode == 0
 
 
+@pytest.mark.parametrize("given", [None, ""])
+def test_without_a_password_it_says_so(written: Path, given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["pliant-haproxy", "-db", "-f", str(written)])
+    monkeypatch.setattr(haproxy.haproxy_numbers, "keep", lambda _path: None)
+    monkeypatch.delenv(haproxy.PASSWORD, raising=False)
+    if given is not None:
+        monkeypatch.setenv(haproxy.PASSWORD, given)
+    with pytest.raises(SystemExit, match="PLIANT_HAPROXY_PASSWORD is not set; export a secret"):
+        haproxy.main()
+
+
 def test_clusters_on_one_machine_have_gateways_on_other_ports() -> None:
     first = haproxy._free_ports()
     with socket.create_server(("127.0.0.1", first + 7)):

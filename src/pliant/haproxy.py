@@ -78,9 +78,11 @@ def main() -> None:
     os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)  # which names this program
     at = sys.argv.index("-f") + 1
     path = Path(sys.argv[at])
+    if not (password := os.environ.get(PASSWORD)):
+        sys.exit(f"pliant-haproxy: {PASSWORD} is not set; export a secret, the same on all nodes, before Ray starts")
     given = os.environ.get(TLS)
     haproxy_numbers.keep(path.with_name(_COMMANDS))
-    fit = prepare(path, os.environ[PASSWORD], Tls(**json.loads(given)) if given else None)
+    fit = prepare(path, password, Tls(**json.loads(given)) if given else None)
     binary = get_haproxy_binary()
     known_by = ["-L", str(path)]  # a name that nothing uses: Serve finds its HAProxy by this path in its arguments
     os.execv(binary, [binary, *sys.argv[1:at], str(fit), *known_by, *sys.argv[at + 1 :]])
