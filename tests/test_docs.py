@@ -104,6 +104,12 @@ def test_every_page_is_in_the_index() -> None:
         assert page.name == "README.md" or f"({page.name}" in index
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_key_of_an_example_opens_a_cluster(page: Path) -> None:
+    """What somebody copies into a file of keys is refused."""
+    assert not re.search(r"\b[0-9a-f]{64}\b", page.read_text())
+
+
 @pytest.mark.parametrize("head", KEYS)
 def test_keys_of_cluster_yaml(head: str) -> None:
     page = "tenants.md" if head == "key of a tenant" else "configuration.md"
