@@ -28,7 +28,7 @@ from pliant.config.tenants import TenantConfig
 from pliant.config.vision import VisionConfig
 from pliant.deployments.http.application import application
 from pliant.deployments.http.statuses import OPENAI, STATUSES
-from pliant.deployments.kinds import loaded
+from pliant.deployments.kinds import loaded, read
 from pliant.deployments.serving.batches.runner import Runner
 from pliant.deployments.serving.batches.store import BatchStore
 from pliant.deployments.serving.outcome import Outcome, Retry
@@ -102,6 +102,14 @@ def test_every_page_is_in_the_index() -> None:
     index = (DOCS / "README.md").read_text()
     for page in DOCS.glob("*.md"):
         assert page.name == "README.md" or f"({page.name}" in index
+
+
+def test_the_readme_has_a_whole_cluster_yaml(tmp_path: Path) -> None:
+    """It is read as it stands; its models are on the hub."""
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(block)
+    assert read(path).serving.services.keys() == {"reviews", "chat", "photos"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
