@@ -100,7 +100,7 @@ class JointBudget:
             self.wake(part)
         if valuer := self._valuers.get(service):
             self._arrived[service] += (arrived := news.arrived.total())
-            self._seconds[service].add(news.seconds)
+            self._seconds[service].add(news.seconds, self._clock())
             self._met[service] += news.answered - news.late
             self._missed[service] += news.shed + news.late
             valuer.hear(news)
@@ -149,7 +149,7 @@ class JointBudget:
         for name, forecast in self._forecasts.items():
             rate = self._arrived.pop(name, 0) / seconds
             forecast.look(self._ahead(name))
-            forecast.observe(rate, excess(self._seconds[name].over(round(PERIOD_S))) if rate else 0.0)
+            forecast.observe(rate, excess(self._seconds[name].over(round(PERIOD_S), now)) if rate else 0.0)
             self._correct(name, rate, seconds)
         for pair in self._asked_rates.keys() | self._asked.keys():
             self._asked_rates[pair].append(self._asked.pop(pair, 0) / seconds)
@@ -158,9 +158,11 @@ class JointBudget:
 
     async def look(self) -> None:
         """Decide anew where more is asked in these seconds than was planned for."""
-        self._surges = surges({name: seconds.over(LOOK_S) for name, seconds in self._seconds.items()}, self._forecasts)
+        now = self._clock()
+        lately = {name: seconds.over(LOOK_S, now) for name, seconds in self._seconds.items()}
+        self._surges = surges(lately, self._forecasts)
         if self._surges:
-            await self._decide(self._clock())
+            await self._decide(now)
 
     async def _decide(self, now: float) -> None:
         nodes = await self._nodes()

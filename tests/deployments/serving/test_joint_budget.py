@@ -27,7 +27,7 @@ from pliant.deployments.vision.valuer import ImageValuer
 from pliant.policies.cluster.baselines import Greedy
 from pliant.policies.cluster.budget import Nodes
 from pliant.policies.cluster.control import Decision, Offer
-from pliant.policies.cluster.forecast import Forecast
+from pliant.policies.cluster.forecast import LOOK_S, Forecast
 from pliant.policies.encoder.service_curve import ServiceCurve
 
 TEXT_S = 0.05
@@ -468,6 +468,22 @@ async def test_a_surge_is_not_waited_out() -> None:
     assert wanted["chat"] > 1
     assert wanted["texts"] < cluster.counts["texts"]
     assert "took" in reasons(cluster, "chat")
+
+
+async def test_what_was_asked_before_a_silence_is_no_surge_in_it() -> None:
+    cluster = Cluster(serving())
+    await cluster.run(600, steady(60, 0.3))
+    before = cluster.counts["texts"]
+    second = int(cluster.now)
+    cluster.budget.hear("texts", News(seconds=Counter({second - back: 60 for back in range(10)})))
+    for _ in range(30):
+        await cluster.run(PERIOD_S, steady(0, 0.3))
+        assert cluster.counts["texts"] <= before
+        before = cluster.counts["texts"]
+        cluster.now += LOOK_S
+        await cluster.budget.look()
+        assert cluster.budget.wanted()["texts"] == before
+    assert before == 1
 
 
 async def test_bursts_get_replicas_that_an_even_load_does_not() -> None:
