@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from pliant.config.cascade import CascadeConfig
 from pliant.config.encoder import EncoderConfig
@@ -24,12 +25,19 @@ _PATIENCE_S = 120.0
 class ClassifierReader:
     """Reads through `classifiers` by service, one text after the other.
 
-    A text whose replica dies, is too busy or was not there is read again: its latency would tell nothing. Raises the
-    last RequestError when that goes on for `patience_s`.
+    A text whose replica dies, is too busy or was not there is read again: its latency would tell nothing. So is one
+    that a replica read whose model is not of the service's of `revisions`. Raises the last RequestError when that goes
+    on for `patience_s`.
     """
 
-    def __init__(self, classifiers: Mapping[str, Classifier], patience_s: float = _PATIENCE_S) -> None:
+    def __init__(
+        self,
+        classifiers: Mapping[str, Classifier],
+        revisions: Mapping[str, str] = MappingProxyType({}),
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
         self._classifiers = classifiers
+        self._revisions = revisions
         self._patience_s = patience_s
 
     async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
@@ -40,6 +48,9 @@ class ClassifierReader:
                 found = await self._classifiers[service].read(
                     text, None, importance_request=_ALWAYS if importance else None, stops=stops
                 )
+                if other_revision(found.revision, self._revisions.get(service)):
+                    reason = f"{service} is answered by {found.revision}, another version of its model"
+                    raise RequestError(Outcome.UNAVAILABLE, reason)
             except RequestError as error:
                 if error.outcome is Outcome.REJECTED:
                     raise UnreadableError(error.reason) from None
@@ -74,6 +85,11 @@ class Unrecorded:
     def ended(self, outcome: Outcome) -> None: ...
 
     def retried(self, why: Retry) -> None: ...
+
+
+def other_revision(told: str | None, configured: str | None) -> bool:
+    """Whether a replica has told of another version of a model than is configured, as far as both are known."""
+    return bool(told and configured and told != configured)
 
 
 def levels_of(

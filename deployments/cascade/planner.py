@@ -10,13 +10,14 @@ from typing import Any
 from pliant.config.cascade import CascadeConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.choice import Choice, choose_for
-from pliant.deployments.cascade.levels import ClassifierReader, levels_of, run_on
+from pliant.deployments.cascade.levels import ClassifierReader, levels_of, other_revision, run_on
 from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.table import FILES, KEPT, Profiled, folder_of, identity, keep, load
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.serving.choosing.part import PAUSES_S, ChoosingPart, RefusedError
 from pliant.deployments.serving.kind import Planning
 from pliant.models import sources
+from pliant.models.revision import revision
 from pliant.policies.cascade.choice import NoCandidateError
 from pliant.training import labelled_texts
 
@@ -26,27 +27,38 @@ Texts = list[labelled_texts.LabelledText]
 
 
 class CascadePart(ChoosingPart[CascadeConfig]):
-    """The cascades' part of the planner. While a level is being compiled, a choice is provisional."""
+    """The cascades' part of the planner.
+
+    While a level is being compiled, or replicas have another version of its model than is configured, as in the midst
+    of a deploy, a choice is provisional.
+    """
 
     def __init__(self, planning: Planning, pauses_s: tuple[float, float] = PAUSES_S) -> None:
         super().__init__(planning, CascadeConfig, KEPT, FILES, pauses_s)
         self._encoders = planning.config.of(EncoderConfig)
         self._profiled_on: dict[str, tuple[Texts, Sequence[str]]] = {}
         """By service, the labelled texts, and the labels of which they may be."""
+        self._revisions: dict[str, str] = {}
+        """By level's service, of the model that it is configured with, as far as they were looked at."""
 
     def _provisional(self, config: CascadeConfig) -> bool:
-        tables = (self._planning.tables[level] for level in config.parts())
-        return any(report["compiling"] for table in tables for report in table.reports().values())
+        return any(
+            report["compiling"] or other_revision(report.get("revision"), self._revisions.get(level))
+            for level in config.parts()
+            for report in self._planning.tables[level].reports().values()
+        )
 
     async def _others(self, name: str, config: CascadeConfig) -> bool:
         known, labels = self._profiled_on[name]
         return await asyncio.to_thread(labelled_texts.read, config.data, labels) != known
 
     async def _choose(self, name: str, config: CascadeConfig, parts: Mapping[str, Classifier]) -> tuple[bool, Choice]:
-        provisional = self._provisional(config)
         folders = {
             level: await asyncio.to_thread(sources.fetch, self._encoders[level].model) for level in config.parts()
         }
+        for level, folder in folders.items():
+            self._revisions[level] = await asyncio.to_thread(revision, folder)
+        provisional = self._provisional(config)
         labels = parts[config.parts()[0]].labels
         texts = await asyncio.to_thread(labelled_texts.read, config.data, labels)
         self._profiled_on[name] = texts, labels
@@ -55,7 +67,8 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         folder = folder_of(name, named)
 
         async def measure() -> Profiled:
-            reader, split = ClassifierReader(parts), labelled_texts.split(texts, config.seed)
+            reader = ClassifierReader(parts, {} if provisional else self._revisions)
+            split = labelled_texts.split(texts, config.seed)
             levels = levels_of(config, self._encoders, parts)
             progress = self._progress(name, "profiles its levels")
             return await profile(reader, levels, *split, config.seed, config.prune, progress)

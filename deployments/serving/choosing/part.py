@@ -212,7 +212,8 @@ class ChoosingPart(Part, Generic[C]):
             try:
                 found = await measure()
             except DataError as error:
-                self._useless[folder] = str(error)
+                if keep:
+                    self._useless[folder] = str(error)
                 raise
         if not keep:
             return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ ENCODER = EncoderConfig(kind="encoder", model="m", lengths=(4, 64), replicas={"m
 
 def reader(service: Service, patience_s: float = 20.0) -> ClassifierReader:
     classifiers: Any = {"small": service}
-    return ClassifierReader(classifiers, patience_s)
+    return ClassifierReader(classifiers, {"small": "fp_new"}, patience_s)
 
 
 async def test_a_latency_that_tells_nothing_is_measured_again() -> None:
@@ -61,6 +62,22 @@ async def test_what_a_level_cannot_take_and_what_it_cannot_do_now_differ() -> No
     service.fails = RequestError(Outcome.UNAVAILABLE, "gone")
     with pytest.raises(RequestError, match="gone"):
         await reader(service, patience_s=0.0).read("small", "no t1", False)
+
+
+async def test_what_another_version_of_the_model_has_read_is_read_again() -> None:
+    service = Service(Model("small", 1.0, 0.001))
+    read = service.read
+
+    async def replaced(*given: Any, **options: Any) -> Any:
+        found = await read(*given, **options)
+        return replace(found, revision="fp_old" if len(service.calls) < 3 else "fp_new")
+
+    service.read = replaced  # type: ignore[method-assign]
+    await reader(service).read("small", "w1 yes t1", False)
+    assert len(service.calls) == 3
+    service.calls.clear()
+    with pytest.raises(RequestError, match="small is answered by fp_old, another version of its model"):
+        await reader(service, patience_s=0.0).read("small", "w1 yes t1", False)
 
 
 def test_levels_tell_only_where_the_cascade_prunes() -> None:

@@ -30,6 +30,7 @@ from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.errors import DataError, ModelError
 from pliant.models import sources
+from pliant.models.revision import revision
 from pliant.training import labelled_texts
 
 pytestmark = pytest.mark.virtual_time
@@ -197,6 +198,28 @@ async def test_what_is_measured_before_models_are_compiled_serves_until_they_are
     await until(lambda: house.calls > before)
     await entry(part, "serves small → large")
     assert len([path for path in (cache / "cascades").iterdir() if path.is_dir()]) == 1
+
+
+async def test_what_replicas_of_an_earlier_version_say_serves_until_they_are_gone_and_is_not_kept(
+    tmp_path: Path, cache: Path
+) -> None:
+    """As in the midst of a deploy."""
+    house = House()
+    house.replicas_report(revision=revision(tmp_path))
+    (tmp_path / "model.safetensors").write_text("of a new version")
+    part = house.start()
+    await entry(part, "serves small → large")
+    await asyncio.sleep(0.1)
+    assert not (cache / "cascades").exists()
+    before = house.calls
+    house.services["small"] = Service(Model("small", 0.45, 0.001))
+    house.replicas_report(revision=revision(tmp_path))
+    await until(lambda: (cache / "cascades").exists() and house.calls > before)
+    await entry(part, "serves small → large")
+    [kept] = [path for path in (cache / "cascades").iterdir() if path.is_dir()]
+    profiled = table.load(kept)
+    assert profiled
+    assert profiled.table.levels[0].accuracy < 0.6
 
 
 async def test_what_was_kept_serves_at_once_while_models_are_compiled_again(cache: Path) -> None:
