@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, NotRequired
 
 from pliant.deployments.llm.report import EngineReport
 from pliant.deployments.serving.parcels import Report
@@ -25,3 +25,6 @@ class Registered(NamedTuple):
 
 class ReplicaReport(EngineReport, Report):
     """What a replica says of itself about once a second; it holds live tokens: prompts, and the longest answers."""
+
+    fingerprint: NotRequired[str]
+    """Of its model, and of how it computes (see `fingerprint.fingerprint`)."""

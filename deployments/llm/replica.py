@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
 from pliant.deployments.llm.engine import BrokenError, Engine
+from pliant.deployments.llm.fingerprint import fingerprint
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.metrics import LlmReplicaMetrics
@@ -45,6 +46,7 @@ class LlmReplica:
         """What is left of an answer's time is another replica's."""
         async with Startup(service) as startup:
             folder = await asyncio.to_thread(sources.fetch, config.model, progress=startup)
+            self._fingerprint = await asyncio.to_thread(fingerprint, config, folder)
             if config.adapters and config.adapters.folder and config.adapters.pinned:
                 with suppress(ModelError, OSError):  # it is reported when they are pinned
                     await asyncio.to_thread(sources.fetch_adapters, config.adapters.folder, startup)
@@ -141,6 +143,7 @@ class LlmReplica:
             memory=report["memory"],
             digest=report["digest"],
             adapters=report["adapters"],
+            fingerprint=self._fingerprint,
         )
 
     def __del__(self) -> None:

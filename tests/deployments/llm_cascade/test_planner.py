@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from support.choosing import entry
-from support.scripted import Replica, Replicas, ids, language_model, said
+from support.scripted import Replica, Replicas, ids, language_model, report, said
+from support.waiting import until
 
 from pliant.deployments.kinds import parse
 from pliant.deployments.llm.request import Generation
@@ -55,7 +56,8 @@ class House:
         async def as_they_are(replicas: Any) -> Any:
             return replicas
 
-        planning = Planning(self.config, {}, {}, lambda: None, model, 1, as_they_are, self.woken.append)
+        tables = {name: replicas.table for name, replicas in self.replicas.items()}
+        planning = Planning(self.config, {}, tables, lambda: None, model, 1, as_they_are, self.woken.append)
         return LlmCascadePart(planning, (0.01, 0.02))
 
     @property
@@ -137,6 +139,42 @@ async def test_prompts_that_a_model_does_not_take_are_left_out(tmp_path: Path) -
     found = await entry(house.start(), "cannot use its labelled data")
     assert "300 of 300 prompts are not taken by a model" in found.problem
     assert found.refused
+
+
+def replicas_report(house: House, **fingerprints: str) -> None:
+    for name, fingerprint in fingerprints.items():
+        house.replicas[name].table.sync({replica: {**report(), "fingerprint": fingerprint} for replica in ("a", "b")})
+
+
+async def test_what_an_earlier_version_of_a_model_says_serves_until_it_is_gone_and_is_not_kept(
+    tmp_path: Path, cache: Path
+) -> None:
+    """As in the midst of a deploy."""
+    house = House(tmp_path)
+    replicas_report(house, small="small of before", large="large")
+    part = house.start()
+    await entry(part, "serves small → large: small answers 100%")
+    await asyncio.sleep(0.1)
+    assert house.calls == 600
+    assert not (cache / "llm-cascades").exists()
+    replicas_report(house, small="small")
+    await until(lambda: house.calls == 1200)
+    await entry(part, "serves small → large")
+    assert len([*(cache / "llm-cascades").glob("*/profile.json")]) == 1
+
+
+async def test_a_version_that_comes_while_models_are_profiled_is_not_taken_for_theirs(
+    tmp_path: Path, cache: Path
+) -> None:
+    house = House(tmp_path)
+    replicas_report(house, small="small", large="large")
+    part = house.start()
+    await until(lambda: house.calls > 100)
+    replicas_report(house, small="small of another deploy")
+    found = await entry(part, "could not be profiled yet")
+    assert "another version of a model came" in found.problem
+    await entry(part, "serves small → large")
+    assert not (cache / "llm-cascades").exists()
 
 
 async def test_other_prompts_are_another_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
