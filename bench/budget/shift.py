@@ -99,7 +99,7 @@ def simulated(
     for each in asked:
         counts[each.service][int(each.at_s)] += 1
     services = _services(counts, starts)
-    return Simulation(list(services.values()), [], counted(_nodes()), recorded=True).run(policy, begin)
+    return Simulation(list(services.values()), [], counted(_nodes(), _nodes()), recorded=True).run(policy, begin)
 
 
 def splits() -> Iterator[dict[str, int]]:

@@ -32,7 +32,7 @@ from pliant.policies.cluster.control import Decision, Offer, Service, price
 from pliant.policies.cluster.correction import Correction
 from pliant.policies.cluster.forecast import LOOK_S, Forecast, excess, surges
 from pliant.policies.cluster.latest_seconds import LatestSeconds
-from pliant.policies.cluster.room import counted, free, shape_of
+from pliant.policies.cluster.room import counted, free, has_gpus, shape_of
 
 logger = logging.getLogger("pliant")
 
@@ -170,11 +170,11 @@ class JointBudget:
         if not values or now - self._began < SETTLED_S:
             return
         left = free(nodes, self._unchanging(values))
-        offers = [self._offer(name, value, left) for name, value in values.items()]
-        reserve = self._budget.reserve if any(each.gpus for each in left) else 0
+        offers = [self._offer(name, value, nodes) for name, value in values.items()]
+        reserve = self._budget.reserve if has_gpus(nodes) else 0
         try:
             decision = checked(
-                await asyncio.to_thread(self._policy.decide, now, offers, counted(left), reserve), offers
+                await asyncio.to_thread(self._policy.decide, now, offers, counted(left, nodes), reserve), offers
             )
         except BudgetError as error:
             self._problem = f"{error}; nothing changes. Add nodes, or lower min replicas"

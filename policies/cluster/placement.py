@@ -39,7 +39,9 @@ class UnsolvedError(Exception):
 
 
 @dataclass
-class _Node:
+class Node:
+    """What is left of one."""
+
     gpus: int
     cpus: float
     shared: list[int]
@@ -51,20 +53,21 @@ def first_fit(wanted: Sequence[tuple[Shape, int]], nodes: Sequence[Nodes]) -> bo
 
     If not, they may fit nevertheless.
     """
-    free = [_Node(kind.gpus, kind.cpus, []) for kind in nodes for _ in range(kind.count)]
+    free = [Node(kind.gpus, kind.cpus, []) for kind in nodes for _ in range(kind.count)]
     parts = units([shape for shape, _ in wanted])
     for shape, count in sorted(wanted, key=lambda each: each[0], reverse=True):
         taken = int(shape.share * parts)
         for _ in range(count):
-            if not _place(taken, shape.cpus, parts, free):
+            if not place(taken, shape.cpus, parts, free):
                 return False
     return True
 
 
-def _place(taken: int, cpus: float, parts: int, nodes: list[_Node]) -> bool:
-    """One replica that takes so many parts of a GPU, of which each has `parts`."""
+def place(taken: int, cpus: float, parts: int, nodes: Sequence[Node]) -> bool:
+    """Put one replica, which takes so many parts of a GPU, of which each has `parts`, on the fullest node that has room
+    for it; whether there is one."""
     gpus, share = divmod(taken, parts)
-    best: tuple[float, _Node, int | None] | None = None
+    best: tuple[float, Node, int | None] | None = None
     for node in nodes:
         if node.cpus + _ROUNDING < cpus:
             continue

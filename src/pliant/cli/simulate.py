@@ -42,7 +42,7 @@ def compare(
     loads = trace.merged([_read(each) for each in traces])
     services = speeds.services(config, loads, found, there)
     try:
-        outcomes = {name: _run(name, services, counted(there), away) for name in policies.split(",")}
+        outcomes = {name: _run(name, services, counted(there, there), away) for name in policies.split(",")}
     except BudgetError as error:
         raise ConfigError([f"{error}; give more --nodes, or lower min replicas"]) from None
     if as_json:
@@ -94,7 +94,7 @@ def _outage(given: str, there: Sequence[Nodes]) -> Outage:
     nodes = _of(match)
     if not any(each.count >= nodes.count and (each.gpus, each.cpus) == (nodes.gpus, nodes.cpus) for each in there):
         raise ConfigError([f"--outage: got {given}; there are not so many such nodes"])
-    return Outage(counted([nodes])[0], int(match[4]), int(match[5]), int(match[6] or 0))
+    return Outage(counted([nodes], there)[0], int(match[4]), int(match[5]), int(match[6] or 0))
 
 
 def _of(match: re.Match[str]) -> Nodes:

@@ -42,9 +42,13 @@ Demand = Callable[[float], Mapping[str, float]]
 
 
 def serving(
-    cpus: float = 6.0, images: bool = False, policy: str = "joint", gateway: float = 0.0, **changes: Any
+    cpus: float = 6.0,
+    images: Mapping[str, Any] | None = None,
+    policy: str = "joint",
+    gateway: float = 0.0,
+    **changes: Any,
 ) -> ServingConfig:
-    photos = {"photos": {"kind": "vision", "model": "m", "replicas": {"min": 1, "max": 5}}} if images else {}
+    photos = {"photos": {"kind": "vision", "model": "m", **images}} if images else {}
     return parse(
         {
             "gateway": {"cpus": gateway, "replicas": {"min": 1, "max": 4}},
@@ -64,6 +68,7 @@ class Cluster:
     def __init__(self, config: ServingConfig, seed: int = 0) -> None:
         self.now = 0.0
         self.gateways = 1
+        self.gpus = 0
         self.counts = {name: sizes.min for name, each in config.services.items() if (sizes := each.replica_range())}
         self.history: list[dict[str, int]] = []
         self._config = config
@@ -120,7 +125,7 @@ class Cluster:
         return sum(before != after for before, after in pairwise(counts))
 
     async def _nodes(self) -> list[Nodes]:
-        return [Nodes(1, 0, self._cpus)]
+        return [Nodes(1, self.gpus, self._cpus)]
 
     def _report(self) -> None:
         each = self._loads["chat"] / self.counts["chat"]
@@ -223,7 +228,7 @@ async def test_a_value_error_of_a_policy_of_ones_own_is_its_failure(monkeypatch:
 
 
 async def test_places_move_to_images_and_back() -> None:
-    cluster = Cluster(serving(7, images=True))
+    cluster = Cluster(serving(7, images={"replicas": {"min": 1, "max": 5}}))
     quiet = {"texts": 3.0, "chat": 0.1, "photos": 1.0}
     await cluster.run(600, lambda _: {**quiet, "photos": 180.0})
     assert cluster.counts == {"texts": 1, "chat": 1, "photos": 5}
@@ -410,6 +415,20 @@ async def test_where_the_least_do_not_fit_nothing_changes_and_stats_say_so() -> 
     await cluster.budget.step()
     assert cluster.budget.wanted() == before
     assert "lower min replicas" in reasons(cluster, "texts")
+
+
+async def test_a_service_gets_the_gpus_that_others_leave_and_no_cpus_instead() -> None:
+    cluster = Cluster(serving(images={"replicas": 2, "gpus": 0.5}, gpus=1))
+    cluster.gpus = 3
+    await cluster.run(300, steady(60, 0.3))
+    assert cluster.counts["texts"] == 2
+    cluster.gpus = 2
+    await cluster.run(300, steady(60, 0.3))
+    assert cluster.counts["texts"] == 1
+    cluster.gpus = 1
+    await cluster.run(300, steady(60, 0.3))
+    assert cluster.counts["texts"] == 1
+    assert "nothing changes" in reasons(cluster, "texts")
 
 
 async def test_more_gateways_leave_less_for_services() -> None:
