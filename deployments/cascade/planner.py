@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pliant.config.cascade import CascadeConfig
@@ -38,12 +39,19 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         self._encoders = planning.config.of(EncoderConfig)
         self._profiled_on: dict[str, tuple[Texts, Sequence[str]]] = {}
         """By service, the labelled texts, and the labels of which they may be."""
+        self._folders: dict[str, Path] = {}
+        """By level's service, of the model that it is configured with."""
         self._revisions: dict[str, str] = {}
-        """By level's service, of the model that it is configured with, as far as they were looked at."""
+        """Of these."""
+
+    async def _look(self, config: CascadeConfig, parts: Mapping[str, Classifier]) -> None:
+        for level in parts:
+            folder = self._folders[level] = await asyncio.to_thread(sources.fetch, self._encoders[level].model)
+            self._revisions[level] = await asyncio.to_thread(revision, folder)
 
     def _provisional(self, config: CascadeConfig) -> bool:
         return any(
-            report["compiling"] or other_revision(report.get("revision"), self._revisions.get(level))
+            report["compiling"] or other_revision(report.get("revision"), self._revisions[level])
             for level in config.parts()
             for report in self._planning.tables[level].reports().values()
         )
@@ -52,18 +60,14 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         known, labels = self._profiled_on[name]
         return await asyncio.to_thread(labelled_texts.read, config.data, labels) != known
 
-    async def _choose(self, name: str, config: CascadeConfig, parts: Mapping[str, Classifier]) -> tuple[bool, Choice]:
-        folders = {
-            level: await asyncio.to_thread(sources.fetch, self._encoders[level].model) for level in config.parts()
-        }
-        for level, folder in folders.items():
-            self._revisions[level] = await asyncio.to_thread(revision, folder)
-        provisional = self._provisional(config)
+    async def _choose(
+        self, name: str, config: CascadeConfig, parts: Mapping[str, Classifier], provisional: bool
+    ) -> Choice:
         labels = parts[config.parts()[0]].labels
         texts = await asyncio.to_thread(labelled_texts.read, config.data, labels)
         self._profiled_on[name] = texts, labels
         backends = {level: run_on(self._planning.tables[level].reports().values()) for level in config.parts()}
-        named = await asyncio.to_thread(identity, config, self._encoders, folders, texts, backends)
+        named = await asyncio.to_thread(identity, config, self._encoders, self._folders, texts, backends)
         folder = folder_of(name, named)
 
         async def measure() -> Profiled:
@@ -85,7 +89,7 @@ class CascadePart(ChoosingPart[CascadeConfig]):
             logger.info("%s: %s", name, choice.conformal)
         if choice.unmet:
             logger.error("%s: does not keep its promise, but serves, as it may degrade: %s", name, choice.unmet)
-        return provisional, choice
+        return choice
 
     def _told(self, name: str, choice: Any) -> str:
         candidate = choice.candidate

@@ -29,13 +29,15 @@ class LlmCascadePart(ChoosingPart[LlmCascadeConfig]):
         self._models = planning.config.of(LlmConfig)
         self._profiled_on: dict[str, list[labelled_prompts.LabelledPrompt]] = {}
         self._fingerprints: dict[str, str] = {}
-        """By model's service, of what is configured, once that is known."""
+        """By model's service, of what is configured."""
+
+    async def _look(self, config: LlmCascadeConfig, parts: Mapping[str, LanguageModel]) -> None:
+        self._fingerprints |= {part: model.fingerprint for part, model in parts.items()}
 
     def _provisional(self, config: LlmCascadeConfig) -> bool:
         return any(
-            report.get("fingerprint", known) != known
+            report.get("fingerprint", self._fingerprints[model]) != self._fingerprints[model]
             for model in config.parts()
-            if (known := self._fingerprints.get(model))
             for report in self._planning.tables[model].reports().values()
         )
 
@@ -43,13 +45,11 @@ class LlmCascadePart(ChoosingPart[LlmCascadeConfig]):
         return await asyncio.to_thread(labelled_prompts.read, config.data) != self._profiled_on[name]
 
     async def _choose(
-        self, name: str, config: LlmCascadeConfig, parts: Mapping[str, LanguageModel]
-    ) -> tuple[bool, Escalation]:
+        self, name: str, config: LlmCascadeConfig, parts: Mapping[str, LanguageModel], provisional: bool
+    ) -> Escalation:
         prompts = await asyncio.to_thread(labelled_prompts.read, config.data)
         self._profiled_on[name] = prompts
         small, large = parts[config.small], parts[config.large]
-        self._fingerprints |= {part: model.fingerprint for part, model in parts.items()}
-        provisional = self._provisional(config)
         folder = folder_of(name, config, [small.fingerprint, large.fingerprint], prompts)
 
         async def measure() -> Profile:
@@ -60,7 +60,7 @@ class LlmCascadePart(ChoosingPart[LlmCascadeConfig]):
             return found
 
         found = await self._profiled(name, folder, load, measure, None if provisional else keep)
-        return provisional, escalation(found.answered, config.loss, config.delta)
+        return escalation(found.answered, config.loss, config.delta)
 
     def _told(self, name: str, choice: Any) -> str:
         config = self._planning.config.of(LlmCascadeConfig)[name]

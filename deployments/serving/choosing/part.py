@@ -11,7 +11,7 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -55,8 +55,8 @@ class ChoosingPart(Part, Generic[C]):
     A service chooses as soon as its parts can answer, again when they do so faster than then, and again when its
     labelled data are replaced, as they should be after a drift; the earlier choice serves meanwhile. What fails is
     tried again for ever, after the first of `pauses_s`, which doubles up to the second. What was refused is looked at
-    again after the second: a file may have been mended, or a profile removed. `kept` names the folder of profiles in
-    the cache, and `files` what is in each.
+    again after the second: a file may have been mended, or a profile removed; and as soon as its parts have settled,
+    if they had not. `kept` names the folder of profiles in the cache, and `files` what is in each.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class ChoosingPart(Part, Generic[C]):
         ]
 
     @abstractmethod
-    async def _choose(self, name: str, config: C, parts: Mapping[str, Any]) -> tuple[bool, Any]:
-        """Whether the choice is provisional, and the choice, by what `parts`, which are ready, say.
+    async def _choose(self, name: str, config: C, parts: Mapping[str, Any], provisional: bool) -> Any:
+        """The choice, by what `parts`, which are ready, say; whether that soon changes.
 
         Raises DataError for data of which nothing can be told, and RefusedError where nothing is good enough.
         """
@@ -97,9 +97,13 @@ class ChoosingPart(Part, Generic[C]):
     async def _others(self, name: str, config: C) -> bool:
         """Whether its labelled data are not those that it was measured on. Raises DataError."""
 
+    @abstractmethod
+    async def _look(self, config: C, parts: Mapping[str, Any]) -> None:
+        """Find out what `parts`, which are ready, are configured to be, by which it is judged whether they are."""
+
+    @abstractmethod
     def _provisional(self, config: C) -> bool:
         """Whether what its parts say now soon changes."""
-        return False
 
     async def news(self, follower: str, seen: Seen, wait: bool) -> CatalogNews[Chosen]:
         """What became of services since `seen`: now, or else as soon as there is something, or after some seconds."""
@@ -141,11 +145,14 @@ class ChoosingPart(Part, Generic[C]):
         """Choose what serves; whether the choice is provisional."""
         pause_s, slowest_s = self._pauses_s
         while True:
+            provisional = False
             try:
                 async with self._awake(config.parts()):
                     parts = {part: await self._planning.open(part) for part in config.parts()}
                     await self._ready(name, parts)
-                    provisional, choice = await self._choose(name, config, parts)
+                    await self._look(config, parts)
+                    provisional = self._provisional(config)
+                    choice = await self._choose(name, config, parts, provisional)
                 state = self._told(name, choice)
                 logger.info("%s: %s", name, state)
                 self.catalog.put({name: Chosen(name, state, choice)})
@@ -162,7 +169,12 @@ class ChoosingPart(Part, Generic[C]):
                 self._complain(Chosen(name, "could not be profiled yet", self._chosen(name), repr(error)), error)
             else:
                 return provisional
-            await asyncio.sleep(pause_s)
+            if provisional:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._settled(config)
+            else:
+                await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, slowest_s)
 
     @asynccontextmanager

@@ -353,6 +353,25 @@ async def test_a_promise_that_cannot_be_kept_is_told(cache: Path, caplog: pytest
     assert "does not keep its promise" in caplog.text
 
 
+@pytest.mark.parametrize("unsettled", [{"compiling": [64]}, {"revision": "fp_of_before"}])
+async def test_what_is_refused_before_its_levels_have_settled_is_looked_at_once_they_have(
+    tmp_path: Path, unsettled: dict[str, Any]
+) -> None:
+    house = House(slo_ms=50)
+    seconds = {name: service.model.seconds for name, service in house.services.items()}
+    for service in house.services.values():
+        service.model.seconds = 0.1
+    house.replicas_report(**unsettled)
+    part = house.start(pauses_s=(30.0, 600.0))
+    assert (await entry(part, "cannot keep what it promises")).refused
+    for name, service in house.services.items():
+        service.model.seconds = seconds[name]
+    house.replicas_report(revision=revision(tmp_path))
+    settled = asyncio.get_running_loop().time()
+    await entry(part, "serves")
+    assert asyncio.get_running_loop().time() < settled + 30
+
+
 async def test_texts_that_come_later_will_do(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     there = False
 
