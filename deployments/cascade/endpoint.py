@@ -83,8 +83,9 @@ class CascadeClassifier:
         entry = self._entry()
         choice = entry.choice if entry else None
         if choice is not None and (self._serving is None or self._serving.choice != choice):
+            before = self._serving.reroutes.levels if self._serving else ()
             self._serving = Serving(choice, self._classifiers, self.labels, self._config.seed)
-            for level in self._serving.reroutes.levels:
+            for level in sorted({*before, *self._serving.reroutes.levels}):
                 self._recorder.drifted(level, False)
         return self._serving
 

@@ -446,3 +446,13 @@ async def test_a_new_choice_begins_without_drift() -> None:
     house.choose(candidate("small", "middle"))
     await house.ask("yes t1")
     assert house.recorder.drifts == [("small", False), ("small", True), ("small", False)]
+
+
+async def test_a_level_that_is_no_longer_asked_does_not_drift_any_more() -> None:
+    house = House(candidate("small", "middle", "large", shares=(0.5, 0.4, 0.1)))
+    for _ in range(4):
+        await house.cascade.classify(TEXTS, PLAIN)
+    assert ("middle", True) in house.recorder.drifts
+    house.choose(candidate("small", "large", shares=(0.0, 1.0)))
+    await house.ask("yes t1")
+    assert not any(dict(house.recorder.drifts).values())
