@@ -7,6 +7,7 @@ meanwhile waits for all of it. So no batch takes more than a share of the least 
 from __future__ import annotations
 
 import math
+from collections import deque
 
 SHARE = 0.5
 _LATELY_S = 60.0
@@ -16,18 +17,25 @@ class LongestBatch:
     """Learns from the images that come. `now` and times are in seconds on one clock."""
 
     def __init__(self) -> None:
-        self._allowed: dict[str, tuple[float, float]] = {}
-        """By tenant: when its latest image came, and the least that it has allowed of late."""
+        self._allowed: dict[str, deque[tuple[float, float]]] = {}
+        """By tenant: when images came of late that allowed less than all after them, and how much, the oldest first."""
 
     def came(self, tenant: str, allowed_s: float, now: float) -> None:
         """An image of `tenant` is to be answered within `allowed_s`."""
-        at, least = self._allowed.get(tenant, (-math.inf, math.inf))
-        self._allowed = {name: known for name, known in self._allowed.items() if now - known[0] <= _LATELY_S}
-        self._allowed[tenant] = (now, min(allowed_s, least) if now - at <= _LATELY_S else allowed_s)
+        self._forget(now)
+        images = self._allowed.setdefault(tenant, deque())
+        while images and images[-1][1] >= allowed_s:
+            images.pop()
+        images.append((now, allowed_s))
 
     def seconds(self, tenant: str, now: float) -> float:
         """What a batch of `tenant` may take; infinite where nobody else came lately."""
-        others = (
-            allowed_s for name, (at, allowed_s) in self._allowed.items() if name != tenant and now - at <= _LATELY_S
-        )
+        self._forget(now)
+        others = (images[0][1] for name, images in self._allowed.items() if name != tenant)
         return SHARE * min(others, default=math.inf)
+
+    def _forget(self, now: float) -> None:
+        for images in self._allowed.values():
+            while images and now - images[0][0] > _LATELY_S:
+                images.popleft()
+        self._allowed = {name: images for name, images in self._allowed.items() if images}
