@@ -22,7 +22,8 @@ from pliant.deployments.cascade.pruning_agreement import Agreement, agreement
 from pliant.deployments.cascade.table import CascadeTable, Profiled
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import Candidate
-from pliant.policies.cascade.choice import MARGIN, NoCandidateError, choose
+from pliant.policies.cascade.choice import NoCandidateError, choose
+from pliant.policies.encoder.accuracy_loss import MARGIN
 from pliant.policies.encoder.confidence import softmax
 
 LOSSES = (0.01, 0.003)

@@ -36,6 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 from pliant.policies.cascade.calibration import Floats, Integers
 from pliant.policies.cascade.cascade import SLOPE, Cascade, ensemble_weights, reroute_probability, vote
 from pliant.policies.cascade.tables import LevelProfile, Reading, Reread, check, check_reading, reference
+from pliant.policies.encoder.accuracy_loss import loss_error
 
 CUTOFFS = tuple(round(0.95 - 0.05 * step, 2) for step in range(19))
 ALPHAS = tuple(round(0.5 + 0.1 * step, 1) for step in range(11))
@@ -300,7 +301,7 @@ class _Search:
             accuracy=right / texts,
             accuracy_error=sqrt((right + 1) * (texts - right + 1) / texts) / (texts + 2),
             loss=lost / texts,
-            loss_error=0.0 if chain[0] is self._reference and alone else _loss_error(lost, differing, texts),
+            loss_error=0.0 if chain[0] is self._reference and alone else loss_error(lost, differing, texts),
             mean_latency_s=float((mass * latency).sum() / texts),
             p75_latency_s=weighted_quantile(latency, mass, TAIL),
             p99_latency_s=weighted_quantile(latency, mass, 0.99),
@@ -308,12 +309,6 @@ class _Search:
             early_accuracy_gap=early_gap,
             gated_share=float(past.mean()),
         )
-
-
-def _loss_error(lost: float, differing: float, texts: int) -> float:
-    """The standard error of a loss, where `differing` of the texts are lost or won, and `lost` more lost than won."""
-    share, loss = (differing + 2) / (texts + 2), lost / (texts + 2)
-    return sqrt((share - loss**2) / texts)
 
 
 def _voted(readings: Sequence[Reading], weights: Sequence[float]) -> Integers:

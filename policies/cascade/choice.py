@@ -17,9 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pliant.policies.cascade.candidates import Candidate
-
-MARGIN = 1.65
-"""Standard errors by which a target must be met."""
+from pliant.policies.encoder.accuracy_loss import MARGIN
 
 
 class NoCandidateError(ValueError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pliant.policies.encoder.accuracy_loss import MARGIN, loss_error
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -23,15 +25,17 @@ def stops(sure: Floats, cut_off: float) -> Integers:
 
 
 def choose_cut_off(sure: Floats, right: NDArray[np.bool_], loss: float) -> float:
-    """The lowest cut-off from which on all keep the accuracy within `loss` of the whole model's; 1 if none does.
+    """The lowest cut-off from which on all keep the accuracy within `loss` of the whole model's by a margin of `MARGIN`
+    standard errors; 1 if none does.
 
     `sure` is [exits, n], and `right`, [exits + 1, n], tells which answers are, the whole model's last.
     """
-    texts = np.arange(right.shape[1])
-    least = float(right[-1].mean()) - loss
+    texts, whole = right.shape[1], right[-1]
     chosen = 1.0
     for cut_off in (step / STEPS for step in reversed(range(STEPS))):
-        if right[stops(sure, cut_off), texts].mean() < least - 1e-12:
+        early = right[stops(sure, cut_off), np.arange(texts)]
+        lost, differing = int(whole.sum()) - int(early.sum()), int((early != whole).sum())
+        if lost / texts + MARGIN * loss_error(lost, differing, texts) > loss:
             break
         chosen = cut_off
     return chosen

@@ -63,8 +63,9 @@ def train(
 ) -> Trained:
     """Write the text classifier in `folder` to `out`, with exits behind so many of its layers.
 
-    Texts leave where that loses at most `loss` of the model's accuracy. Raises ModelError for a model that pliant does
-    not compute itself, layers that it does not have, and exits of which none is good enough.
+    Texts leave where that loses at most `loss` of the model's accuracy, by the margin of `choose_cut_off`. Raises
+    ModelError for a model that pliant does not compute itself, layers that it does not have, and exits of which none is
+    good enough.
     """
     reader = _Reader(folder, info, after)
     truth = [np.array([info.labels.index(text.label) for text in part]) for part in texts]
@@ -83,8 +84,8 @@ def train(
     cut_off = choose_cut_off(sure, right, loss)
     if cut_off == 1.0:
         raise ModelError(
-            f"{folder}: no text can leave early within an accuracy loss of {loss:g}; allow more, give more texts to "
-            "train on, or choose later layers"
+            f"{folder}: no text can leave early within an accuracy loss of {loss:g}; allow more, give more texts, to "
+            "train or to choose on, or choose later layers"
         )
     left = stops(sure, cut_off)
     _write(folder, out, ExitsInfo(after=tuple(after), cut_off=cut_off), heads)

@@ -153,7 +153,7 @@ async def test_what_is_chosen_adds_up_and_falls_back_to_another_service() -> Non
 
 @pytest.fixture
 def encoder(encoder_backend: str, tmp_path: Path) -> EncoderConfig:
-    """A random encoder of three layers, with trained exits behind the first two."""
+    """A random encoder of three layers, with trained exits behind the first two; cascades have their own cut-offs."""
     folder = tiny_classifiers.save(tmp_path / "model", "bert")
     words = {f"w{index}": index for index in range(tiny_classifiers.VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
@@ -161,7 +161,7 @@ def encoder(encoder_backend: str, tmp_path: Path) -> EncoderConfig:
     tokenizer.save(str(folder / "tokenizer.json"))
     info = sources.describe(folder)
     splits = Splits(*(learned(count, info.labels, seed) for seed, count in enumerate((300, 100, 100))))
-    exit_training.train(folder, info, (1, 2), splits, 0.0, tmp_path / "out", lambda _what, _done: None)
+    exit_training.train(folder, info, (1, 2), splits, 1.0, tmp_path / "out", lambda _what, _done: None)
     return EncoderConfig(kind="encoder", model=str(tmp_path / "out"), replicas={"min": 1, "max": 1}, exit_levels=True)
 
 

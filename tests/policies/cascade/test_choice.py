@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pliant.policies.cascade.calibration import Floats, Integers
 from pliant.policies.cascade.candidates import Candidate, find_candidates
 from pliant.policies.cascade.cascade import reroute_probability, vote
-from pliant.policies.cascade.choice import MARGIN, NoCandidateError, accurate, choose
+from pliant.policies.cascade.choice import NoCandidateError, accurate, choose
 from pliant.policies.cascade.tables import LevelProfile, Reading
+from pliant.policies.encoder.accuracy_loss import MARGIN
 from pliant.policies.encoder.confidence import confidence, softmax
 
 
