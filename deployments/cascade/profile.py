@@ -25,7 +25,13 @@ from pliant.deployments.cascade.pruning_agreement import NothingToCompareError, 
 from pliant.deployments.cascade.readings import Level, One, Progress, Reader, Readings, readable
 from pliant.deployments.cascade.table import CascadeTable, LevelTable, Profiled, PruningAgreement
 from pliant.errors import DataError
-from pliant.policies.cascade.calibration import Floats, Integers, expected_calibration_error, fit_temperature
+from pliant.policies.cascade.calibration import (
+    MIN_SAMPLES,
+    Floats,
+    Integers,
+    expected_calibration_error,
+    fit_temperature,
+)
 from pliant.policies.cascade.candidates import Candidate, find_candidates, weighted_quantile
 from pliant.policies.cascade.cascade import draws
 from pliant.policies.cascade.label_agreement import LabelOrderError, check_agreement
@@ -55,14 +61,15 @@ async def profile(
     readings = Readings(reader, levels, progress)
     found = await readings.whole([text.text for text in given])
     kept = readable(found)
-    if len(kept) < FEWEST:
-        raise DataError(
-            f"{len(given) - len(kept)} of {len(given)} labelled texts are too long for a level; at least {FEWEST} that "
-            "all of them take are needed"
-        )
-    truth = np.array([levels[0].labels.index(text.label) for text in given])
     fitted = [index for index in kept if index < len(calibrate)]
     measured = [index for index in kept if index >= len(calibrate)]
+    if len(kept) < FEWEST or min(len(fitted), len(measured)) < MIN_SAMPLES:
+        raise DataError(
+            f"{len(given) - len(kept)} of {len(given)} labelled texts are too long for a level; at least {FEWEST} that "
+            f"all of them take are needed, {MIN_SAMPLES} each to calibrate and to choose on; got {len(fitted)} and "
+            f"{len(measured)}"
+        )
+    truth = np.array([levels[0].labels.index(text.label) for text in given])
     read = [_fit(name, ones, truth, fitted, measured) for name, ones in found.items()]
     _check_labels(read)
     candidates = await _find(read, readings if prune and _all_tell(read) else None)

@@ -128,6 +128,15 @@ async def test_texts_that_a_level_cannot_take_count_for_none() -> None:
         await measured(levels(), [*TEXTS[:150], *long])
 
 
+async def test_too_few_texts_that_all_levels_take_to_calibrate_or_to_choose_on_are_told() -> None:
+    long = [LabelledText("no " * TOO_LONG + f"no t{number}", "no") for number in range(60)]
+    told = [Level("small", LABELS, True), Level("large", LABELS, False)]
+    few, many = [*TEXTS[:49], *long], TEXTS[49:400]
+    for calibrate, choose, says in ((few, many, "got 49 and 351"), (many, few, "got 351 and 49")):
+        with pytest.raises(DataError, match=f"50 each to calibrate and to choose on; {says}"):
+            await profile(levels(), told, calibrate, choose, 0, True, lambda _text, _done: None)
+
+
 async def test_a_third_level_tells_how_far_the_others_agree_on_words() -> None:
     reader = Levels(Model(*SMALL), Model("middle", 0.92, 0.004), Model(*LARGE))
     table = (await measured(reader, texts(400))).table
