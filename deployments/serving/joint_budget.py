@@ -165,6 +165,7 @@ class JointBudget:
             await self._decide(now)
 
     async def _decide(self, now: float) -> None:
+        self._give_up()
         nodes = await self._nodes()
         values = {name: value for name in self._valuers if (value := self._value(name)) is not None}
         if not values or now - self._began < SETTLED_S:
@@ -186,6 +187,14 @@ class JointBudget:
             return
         self._problem = ""
         self._adopt(decision, values)
+
+    def _give_up(self) -> None:
+        """Have services sleep that were woken, but never came, once nobody asks for them any more."""
+        for name in self._valuers:
+            if self._wanted.get(name) and self._silent(name) and not self._tables[name].reports():
+                self._because[name] = "it has not started, and is not asked for any more"
+                logger.info("%s %d → 0: %s", name, self._wanted[name], self._because[name])
+                self._wanted[name] = 0
 
     def _correct(self, name: str, rate: float, seconds: float) -> None:
         """Learn from what the replicas of `name` did of `rate` requests per second in the last `seconds`."""

@@ -301,6 +301,24 @@ async def test_a_service_sleeps_after_a_quiet_time_and_wakes_at_once() -> None:
     assert cluster.budget.facts("texts")["wanted_because"] == "it was asleep, and is asked for something"
 
 
+async def test_a_service_that_was_woken_but_never_starts_is_given_up_when_nobody_asks_any_more() -> None:
+    cluster = Cluster(serving(replicas={"min": 0, "max": 5}))
+    cluster.budget.hear("texts", News(arrived=Counter({40: 1})))
+
+    async def periods(seconds: float) -> None:
+        for _ in range(int(seconds / PERIOD_S)):
+            cluster.now += PERIOD_S
+            await cluster.budget.step()
+
+    await periods(SLEEPS_AFTER_S - PERIOD_S)
+    assert cluster.budget.wanted()["texts"] == 1, "its start may take long"
+    await periods(2 * PERIOD_S)
+    assert cluster.budget.wanted()["texts"] == 0
+    assert reasons(cluster, "texts") == "it has not started, and is not asked for any more"
+    cluster.budget.hear("texts", News(arrived=Counter({40: 1})))
+    assert cluster.budget.wanted()["texts"] == 1
+
+
 async def test_a_service_that_is_asked_now_and_then_stays_awake() -> None:
     cluster = Cluster(serving(replicas={"min": 0, "max": 5}))
     cluster.budget.hear("texts", News(arrived=Counter({40: 1})))
