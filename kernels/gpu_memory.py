@@ -13,6 +13,7 @@ def take_share(gpus: float) -> None:
 
 def free_bytes(device: torch.device) -> int:
     """What this process can still allocate: as much as is free, within its share."""
-    free, whole = torch.cuda.mem_get_info(device)
-    share = int(torch.cuda.get_per_process_memory_fraction(device) * whole)
-    return max(0, min(free, share - torch.cuda.memory_reserved(device)))
+    index = torch.cuda.current_device() if device.index is None else device.index
+    free, whole = torch.cuda.mem_get_info(index)
+    share = int(torch.cuda.get_per_process_memory_fraction(index) * whole)
+    return max(0, min(free, share - torch.cuda.memory_reserved(index)))

@@ -7,20 +7,22 @@ import torch
 
 from pliant.kernels import gpu_memory
 
-GPU = torch.device("cuda")
 
-
+@pytest.mark.parametrize("gpu", ["cuda", "cuda:1"])
 @pytest.mark.parametrize(
     ("share", "free", "reserved", "left"),
     [(1.0, 80, 0, 80), (1.0, 30, 0, 30), (0.5, 80, 0, 40), (0.5, 80, 25, 15), (0.5, 10, 25, 10), (0.5, 80, 45, 0)],
 )
 def test_it_takes_what_is_free_within_its_share(
-    monkeypatch: pytest.MonkeyPatch, share: float, free: int, reserved: int, left: int
+    monkeypatch: pytest.MonkeyPatch, gpu: str, share: float, free: int, reserved: int, left: int
 ) -> None:
+    shares = {1: share}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_getMemoryFraction", shares.__getitem__, raising=False)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 80))
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: reserved)
-    assert gpu_memory.free_bytes(GPU) == left
+    assert gpu_memory.free_bytes(torch.device(gpu)) == left
 
 
 @pytest.mark.parametrize(("gpus", "bound"), [(0, []), (0.25, [0.25]), (0.5, [0.5]), (1, [])])
