@@ -43,7 +43,7 @@ class Setting:
     limit_s: float
     rank: int = 0
     meeting: Path = Path()
-    """A file by which the ranks find each other; its folder is the crew's."""
+    """A file by which the ranks find each other, over NCCL at their first sum; it is there as long as the crew."""
 
     def device_of_rank(self) -> torch.device:
         return torch.device("cuda", self.rank) if self.device == "cuda" else torch.device(self.device)
@@ -78,7 +78,6 @@ class Crew:
         """Wait until all have loaded; loading has no limit, but a process that fails ends it."""
         with self.watched():
             self._hear()
-            self._folder.cleanup()  # not before: others may still look for each other when rank 0 has found them all
 
     def order(self, method: str, *arguments: Any) -> None:
         """Have each rank call this method of its executor."""

@@ -7,6 +7,7 @@ sees to that.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class Ranks:
 
     def add_up(self, x: Tensor) -> None:
         """Replace `x` by the sum of those of all ranks."""
-        self._wait(self._group.allreduce([x]))
+        self._wait(self._group.allreduce, [x])
 
     def side_by_side(self, logits: Tensor, vocab: int) -> Tensor:
         """On rank 0 the logits of all `vocab` tokens, [n, vocab]; each rank has its share of them, and gets it back."""
@@ -61,22 +62,22 @@ class Ranks:
         options = dist.GatherOptions()
         options.rootRank = 0
         if self.rank:
-            self._wait(self._group.gather([], [padded], options))
+            self._wait(self._group.gather, [], [padded], options)
             return logits
         parts = [torch.empty_like(padded) for _ in widths]
-        self._wait(self._group.gather([parts], [padded], options))
+        self._wait(self._group.gather, [parts], [padded], options)
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """Give another rank a tensor on the CPU, which it waits for."""
-        self._wait(self._on_cpu.send([tensor], rank, 0))
+        self._wait(self._on_cpu.send, [tensor], rank, 0)
 
     def receive(self, tensor: Tensor) -> None:
         """Fill `tensor`, on the CPU, with what rank 0 sends."""
-        self._wait(self._on_cpu.recv([tensor], 0, 0))
+        self._wait(self._on_cpu.recv, [tensor], 0, 0)
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, begin: Callable[..., Any], *arguments: Any) -> None:
         try:
-            work.wait()
+            begin(*arguments).wait()
         except RuntimeError as error:
             raise RankError(str(error)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -66,6 +67,37 @@ def test_a_hung_rank_ends_all_within_the_limit(tmp_path: Path) -> None:
         os.kill(ranks[0], signal.SIGSTOP)
         run.launch(STEP)
     assert not any(map(alive, ranks))
+
+
+def test_ranks_can_meet_as_long_as_there_are_any(tmp_path: Path) -> None:
+    """NCCL looks for the others at the first sum, when all have loaded."""
+    save("qwen3", tmp_path)
+    run = parallel_executor.load(tmp_path, 2, HANGS_AFTER_S, slots=2)
+    assert isinstance(run, parallel_executor.ParallelExecutor)
+    folder = Path(run._crew._folder.name)
+    run.launch(STEP).result()
+    assert (folder / "meeting").exists()
+    del run
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_what_cannot_even_begin_is_the_ranks_failure(tmp_path: Path) -> None:
+    """As over NCCL, which looks for the others then."""
+    ranks = Ranks(tmp_path / "meeting", 0, 1, 1.0, torch.device("cpu"))
+    ranks._group = MeetsNobody()
+    with pytest.raises(RankError, match="nobody is there"):
+        ranks.add_up(torch.zeros(1))
+    with pytest.raises(RankError, match="nobody is there"):
+        ranks.side_by_side(torch.zeros(1, 3), 3)
+
+
+class MeetsNobody:
+    def allreduce(self, tensors: object) -> None:
+        raise torch.distributed.DistStoreError("nobody is there")
+
+    def gather(self, parts: object, own: object, options: object) -> None:
+        raise torch.distributed.DistStoreError("nobody is there")
 
 
 def test_a_step_that_fails_on_rank_0_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
