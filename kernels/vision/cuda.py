@@ -7,6 +7,7 @@ and mean nothing, as rows do not see each other.
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from pliant.kernels import gpu_memory
 from pliant.kernels.cuda_graph import WARM_UPS, graph_rows
 from pliant.kernels.vision.executor import VisionExecutor
 from pliant.kernels.vision.model import ImageFeatures
+from pliant.kernels.vision.packages import Forward
 from pliant.models.sources import Progress
 
 
 class CudaVisionExecutor(VisionExecutor):
-    """A `VisionExecutor` on a GPU, on its default stream. Nothing runs before `prepare`."""
+    """A `VisionExecutor` on a GPU, on its default stream."""
 
     @torch.inference_mode()
     def prepare(self, gammas: Sequence[int], progress: Progress | None = None) -> None:
@@ -30,7 +32,6 @@ class CudaVisionExecutor(VisionExecutor):
         info, pool, stream = self.info, torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         size = (self.most_rows, info.height, info.width, info.channels)
         images = torch.zeros(size, dtype=torch.uint8, device=self.device)
-        self._pinned = torch.zeros(size, dtype=torch.uint8).pin_memory()
         for done, gamma in enumerate(gammas):
             if progress:
                 progress(f"recording for {gamma} tokens a layer", done / len(gammas))
@@ -52,11 +53,22 @@ class CudaVisionExecutor(VisionExecutor):
         """As in `VisionExecutor`, and always the same: from there the GPU copies at its own speed."""
         return self._pinned[:rows].numpy()
 
+    @cached_property
+    def _pinned(self) -> Tensor:
+        info = self.info
+        return torch.zeros(self.most_rows, info.height, info.width, info.channels, dtype=torch.uint8).pin_memory()
+
     def _input(self, images: NDArray[np.uint8]) -> Tensor:
         room = self.room(len(images))
         if not np.may_share_memory(images, room):
             room[:] = images
         return self._pinned[: len(images)]
+
+    def _forward(self, gamma: int) -> Forward:
+        forward = super()._forward(gamma)
+        if isinstance(forward, RecordedForwards):
+            return forward
+        return lambda images, *prompts: forward(images.to(self.device, non_blocking=True), *prompts)
 
 
 class RecordedForwards:

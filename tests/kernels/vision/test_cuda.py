@@ -117,3 +117,15 @@ def test_a_batch_is_copied_once_on_its_way_and_once_back(monkeypatch, tmp_path: 
     for others in (executor.run(room.copy(), ["b", "a", "b"], 0), executor.run(room[:1], ["b"], 0)):
         for row, again in zip(answers, others, strict=False):
             assert row == pytest.approx(again, rel=1e-4)
+
+
+@pytest.mark.parametrize("gamma", [0, 2])
+def test_what_is_not_prepared_gets_its_images_on_the_device(monkeypatch, tmp_path: Path, gamma: int) -> None:
+    """The device is one that has no numbers, but minds, as a GPU does, what lies elsewhere."""
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    vision_folder(tmp_path)
+    plain = vit_executor.load(tmp_path, most_rows=4)
+    executor = CudaVisionExecutor(plain.info, plain._vit.to("meta"), 4)
+    prompts = [torch.zeros(3, plain.info.layers, gamma, plain.info.hidden, device="meta")] * (gamma > 0)
+    found = executor._forward(gamma)(executor._input(executor.room(3)), *prompts)
+    assert (found.device.type, list(found.shape)) == ("meta", [3, plain.info.hidden])
