@@ -66,8 +66,6 @@ def run(record: Record, scale: Scale) -> None:
                 _company(record, executor, grid)
                 _adapters(record, executor, grid, scale.dtype)
             del executor
-        if scale.device.type == "cuda":
-            torch.cuda.empty_cache()
     with record.part("8B_fp8"):
         executor = _executor(decoders.shape("8B", scale.dry), scale, grid, "fp8")
         _roofline(record, "8B_fp8", executor, grid, moved, scale, "fp8")
@@ -81,6 +79,7 @@ def _executor(shape: DecoderShape, scale: Scale, grid: Grid, quantize: Quantize 
     weights = RandomWeights(shape, scale.dtype, scale.device, quantize=quantize)
     budget = _DRY_BYTES
     if scale.device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps for later is not free
         budget = int(_MEMORY_SHARE * torch.cuda.mem_get_info(scale.device)[0]) - weights.nbytes
     slots, longest = max(grid.rows), max(grid.texts) + grid.steps + 8
     kv = KVPages(shape, slots, longest, scale.dtype, scale.device, kernels, budget, budget, weights.kv_dtype)

@@ -33,8 +33,8 @@ from pliant.kernels.decoder.triton_lora import LoraTiles, rounded, tables_of
 from pliant.kernels.upload import packed, refill, unpacked, upload
 from pliant.models.lora_layout import MODULES, LoraLayout
 
-Inputs = Callable[[int, Step | None], list[NDArray[np.int32]]]
-"""(rows, a step or None for one without rows) -> what the GPU must know of its window, filled up to so many rows."""
+Tables = list[NDArray[np.int32]]
+"""What the GPU must know of a step's window."""
 Drawn = tuple[Tensor, Tensor]
 """Logits [rows, vocab], and the tokens [rows] int64 that are drawn from them."""
 Forward = Callable[[list[Tensor], LoraTiles | None], Drawn]
@@ -72,7 +72,8 @@ class CudaExecutor(Executor):
         tokens = self._last.new_empty(self.slots)
 
         def recorded(rows: int, tiles: LoraTiles | None = None) -> RecordedStep:
-            return RecordedStep(self._forward, self._inputs, (logits[:rows], tokens[:rows]), pool, stream, tiles)
+            drawn = logits[:rows], tokens[:rows]
+            return RecordedStep(self._forward, self._tables(rows, None), drawn, pool, stream, tiles)
 
         counts = graph_rows(self.slots)[::-1]
         self._recorded = [recorded(rows) for rows in counts]
@@ -140,13 +141,13 @@ class CudaExecutor(Executor):
         lora = self._adapters.of_step(step)
         steps = self._recorded if lora is None else self._recorded_adapted
         recorded = next(one for one in reversed(steps) if one.rows >= len(step.lengths))
-        logits, drawn = recorded.run(step, lora)
+        logits, drawn = recorded.run(self._tables(recorded.rows, step), len(step.lengths), lora)
         return Computed(logits, drawn=drawn)
 
     def _launched(self, first: Sampled | None, window: Sampled | None, scored: Scored | None) -> Launched:
         return _UnderWay(first, window, scored)
 
-    def _inputs(self, rows: int, step: Step | None) -> list[NDArray[np.int32]]:
+    def _tables(self, rows: int, step: Step | None) -> Tables:
         """Slots, indices and lengths [rows] and tables [rows, pages], filled up with rows of page 0 and no text, and
         for each window the lists of who attends to what. Rows without text have a slot behind all others."""
         slots, indices, lengths, tables = (np.zeros(size, np.int32) for size in (rows, rows, rows, (rows, self._pages)))
@@ -178,15 +179,15 @@ class CudaExecutor(Executor):
 class RecordedStep:
     """A decode step of as many rows as `drawn` has, which each run fills, as a CUDA graph.
 
-    `inputs` makes the tables that `forward` is given on the GPU, of the same sizes for every step. `forward` must
-    launch the same work whatever they hold, and never wait for the GPU. Rows use adapters if there are `tiles` for
+    `tables` are those of a step without rows, of the same sizes as every step's; `forward` is given them on the GPU. It
+    must launch the same work whatever they hold, and never wait for the GPU. Rows use adapters if there are `tiles` for
     them, one for each row. Graphs that are recorded on the same `stream` and share a `pool` share its memory.
     """
 
     def __init__(
         self,
         forward: Forward,
-        inputs: Inputs,
+        tables: Tables,
         drawn: Drawn,
         pool: Any,
         stream: torch.cuda.Stream,
@@ -196,8 +197,6 @@ class RecordedStep:
         self.rows = len(logits)
         self._drawn = drawn
         self._tiles = tiles
-        self._inputs = inputs
-        tables = inputs(self.rows, None)
         self._given = upload(packed(tables), logits.device)
         given = unpacked(self._given, tables)
         stream.wait_stream(torch.cuda.current_stream())
@@ -209,19 +208,19 @@ class RecordedStep:
             logits.copy_(found[0])
             tokens.copy_(found[1])
 
-    def run(self, step: Step, lora: LoraBatch | None = None) -> Drawn:
-        """What the window of `step` gives; views of what it was made with.
+    def run(self, tables: Tables, count: int, lora: LoraBatch | None = None) -> Drawn:
+        """What the `count` first rows of these tables give; views of what it was made with.
 
         The rows of `lora` are those of the window; where there are tiles, none stands for no adapters.
         """
-        refill(self._given, packed(self._inputs(self.rows, step)))
+        refill(self._given, packed(tables))
         if self._tiles is not None:
             rows, places = tables_of(lora, self.rows)
             refill(self._tiles.rows, rows)
             refill(self._tiles.places, places)
         self._graph.replay()
         logits, tokens = self._drawn
-        return logits[: len(step.lengths)], tokens[: len(step.lengths)]
+        return logits[:count], tokens[:count]
 
 
 class _UnderWay(Done):

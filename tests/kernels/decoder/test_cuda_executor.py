@@ -6,7 +6,9 @@ It needs a GPU; or Triton's interpreter, where steps run as they would be record
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -32,7 +34,7 @@ from pliant.models.lora_layout import LoraLayout
 pytest.importorskip("triton")
 from pliant.kernels.cuda_graph import graph_rows
 from pliant.kernels.decoder import cuda_executor
-from pliant.kernels.decoder.cuda_executor import CudaExecutor, Drawn, Forward, Inputs, RecordedStep
+from pliant.kernels.decoder.cuda_executor import CudaExecutor, Drawn, Forward, RecordedStep, Tables
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.triton_lora import LoraTiles, tables_of
 from pliant.kernels.upload import packed, unpacked
@@ -68,16 +70,15 @@ class Eager(RecordedStep):
     def __init__(
         self,
         forward: Forward,
-        inputs: Inputs,
+        tables: Tables,
         drawn: Drawn,
         pool: None,
         stream: None,
         tiles: LoraTiles | None = None,
     ) -> None:
-        self.rows, self._inputs, self._drawn, self._forward, self._tiles = len(drawn[0]), inputs, drawn, forward, tiles
+        self.rows, self._drawn, self._forward, self._tiles = len(drawn[0]), drawn, forward, tiles
 
-    def run(self, step: Step, lora: LoraBatch | None = None) -> Drawn:
-        tables = self._inputs(self.rows, step)
+    def run(self, tables: Tables, count: int, lora: LoraBatch | None = None) -> Drawn:
         given = unpacked(torch.from_numpy(packed(tables)), tables)
         if self._tiles is not None:
             for tensor, table in zip((self._tiles.rows, self._tiles.places), tables_of(lora, self.rows), strict=True):
@@ -85,7 +86,7 @@ class Eager(RecordedStep):
         for kept, found in zip(self._drawn, self._forward(given, self._tiles), strict=True):
             kept.copy_(found)
         logits, tokens = self._drawn
-        return logits[: len(step.lengths)], tokens[: len(step.lengths)].clone()  # as what is copied from a GPU is
+        return logits[:count], tokens[:count].clone()  # as what is copied from a GPU is
 
 
 class NoEvent:
@@ -356,6 +357,33 @@ def test_a_padded_window_leaves_other_pages_alone(executors: tuple[Executor, Cud
     for buffer, old in zip((kv.keys, kv.values), before, strict=True):
         changed = {tuple(place) for place in (buffer != old).any(-1).any(2).any(0).nonzero().tolist()}
         assert changed == {(0, 0), (2, 7), (4, 3)}
+
+
+class NoGraph:
+    def __init__(self, *_: object, **options: object) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@needs_gpu
+def test_its_memory_is_given_back_with_it(
+    executors: tuple[Executor, CudaExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: nobody collects cycles before the next model asks what is free."""
+    if not ON_GPU:
+        monkeypatch.setattr(cuda_executor, "RecordedStep", RecordedStep)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", NoGraph)
+        monkeypatch.setattr(torch.cuda, "graph", NoGraph)
+    gc.disable()
+    try:
+        made = CudaExecutor(*parts(CudaKernels(processors=2), None), 8)
+        arena = weakref.ref(made._decoder.kv.arena)
+        del made
+        assert arena() is None
+    finally:
+        gc.enable()
 
 
 @needs_gpu
