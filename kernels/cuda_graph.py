@@ -15,8 +15,8 @@ class CudaGraph:
     """`forward` on a GPU, replayed over static buffers: one launch instead of hundreds.
 
     `example` gives the shape and dtype of every later input; its values must be valid input. `forward` must launch the
-    same work for every input, on the current stream, and never wait for the GPU. Nothing else in this process may use
-    the GPU while the graph is recorded.
+    same work for every input, on the current stream, and never wait for the GPU. Other threads may use the GPU on other
+    streams while the graph is recorded.
     """
 
     def __init__(self, forward: Forward, example: torch.Tensor) -> None:
@@ -29,7 +29,7 @@ class CudaGraph:
                 forward(self._input)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=stream):
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._output = forward(self._input)
 
     def __call__(self, host: torch.Tensor) -> torch.Tensor:
