@@ -1,5 +1,6 @@
 """How much memory there is where a process computes, and how much of it the process takes."""
 
+import gc
 import os
 import re
 from pathlib import Path
@@ -29,11 +30,14 @@ def free_bytes() -> int:
 def used_bytes(device: str) -> int:
     """Of the machine's memory, what only this process has; of a GPU's, what all have.
 
-    So what is loaded has taken what this rises by, on a GPU if nobody else loads anything meanwhile.
+    So what is loaded has taken what this rises by, on a GPU if nobody else loads anything meanwhile. What torch keeps
+    there of what is gone is given back first.
     """
     if device == "cuda":
         import torch
 
+        gc.collect()
+        torch.cuda.empty_cache()
         free, whole = torch.cuda.mem_get_info()
         return whole - free
     return 1024 * sum(
