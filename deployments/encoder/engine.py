@@ -140,6 +140,7 @@ class Engine:
             resident = self._runtimes.resident
             if self._held and (resident or length in self._held):
                 kept = {each: held for each, held in self._held.items() if not (resident or each == length)}
+                self._measured = {known: took for known, took in self._measured.items() if known[0] != length}
                 self._compute_on(await asyncio.to_thread(self._load_all, self.lengths, kept), self._home)
 
     async def hold(self, length: int, lengths: Sequence[int] = ()) -> Report:

@@ -184,6 +184,12 @@ async def test_renewing_interrupts_nothing_and_is_reported(engine: Engine, sleep
     assert after["version"] > before["version"]
 
 
+async def test_what_is_renewed_is_measured_anew(engine: Engine, sleepers: Sleepers) -> None:
+    """Whatever it calls itself: a graph is one of compiled code or not."""
+    await engine.renew(8)
+    assert sleepers.loaded[-1].seen
+
+
 async def test_nothing_is_renewed_where_nothing_is_held(sleepers: Sleepers) -> None:
     engine = Engine(sleepers)
     await engine.renew(8)
