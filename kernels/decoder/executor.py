@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pliant.formats.adapter_info import AdapterInfo
+from pliant.kernels import triton_cache
 from pliant.kernels.decoder import adapter_weights, cpu_kernels, fp8
 from pliant.kernels.decoder.decode_step import Launched, Output, Prefill, RowLogprobs, Step
 from pliant.kernels.decoder.kernels import DecoderKernels, TorchKernels
@@ -363,6 +364,7 @@ def _on_cuda(device: torch.device, quantize: Quantize | None) -> tuple[DecoderKe
     """Imports what needs Triton, which is not there on every machine without a GPU."""
     if quantize == "fp8":
         fp8.check(device)
+    triton_cache.keep()
     from pliant.kernels.decoder.cuda_executor import CudaExecutor
     from pliant.kernels.decoder.cuda_kernels import CudaKernels
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pliant.kernels import triton_cache
 from pliant.kernels.encoder.eager_classifier import Model, load_model
 from pliant.kernels.encoder.layout import Packed
 from pliant.kernels.encoder.model import EncoderModel
@@ -19,6 +20,8 @@ from pliant.kernels.upload import upload
 def load(folder: Path, max_length: int, device: str, dtype: str, threads: int) -> PackedRuntime:
     """See `packed_runtime.load`."""
     torch.set_num_threads(threads)
+    if device == "cuda":
+        triton_cache.keep()
     model = load_model(folder, device, getattr(torch, dtype))
     encode: Encode
     encoder = None
