@@ -13,7 +13,7 @@ from pliant.kernels.encoder.eager_classifier import Model, load_model
 from pliant.kernels.encoder.layout import Packed
 from pliant.kernels.encoder.model import EncoderModel
 from pliant.kernels.encoder.packed_runtime import Encode, PackedRuntime
-from pliant.kernels.encoder.texts import Accepted
+from pliant.kernels.encoder.texts import Accepted, Text
 from pliant.kernels.upload import upload
 
 
@@ -30,7 +30,16 @@ def load(folder: Path, max_length: int, device: str, dtype: str, threads: int) -
     else:
         encode, backend = functools.partial(_each_alone, model, device), "transformers"
     accepted = Accepted(max_length, model.vocabulary, model.token_types)
-    return PackedRuntime(encode, backend, accepted, labels_tokens=model.labels_tokens, encoder=encoder)
+    runtime = PackedRuntime(encode, backend, accepted, labels_tokens=model.labels_tokens, encoder=encoder)
+    if device == "cuda":
+        _warm_up(runtime)
+    return runtime
+
+
+def _warm_up(runtime: PackedRuntime) -> None:
+    """Compute a short text and a long one, so that no request waits for a compiler: Triton has code for either."""
+    for length in (1, runtime.max_length):
+        runtime.run_all([Text(np.ones(length, np.int64))])
 
 
 class TorchEncoder:

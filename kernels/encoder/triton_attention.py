@@ -52,7 +52,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, window
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window"])
 def _attend(
     q: tl.tensor,
     k: tl.tensor,

@@ -37,3 +37,13 @@ def test_every_launch_compiles_for_gpus(
     qkv = torch.zeros(40, 3, 12, 64, dtype=dtype)
     attend(*qkv.unbind(1), torch.tensor([0, 30, 40]), 30, None, firsts)
     assert set(compiled) == {"_attend"}
+
+
+def test_texts_of_other_lengths_need_no_other_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled = compile_only(monkeypatch, tmp_path, 90)
+    qkv = torch.zeros(96, 3, 12, 64)
+    found = []
+    for longest in (17, 30, 32, 96):
+        attend(*qkv[:longest].unbind(1), torch.tensor([0, longest]), longest, None, False)
+        found.append(compiled["_attend"])
+    assert all(code is found[0] for code in found)
