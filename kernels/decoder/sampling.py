@@ -22,6 +22,8 @@ from pliant.kernels.upload import upload
 from pliant.sampling import Sampling as Sampling
 
 _NO_LOGPROBS = -1
+_RACING = 2**22
+"""Probabilities that are filtered at a time: each takes up to ten numbers of 8 bytes meanwhile."""
 _NO_IDS: Ids = np.empty(0, np.int32)
 
 
@@ -197,7 +199,11 @@ class Sampler:
         else:
             tokens = _likeliest(scores)
             if needs.chance:
-                tokens = torch.where(self._temperature[slots] > 0, self._race(scores, slots, indices, needs), tokens)
+                listed = _listed(slots, scores.device)
+                rows = max(1, _RACING // self._vocab)
+                blocks = zip(*(torch.split(each, rows) for each in (scores, listed, indices)), strict=True)
+                drawn = torch.cat([self._race(part, those, at, needs) for part, those, at in blocks])
+                tokens = torch.where(self._temperature[slots] > 0, drawn, tokens)
         return self.sampled(logits, slots, tokens, needs)
 
     def draw(self, logits: Tensor, slots: Tensor, indices: Tensor) -> Tensor:
@@ -231,7 +237,7 @@ class Sampler:
             logits = self._penalties.subtract(logits.float(), slots, indices)
         return logits
 
-    def _race(self, logits: Tensor, slots: slice | Tensor, indices: Tensor, needs: Needs) -> Tensor:
+    def _race(self, logits: Tensor, slots: Tensor, indices: Tensor, needs: Needs) -> Tensor:
         candidates = None
         if needs.narrow:  # twice as many as needed, for the sake of tokens that are equally likely
             candidates = logits.topk(min(2 * needs.top_k, self._vocab)).indices.sort().values

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pliant.kernels.decoder import sampling as drawing
 from pliant.kernels.decoder.decode_step import RowLogprobs, RowMasks
 from pliant.kernels.decoder.sampling import Needs, Sampled, Sampler, Sampling, keep_top_k, keep_top_p
 from pliant.kernels.decoder.uniform import uniform
@@ -253,6 +254,23 @@ def test_needs_in_excess_change_no_token(asked: list[Sampling], excess: bool) ->
     assert torch.equal(
         sample(sampler, logits, rows, indices).tokens, sampler.sample(logits, rows, indices, everything).tokens
     )
+
+
+def test_rows_are_filtered_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as memory is left for on a GPU."""
+    asked = [Sampling(typical_p=0.6, top_p=0.9, seed=seed) for seed in range(7)]
+    sampler, logits, places = sampler_of(GREEDY, *asked), random_logits(7), torch.arange(7)
+    expected = sample(sampler, logits, slice(1, 8), places).tokens
+    rows, keep = [], drawing.keep_typical
+
+    def counted(probabilities: Tensor, typical_p: Tensor) -> None:
+        rows.append(len(probabilities))
+        keep(probabilities, typical_p)
+
+    monkeypatch.setattr(drawing, "keep_typical", counted)
+    monkeypatch.setattr(drawing, "_RACING", 3 * VOCAB)
+    assert torch.equal(sample(sampler, logits, slice(1, 8), places).tokens, expected)
+    assert rows == [3, 3, 1]
 
 
 def test_all_greedy_needs_nothing() -> None:
