@@ -144,7 +144,8 @@ class Executor:
         if ended := [prefill.slot for prefill in step.prefills if prefill.last]:
             their_slots = upload(np.array(ended, np.int64), self._last.device)
             masks = step.prefill_masks and step.prefill_masks()
-            needs, places = self._sampler.needs(ended), self._indices(step.prefill_indices)
+            needs = self._sampler.needs(ended, int(step.prefill_indices.max()))
+            places = self._indices(step.prefill_indices)
             first = self._sampler.sample(logits[rows:], their_slots, places, needs, masks)
             self._keep(their_slots, first.tokens, step.prefill_indices)
         return self._launched(first, window, scored)
@@ -197,7 +198,8 @@ class Executor:
         """What its rows sample, which is kept."""
         slots = slice(step.offset, step.offset + len(logits))
         masks = step.masks and step.masks()
-        needs = self._sampler.needs(step.offset + row for row in np.flatnonzero(step.lengths).tolist())
+        live = np.flatnonzero(step.lengths)
+        needs = self._sampler.needs((step.offset + live).tolist(), int(step.indices[live].max(initial=0)))
         if drawn is not None and masks is None and needs.drawable:
             return self._sampler.sampled(logits, slots, drawn, needs)
         sampled = self._sampler.sample(logits, slots, self._indices(step.indices), needs, masks)

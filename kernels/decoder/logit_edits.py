@@ -95,16 +95,19 @@ class Penalties:
         self._prompts[slot].zero_().index_fill_(0, upload(prompt.astype(np.int64), device), True)
         self._answers[slot, : len(answer)] = upload(answer.astype(np.int64), device)
 
-    def record(self, slots: slice | Tensor, indices: Tensor, tokens: Tensor) -> None:
+    def record(self, slots: Tensor, indices: Tensor, tokens: Tensor) -> None:
         """Each slot's answer has this token at this place."""
-        self._answers[slots] = self._answers[slots].scatter(1, indices[:, None], tokens[:, None])
+        self._answers[slots, indices] = tokens
 
-    def subtract(self, scores: Tensor, slots: slice | Tensor, indices: Tensor) -> Tensor:
-        """`scores` [n, vocab] after the penalties of each row's slot, at the place `indices` [n] of its answer."""
-        answers = self._answers[slots]
-        if indices.is_cpu:
-            answers = answers[:, : int(indices.max())]
-        before = torch.arange(answers.shape[1], device=answers.device) < indices[:, None]
+    def subtract(self, scores: Tensor, slots: slice | Tensor, indices: Tensor, longest: int | None) -> Tensor:
+        """`scores` [n, vocab] after the penalties of each row's slot, at the place `indices` [n] of its answer.
+
+        Of answers no more than the first `longest` tokens are read, if that is known.
+        """
+        answers = self._answers[:, :longest][slots]
+        places = torch.arange(answers.shape[1], device=answers.device)
+        before = places < indices[:, None]
+        answers = torch.where(before, answers, places % self._vocab)  # a GPU adds slowly where all add to one token
         counts = torch.zeros_like(scores).scatter_add_(1, answers, before.to(scores.dtype))
         said = counts > 0
         factor = self._repetition[slots][:, None]

@@ -75,6 +75,8 @@ class Needs(NamedTuple):
     typical_p: bool = False
     biased: bool = False
     penalized: bool = False
+    said: int | None = None
+    """Tokens that no answer has more of, rounded up to a power of two; None if that is not known."""
 
     @property
     def drawable(self) -> bool:
@@ -139,7 +141,7 @@ class Sampler:
     def record(self, slots: slice | Tensor, indices: Tensor, tokens: Tensor) -> None:
         """The answers in `slots` have these tokens [n] at the places `indices` [n]."""
         if self._penalties:
-            self._penalties.record(slots, indices, tokens)
+            self._penalties.record(_listed(slots, tokens.device), indices, tokens)
 
     @torch.inference_mode()
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
@@ -158,8 +160,8 @@ class Sampler:
             parameters += edits.parameters if edits else []
         moved(parameters, sources, targets)
 
-    def needs(self, slots: Iterable[int]) -> Needs:
-        """What sampling for these slots takes."""
+    def needs(self, slots: Iterable[int], said: int | None = None) -> Needs:
+        """What sampling for these slots takes, whose answers have at most `said` tokens, if that is known."""
         asked = [self._samplings[slot] for slot in slots]
         drawn = [sampling for sampling in asked if not sampling.greedy]
         kept = [self._kept(sampling) for sampling in drawn]
@@ -177,6 +179,7 @@ class Sampler:
             typical_p=any(sampling.typical_p < 1 for sampling in drawn),
             biased=self._biases is not None and any(sampling.biased for sampling in asked),
             penalized=self._penalties is not None and any(sampling.penalized for sampling in asked),
+            said=None if said is None else 1 << max(0, said - 1).bit_length(),
         )
 
     @torch.inference_mode()
@@ -234,7 +237,7 @@ class Sampler:
         if needs.biased and self._biases:
             logits = self._biases.add(logits.float(), slots, indices)
         if needs.penalized and self._penalties:
-            logits = self._penalties.subtract(logits.float(), slots, indices)
+            logits = self._penalties.subtract(logits.float(), slots, indices, needs.said)
         return logits
 
     def _race(self, logits: Tensor, slots: Tensor, indices: Tensor, needs: Needs) -> Tensor:

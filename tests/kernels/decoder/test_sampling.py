@@ -212,6 +212,19 @@ def test_penalties_count_what_was_recorded_and_nothing_behind_it(penalty: dict[s
     assert not sampler.remembers
 
 
+@pytest.mark.parametrize(("said", "read"), [(0, 1), (1, 1), (5, 8), (8, 8), (9, 16), (LONGEST, 2**14)])
+def test_penalties_read_no_more_than_the_longest_answer(said: int, read: int) -> None:
+    asked = [Sampling(frequency_penalty=1.0, repetition_penalty=1.3, seed=seed) for seed in range(40)]
+    sampler, logits = sampler_of(*asked), random_logits(40)
+    for place in range(min(said, 20)):
+        sampler.record(slice(0, 40), torch.full((40,), place), torch.randint(VOCAB, (40,)))
+    places = torch.full((40,), min(said, 20))
+    needs = sampler.needs(range(40), said)
+    assert needs.said == read
+    found = sampler.sample(logits, slice(0, 40), places, needs)
+    assert torch.equal(found.tokens, sampler.sample(logits, slice(0, 40), places, needs._replace(said=None)).tokens)
+
+
 @pytest.mark.parametrize("vocab", [50, 64, 70])
 def test_masks_ban_tokens_of_their_rows_alone(vocab: int) -> None:
     allowed = [[1, 31, 32], [40]]
