@@ -1,8 +1,10 @@
-"""How much of a GPU's memory a process may take, which may share it with others."""
+"""How much memory a process may take that computes on a GPU: of the GPU's, which others may share, and pinned."""
 
 from __future__ import annotations
 
 import torch
+
+_GIVEN_BACK = "pinned_max_cached_size_mb"
 
 
 def take_share(gpus: float) -> None:
@@ -17,3 +19,14 @@ def free_bytes(device: torch.device) -> int:
     free, whole = torch.cuda.mem_get_info(index)
     share = int(torch.cuda.get_per_process_memory_fraction(index) * whole)
     return max(0, min(free, share - torch.cuda.memory_reserved(index)))
+
+
+def pin_exactly() -> None:
+    """Have large pieces of pinned memory take what was asked for, until they are freed.
+
+    torch else rounds them up to powers of two, and keeps them. What the operator has told it stays
+    (PYTORCH_ALLOC_CONF).
+    """
+    told = torch._C._accelerator_getAllocatorSettings()
+    if _GIVEN_BACK not in told:
+        torch._C._accelerator_setAllocatorSettings(",".join(filter(None, (told, f"{_GIVEN_BACK}:1"))))

@@ -54,6 +54,8 @@ def assemble(config: LlmConfig) -> Engine:
     )
     loader = None
     if config.adapters:
+        if config.device == "cuda" and config.adapters.host_mb:
+            gpu_memory.pin_exactly()
         folders = PeftFolders(loaded, DTYPES[config.dtype].itemsize, most_rank, config.tensor_parallel)
         loader = AdapterLoader(folders, host=HostTier(config.adapters.host_mb * 2**20))
     engine = Engine(

@@ -31,3 +31,21 @@ def test_only_a_share_is_bounded(monkeypatch: pytest.MonkeyPatch, gpus: float, b
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", found.append)
     gpu_memory.take_share(gpus)
     assert found == bound
+
+
+@pytest.mark.parametrize(
+    ("told", "then"),
+    [
+        ("", "pinned_max_cached_size_mb:1"),
+        ("max_split_size_mb:64", "max_split_size_mb:64,pinned_max_cached_size_mb:1"),
+        ("pinned_max_cached_size_mb:32", "pinned_max_cached_size_mb:32"),
+    ],
+)
+def test_pinned_memory_takes_what_was_asked_for_unless_told_otherwise(told: str, then: str) -> None:
+    before = torch._C._accelerator_getAllocatorSettings()
+    try:
+        torch._C._accelerator_setAllocatorSettings(told)
+        gpu_memory.pin_exactly()
+        assert torch._C._accelerator_getAllocatorSettings() == then
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)
