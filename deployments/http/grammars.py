@@ -40,7 +40,10 @@ def json_object(param: str) -> str:
 
 def json_schema(schema: Json | bool, param: str) -> str:
     """JSON of this schema. Raises RequestError that names the place of what is wrong in it, below `param`."""
-    grammar = _of_schema(schema)
+    try:
+        grammar = _of_schema(schema)
+    except ValueError as error:
+        raise _refused(param, str(error)) from None
     if problem := _problem(grammar):
         place = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in _place(schema, problem))
         raise _refused(param + place, problem)

@@ -205,3 +205,10 @@ def test_an_invalid_schema_is_refused_with_its_place(schema: dict[str, Any], pla
         grammars.json_schema(schema, "p")
     assert refused.value.param == place
     assert refused.value.reason.startswith(f"{place}: answers cannot be bound to it: ")
+
+
+@pytest.mark.parametrize("least", [10**400, float("inf")], ids=["digits", "infinity"])
+def test_a_schema_with_a_number_that_is_too_large_is_refused(least: float) -> None:
+    with pytest.raises(RequestError, match="p: answers cannot be bound to it: ") as refused:
+        grammars.json_schema({"type": "integer", "minimum": least}, "p")
+    assert refused.value.param == "p"
