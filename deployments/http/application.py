@@ -15,6 +15,7 @@ from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http import embeddings, hugging_face, open_inference, openai_batches, reranking
 from pliant.deployments.http.background import Background
 from pliant.deployments.http.console.console import Console, router
+from pliant.deployments.http.failures import answer_failures
 from pliant.deployments.http.openapi import document
 from pliant.deployments.http.places import PROBES, Places, Refused
 from pliant.deployments.http.statuses import error_response
@@ -74,10 +75,7 @@ def application(
         current().check("observe")
         return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.exception_handler(RequestError)
-    async def ended(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestError)
-        return error_response(request.scope, error)
+    answer_failures(app)
 
     @app.exception_handler(HTTPException)
     async def not_routed(request: Request, error: Exception) -> Response:
@@ -93,11 +91,6 @@ def application(
         assert isinstance(error, RequestValidationError)
         reason = "; ".join(str(item["msg"]) for item in error.errors())
         return error_response(request.scope, RequestError(Outcome.REJECTED, reason))
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        reason = f"internal error: {type(error).__name__}; see the log"
-        return error_response(request.scope, RequestError(Outcome.FAILED, reason))
 
     names = [service.name for service in services]
     app.add_middleware(Places, config=config, services=names, refused=refused, occupied=occupied)

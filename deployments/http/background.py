@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Response
 from starlette.types import Message
 
+from pliant.deployments.http.failures import answer_failures
 from pliant.deployments.http.statuses import error_response
 from pliant.deployments.http.tracing import trace_requests
 from pliant.deployments.serving.batches.runner import Reply
@@ -16,6 +18,8 @@ from pliant.deployments.serving.keys import Tenants
 from pliant.deployments.serving.logs import REQUEST_ID, work_on
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.tenants import act_for
+
+logger = logging.getLogger("pliant")
 
 
 class Background:
@@ -27,14 +31,13 @@ class Background:
         for router in routers:
             self._app.include_router(router)
         trace_requests(self._app)
-
-        @self._app.exception_handler(RequestError)
-        async def ended(request: Request, error: Exception) -> Response:
-            assert isinstance(error, RequestError)
-            return error_response(request.scope, error)
+        answer_failures(self._app)
 
     async def ask(self, tenant: str, name: str, path: str, body: Mapping[str, Any]) -> Reply:
-        """What a POST to `path` is answered with. The same `name` draws the same answer."""
+        """What a POST to `path` is answered with. The same `name` draws the same answer.
+
+        Raises ValueError if the answer is no JSON.
+        """
         account = self._tenants.accounts.get(tenant)
         if account is None:
             reason = f"there is no tenant {tenant} any more"
@@ -64,10 +67,9 @@ class Background:
         }
         try:
             await self._app(scope, receive, send)
-        except Exception as error:  # its answer says so, and the framework's log more
-            if not content:
-                content = json.dumps({"error": {"message": type(error).__name__}}).encode()
-        return Reply(status, json.loads(content or b"null"))
+        except Exception:
+            logger.exception("batches: a request to %s failed", path)
+        return Reply(status, json.loads(content))
 
 
 def _read(response: Response) -> Reply:

@@ -187,13 +187,19 @@ class Runner:
 async def _answered(name: str, owner: str, request: Request, asks: Asks) -> tuple[str, bool]:
     """What is written about one request, and whether it has an answer."""
     wait_s, most_s = _RETRY_S
-    while (reply := await asks(owner, name, request["url"], request["body"])).status in _AGAIN:
-        await asyncio.sleep(wait_s)
-        wait_s = min(2 * wait_s, most_s)
-    answer = {
-        "id": f"batch_req_{name}",
-        "custom_id": request["custom_id"],
-        "response": {"status_code": reply.status, "request_id": name, "body": reply.body},
-        "error": None,
-    }
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")), reply.status == GOOD
+    try:
+        while (reply := await asks(owner, name, request["url"], request["body"])).status in _AGAIN:
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, most_s)
+    except Exception as error:
+        logger.exception("batches: the request %s has no answer that can be kept", name)
+        message = f"internal error: {type(error).__name__}; see the log"
+        return _line(name, request, None, {"code": "server_error", "message": message}), False
+    response = {"status_code": reply.status, "request_id": name, "body": reply.body}
+    return _line(name, request, response, None), reply.status == GOOD
+
+
+def _line(name: str, request: Request, response: dict[str, Any] | None, error: dict[str, str] | None) -> str:
+    """Of a file of answers."""
+    line = {"id": f"batch_req_{name}", "custom_id": request["custom_id"], "response": response, "error": error}
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":"))

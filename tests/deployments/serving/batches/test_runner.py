@@ -1,0 +1,82 @@
+"""Who works on batches: a line that cannot be answered costs that line, and no batch costs another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.deployments.serving.batches.runner import Reply, Runner
+from pliant.deployments.serving.batches.store import Batch, BatchStore, Progress
+from pliant.deployments.serving.state.storage import FolderStorage
+
+pytestmark = pytest.mark.virtual_time
+
+PATH = "/v1/embeddings"
+
+
+class House:
+    """One gateway's runner. The body of a request says what it is answered with."""
+
+    def __init__(self, folder: Path) -> None:
+        loop = asyncio.get_running_loop()
+        self.store = BatchStore(FolderStorage(folder, make=True), lambda: 1e9 + loop.time())
+        self.asked: list[str] = []
+        """Tenants, one for each request."""
+
+    def batch(self, owner: str, *bodies: dict[str, Any]) -> Batch:
+        lines = [
+            {"custom_id": str(number), "method": "POST", "url": PATH, "body": body}
+            for number, body in enumerate(bodies)
+        ]
+        file = self.store.add_file(owner, "f", "batch", "\n".join(map(json.dumps, lines)).encode())
+        return self.store.add_batch(owner, PATH, file.id, len(lines), None).batch
+
+    async def ask(self, owner: str, name: str, path: str, body: Mapping[str, Any]) -> Reply:
+        self.asked.append(owner)
+        if body.get("breaks"):
+            raise KeyError("boom")
+        return Reply(body.get("status", 200), {"at": path})
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        runner = Runner(self.store, "gateway")
+        task = asyncio.create_task(runner.run())
+        runner.begin(self.ask)
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    async def ended(self, batch: Batch) -> Progress:
+        async with asyncio.timeout(3600):
+            while True:
+                if (progress := self.store.progress(batch)).finished:
+                    return progress
+                await asyncio.sleep(1)
+
+    def lines(self, batch: Batch, file: str | None) -> list[dict[str, Any]]:
+        assert file
+        return [json.loads(line) for line in self.store.content(batch.owner, file).splitlines()]
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+async def test_a_request_that_breaks_costs_its_line(house: House) -> None:
+    batch = house.batch("a", {}, {"breaks": True})
+    async with house.working():
+        end = await house.ended(batch)
+    assert (end.status, end.completed, end.failed) == ("completed", 1, 1)
+    assert end.finished
+    [line] = house.lines(batch, end.finished.error_file_id)
+    assert (line["custom_id"], line["response"], line["error"]["code"]) == ("1", None, "server_error")
+    assert "KeyError" in line["error"]["message"]
