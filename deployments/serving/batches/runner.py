@@ -1,4 +1,4 @@
-"""Answers batches in the background: one at a time in each gateway, a few requests at a time.
+"""Answers batches in the background: in each gateway one of each tenant at a time, a few requests of each at a time.
 
 That these keep nobody waiting is up to replicas, which hear that they are in the background. What is answered is
 stored part by part, so that whoever takes a batch over, after a gateway died or was replaced, goes on behind that.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
 from pliant.deployments.serving.batches.store import (
@@ -26,11 +27,12 @@ from pliant.deployments.serving.outcome import RequestError
 logger = logging.getLogger("pliant")
 
 _AT_A_TIME = 8
-"""Requests of a gateway in the background."""
+"""Requests of a batch."""
 _LOOK_EVERY_S = 5.0
 """For batches that nobody works on."""
 _KEEP_EVERY_S = 2.0
-"""While one is worked on, it is looked whether it was cancelled; every fifth time the lease is renewed."""
+"""While some are worked on, it is looked how far all are, and whether one was cancelled; every fifth time the lease is
+renewed."""
 _LEASE_EVERY = 5
 _RETRY_S = (0.25, 5.0)
 """What a request waits that was refused, at first and at most."""
@@ -60,7 +62,10 @@ class Runner:
         self._asks: Asks | None = None
         self._wake = asyncio.Event()
         self._seen: list[Progress] = []
-        self._mine: Batch | None = None
+        self._complaint = ""
+        """The last one about the state."""
+        self._mine: dict[str, Batch] = {}
+        """By tenant."""
 
     def begin(self, asks: Asks) -> None:
         """From now on `run` works, and has requests answered by `asks`."""
@@ -78,7 +83,7 @@ class Runner:
                 "id": each.batch.id,
                 "tenant": each.batch.owner,
                 "status": each.status,
-                "here": self._mine is not None and self._mine.id == each.batch.id,
+                "here": each.batch in self._mine.values(),
                 "total": each.batch.total,
                 "completed": each.completed,
                 "failed": each.failed,
@@ -90,26 +95,35 @@ class Runner:
         """Work for ever, once it has begun."""
         while self._asks is None:
             await self._wake.wait()
-        complaint = ""
-        while True:
-            try:
+        async with asyncio.TaskGroup() as group:
+            while True:
                 self._wake.clear()
-                batch = await asyncio.to_thread(self._take)
-                if batch is None:
-                    await self._rest(_LOOK_EVERY_S)
-                    continue
-                self._mine = batch
-                await self._work(batch, self._asks)
-            except OSError as error:
-                if str(error) != complaint:
-                    complaint = str(error)
-                    logger.warning("batches: the state cannot be used: %s; trying again", error)
-                await self._rest(_LOOK_EVERY_S)
-            except Exception:
-                logger.exception("batches: failed; trying again")
-                await self._rest(_LOOK_EVERY_S)
-            finally:
-                self._mine = None
+                async with self._patient("batches"):
+                    for batch in await asyncio.to_thread(self._take, set(self._mine)):
+                        self._mine[batch.owner] = batch
+                        group.create_task(self._turn(batch, self._asks))
+                await self._rest(_KEEP_EVERY_S if self._mine else _LOOK_EVERY_S)
+
+    async def _turn(self, batch: Batch, asks: Asks) -> None:
+        """Work on `batch`, and let its tenant's next one come."""
+        async with self._patient(batch.id):
+            await self._work(batch, asks)
+        del self._mine[batch.owner]
+        self.wake()
+
+    @asynccontextmanager
+    async def _patient(self, what: str) -> AsyncIterator[None]:
+        """What goes wrong within is in the log, and some seconds pass before it is tried again."""
+        try:
+            yield
+        except OSError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                logger.warning("%s: the state cannot be used: %s; trying again", what, error)
+            await asyncio.sleep(_LOOK_EVERY_S)
+        except Exception:
+            logger.exception("%s: failed; trying again", what)
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _rest(self, seconds: float) -> None:
         try:
@@ -118,10 +132,14 @@ class Runner:
         except TimeoutError:
             pass
 
-    def _take(self) -> Batch | None:
-        """The oldest batch that no other gateway works on."""
+    def _take(self, busy: set[str]) -> list[Batch]:
+        """Of each tenant but those that are `busy`, the oldest batch that no other gateway works on."""
         self._seen = self.store.unfinished()
-        return next((each.batch for each in self._seen if self.store.lease(each.batch, self._me)), None)
+        taken: dict[str, Batch] = {}
+        for batch, *_ in self._seen:
+            if batch.owner not in busy and batch.owner not in taken and self.store.lease(batch, self._me):
+                taken[batch.owner] = batch
+        return list(taken.values())
 
     async def _work(self, batch: Batch, asks: Asks) -> None:
         """Get on with `batch` until it ends, or another gateway has it."""
@@ -151,7 +169,6 @@ class Runner:
                 return "cancelled"
             if self.store.now() >= batch.expires_at:
                 return "expired"
-            self._seen = await asyncio.to_thread(self.store.unfinished)
             await asyncio.sleep(_KEEP_EVERY_S)
             looks += 1
             if looks % _LEASE_EVERY == 0 and not await asyncio.to_thread(self.store.lease, batch, self._me):

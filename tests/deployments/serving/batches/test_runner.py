@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pliant.deployments.serving.batches.runner import Reply, Runner
-from pliant.deployments.serving.batches.store import Batch, BatchStore, Progress
+from pliant.deployments.serving.batches.store import Batch, BatchStore, Part, Progress
 from pliant.deployments.serving.state.storage import FolderStorage
 
 pytestmark = pytest.mark.virtual_time
@@ -80,3 +80,41 @@ async def test_a_request_that_breaks_costs_its_line(house: House) -> None:
     [line] = house.lines(batch, end.finished.error_file_id)
     assert (line["custom_id"], line["response"], line["error"]["code"]) == ("1", None, "server_error")
     assert "KeyError" in line["error"]["message"]
+
+
+async def test_a_batch_that_gets_nowhere_holds_up_nobody_else_s(house: House) -> None:
+    stuck = house.batch("a", *[{"status": 503}] * 40)
+    other = house.batch("b", *[{}] * 40)
+    async with house.working():
+        assert (await house.ended(other)).completed == 40
+        assert not house.store.progress(stuck).finished
+        house.store.cancel(stuck)
+        assert (await house.ended(stuck)).status == "cancelled"
+
+
+async def test_a_batch_that_cannot_be_worked_on_holds_up_nobody_else_s(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, other = house.batch("a", {}), house.batch("b", {})
+    read = house.store.parts
+
+    def parts(batch: Batch) -> list[Part]:
+        if batch == broken:
+            raise ValueError("damaged")
+        return read(batch)
+
+    house.store.parts = parts  # type: ignore[method-assign]
+    async with house.working():
+        assert (await house.ended(other)).completed == 1
+        assert f"{broken.id}: failed; trying again" in caplog.text
+        house.store.parts = read  # type: ignore[method-assign]
+        assert (await house.ended(broken)).completed == 1
+
+
+async def test_a_tenant_s_batches_come_one_after_the_other(house: House) -> None:
+    first, second = house.batch("a", {"status": 503}), house.batch("a", {})
+    async with house.working():
+        await asyncio.sleep(60)
+        assert not house.store.progress(second).finished
+        house.store.cancel(first)
+        assert (await house.ended(second)).completed == 1
