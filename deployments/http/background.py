@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
-from starlette.types import Message
+from starlette.types import Message, Scope
 
-from pliant.deployments.http.failures import answer_failures
+from pliant.deployments.http.failures import answer_failures, fault_of
 from pliant.deployments.http.statuses import error_response
 from pliant.deployments.http.tracing import trace_requests
 from pliant.deployments.serving.batches.runner import Reply
@@ -20,6 +20,9 @@ from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.tenants import act_for
 
 logger = logging.getLogger("pliant")
+
+_FOR_EVER = (Fault.SHORT_SLO, Fault.QUOTA)
+"""What waiting does not mend, although it is said with a status that others have whose time comes."""
 
 
 class Background:
@@ -57,7 +60,7 @@ class Background:
             content += message.get("body", b"")
 
         headers = [(REQUEST_ID, name.encode()), (b"content-type", b"application/json")]
-        scope = {
+        scope: Scope = {
             "type": "http",
             "method": "POST",
             "path": path,
@@ -69,7 +72,7 @@ class Background:
             await self._app(scope, receive, send)
         except Exception:
             logger.exception("batches: a request to %s failed", path)
-        return Reply(status, json.loads(content))
+        return Reply(status, json.loads(content), fault_of(scope) in _FOR_EVER)
 
 
 def _read(response: Response) -> Reply:

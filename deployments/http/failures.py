@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
+from starlette.types import Scope
 
 from pliant.deployments.http.statuses import error_response
-from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
+
+_FAULT = "pliant.fault"
 
 
 def answer_failures(app: FastAPI) -> None:
@@ -14,9 +17,16 @@ def answer_failures(app: FastAPI) -> None:
     @app.exception_handler(RequestError)
     async def ended(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
+        request.scope[_FAULT] = error.fault
         return error_response(request.scope, error)
 
     app.add_exception_handler(Exception, failed)
+
+
+def fault_of(scope: Scope) -> Fault | None:
+    """What was wrong with the HTTP request that ended without an answer, as far as that has a name."""
+    fault: Fault | None = scope.get(_FAULT)
+    return fault
 
 
 async def failed(request: Request, error: Exception) -> Response:

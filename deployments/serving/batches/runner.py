@@ -37,7 +37,7 @@ _LEASE_EVERY = 5
 _RETRY_S = (0.25, 5.0)
 """What a request waits that was refused, at first and at most."""
 _AGAIN = (429, 503, 504)
-"""Statuses of requests that are sent again."""
+"""Statuses of requests that are sent again, where that may help."""
 
 
 class Reply(NamedTuple):
@@ -45,6 +45,8 @@ class Reply(NamedTuple):
 
     status: int
     body: Any
+    for_ever: bool = False
+    """Whether the same request is refused however often it is sent."""
 
 
 Request = Mapping[str, Any]
@@ -205,7 +207,10 @@ async def _answered(name: str, owner: str, request: Request, asks: Asks) -> tupl
     """What is written about one request, and whether it has an answer."""
     wait_s, most_s = _RETRY_S
     try:
-        while (reply := await asks(owner, name, request["url"], request["body"])).status in _AGAIN:
+        while True:
+            reply = await asks(owner, name, request["url"], request["body"])
+            if reply.status not in _AGAIN or reply.for_ever:
+                break
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, most_s)
     except Exception as error:

@@ -41,7 +41,7 @@ class House:
         self.asked.append(owner)
         if body.get("breaks"):
             raise KeyError("boom")
-        return Reply(body.get("status", 200), {"at": path})
+        return Reply(body.get("status", 200), {"at": path}, body.get("for_ever", False))
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
@@ -118,3 +118,13 @@ async def test_a_tenant_s_batches_come_one_after_the_other(house: House) -> None
         assert not house.store.progress(second).finished
         house.store.cancel(first)
         assert (await house.ended(second)).completed == 1
+
+
+async def test_a_request_that_is_refused_for_ever_is_not_sent_again(house: House) -> None:
+    batch = house.batch("a", {"status": 429, "for_ever": True})
+    async with house.working():
+        end = await house.ended(batch)
+    assert (end.status, end.failed, len(house.asked)) == ("completed", 1, 1)
+    assert end.finished
+    [line] = house.lines(batch, end.finished.error_file_id)
+    assert line["response"]["status_code"] == 429
