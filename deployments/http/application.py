@@ -9,13 +9,14 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
 
 from pliant import __version__
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http import embeddings, hugging_face, open_inference, openai_batches, reranking
 from pliant.deployments.http.background import Background
 from pliant.deployments.http.console.console import Console, router
-from pliant.deployments.http.failures import answer_failures
+from pliant.deployments.http.failures import answer_failures, failed
 from pliant.deployments.http.openapi import document
 from pliant.deployments.http.places import PROBES, Places, Refused
 from pliant.deployments.http.statuses import error_response
@@ -95,6 +96,7 @@ def application(
     names = [service.name for service in services]
     app.add_middleware(Places, config=config, services=names, refused=refused, occupied=occupied)
     if tenants:
+        app.add_middleware(ServerErrorMiddleware, handler=failed)  # within: tenants have failures counted, too
         app.add_middleware(Tenancy, tenants=tenants)
     trace_requests(app)
     return app

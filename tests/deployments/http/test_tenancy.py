@@ -225,6 +225,19 @@ def test_stats_show_tenants() -> None:
     assert facts == {"open": 0, "tokens": 4, "requests": {"200": 1, "404": 1}, "remaining_tokens": 96}
 
 
+def test_what_nobody_expected_counts_as_failed() -> None:
+    class Broken(Model):
+        async def classify(self, texts: Sequence[str], parameters: ClassifyParameters) -> list[Prediction]:
+            raise KeyError("boom")
+
+    found = tenants(a={"requests_per_minute": 9})
+    http = TestClient(application_of(found, Broken("topics")), raise_server_exceptions=False)
+    answer = ask(http, "a")
+    assert (answer.status_code, answer.json()) == (500, {"error": "internal error: KeyError; see the log"})
+    assert answer.headers["x-ratelimit-remaining-requests"] == "8"
+    assert found.facts()["a"]["requests"] == {"500": 1}
+
+
 def test_who_may_observe_and_asks_hears_what_took_how_long() -> None:
     class Asking(Model):
         async def classify(self, texts: Sequence[str], parameters: ClassifyParameters) -> list[Prediction]:
