@@ -112,7 +112,9 @@ async def test_a_batch_that_cannot_be_worked_on_holds_up_nobody_else_s(
 
 
 async def test_a_tenant_s_batches_come_one_after_the_other(house: House) -> None:
-    first, second = house.batch("a", {"status": 503}), house.batch("a", {})
+    first = house.batch("a", {"status": 503})
+    await asyncio.sleep(1)
+    second = house.batch("a", {})
     async with house.working():
         await asyncio.sleep(60)
         assert not house.store.progress(second).finished
