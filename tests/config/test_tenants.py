@@ -49,3 +49,5 @@ def test_those_who_need_no_named_keys() -> None:
 def test_clamps(wanted: float, given: float) -> None:
     assert SloBounds(min=10, max=100).clamp(wanted) == given
     assert SloBounds().clamp(wanted) == wanted
+    assert SloBounds(min=10).clamp(wanted) == max(wanted, 10)
+    assert SloBounds(max=100).clamp(wanted) == min(wanted, 100)

@@ -33,8 +33,8 @@ class SloBounds(Strict):
 
     def clamp(self, slo_ms: float) -> float:
         """The nearest to `slo_ms` that is allowed."""
-        low, high = self.min or slo_ms, self.max or slo_ms
-        return min(max(slo_ms, low), high)
+        least = slo_ms if self.min is None else max(slo_ms, self.min)
+        return least if self.max is None else min(least, self.max)
 
 
 class TenantConfig(Strict):
