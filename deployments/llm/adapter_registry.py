@@ -194,6 +194,9 @@ class AdapterRegistry(Registry[Registered, AdapterSource]):
         entry = known or next(kept, None)
         if entry is None:
             raise _rejected(f"there is no adapter {name[:200]!r}; /v1/models lists those there are", Fault.NOT_FOUND)
+        if not by.may_use(entry.service):
+            reason = f"{name!r} is of {entry.service}, which tenant {by.tenant} may not use"
+            raise _rejected(reason, Fault.FORBIDDEN)
         self._check_movable(name)
         self._check_owner(by, name, entry.owner)
         source = self._open(self._sources[entry.service])

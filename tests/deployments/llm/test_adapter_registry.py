@@ -506,6 +506,15 @@ async def test_adapters_are_loaded_for_services_that_one_may_use(house: House, n
     await registry.load("a", "sql", named, by=Manager("mine", False, ("chat",)))
 
 
+async def test_adapters_of_services_that_one_may_not_use_stay(house: House) -> None:
+    adapter_folder(house.more / "sql")
+    registry = await house.open()
+    await registry.load("a", "sql", by=MINE)
+    elsewhere = Manager("admin", True, ("topics",))
+    assert await refused(registry.unload("a", by=elsewhere), "of chat, which tenant admin may not") is Fault.FORBIDDEN
+    assert names(registry) == ["a"]
+
+
 class Bucket:
     """Adapters on object storage, and a house that may load from there."""
 
