@@ -99,3 +99,14 @@ def test_nothing_leads_out_of_a_root(rest: str) -> None:
     assert remote.is_below(url, "s3://b/adapters") == plain
     assert not remote.is_below(url, "s3://b/other")
     assert not remote.is_below(f"s3://b/adapters-of-others/{rest}", "s3://b/adapters")
+
+
+@pytest.mark.parametrize(
+    "rest", ["%2e%2e/x", ".%2E/x", "..%2fx", "%2E/x", "a/.\t./x", "a?b", "a%3fb", "..\\x", "a%5c..%5cx"]
+)
+def test_nothing_leads_out_of_a_root_in_disguise(rest: str) -> None:
+    assert not remote.is_below(f"https://h/adapters/{rest}", "https://h/adapters")
+
+
+def test_a_folder_may_have_percents_in_its_name() -> None:
+    assert remote.is_below("https://h/adapters/my%20own/a..b", "https://h/adapters")

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from pliant.cache import cache_folder, made_once
 
@@ -22,11 +23,12 @@ def is_remote(folder: str) -> bool:
 
 
 def is_below(folder: str, root: str) -> bool:
-    """Whether the URL `folder` leads to a folder within the URL `root`, spelled plainly: no `..`, and no second URL
-    behind it, as fsspec chains them by `::`."""
+    """Whether the URL `folder` leads to a folder within the URL `root`, spelled plainly: no `..`, not even in percents
+    that HTTP decodes, no query, and no second URL behind it, as fsspec chains them by `::`."""
     rest = unpinned(folder).removeprefix(root.rstrip("/") + "/")
-    plain = "::" not in rest and all(part not in ("", ".", "..") for part in rest.split("/"))
-    return plain and rest != unpinned(folder)
+    path = unquote(rest)
+    plain = path.isprintable() and not any(mark in path for mark in ("::", "?", "\\"))
+    return plain and all(part not in ("", ".", "..") for part in path.split("/")) and rest != unpinned(folder)
 
 
 def unpinned(folder: str) -> str:
