@@ -12,14 +12,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.scripted import Replica, Replicas, ids, language_model, said
 from support.tenants import tenants
 
 from pliant.config.cluster import GatewayConfig
 from pliant.deployments.http.application import application
-from pliant.deployments.http.form import fields
 from pliant.deployments.llm.kind import LlmKind
 from pliant.deployments.llm.request import Generation
 from pliant.deployments.serving.batches.runner import Runner
@@ -323,11 +320,3 @@ async def test_bad_requests(gateways: Gateways) -> None:
         assert refused.value.status_code == 415
         with pytest.raises(openai.BadRequestError, match="limit"):
             await client.get("/files?limit=0", cast_to=object)
-
-
-@given(content=st.binary(max_size=200), filename=st.text("aä. \"'", min_size=1, max_size=9))
-def test_forms_bring_files_as_they_are(content: bytes, filename: str) -> None:
-    request = httpx.Request("POST", "http://x", files={"file": (filename, content)}, data={"purpose": "batch"})
-    found = fields(request.headers["content-type"], request.read())
-    assert found["file"].content == content
-    assert found["purpose"].content == b"batch"
