@@ -16,7 +16,7 @@ from pliant.deployments.http.openai_body import Body, Neutral
 from pliant.deployments.http.openai_schemas import parsed
 from pliant.deployments.http.openapi import answers, json_body
 from pliant.deployments.serving.batches.runner import Runner
-from pliant.deployments.serving.batches.store import File, Progress, lines_of
+from pliant.deployments.serving.batches.store import BatchStore, File, Progress, lines_of
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.tenants import current
 
@@ -28,6 +28,7 @@ Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 _MOST_LINES = 50_000
 _MOST_LISTED = 100
 _RETRY_S = 5.0
+_STORED_WITHIN_S = 30.0
 _ENDED = {"completed": "completed_at", "failed": "failed_at", "expired": "expired_at", "cancelled": "cancelled_at"}
 """What OpenAI calls the time at which a batch ended, by how."""
 
@@ -79,26 +80,26 @@ def router(runner: Runner, max_body: int) -> APIRouter:
             raise RequestError(Outcome.REJECTED, f"purpose: got {purpose[:60]!r}; must be batch", param="purpose")
         given = parts["file"]
         await asyncio.to_thread(_check, given.content)
-        file = await _stored(store.add_file, owner, given.filename or "file", purpose, given.content)
+        file = await _stored(store, store.add_file, owner, given.filename or "file", purpose, given.content)
         return JSONResponse(_file(file))
 
     @api.get("/files", responses=media)
     async def files(after: str | None = None, limit: int = _MOST_LISTED, purpose: str | None = None) -> Json:
-        found = await _stored(store.files, _owner())
+        found = await _stored(store, store.files, _owner())
         return _listed([_file(file) for file in found if purpose in (None, file.purpose)], after, limit)
 
     @api.get("/files/{file_id}", responses=media)
     async def file(file_id: str) -> Json:
-        return _file(await _stored(store.file, _owner(), file_id))
+        return _file(await _stored(store, store.file, _owner(), file_id))
 
     @api.get("/files/{file_id}/content", responses=answers("application/octet-stream"))
     async def content(file_id: str) -> Response:
-        found = await _stored(store.content, _owner(), file_id)
+        found = await _stored(store, store.content, _owner(), file_id)
         return Response(found, media_type="application/octet-stream")
 
     @api.delete("/files/{file_id}", responses=media)
     async def delete(file_id: str) -> Json:
-        await _stored(store.delete_file, _owner(), file_id)
+        await _stored(store, store.delete_file, _owner(), file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 
     @api.post("/batches", openapi_extra=json_body(BatchRequest), responses=media)
@@ -106,38 +107,39 @@ def router(runner: Runner, max_body: int) -> APIRouter:
         owner = _owner()
         body = await read_body(request, max_body)
         call = await off_loop(len(body), lambda: parsed(BatchRequest, body))
-        content = await _stored(store.content, owner, call.input_file_id)
+        content = await _stored(store, store.content, owner, call.input_file_id)
         total = await asyncio.to_thread(_check, content, call.endpoint)
-        batch = await _stored(store.add_batch, owner, call.endpoint, call.input_file_id, total, call.metadata)
+        batch = await _stored(store, store.add_batch, owner, call.endpoint, call.input_file_id, total, call.metadata)
         runner.wake()
         return JSONResponse(_batch(batch))
 
     @api.get("/batches", responses=media)
     async def batches(after: str | None = None, limit: int = 20) -> Json:
-        found = await _stored(store.batches, _owner())
+        found = await _stored(store, store.batches, _owner())
         return _listed([_batch(each) for each in found], after, limit)
 
     @api.get("/batches/{batch_id}", responses=media)
     async def batch(batch_id: str) -> Json:
-        return _batch(await _stored(store.batch, _owner(), batch_id))
+        return _batch(await _stored(store, store.batch, _owner(), batch_id))
 
     @api.post("/batches/{batch_id}/cancel", responses=media)
     async def cancel(batch_id: str) -> Json:
-        found = await _stored(store.batch, _owner(), batch_id)
+        found = await _stored(store, store.batch, _owner(), batch_id)
         if found.finished:
             reason = f"batch_id: {batch_id} is {found.status}; only one that has not ended can be cancelled"
             raise RequestError(Outcome.REJECTED, reason, fault=Fault.CONFLICT, param="batch_id")
-        await _stored(store.cancel, found.batch)
+        await _stored(store, store.cancel, found.batch)
         runner.wake()
-        return _batch(await _stored(store.batch, _owner(), batch_id))
+        return _batch(await _stored(store, store.batch, _owner(), batch_id))
 
     return api
 
 
-async def _stored(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What a method of the store answers. Raises RequestError also when the store cannot be used."""
+async def _stored(store: BatchStore, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a method of `store` answers. Raises RequestError also when it cannot be used."""
     try:
-        return await asyncio.to_thread(method, *args, **kwargs)
+        async with asyncio.timeout(_STORED_WITHIN_S):
+            return await store.in_thread(method, *args, **kwargs)
     except OSError as error:
         reason = f"files and batches cannot be read or written now: {error.strerror or 'the state does not answer'}"
         raise RequestError(Outcome.UNAVAILABLE, reason, _RETRY_S) from error

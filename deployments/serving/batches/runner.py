@@ -101,7 +101,7 @@ class Runner:
             while True:
                 self._wake.clear()
                 async with self._patient("batches"):
-                    for batch in await asyncio.to_thread(self._take, set(self._mine)):
+                    for batch in await self.store.in_thread(self._take, set(self._mine)):
                         self._mine[batch.owner] = batch
                         group.create_task(self._turn(batch, self._asks))
                 await self._rest(_KEEP_EVERY_S if self._mine else _LOOK_EVERY_S)
@@ -161,26 +161,26 @@ class Runner:
                 task.cancel()
             await asyncio.gather(answering, keeping, return_exceptions=True)
         if end != "lost":
-            await asyncio.to_thread(self.store.finish, batch, end)
+            await self.store.in_thread(self.store.finish, batch, end)
 
     async def _keep(self, batch: Batch) -> Status | Literal["lost"]:
         """Hold the lease of `batch` as long as it is to be worked on; returns why it is not any more."""
         looks = 0
         while True:
-            if await asyncio.to_thread(self.store.is_cancelled, batch):
+            if await self.store.in_thread(self.store.is_cancelled, batch):
                 return "cancelled"
             if self.store.now() >= batch.expires_at:
                 return "expired"
             await asyncio.sleep(_KEEP_EVERY_S)
             looks += 1
-            if looks % _LEASE_EVERY == 0 and not await asyncio.to_thread(self.store.lease, batch, self._me):
+            if looks % _LEASE_EVERY == 0 and not await self.store.in_thread(self.store.lease, batch, self._me):
                 return "lost"
 
     async def _answer(self, batch: Batch, asks: Asks) -> None:
         """Raises RequestError if its file is gone."""
-        content = await asyncio.to_thread(self.store.content, batch.owner, batch.input_file_id)
+        content = await self.store.in_thread(self.store.content, batch.owner, batch.input_file_id)
         lines = lines_of(content)
-        done = {part.first for part in await asyncio.to_thread(self.store.parts, batch)}
+        done = {part.first for part in await self.store.in_thread(self.store.parts, batch)}
         places = asyncio.Semaphore(_AT_A_TIME)
         async with asyncio.TaskGroup() as group:
             for first in range(0, len(lines), PART_LINES):
@@ -200,7 +200,7 @@ class Runner:
 
         found = await asyncio.gather(*(one(index, request) for index, request in enumerate(requests)))
         failed = sum(not good for _, good in found)
-        await asyncio.to_thread(self.store.add_part, batch, first, [line for line, _ in found], failed)
+        await self.store.in_thread(self.store.add_part, batch, first, [line for line, _ in found], failed)
 
 
 async def _answered(name: str, owner: str, request: Request, asks: Asks) -> tuple[str, bool]:

@@ -8,24 +8,29 @@ All that is stored is created once and never changed, so gateways need nobody be
 - `cancelled`: nothing more is to be done;
 - `finished`: how it ended.
 
-All of this blocks, and raises OSError.
+All of this blocks, but for `in_thread`, and raises OSError.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.state.storage import Storage
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Status = Literal["in_progress", "cancelling", "completed", "failed", "expired", "cancelled"]
 """Failed: its file was deleted."""
 
@@ -37,6 +42,7 @@ _MOST_FILES = 256
 """Of one tenant, those that batches wrote not counted."""
 _MOST_BATCHES = 128
 """Of one tenant; of those that ended, the oldest make way."""
+_THREADS = 4
 _LEASE_S = 30.0
 _WINDOW_S = 24 * 3600
 _ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
@@ -115,7 +121,13 @@ class BatchStore:
 
     def __init__(self, storage: Storage, now: Callable[[], float] = time.time) -> None:
         self._storage = storage
+        self._threads = ThreadPoolExecutor(_THREADS, "batches")
         self.now = now
+
+    async def in_thread(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `method` answers, which uses the storage. The store has a few threads of its own, so that a storage that
+        does not answer holds up nothing else."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(method, *args, **kwargs))
 
     # Files
 
