@@ -24,6 +24,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Json = dict[str, Any]
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 
 _MOST_LINES = 50_000
 _MOST_LISTED = 100
@@ -39,7 +42,7 @@ class BatchRequest(Body):
     input_file_id: str
     endpoint: Endpoint
     completion_window: Literal["24h"]
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     output_expires_after: Annotated[Any, Neutral()] = None
 
 

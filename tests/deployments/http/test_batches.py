@@ -320,3 +320,14 @@ async def test_bad_requests(gateways: Gateways) -> None:
         assert refused.value.status_code == 415
         with pytest.raises(openai.BadRequestError, match="limit"):
             await client.get("/files?limit=0", cast_to=object)
+
+
+@pytest.mark.parametrize("metadata", [{"k" * 65: "v"}, {"k": "v" * 513}, {f"k{number}": "v" for number in range(17)}])
+async def test_metadata_are_bounded(gateways: Gateways, metadata: dict[str, str]) -> None:
+    async with gateways.gateway() as connect:
+        client = connect("a")
+        file = await client.files.create(file=("in.jsonl", jsonl(lines(1))), purpose="batch")
+        with pytest.raises(openai.BadRequestError, match="metadata"):
+            await client.batches.create(
+                input_file_id=file.id, endpoint="/v1/completions", completion_window="24h", metadata=metadata
+            )
