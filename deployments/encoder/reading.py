@@ -154,7 +154,6 @@ class Reader:
             tokens = await self._tokenize(text, self._config.truncate if truncate is None else truncate)
             length = len(tokens.ids)
             self._recorder.arrived(length)
-            current().spend(length)
             errand = TextErrand(
                 self.name,
                 tokens.ids.tobytes(),
@@ -169,7 +168,8 @@ class Reader:
                 stops,
             )
             try:
-                answer, interrupted = await self._caller.answer(errand)
+                with current().spending(length):
+                    answer, interrupted = await self._caller.answer(errand)
             except RequestError as error:
                 if error.outcome is Outcome.SHED and slack_share == 1:
                     self._recorder.shed()

@@ -204,12 +204,12 @@ class LanguageModel:
         slo_s, timeout_s = (max(0.0, within_s - spent_s) for within_s in (config.slo_ms / 1e3, config.timeout_s))
         errand = AnswerErrand(generation, subject, slo_s, timeout_s, config.share_prefixes)
         account = current()
-        account.spend(len(generation.prompt))
         self._recorder.arrived(len(generation.prompt))
-        with counted(self._recorder):
+        with counted(self._recorder), account.spending(len(generation.prompt)) as spending:
             async with aclosing(self._caller.stream(errand)) as pieces:
                 async for piece in pieces:
                     first_s = first_s or time.monotonic() - started
+                    spending.begun = True
                     count += len(piece.tokens)
                     account.spend(len(piece.tokens))
                     yield piece

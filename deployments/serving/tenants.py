@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from pliant.config.tenants import ANONYMOUS, OPEN, Right, TenantConfig
@@ -39,6 +41,14 @@ class TenantRecorder(Protocol):
     def answered(self, tenant: str, status: int) -> None: ...
 
     def spent(self, tenant: str, tokens: int) -> None: ...
+
+
+@dataclass
+class Spending:
+    """What is being computed for a tenant."""
+
+    begun: bool = False
+    """Whether some of the answer is there, so that no refusal is one of all."""
 
 
 class Account:
@@ -119,13 +129,29 @@ class Account:
         self._open -= 1
 
     def spend(self, tokens: int) -> None:
-        """So many tokens, of a text, a prompt or an answer, are computed for it."""
-        self._tokens += tokens
+        """So many tokens of an answer were computed for it."""
         now = self._now()
         if limit := self._limits(now).get("tokens"):
             limit.spend(tokens, now)
-        if self._recorder:
-            self._recorder.spent(self.name, tokens)
+        self._computed(tokens)
+
+    @contextmanager
+    def spending(self, tokens: int) -> Iterator[Spending]:
+        """So many tokens, of a text or a prompt, are computed for it within. What is refused costs it nothing."""
+        now = self._now()
+        if limit := self._limits(now).get("tokens"):
+            limit.spend(tokens, now)
+        spending = Spending()
+        try:
+            yield spending
+        except RequestError:
+            if not spending.begun:
+                if limit:
+                    limit.give_back(tokens, self._now())
+                tokens = 0
+            raise
+        finally:
+            self._computed(tokens)
 
     def answered(self, status: int) -> None:
         """A request of its got this HTTP status."""
@@ -164,6 +190,11 @@ class Account:
             "requests": {str(status): count for status, count in sorted(self._statuses.items())},
             **left,
         }
+
+    def _computed(self, tokens: int) -> None:
+        self._tokens += tokens
+        if self._recorder:
+            self._recorder.spent(self.name, tokens)
 
     def _limits(self, now: float) -> dict[str, RateLimit]:
         """With as many gateways as there are now."""

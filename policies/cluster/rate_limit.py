@@ -36,6 +36,10 @@ class RateLimit:
         """`amount` was spent, whether it was left or not."""
         self._level = self.left(now) - amount
 
+    def give_back(self, amount: float, now: float) -> None:
+        """`amount` was not needed after all."""
+        self._level = min(self.per_minute, self.left(now) + amount)
+
     def wait_s(self, amount: float, now: float) -> float:
         """Seconds until `amount` is left; 0 when it is, infinite when it never will be."""
         missing = amount - self.left(now)

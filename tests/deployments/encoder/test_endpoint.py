@@ -15,10 +15,12 @@ from support.doubles import report
 from support.scripted_replicas import ANSWERS, Act, refuses
 from support.text_service import ANSWER, LOGITS, TextService, save_tokenizer
 
+from pliant.config.tenants import TenantConfig
 from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query
 from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.serving.errors import NotDeployedError, ReplicaLeftError, ReplicaLostError
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
+from pliant.deployments.serving.tenants import Account, act_for
 
 pytestmark = pytest.mark.virtual_time
 
@@ -373,3 +375,14 @@ async def test_only_cascades_have_details(build: Build) -> None:
     with pytest.raises(RequestError, match=r"parameters\.details: topics is no cascade") as error:
         await build({"r": [ANSWERS]}).classifier.classify(["a"], ClassifyParameters(details=True))
     assert error.value.outcome == Outcome.REJECTED
+
+
+async def test_tokens_count_that_are_computed_and_no_others(build: Build) -> None:
+    account = Account("a", TenantConfig(tokens_per_minute=100))
+    act_for(account)
+    service = build({"r": [refuses("busy"), ANSWERS]})
+    with pytest.raises(RequestError, match="too busy"):
+        await service.classifier.classify(["a b"], PLAIN)
+    assert (account.facts()["tokens"], account.facts()["remaining_tokens"]) == (0, 100)
+    await service.classifier.classify(["a b"], PLAIN)
+    assert (account.facts()["tokens"], account.facts()["remaining_tokens"]) == (4, 96)

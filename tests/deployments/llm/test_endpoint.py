@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.scripted import MAX_LENGTH, TOKENIZER, Replica, Replicas, ids, language_model, report, said
 from support.waiting import until
 
+from pliant.config.tenants import TenantConfig
 from pliant.deployments.llm.errand import AnswerErrand
 from pliant.deployments.llm.request import Generation, Piece, merged
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.parcels import Refusal
+from pliant.deployments.serving.tenants import Account, act_for
 from pliant.formats.adapter_info import AdapterRef
 from pliant.sampling import Sampling
 
@@ -372,3 +376,23 @@ async def test_an_answer_ends_when_its_adapter_cannot_be_loaded_again(tmp_path: 
     with pytest.raises(RequestError, match="adapter sql cannot be loaded"):
         await answer(tmp_path, replicas, ADAPTED)
     assert len(replicas.replicas[other].asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("gives", "tokens"),
+    [([BUSY], 0), ([Piece((97,), "a", finish="length")], len(GREEDY.prompt) + 1)],
+)
+async def test_tokens_count_that_are_computed_and_no_others(tmp_path: Path, gives: list[Any], tokens: int) -> None:
+    account = Account("a", TenantConfig(tokens_per_minute=100))
+    act_for(account)
+    with suppress(RequestError):
+        await answer(tmp_path, Replicas(a=Replica(gives=gives)))
+    assert (account.facts()["tokens"], account.facts()["remaining_tokens"]) == (tokens, 100 - tokens)
+
+
+async def test_a_prompt_counts_whose_answer_ends_early(tmp_path: Path) -> None:
+    account = Account("a")
+    act_for(account)
+    with pytest.raises(RequestError):
+        await answer(tmp_path, Replicas(a=Replica(dies_after=3)), timeout_s=1)
+    assert account.facts()["tokens"] == len(GREEDY.prompt) + 3

@@ -50,3 +50,12 @@ def test_what_is_never_left_is_said_to_be() -> None:
     assert RateLimit(0).wait_s(1, 0.0) == math.inf
     with pytest.raises(ValueError, match="at least 0"):
         RateLimit(-1)
+
+
+def test_what_was_not_needed_is_there_again_but_no_more_than_the_limit() -> None:
+    limit = RateLimit(60)
+    limit.spend(50, 0.0)
+    limit.give_back(20, 0.0)
+    assert limit.left(0.0) == 30
+    limit.give_back(50, 1.0)
+    assert limit.left(1.0) == 60
