@@ -56,7 +56,8 @@ def storage(place: str | None) -> Storage:
 
 
 class FolderStorage:
-    """A folder. What was created is there, whole, after a power cut, too; nobody sees the half of it."""
+    """A folder. What was created is there, whole, after a power cut, too. Nobody sees the half of it, unless the file
+    system has no hard links: then whoever looks while a file is written may, and after a power cut."""
 
     def __init__(self, root: Path, make: bool = False) -> None:
         """`make`: the folder need not be there."""
@@ -84,7 +85,8 @@ class FolderStorage:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            _write(target, content)
+            draft.unlink(missing_ok=True)  # it may have the last of the space
+            _write_whole(target, content)
         finally:
             draft.unlink(missing_ok=True)
         sync(target.parent)
@@ -203,3 +205,14 @@ def _write(file: Path, content: bytes) -> None:
         opened.write(content)
         opened.flush()
         os.fsync(opened.fileno())
+
+
+def _write_whole(file: Path, content: bytes) -> None:
+    """Leaves nothing behind if it fails."""
+    try:
+        _write(file, content)
+    except FileExistsError:
+        raise
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
