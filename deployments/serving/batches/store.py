@@ -24,13 +24,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.deployments.serving.state.storage import Storage
 
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S", bound=BaseModel)
 Status = Literal["in_progress", "cancelling", "completed", "failed", "expired", "cancelled"]
 """Failed: its file was deleted."""
 
@@ -173,9 +174,13 @@ class BatchStore:
         self._storage.remove(f"{_FILES}/{file.id}.content")
 
     def _read_file(self, id: str) -> File | None:
+        return self._read(File, f"{_FILES}/{id}")
+
+    def _read(self, form: type[S], path: str) -> S | None:
+        """None if it is not there, or only the half of it, as after a power cut where there are no hard links."""
         try:
-            return File.model_validate_json(self._storage.read(f"{_FILES}/{id}"))
-        except FileNotFoundError:
+            return form.model_validate_json(self._storage.read(path))
+        except (FileNotFoundError, ValidationError):
             return None
 
     # Batches
@@ -218,8 +223,7 @@ class BatchStore:
     def progress(self, batch: Batch) -> Progress:
         """How far `batch` is."""
         names = self._names(batch)
-        if "finished" in names:
-            end = Finished.model_validate_json(self._storage.read(f"{_BATCHES}/{batch.id}/finished"))
+        if "finished" in names and (end := self._read(Finished, f"{_BATCHES}/{batch.id}/finished")):
             return Progress(batch, end.status, end.completed, end.failed, end)
         parts = _parts(names)
         status: Status = "cancelling" if "cancelled" in names else "in_progress"
@@ -247,10 +251,7 @@ class BatchStore:
                 yield batch
 
     def _read_batch(self, id: str) -> Batch | None:
-        try:
-            return Batch.model_validate_json(self._storage.read(f"{_BATCHES}/{id}/batch"))
-        except FileNotFoundError:
-            return None
+        return self._read(Batch, f"{_BATCHES}/{id}/batch")
 
     def _remove(self, old: Progress) -> None:
         """Forget a batch that has ended, and what it wrote."""
@@ -268,8 +269,8 @@ class BatchStore:
         names = self._names(batch)
         numbers = sorted(int(name.partition(".")[2]) for name in names if name.startswith("lease."))
         if numbers:
-            latest = _Lease.model_validate_json(self._storage.read(self._lease(batch, numbers[-1])))
-            if latest.gateway != gateway and latest.until > self.now():
+            latest = self._read(_Lease, self._lease(batch, numbers[-1]))
+            if latest and latest.gateway != gateway and latest.until > self.now():
                 return False
         number = numbers[-1] + 1 if numbers else 0
         try:
@@ -292,14 +293,18 @@ class BatchStore:
             self._storage.create(f"{_BATCHES}/{batch.id}/{name}", "\n".join(answers).encode())
 
     def finish(self, batch: Batch, status: Status) -> None:
-        """Write what was answered into files, and have the batch end so."""
+        """Write what was answered into files, and have the batch end so. Raises OSError if some of it is damaged, which
+        is then to be answered again."""
+        if self.progress(batch).finished:
+            return
+        if "finished" in self._names(batch):  # the half of it
+            self._storage.remove(f"{_BATCHES}/{batch.id}/finished")
         good: list[bytes] = []
         bad: list[bytes] = []
         parts = self.parts(batch)
         for part in parts:
-            for line in self._storage.read(f"{_BATCHES}/{batch.id}/{part.name}").split(b"\n"):
-                response = json.loads(line)["response"]
-                (good if response and response["status_code"] == GOOD else bad).append(line)
+            for line, is_good in self._answers(batch, part):
+                (good if is_good else bad).append(line)
         files = [
             self.add_file(batch.owner, f"{batch.id}_{kind}.jsonl", _OUTPUT, b"\n".join(lines) + b"\n").id
             if lines
@@ -318,6 +323,19 @@ class BatchStore:
             self._create(batch, "finished", end)
         for part in parts:
             self._storage.remove(f"{_BATCHES}/{batch.id}/{part.name}")
+
+    def _answers(self, batch: Batch, part: Part) -> list[tuple[bytes, bool]]:
+        """The lines of `part`, and whether there is an answer in them. One that is damaged is removed."""
+        path = f"{_BATCHES}/{batch.id}/{part.name}"
+        lines = self._storage.read(path).split(b"\n")
+        try:
+            responses = [json.loads(line)["response"] for line in lines]
+        except ValueError:
+            responses = []
+        if len(responses) != part.completed + part.failed:
+            self._storage.remove(path)
+            raise OSError(f"{part.name} of {batch.id} is damaged")
+        return [(line, bool(each) and each["status_code"] == GOOD) for line, each in zip(lines, responses, strict=True)]
 
     def _names(self, batch: Batch) -> list[str]:
         return self._storage.names(f"{_BATCHES}/{batch.id}")

@@ -25,7 +25,8 @@ class House:
 
     def __init__(self, folder: Path) -> None:
         loop = asyncio.get_running_loop()
-        self.store = BatchStore(FolderStorage(folder, make=True), lambda: 1e9 + loop.time())
+        self.storage = FolderStorage(folder, make=True)
+        self.store = BatchStore(self.storage, lambda: 1e9 + loop.time())
         self.asked: list[str] = []
         """Tenants, one for each request."""
 
@@ -130,3 +131,42 @@ async def test_a_request_that_is_refused_for_ever_is_not_sent_again(house: House
     assert end.finished
     [line] = house.lines(batch, end.finished.error_file_id)
     assert line["response"]["status_code"] == 429
+
+
+@pytest.mark.parametrize("left", ["", '{"id', '{"response":null}'])
+async def test_damaged_answers_are_computed_again(house: House, left: str) -> None:
+    batch = house.batch("a", {}, {}, {})
+    house.storage.create(f"batches/jobs/{batch.id}/part.{0:08}.3.0", left.encode())
+    async with house.working():
+        end = await house.ended(batch)
+    assert (end.completed, end.failed, len(house.asked)) == (3, 0, 3)
+
+
+@pytest.mark.parametrize("name", ["finished", "lease.00000003"])
+async def test_what_is_damaged_otherwise_is_written_anew(house: House, name: str) -> None:
+    batch = house.batch("a", {})
+    house.storage.create(f"batches/jobs/{batch.id}/{name}", b'{"gate')
+    async with house.working():
+        end = await house.ended(batch)
+    assert (end.status, end.completed) == ("completed", 1)
+
+
+async def test_damaged_files_and_batches_cost_nobody_else_theirs(house: House) -> None:
+    batch = house.batch("a", {})
+    house.storage.create(f"batches/jobs/batch_{0:024x}/batch", b'{"id')
+    house.storage.create(f"batches/files/file-{0:024x}", b"")
+    assert [each.batch for each in house.store.batches("a")] == [batch]
+    assert [each.id for each in house.store.files("a")] == [batch.input_file_id]
+    async with house.working():
+        assert (await house.ended(batch)).completed == 1
+
+
+async def test_a_lease_that_was_just_replaced_is_another_gateway_s(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = house.batch("a", {})
+    assert house.store.lease(batch, "other")
+    names = house.storage.names(f"batches/jobs/{batch.id}")
+    assert house.store.lease(batch, "other")
+    monkeypatch.setattr(house.storage, "names", lambda _folder: names)
+    assert not house.store.lease(batch, "gateway")
