@@ -84,10 +84,14 @@ class Keys:
 
     def _parsed(self, text: str, where: str) -> dict[str, str]:
         found, wrong = {}, []
-        for entry in _entries(text):
+        for number, entry in enumerate(_entries(text), 1):
             match = _ENTRY.fullmatch(entry)
-            if match is None:
-                wrong.append(f"{where}: got {entry[:20]!r}; an entry is NAME:SHA256, the key's hash in 64 hex digits")
+            if match is None:  # perhaps the key itself, which is not for the log
+                name = entry.partition(":")[0]
+                whose = f" ({name})" if name in self._known else ""
+                wrong.append(
+                    f"{where}: entry {number}{whose}: an entry is NAME:SHA256, the key's hash in 64 hex digits"
+                )
             elif match[1] not in self._known:
                 wrong.append(f"{where}: got a key of {match[1]!r}; tenants has no such tenant")
             else:

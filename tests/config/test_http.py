@@ -96,3 +96,8 @@ def test_a_cluster_is_reached_at_its_own_certificate(root: Certificate, certific
         elsewhere = HttpOptions(port=port, **tls(other))
         with pytest.raises(httpx.ConnectError):
             httpx.get(elsewhere.url, verify=elsewhere.trust())
+
+
+def test_a_password_is_not_repeated(tmp_path: Path) -> None:
+    [problem] = problems(tmp_path, {"ssl_keyfile_password": 314159})
+    assert problem == "http_options.ssl_keyfile_password: got a secret; input should be a valid string"

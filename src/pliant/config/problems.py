@@ -32,7 +32,7 @@ def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
         elif problem["type"] == "missing":
             yield f"{key}: missing; it must be given"
         else:
-            given = repr(problem["input"])
+            given = "a secret" if key.endswith("password") else repr(problem["input"])
             given = given if len(given) <= 60 else given[:57] + "..."
             message = problem["msg"].removeprefix("Value error, ")
             yield f"{key or 'the file'}: got {given}; {message[0].lower()}{message[1:]}"

@@ -101,3 +101,12 @@ def test_keys_without_a_name_may_do_all_unless_it_is_said_otherwise() -> None:
     account = Tenants(limited, environment=environment).of("Bearer one")
     assert account
     assert account.config.rights == ("infer",)
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"), [("a:sk-live-1", r"KEYS: entry 2 \(a\): "), ("sk-live-1", "KEYS: entry 2: ")]
+)
+def test_a_key_that_is_written_for_its_hash_is_not_repeated(entry: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as refused:
+        Keys(GatewayConfig(keys_env="KEYS"), KNOWN, {"KEYS": f"{of('one', 'b')},{entry}"})
+    assert "sk" not in str(refused.value)
