@@ -80,7 +80,12 @@ class Keys:
         found = file.stat()
         self._seen = (found.st_mtime_ns, found.st_size, found.st_ino)
         if self._seen != before:
-            self._tenants = {**self._fixed, **self._parsed(file.read_text(), f"gateway.keys_file: {file}")}
+            where = f"gateway.keys_file: {file}"
+            try:
+                text = file.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                raise ConfigError([f"{where}: is no text in UTF-8"]) from None
+            self._tenants = {**self._fixed, **self._parsed(text, where)}
 
     def _parsed(self, text: str, where: str) -> dict[str, str]:
         found, wrong = {}, []

@@ -23,9 +23,9 @@ class Clock:
 
 
 def written(file: Path, *entries: str) -> None:
-    """At another time than before."""
+    """At another time than before. A surrogate is a byte that is no text."""
     before = file.stat().st_mtime_ns if file.exists() else 0
-    file.write_text("\n".join(entries))
+    file.write_text("\n".join(entries), errors="surrogateescape")
     os.utime(file, ns=(before + 10**9, before + 10**9))
 
 
@@ -47,7 +47,7 @@ def test_what_changes_in_the_file_counts(tmp_path: Path) -> None:
     assert [keys.tenant(key) for key in ("one", "two", "three")] == [None, "a", "b"]
 
 
-@pytest.mark.parametrize("content", ["a:xyz", "nobody:" + "0" * 64, "a:" + "0" * 63, None])
+@pytest.mark.parametrize("content", ["a:xyz", "nobody:" + "0" * 64, "a:" + "0" * 63, "\udcff", None])
 def test_a_file_that_cannot_be_read_later_changes_nothing(tmp_path: Path, content: str | None) -> None:
     file, clock = tmp_path / "keys", Clock()
     written(file, of("one", "a"))
@@ -68,13 +68,14 @@ def test_a_file_that_cannot_be_read_later_changes_nothing(tmp_path: Path, conten
     [
         ("a:xyz", "an entry is NAME:SHA256"),
         ("nobody:" + "0" * 64, "got a key of 'nobody'; tenants has no such tenant"),
+        ("\udcff", "is no text in UTF-8"),
         (None, "No such file"),
     ],
 )
 def test_a_file_that_cannot_be_read_at_the_start_is_an_error(tmp_path: Path, content: str | None, line: str) -> None:
     file = tmp_path / "keys"
     if content is not None:
-        file.write_text(content)
+        written(file, content)
     with pytest.raises(ConfigError, match=line):
         Keys(GatewayConfig(keys_file=str(file)), KNOWN, {})
 
