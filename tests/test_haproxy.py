@@ -60,7 +60,8 @@ def accepted(path: Path) -> str:
 def test_haproxy_takes_it(written: Path) -> None:
     config = accepted(fit := haproxy.prepare(written, "sesame"))
     assert "timeout http-request 30s" in config
-    assert "/unload_lora_adapter" in config
+    once = next(line for line in config.splitlines() if "disable-l7-retry" in line).split()
+    assert {"/unload_lora_adapter", "/files", "/batches"} < set(once)
     assert f"set-header {haproxy.PASSWORD_HEADER} sesame" in config
     assert fit.stat().st_mode & 0o777 == 0o600
 

@@ -48,7 +48,7 @@ _PORTS = 200
 """More than there are gateways on a machine."""
 _reserved: list[socket.socket] = []
 """The last port of each block that a cluster of this process has: also while no gateway runs, it is taken."""
-_ONCE = ("/load_lora_adapter", "/unload_lora_adapter", "/load", "/unload")
+_ONCE = ("/load_lora_adapter", "/unload_lora_adapter", "/load", "/unload", "/files", "/batches")
 """What the paths end with of requests that are not the same a second time."""
 _ERRORS = {
     "500 Internal Server Error": "the proxy failed, perhaps for want of memory; come back",
