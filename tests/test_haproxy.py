@@ -99,8 +99,10 @@ def test_no_other_port_is_open(written: Path) -> None:
 
 @pytest.mark.parametrize("clients", [False, True], ids=["anybody", "client certificates"])
 def test_tls(written: Path, clients: bool) -> None:
-    root = authority(written.parent)
-    own = signed(written.parent, root, "models.example.org")
+    folder = written.parent / "our #1 keys"
+    folder.mkdir()
+    root = authority(folder)
+    own = signed(folder, root, "models.example.org")
     tls = haproxy.Tls(str(own.certificate), str(own.key), str(root.certificate) if clients else None)
     config = accepted(haproxy.prepare(written, "sesame", tls))
     assert "bind 127.0.0.1:8000 ssl crt" in config

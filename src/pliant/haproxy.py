@@ -114,15 +114,19 @@ class _Bind:
 
     @classmethod
     def of(cls, tls: Tls, folder: Path) -> _Bind:
-        """HAProxy finds the key of a certificate by its name, so there are links of such names in `folder`."""
+        """HAProxy finds the key of a certificate by its name, and takes no name with a space, so there are links of fit
+        names in `folder`."""
         link, certificate = folder / "certificate.pem", Path(tls.certificate).read_text()
-        for path, target in ((link, tls.certificate), (folder / "certificate.pem.key", tls.key)):
+        authorities = folder / "authorities.pem"
+        targets = {link: tls.certificate, folder / "certificate.pem.key": tls.key, authorities: tls.authorities}
+        for path, target in targets.items():
             path.unlink(missing_ok=True)
-            path.symlink_to(target)
+            if target:
+                path.symlink_to(target)
         options = f" ssl crt {link}"
         if tls.authorities is None:
             return cls(options, ())
-        options += f" ca-file {tls.authorities} verify required ca-ignore-err all crt-ignore-err all"
+        options += f" ca-file {authorities} verify required ca-ignore-err all crt-ignore-err all"
         first = certificate[certificate.index("-----BEGIN") :].partition(_END)[0] + _END
         own = hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest()
         known = f"!{{ ssl_c_verify 0 }} !{{ ssl_c_der,sha2(256),hex -m str -i {own} }}"  # `pliant serve` has our own
