@@ -78,6 +78,15 @@ def test_an_unknown_service_is_said() -> None:
         shown("chad")
 
 
+def test_a_service_that_went_away_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = {**STATS, "services": {"chat": STATS["services"]["chat"]}}
+    looks = iter([STATS, later])
+    monkeypatch.setattr(top, "ask", lambda *_: next(looks))
+    monkeypatch.setattr(top, "STEP_S", 0.0)
+    with console.capture(), pytest.raises(PliantError, match="no service topics; there are: chat"):
+        top.watch("http://pliant", "topics", rounds=2)
+
+
 def test_a_line_is_as_high_as_its_highest_value() -> None:
     assert top.line([0, 1, 2]) == " ▄█"
     assert top.line([0, 0]) == "  "

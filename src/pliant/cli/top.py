@@ -33,15 +33,15 @@ _REPLICAS = 30
 def watch(url: str, service: str | None, rounds: int | None = None) -> None:
     """Show the cluster at `url`, or one of its services more closely, until interrupted or for so many `rounds`.
 
-    Raises PliantError if it does not answer at first, or has no such service.
+    Raises PliantError if it does not answer at first, or has no such service, perhaps any more.
     """
     history = History(loaded())
     with client(url) as http:
         stats = ask(http, url)
-        if service is not None and service not in stats["services"]:
-            raise PliantError(f"no service {service}; there are: {', '.join(stats['services'])}")
         with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
             while True:
+                if service is not None and service not in stats["services"]:
+                    raise PliantError(f"no service {service}; there are: {', '.join(stats['services'])}")
                 history.record(time.time(), stats)
                 live.update(screen(stats, history, service), refresh=True)
                 if rounds is not None and (rounds := rounds - 1) == 0:
