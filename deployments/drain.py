@@ -17,7 +17,7 @@ _EVERY_S = 0.5
 _HEARD_WITHIN_S = 60.0
 """Ray's command takes a busy machine 15 s to start alone."""
 _REACHED_WITHIN_S = 20.0
-"""Beside the time that replicas have: for Ray to be reached, and to answer."""
+"""Beside the time that replicas have, and Ray's command: for Ray to be reached, and to answer."""
 
 
 def announce(address: str, node: str, within_s: float) -> None:
@@ -42,7 +42,7 @@ def drain(within_s: float) -> int:
     Raises PliantError if no Ray runs here, or its head does not answer: nothing may have been given away then.
     """
     try:
-        return in_ray(_drain, within_s, within_s=_REACHED_WITHIN_S + within_s)
+        return in_ray(_drain, within_s, within_s=_REACHED_WITHIN_S + _HEARD_WITHIN_S + within_s)
     except PliantError as error:
         fix = "see whether `ray status` answers, and export RAY_AUTH_MODE=token if Ray asks for one"
         raise PliantError(f"this machine is not drained: {error}; {fix}") from None
@@ -57,7 +57,8 @@ def await_empty(node: str, within_s: float) -> int:
 
 
 def _drain(within_s: float) -> int:
+    end = time.monotonic() + within_s
     here = ray.get_runtime_context()
     node = here.get_node_id()
     announce(here.gcs_address, node, within_s)
-    return await_empty(node, within_s)
+    return await_empty(node, end - time.monotonic())

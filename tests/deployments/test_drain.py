@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -17,9 +18,10 @@ def test_a_head_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monke
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(drain, "_REACHED_WITHIN_S", 0.1)
+        monkeypatch.setattr(drain, "_HEARD_WITHIN_S", 0.1)
         done = CliRunner().invoke(command.app, ["drain", "--within-s", "1"])
     assert isinstance(done.exception, PliantError)
-    assert "not drained: no answer within 1.1 s; see whether `ray status` answers" in str(done.exception)
+    assert "not drained: no answer within 1.2 s; see whether `ray status` answers" in str(done.exception)
 
 
 def test_a_notice_that_nobody_hears_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -30,3 +32,22 @@ def test_a_notice_that_nobody_hears_is_not_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(drain, "_HEARD_WITHIN_S", 0.1)
     with pytest.raises(PliantError, match=r"no answer within 0\.1 s"):
         drain.announce("127.0.0.1:1", "node", 1.0)
+
+
+def test_the_time_that_ray_takes_to_hear_of_it_is_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def hear(*_: object) -> None:
+        now[0] += 60
+
+    def look() -> dict[str, str]:
+        now[0] += 1
+        return {"replica": "here"}
+
+    context = SimpleNamespace(get_node_id=lambda: "here", gcs_address="ray")
+    monkeypatch.setattr(drain.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(drain, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    monkeypatch.setattr(drain, "announce", hear)
+    monkeypatch.setattr(drain, "replicas", look)
+    assert drain._drain(90.0) == 1
+    assert now[0] == 90
