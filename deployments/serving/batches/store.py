@@ -147,7 +147,11 @@ class BatchStore:
             created_at=int(self.now()),
         )
         self._storage.create(f"{_FILES}/{file.id}.content", content)
-        self._storage.create(f"{_FILES}/{file.id}", file.model_dump_json().encode())
+        try:
+            self._storage.create(f"{_FILES}/{file.id}", file.model_dump_json().encode())
+        except OSError:
+            self._storage.remove(f"{_FILES}/{file.id}.content")
+            raise
         return file
 
     def files(self, owner: str) -> list[File]:
@@ -256,9 +260,10 @@ class BatchStore:
     def _remove(self, old: Progress) -> None:
         """Forget a batch that has ended, and what it wrote."""
         batch = old.batch
-        for id in (old.finished.output_file_id, old.finished.error_file_id) if old.finished else ():
-            with suppress(RequestError, FileNotFoundError):
-                self.delete_file(batch.owner, id or "")
+        for file in self.files(batch.owner):  # more than two if a gateway died over them
+            if file.purpose == _OUTPUT and file.filename.startswith(f"{batch.id}_"):
+                with suppress(RequestError, FileNotFoundError):
+                    self.delete_file(batch.owner, file.id)
         for name in sorted(self._names(batch), key=lambda name: name == "batch"):
             self._storage.remove(f"{_BATCHES}/{batch.id}/{name}")
 
