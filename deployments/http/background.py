@@ -21,9 +21,6 @@ from pliant.deployments.serving.tenants import act_for
 
 logger = logging.getLogger("pliant")
 
-_FOR_EVER = (Fault.SHORT_SLO, Fault.QUOTA)
-"""What waiting does not mend, although it is said with a status that others have whose time comes."""
-
 
 class Background:
     """Sends requests to `routers` for one of `tenants`."""
@@ -72,7 +69,7 @@ class Background:
             await self._app(scope, receive, send)
         except Exception:
             logger.exception("batches: a request to %s failed", path)
-        return Reply(status, json.loads(content), fault_of(scope) in _FOR_EVER)
+        return Reply(status, json.loads(content), fault_of(scope) is Fault.SHORT_SLO)
 
 
 def _read(response: Response) -> Reply:

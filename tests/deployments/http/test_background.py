@@ -43,7 +43,7 @@ async def test_an_answer_that_is_no_json_is_none(background: Background) -> None
         await background.ask("a", "one", "/v1/text", {})
 
 
-@pytest.mark.parametrize(("fault", "for_ever"), [(Fault.SHORT_SLO, True), (Fault.QUOTA, True), (Fault.EVICTED, False)])
+@pytest.mark.parametrize(("fault", "for_ever"), [(Fault.SHORT_SLO, True), (Fault.EVICTED, False)])
 async def test_what_waiting_does_not_mend_is_told_from_what_it_may(
     background: Background, fault: Fault, for_ever: bool
 ) -> None:
