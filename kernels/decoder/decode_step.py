@@ -40,9 +40,9 @@ class Step(NamedTuple):
     """One iteration, a single pass over all weights: the prefills, and one token for each slot of the window.
 
     The window is the slots offset, …, offset + len(lengths) - 1. Every slot in it gets a row, those too whose row means
-    nothing: holes, and requests whose prompt is not stored whole or was completed in this very step. The engine ignores
-    these rows, and the executor sees to it that a slot whose `last` prefill is in the step keeps the token which that
-    gave it; such a slot decodes from the next step on.
+    nothing: holes, requests that sit out, and those whose prompt is not stored whole or was completed in this very
+    step. The engine ignores these rows, and the executor sees to it that their slots keep their last tokens: one that
+    sits out goes on behind it, and one whose `last` prefill is in the step decodes behind what that gave it.
 
     `lengths[row]` counts the tokens that the slot has stored, and must be less than max_length: the row stores the key
     and value of one more. Rows that mean nothing have length 0 and only pages 0, which belongs to nobody.

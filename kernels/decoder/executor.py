@@ -195,7 +195,7 @@ class Executor:
         self._adapters.check(step)
 
     def _of_window(self, step: Step, logits: Tensor, drawn: Tensor | None) -> Sampled:
-        """What its rows sample, which is kept."""
+        """What its rows sample; that of rows which mean something is kept."""
         slots = slice(step.offset, step.offset + len(logits))
         masks = step.masks and step.masks()
         live = np.flatnonzero(step.lengths)
@@ -203,10 +203,11 @@ class Executor:
         if drawn is not None and masks is None and needs.drawable:
             return self._sampler.sampled(logits, slots, drawn, needs)
         sampled = self._sampler.sample(logits, slots, self._indices(step.indices), needs, masks)
-        self._keep(slots, sampled.tokens, step.indices)
+        rows = self._indices(live)
+        self._keep(rows + step.offset, sampled.tokens[rows], step.indices[live])
         return sampled
 
-    def _keep(self, slots: slice | torch.Tensor, tokens: torch.Tensor, indices: NDArray[np.int64]) -> None:
+    def _keep(self, slots: Tensor, tokens: Tensor, indices: NDArray[np.int64]) -> None:
         """These are the tokens of the answers in `slots` at the places `indices`."""
         self._last[slots] = tokens
         if self._sampler.remembers:

@@ -1,7 +1,7 @@
 """What requests change in the logits before a token is chosen: biases, bans, penalties, masks of grammars.
 
-All of it is known by slot and place in the answer, so that an edit does not depend on the batch, nor on what a row that
-means nothing has sampled. Where nobody asks for an edit, it has neither memory nor work.
+All of it is known by slot and place in the answer, so that an edit does not depend on the batch. Where nobody asks for
+an edit, it has neither memory nor work.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ class Biases:
 class Penalties:
     """What each slot's text has said, and how much less likely that makes a token.
 
-    Tokens are kept by their place in the answer, and a row reads those before its own place only: so a row that means
-    nothing leaves no trace, as its place is sampled again before anybody reads it.
+    Tokens are kept by their place in the answer, and a row reads those before its own place only.
     """
 
     def __init__(self, slots: int, vocab: int, longest: int, device: torch.device | str) -> None:

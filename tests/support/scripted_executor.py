@@ -226,7 +226,8 @@ class ScriptedExecutor:
             assert (0 < page <= self.limit) if length else not pages.any()
             self._stored[page, length % self.page] = stored(int(self._last[slot]), self._mark(slot))
             tokens.append(_allowed(self._next(slot, pages, length + 1, index), masks.get(row)))
-            self._last[slot] = tokens[-1]
+            if length:
+                self._last[slot] = tokens[-1]
         for prefill, token in zip(ended, first, strict=True):
             self._last[prefill.slot] = token
         scored = [

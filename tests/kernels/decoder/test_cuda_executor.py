@@ -259,6 +259,37 @@ def test_what_no_graph_can_draw_is_sampled_behind_it(
 
 
 @needs_gpu
+@pytest.mark.parametrize(
+    ("chunks", "masks", "sampling"),
+    [
+        ([], None, Sampling(temperature=0.0)),
+        ([(3, 0, 4, False)], None, Sampling(temperature=0.0)),
+        ([], RowMasks(np.array([0, 2]), np.full((2, 2), 2**9, np.uint32)), Sampling(temperature=0.0)),
+        ([], None, Sampling(temperature=0.0, frequency_penalty=1.0)),
+    ],
+    ids=["drawn by a graph", "beside a chunk", "beside masks", "with penalties"],
+)
+def test_an_answer_that_sits_out_goes_on_behind_its_last_token(
+    executors: tuple[Executor, CudaExecutor],
+    chunks: list[tuple[int, int, int, bool]],
+    masks: RowMasks | None,
+    sampling: Sampling,
+) -> None:
+    """Launched behind the step that gave it, before that is read."""
+    going = [step([], 0, [length] * 3, index) for index, length in enumerate((7, 8, 9), 1)]
+    paused = step(chunks, 0, [7, 0, 7], 1)._replace(masks=masks and (lambda: masks))
+    for executor in executors:
+        answers = []
+        for steps in (going, [going[0], paused, *going[1:]]):
+            for slot in range(3):
+                executor.admit(slot, sampling)
+            executor.launch(step([(slot, 0, 7, True) for slot in range(3)], 0, [])).result()
+            outputs = [launched.result() for launched in [executor.launch(each) for each in steps]]
+            answers.append([output.tokens[1] for output, each in zip(outputs, steps, strict=True) if each.lengths[1]])
+        assert answers[0] == answers[1]
+
+
+@needs_gpu
 def test_prompts_are_as_likely_as_in_the_plain_executor(executors: tuple[Executor, CudaExecutor]) -> None:
     """Beside a chunk that asks for nothing, and read after the next step is launched."""
     first, *later = (

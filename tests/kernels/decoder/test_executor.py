@@ -6,7 +6,7 @@ that several processes compute together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,8 @@ class Request:
 
 class Scheduler:
     """Puts requests into slots and pages as carelessly as the contract allows: chunks of random sizes, windows with
-    holes and any offset, pages in any order, and random moves to slots and pages that are free."""
+    holes and any offset, requests that sit out, pages in any order, and random moves to slots and pages that are
+    free."""
 
     def __init__(self, run: Executor, requests: list[Request], rng: np.random.Generator) -> None:
         self.run = run
@@ -135,7 +136,7 @@ class Scheduler:
         return found
 
     def _iterate(self) -> None:
-        decoding = [request for request in self.live if request.decodes]
+        decoding = [request for request in self.live if request.decodes and self.rng.integers(6)]
         chunks = self._chunks()
         for request, chunk in chunks:
             request.stored += len(chunk.ids)
@@ -286,6 +287,30 @@ def test_a_first_token_outlives_the_row_of_its_slot(tmp_path: Path) -> None:
         step = Step((), 0, np.array([0, stored], np.int32), tables, zeros, zeros[:0])
         answer.append(run.launch(step).result().tokens[1])
     assert answer == expected
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.7, seed=3, presence_penalty=1.0)])
+def test_an_answer_that_sits_out_goes_on_behind_its_last_token(sampling: Sampling, tmp_path: Path) -> None:
+    save("llama3", tmp_path)
+    run, prompt = executor.load(tmp_path, slots=3), np.arange(9, dtype=np.int32)
+    tables = np.array([[1], [2], [3]], np.int32)
+
+    def answer(pauses: Sequence[int]) -> list[int]:
+        """Of slot 1, beside two others, which does not go on in these steps."""
+        for slot in range(3):
+            run.admit(slot, sampling)
+        chunks = tuple(Prefill(slot, 0, prompt, True, tables[slot]) for slot in range(3))
+        none, zeros = np.zeros(0, np.int64), np.zeros(3, np.int64)
+        tokens = [run.launch(Step(chunks, 0, none.astype(np.int32), NO_TABLES, none, zeros)).result().first[1]]
+        for number in range(6):
+            goes = number not in pauses
+            lengths = np.array([9 + number, (8 + len(tokens)) * goes, 9 + number], np.int32)
+            indices = np.array([1 + number, len(tokens), 1 + number])
+            output = run.launch(Step((), 0, lengths, tables * (lengths > 0)[:, None], indices, none)).result()
+            tokens += [output.tokens[1]] * goes
+        return tokens
+
+    assert answer([0, 2, 3]) == answer([])[:4]
 
 
 def test_log_probabilities_are_told_to_those_who_asked(tmp_path: Path) -> None:
