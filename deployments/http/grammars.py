@@ -1,17 +1,19 @@
 """Grammars of bound answers, in the form that replicas follow (llguidance's), checked before anything is sent.
 
-Without torch or a tokenizer: gateways make them.
+Without torch or a tokenizer: gateways make them, and begin an answer of bytes by each, to see what work it makes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pliant.deployments.serving.outcome import Outcome, RequestError
 
 if TYPE_CHECKING:
+    from llguidance import LLParserLimits, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
 Json = dict[str, Any]
@@ -23,6 +25,20 @@ _ONE = ("items", "additionalProperties", "contains", "propertyNames", "not", "if
 _SEVERAL = ("prefixItems", "allOf", "anyOf", "oneOf")
 _MOST_LOOKED_AT = 500
 """Parts of a schema, to find the one that is wrong."""
+_LEXER_WORK = 50_000
+"""As llguidance counts: about 20 ms of a mask. Enums of 1,000 values and patterns of 4 kB take less than half of it."""
+_LEXER_STATES = 50_000
+"""Of one answer, of about 2 kB each."""
+_LONGEST_ERROR = 100
+"""Characters of what llguidance says of a grammar, which may repeat that."""
+
+
+@cache
+def limits() -> LLParserLimits:
+    """How much work a grammar may make, here and in replicas, where all answers wait for the masks of each."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(initial_lexer_fuel=_LEXER_WORK, max_lexer_states=_LEXER_STATES, verbose_errors=False)
 
 
 def read(text: str, param: str) -> Any:
@@ -47,7 +63,7 @@ def json_schema(schema: Json | bool, param: str) -> str:
     if problem := _problem(grammar):
         place = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in _place(schema, problem))
         raise _refused(param + place, problem)
-    return grammar
+    return _followed(grammar, param)
 
 
 def regex(pattern: str, param: str) -> str:
@@ -81,7 +97,34 @@ def bound_call(name: str, schema: Json) -> str:
 def _checked(grammar: str, param: str) -> str:
     if problem := _problem(grammar):
         raise _refused(param, problem)
+    return _followed(grammar, param)
+
+
+def _followed(grammar: str, param: str) -> str:
+    """`grammar`, which has no mistakes. Raises RequestError if no answer can begin by it, or only with too much work.
+
+    Those that name tokens are tried by replicas alone, which know these.
+    """
+    from llguidance import LLMatcher
+
+    names_tokens, _ = LLMatcher.validate_grammar_with_warnings(grammar, _bytes(), limits=limits())
+    if names_tokens:
+        return grammar
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits())
+    allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+    matcher.consume_token((allowed & -allowed).bit_length() - 1)
+    if matcher.is_error():
+        error = matcher.get_error().partition("\n")[0][:_LONGEST_ERROR]
+        raise _refused(param, f"no text fits it, or it takes too much work: repeat and combine less in it ({error})")
     return grammar
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    """Each byte is a token."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
 
 
 def _of_schema(schema: Json | bool) -> str:
@@ -94,7 +137,7 @@ def _problem(grammar: str) -> str | None:
     """What is wrong with `grammar`, None if nothing is."""
     from llguidance import LLMatcher
 
-    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
     return messages[0] if failed else None
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from pliant.deployments.http.grammars import limits
 from pliant.deployments.llm.detokenizer import TokenBytes
 from pliant.deployments.llm.request import Generation
 from pliant.kernels.decoder.decode_step import RowMasks
@@ -109,7 +110,7 @@ class Guides:
             return Guide(self._words, None, generation.bad_words) if generation.bad_words else None
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._tokens, generation.grammar, log_level=0)
+        matcher = LLMatcher(self._tokens, generation.grammar, log_level=0, limits=limits())
         if matcher.is_error():
             raise GuideError(f"the grammar cannot be followed: {matcher.get_error()}")
         return Guide(self._words, matcher, generation.bad_words, self._ends)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -188,6 +189,97 @@ def test_no_token_beyond_the_tokenizer_s_is_allowed() -> None:
     [mask] = masks([(0, guide)]).bits
     assert len(mask) == 16
     assert {token for token in range(512) if mask[token >> 5] >> (token & 31) & 1} == set(b"lr") | {0xC3}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
+    return schema
+
+
+STEPS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "steps": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"explanation": {"type": "string"}, "output": {"type": "string"}},
+                "required": ["explanation", "output"],
+                "additionalProperties": False,
+            },
+        },
+        "final_answer": {"type": "string"},
+    },
+    "required": ["steps", "final_answer"],
+    "additionalProperties": False,
+}
+INTERFACE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["div", "button", "header", "section", "field", "form"]},
+        "label": {"type": "string"},
+        "children": {"type": "array", "items": {"$ref": "#"}},
+        "attributes": {"type": "array", "items": {"$ref": "#/$defs/attribute"}},
+    },
+    "$defs": {"attribute": {"type": "object", "properties": {"name": {"type": "string"}, "value": {"type": "string"}}}},
+    "required": ["type", "label", "children", "attributes"],
+    "additionalProperties": False,
+}
+JSON = r"""
+start: value
+value: object | array | STRING | NUMBER | "true" | "false" | "null"
+object: "{" [pair ("," pair)*] "}"
+pair: STRING ":" value
+array: "[" [value ("," value)*] "]"
+STRING: /"([^"\\\x00-\x1f]|\\["\\\/bfnrt]|\\u[0-9a-fA-F]{4})*"/
+NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/
+%ignore /[ \t\n\r]+/
+"""
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        *(lambda schema=schema: grammars.json_schema(schema, "p") for schema in (STEPS, INTERFACE, nested(40))),
+        lambda: grammars.json_schema({"enum": [f"value {index * 7919} é" * 4 for index in range(1000)]}, "p"),
+        lambda: grammars.json_schema({"type": "string", "maxLength": 10_000}, "p"),
+        lambda: grammars.choice([f"value {index * 7919}" for index in range(1000)], "p"),
+        lambda: grammars.lark(JSON, "p"),
+        lambda: grammars.regex("abcdefgh" * 512, "p"),
+        lambda: grammars.regex("[A-Za-z0-9 ,.]{1,50}\\n" * 170, "p"),
+        lambda: grammars.regex("(" + "|".join(f"[a-f]{{1,4}}word{index}" for index in range(240)) + ")", "p"),
+    ],
+)
+def test_ordinary_grammars_take_little_work(write: Callable[[], str]) -> None:
+    guide = GUIDES.guide(bound(write()))
+    assert guide
+    masks([(0, guide)])
+    assert guide.matcher
+    assert not guide.matcher.is_error()
+
+
+EXPLODES = "(a{1000}){1000}"
+
+
+@pytest.mark.parametrize("text", [EXPLODES, "((a{1000}){1000}){1000}", r"[^\s\S]"])
+def test_what_takes_too_much_work_is_refused_before_it_is_sent(text: str) -> None:
+    with pytest.raises(RequestError, match="p: answers cannot be bound to it: no text fits it, or it takes too much"):
+        grammars.regex(text, "p")
+
+
+def test_a_mask_takes_no_more_work_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_followed", lambda grammar, param: grammar)
+    guide = GUIDES.guide(bound(grammars.regex(EXPLODES, "p")))
+    assert guide
+    masks([(0, guide)])
+    assert not guide.push(ord("a"))
+
+
+def test_grammars_that_name_tokens_are_for_replicas() -> None:
+    assert GUIDES.guide(bound(grammars.lark('start: "a" <[256]>', "p")))
+    assert grammars.lark('start: "a" <|im_end|>', "p")
 
 
 @pytest.mark.parametrize(
