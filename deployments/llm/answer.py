@@ -29,7 +29,7 @@ class Answer:
     """
 
     __slots__ = (
-        *("_detokenizer", "_ends", "_fresh", "_logprobs", "_scores"),
+        *("_detokenizer", "_ends", "_fresh", "_logprobs", "_scores", "_stops"),
         *("adapter", "alternatives", "begun", "computed", "count", "deadline", "ended", "id", "ids"),
         *("foreseen", "guide", "most", "placed", "predicted", "running", "sampling", "size", "tenant"),
     )
@@ -56,7 +56,8 @@ class Answer:
         self.ids: NDArray[np.int32] = np.array(generation.prompt + generation.generated, np.int32)
         """What is computed before its next token."""
         ends = () if generation.ignore_eos else {*eos} - (guide.ends if guide else set())
-        self._ends = frozenset((*ends, *generation.stop_token_ids))
+        self._stops = frozenset(generation.stop_token_ids)
+        self._ends = self._stops.union(ends)
         self.sampling = generation.sampling
         if self.sampling.min_tokens:
             self.sampling = replace(self.sampling, ends=tuple(self._ends))
@@ -138,11 +139,12 @@ class Answer:
         self._fresh.clear()
 
     def read(self, token: int, row: RowLogprobs | None) -> Piece:
-        """The piece that its next token makes."""
+        """The piece that its next token makes. Raises GuideError if its guide can have no such token."""
         self.count += 1
         self._fresh.append(token)
         finish: Literal["stop", "length"] | None = None
-        if token in self._ends or (self.guide and not self.guide.push(token)):
+        guided = self.guide is None or token in self._stops or self.guide.push(token)
+        if token in self._ends or not guided:
             text, finish = self._detokenizer.flush(), "stop"
         else:
             text = self._detokenizer.push(token)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pliant.deployments.llm.adapters import key
 from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.executor import Slots
-from pliant.deployments.llm.guide import MaskThread
+from pliant.deployments.llm.guide import GuideError, MaskThread
 from pliant.deployments.llm.memory import AnswerSteps, PrefixRoot
 from pliant.deployments.llm.request import Piece
 from pliant.formats.adapter_info import AdapterRef
@@ -53,8 +53,8 @@ class Iteration(NamedTuple):
     leaving: list[Answer]
     """Those who give back their memory when it is over."""
 
-    def read(self) -> Iterator[tuple[Answer, Piece]]:
-        """Wait for it; then what is new of each answer that has not ended."""
+    def read(self) -> Iterator[tuple[Answer, Piece | GuideError]]:
+        """Wait for it; then what is new of each answer that has not ended, or why it cannot go on."""
         output, served = self.launched.result(), self.served
         for scored, targets in zip(served.scored, output.targets or (), strict=False):
             if scored is not None:
@@ -63,7 +63,10 @@ class Iteration(NamedTuple):
         rows = zip(served.rows, output.tokens.tolist(), output.logprobs or repeat(None), strict=False)
         for answer, token, logprobs in chain(firsts, rows):
             if answer is not None and not answer.ended:
-                yield answer, answer.read(token, logprobs)
+                try:
+                    yield answer, answer.read(token, logprobs)
+                except GuideError as error:
+                    yield answer, error
 
 
 class InFlight(deque[Iteration]):

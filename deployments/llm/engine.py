@@ -29,7 +29,7 @@ from pliant.deployments.llm.answer import TooLongError as TooLongError
 from pliant.deployments.llm.batch import Batch, InFlight, Iteration
 from pliant.deployments.llm.detokenizer import TokenBytes
 from pliant.deployments.llm.executor import Executor
-from pliant.deployments.llm.guide import Guide, Guides
+from pliant.deployments.llm.guide import Guide, GuideError, Guides
 from pliant.deployments.llm.memory import arena, digest
 from pliant.deployments.llm.memory import report as memory_report
 from pliant.deployments.llm.report import LlmReport
@@ -291,8 +291,12 @@ class Engine:
             for answer in iteration.leaving:
                 self._room.left(answer, now)
 
-    def _tell(self, answer: Answer, piece: Piece, items: list[Item]) -> None:
-        """`piece` is what is new of `answer`."""
+    def _tell(self, answer: Answer, piece: Piece | GuideError, items: list[Item]) -> None:
+        """`piece` is what is new of `answer`, or why it cannot go on."""
+        if isinstance(piece, GuideError):
+            items.append((answer.id, piece))
+            self._end(answer)
+            return
         if answer.count == answer.begun + 1:
             prompt_s = self._clock() - answer.placed
             piece = piece._replace(prompt_s=prompt_s, cached=answer.cached)

@@ -29,7 +29,7 @@ _END = "<|the end of an answer|>"
 
 
 class GuideError(ValueError):
-    """The grammar cannot be followed."""
+    """The grammar cannot be followed, or not any further."""
 
 
 class Guide:
@@ -55,10 +55,24 @@ class Guide:
         self._longest = max(map(len, unwanted), default=1) - 1
 
     def push(self, token: int) -> bool:
-        """The answer goes on with `token`; whether that was allowed."""
+        """The answer goes on with `token`; False if it ends with it, as a text that it does not belong to.
+
+        Raises GuideError if the answer can have no such token, nor end.
+        """
         if self._longest:
             self._last = [*self._last, token][-self._longest :]
-        return self.matcher is None or bool(self.matcher.consume_token(token))
+        if self.matcher is None:
+            return True
+        ends = token in self.ends and self.matcher.is_accepting()
+        if self.matcher.consume_token(token):
+            return True
+        if ends:
+            return False
+        error = self.matcher.get_error().partition("\n")[0]
+        raise GuideError(
+            f"with its next token it is no answer that its grammar allows ({error}): "
+            "repeat and combine less in the grammar, or ban fewer tokens"
+        )
 
     @property
     def complete(self) -> bool:

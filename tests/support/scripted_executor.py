@@ -121,8 +121,10 @@ def _by_row(masks: Callable[[], RowMasks] | None) -> dict[int, np.ndarray]:
 
 
 def _allowed(token: int, mask: np.ndarray | None) -> int:
-    """`token`, or one that `mask` allows."""
-    return token if mask is None or token in mask else int(mask[token % len(mask)])
+    """`token`, or one that `mask` allows; 0 if that allows none."""
+    if mask is None or token in mask:
+        return token
+    return int(mask[token % len(mask)]) if len(mask) else 0
 
 
 class ScriptedExecutor:

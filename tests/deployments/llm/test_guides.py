@@ -274,7 +274,37 @@ def test_a_mask_takes_no_more_work_than_is_allowed(monkeypatch: pytest.MonkeyPat
     guide = GUIDES.guide(bound(grammars.regex(EXPLODES, "p")))
     assert guide
     masks([(0, guide)])
-    assert not guide.push(ord("a"))
+    with pytest.raises(GuideError, match="too many expressions"):
+        guide.push(ord("a"))
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("eos", [(), (0,), (EOS,), (ord("y"),)])
+def test_an_answer_that_cannot_go_on_ends_with_an_error(
+    pipelined: bool, eos: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grammars that meet their limits, and one whose only text is not wanted."""
+    monkeypatch.setattr(grammars, "_followed", lambda grammar, param: grammar)
+    yes = tuple(b"ye")
+    tokenizer = TOKENIZER if EOS in eos else without_special_tokens()
+    engine = Engine(ScriptedExecutor(3, MAX_LENGTH, pipelined), tokenizer, eos, 100, 0.05, debug=True)
+    for id, grammar, words in (
+        ("work", grammars.regex(EXPLODES, "p"), ()),
+        ("lexemes", grammars.lark("start: " + " | ".join(f"/[ab ]*x{n}/" for n in range(3000)), "p"), ()),
+        ("words", grammars.choice(["yes"], "p"), (yes,)),
+        ("free", None, ()),
+    ):
+        generation = bound(grammar, id=id, bad_words=words, ignore_eos=id == "free")
+        engine.add(generation, engine.guide(generation))
+    last: dict[str, Piece | Exception] = {}
+    while engine.busy:
+        last |= dict(engine.step())
+    assert not engine.failure
+    for id in ("work", "lexemes", "words"):
+        assert isinstance(last[id], GuideError), last[id]
+        assert "no answer that its grammar allows" in str(last[id])
+    assert isinstance(last["free"], Piece)
+    assert last["free"].finish == "length"
 
 
 def test_grammars_that_name_tokens_are_for_replicas() -> None:
