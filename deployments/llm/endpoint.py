@@ -122,10 +122,11 @@ class LanguageModel:
             raise RequestError(Outcome.REJECTED, reason, param=param)
 
     def bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
-        """The tokens of `words`, as they begin a text and as they come behind a space."""
+        """The tokens of `words`, as they begin a text and as they come behind a space; without those that no answer
+        has, as the tokenizer has more tokens than the model."""
         ways = [way for word in words for way in (word, f" {word.lstrip()}")]
         found = (self.tokenizer.encode(way, add_special_tokens=False).ids for way in ways)
-        return list(dict.fromkeys(tuple(ids) for ids in found if ids))
+        return list(dict.fromkeys(tuple(ids) for ids in found if ids and max(ids) < self._vocabulary))
 
     async def encode_chat(
         self,
@@ -148,10 +149,11 @@ class LanguageModel:
         ids: list[int] = []
         for part in parts:
             ids += self._as_text[part.text] if part.as_text else await self._tokenize(part.text, special=False)
-        if ids:
-            return tuple(ids)
-        reason = "messages: the model's chat template makes no text of them"
-        raise RequestError(Outcome.REJECTED, reason, param="messages")
+        if not ids:
+            reason = "messages: the model's chat template makes no text of them"
+            raise RequestError(Outcome.REJECTED, reason, param="messages")
+        self.check_tokens(ids, "messages")
+        return tuple(ids)
 
     def reasoning(self, prompt: Sequence[int], choices: int) -> list[ReasoningParser]:
         """What tells reasoning and content of each answer to `prompt` apart; nothing if the model does not think."""

@@ -95,7 +95,8 @@ class Engine:
         self._executor = executor
         self._tokenizer = tokenizer
         self._contents = TokenBytes(tokenizer)
-        self._eos = frozenset(eos)
+        self._eos = frozenset(token for token in eos if token < executor.vocabulary)
+        """Of those that tokenizer and configuration name, the ones that the model has."""
         self._guides = Guides(tokenizer, self._contents, self._eos, executor.vocabulary)
         self._clock = clock
         self._debug = debug
@@ -167,6 +168,7 @@ class Engine:
             raise _broken(self.failure)
         if generation.id in self._open:
             raise ValueError(f"a request {generation.id!r} is under way already; ids must differ")
+        self._check_tokens(generation)
         answer = Answer(generation, self._executor.max_length, self._eos, self._contents, guide)
         now, within_s = self._clock(), generation.first_token_within_s
         adapter_bytes = self._adapters.bytes(answer.adapter)
@@ -182,6 +184,14 @@ class Engine:
         self._room.enter(prompt, job, now)
         self._open[answer.id] = answer
         self._live_tokens += answer.size
+
+    def _check_tokens(self, generation: Generation) -> None:
+        biased = (token for token, _ in generation.sampling.logit_bias)
+        named = (*generation.prompt, *generation.generated, *generation.stop_token_ids, *biased)
+        named += tuple(token for word in generation.bad_words for token in word)
+        low, high = min(named, default=0), max(named, default=0)
+        if low < 0 or high >= self._executor.vocabulary:
+            raise ValueError(f"token ids must lie in 0 to {self._executor.vocabulary - 1}, got {low} to {high}")
 
     def cancel(self, id: str) -> None:
         """End a request without another word; its slot is free in the next step. Unknown ids are ignored."""

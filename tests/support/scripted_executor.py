@@ -206,6 +206,7 @@ class ScriptedExecutor:
         assert uses <= {None, *self.installed}
         for prefill in step.prefills:
             assert 0 < len(prefill.ids) <= self.max_length - prefill.start
+            assert 0 <= prefill.ids.min() <= prefill.ids.max() < self.vocabulary
             assert prefill.slot < self.slots
             assert 0 < prefill.pages.min() <= prefill.pages.max() <= self.limit
             mark = self._mark(prefill.slot)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.scripted import MAX_LENGTH, TOKENIZER, Replica, Replicas, ids, language_model, report, said
 from support.waiting import until
+from tokenizers import AddedToken
 
 from pliant.config.tenants import TenantConfig
 from pliant.deployments.llm.errand import AnswerErrand
@@ -279,6 +280,20 @@ async def test_what_cannot_be_a_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="100000 characters; chat takes at most 64 tokens") as error:
         await model.encode("x" * 100_000)
     assert error.value.fault == Fault.CONTEXT_LENGTH
+
+
+async def test_tokens_beyond_the_model_s_are_no_prompt_and_nothing_to_ban(tmp_path: Path) -> None:
+    model = language_model(tmp_path, Replicas(a=Replica()))
+    model.tokenizer.add_tokens([AddedToken("<pad0>", special=False)])
+    for prompt, param in ((model.encode("x<pad0>"), "prompt"), (model.encode_chat([user("x<pad0>")]), "messages")):
+        with pytest.raises(RequestError, match=f"{param}: has token 257; chat has tokens 0 to 256") as refused:
+            await prompt
+        assert (refused.value.outcome, refused.value.param) == (Outcome.REJECTED, param)
+    assert model.bad_words(["<pad0>", "x<pad0>", "x"]) == [ids("x"), ids(" x")]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
 
 
 async def test_without_a_chat_template_the_other_endpoint_is_named(tmp_path: Path) -> None:

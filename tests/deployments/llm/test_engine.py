@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scripted_executor import EOS, SLOT_BYTES, ScriptedExecutor, byte_tokenizer, expected
 
+from pliant.deployments.llm.answer import Answer
 from pliant.deployments.llm.detokenizer import Detokenizer, TokenBytes
 from pliant.deployments.llm.engine import BrokenError, Engine, Item, TooLongError
 from pliant.deployments.llm.request import Generation, Piece, merged
@@ -341,6 +342,33 @@ def test_what_cannot_fit_is_refused_with_numbers() -> None:
     with pytest.raises(ValueError, match="the answer has ended: there is a stop string in the 2 tokens given"):
         served.add(generation(generated=tuple(b"ab"), stop=("b",)))
     assert not served.busy
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"generated": (1, EOS + 1)},
+        {"sampling": Sampling(logit_bias=((EOS + 1, 1.0),))},
+        {"sampling": Sampling(logit_bias=((-1, 1.0),))},
+        {"stop_token_ids": (EOS + 1,)},
+        {"bad_words": ((1, EOS + 1),)},
+    ],
+)
+def test_tokens_that_the_model_does_not_have_end_their_request_alone(options: dict[str, Any]) -> None:
+    served = engine(ScriptedExecutor())
+    served.add(generation("other"))
+    with pytest.raises(ValueError, match=r"token ids must lie in 0 to 256, got (0 to 257|-1 to 4)"):
+        served.add(generation("wrong", **options))
+    with pytest.raises(ValueError, match="token ids must lie in 0 to 256, got 1 to 257"):
+        served.add(Generation("prompt", (1, EOS + 1), 9, Sampling()))
+    assert by_request(run(served)) == {"other": right(generation("other"))}
+
+
+def test_ends_that_the_model_does_not_have_are_not_waited_for() -> None:
+    served = Engine(ScriptedExecutor(), TOKENIZER, (EOS, EOS + 1), 100, 0.05, debug=True)
+    wanted = generation(sampling=Sampling(seed=0, min_tokens=3))
+    answer = Answer(wanted, MAX_LENGTH, served._eos, CONTENTS)
+    assert answer.sampling.ends == (EOS,)
 
 
 def test_answers_are_cut_to_what_fits() -> None:
