@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -64,6 +64,7 @@ class Writer:
     def push(self, choice: Json, tokens: int) -> Iterator[Json]:
         """The events of a part of a chat's choice, of so many tokens."""
         delta = choice["delta"]
+        calls = delta.get("tool_calls", ())
         self._rows += (choice["logprobs"] or {}).get("content", ())
         if text := delta.get("reasoning_content"):
             self._reasoning_tokens += tokens
@@ -71,13 +72,18 @@ class Writer:
             item = yield from self._item("reasoning")
             item["content"][0]["text"] += text
             yield self._about("response.reasoning_text.delta", delta=text, content_index=0)
+        yield from self._call(call for call in calls if "id" not in call)
         if text := delta.get("content"):
             item = yield from self._item("message")
             part, rows, self._rows = item["content"][0], self._rows, []
             part["text"] += text
             part["logprobs"] += rows
             yield self._about("response.output_text.delta", delta=text, content_index=0, logprobs=rows)
-        for call in delta.get("tool_calls", ()):
+        yield from self._call(call for call in calls if "id" in call)
+
+    def _call(self, calls: Iterable[Json]) -> Iterator[Json]:
+        """The events of calls, which have ids where they begin."""
+        for call in calls:
             if "id" in call:
                 yield from self._close("completed")
                 yield from self._item("function_call", call_id=call["id"], name=call["function"]["name"])

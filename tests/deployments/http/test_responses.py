@@ -85,6 +85,21 @@ async def test_the_tool_loop(tmp_path: Path) -> None:
     assert replicas.asked[-1].prompt == ids("u:ya:Hm.I look.f1t:2a:")
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_text_behind_a_call_may_come_with_the_end_of_it(tmp_path: Path, streamed: bool) -> None:
+    begin, end = '<tool_call>\n{"name": "f", "arguments": {"x": 1', "}}\n</tool_call>\nDone."
+    pieces = [Piece(ids(begin), begin), Piece(ids(end), end, None, "stop")]
+    client = connect(tmp_path, Replicas(a=Replica(gives=pieces)), **HERMES)
+    if streamed:
+        async with client.responses.stream(model="chat", input="y", tools=TOOLS) as stream:
+            response: Any = await stream.get_final_response()
+    else:
+        response = await client.responses.create(model="chat", input="y", tools=TOOLS)
+    call, message = response.output
+    assert (call.type, call.arguments) == ("function_call", '{"x": 1}')
+    assert (message.type, response.output_text) == ("message", "\nDone.")
+
+
 async def test_a_tool_that_must_be_called(tmp_path: Path) -> None:
     replicas = saying('{"x": 1}')
     named: Any = {"type": "function", "name": "f"}
