@@ -20,7 +20,8 @@ from pliant.deployments.serving.outcome import Outcome, RequestError
 
 ToolForm = Literal["hermes", "llama3_json", "mistral"]
 
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
+_HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
 _BETWEEN = " \n\t[],;"
 """What calls of a list may have around them."""
 _BEGIN, _END = "<tool_call>", "</tool_call>"

@@ -54,6 +54,17 @@ CASES: list[tuple[ToolForm, str, str, Calls]] = [
         [IN_PARIS, CLOCK],
     ),
     ("hermes", "<tool_call>no JSON", "<tool_call>no JSON", []),
+    *(
+        (form, text, text, [])
+        for form, begin, end in (
+            ("hermes", "<tool_call>", "</tool_call>"),
+            ("llama3_json", "", ""),
+            ("mistral", "[", "]"),
+        )
+        for name in ("get\\_weather", "a\tb", "\\u00zz")
+        for text in (f'{begin}{{"name": "{name}", "arguments": {{"a": 1}}}}{end}',)
+    ),
+    ("hermes", '<tool_call>{"name": "cl\\u006fck", "arguments": {}}</tool_call>', "", [CLOCK]),
     ("llama3_json", f'{{"name": "weather", "parameters": {IN_PARIS[1]}}}', "", [IN_PARIS]),
     (
         "llama3_json",
