@@ -198,6 +198,7 @@ class _Call:
         self.begun = False
         """Whether its name was sent."""
         self._closing = False
+        """Whether the arguments are over, so that what is left is other keys."""
         self.over = False
 
     def push(self, text: str) -> tuple[CallDelta | None, str]:
@@ -209,14 +210,17 @@ class _Call:
                 return self._whole(text)
             name, text, self.begun = str(json.loads(head[1])), text[head.end() :], True
         if not (self._closing or self.over):
-            size = self._value(text)
+            size = self._to_end(text)
             arguments, text = text[:size], text[size:]
-        if self._closing and not self.over and "}" in text:
-            text, self.over = text.partition("}")[2], True
+            if not self._depth:
+                self._closing, self._depth = True, 1
+        if self._closing and not self.over:
+            text = text[self._to_end(text) :]
+            self.over = not self._depth
         return (CallDelta(self._number, name, arguments) if name or arguments else None), text
 
-    def _value(self, text: str) -> int:
-        """How many characters of `text` belong to the arguments."""
+    def _to_end(self, text: str) -> int:
+        """How many characters of `text` belong to the value that it is within, or begins with."""
         for at, character in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -229,7 +233,6 @@ class _Call:
             elif character in "}]":
                 self._depth -= 1
                 if not self._depth:
-                    self._closing = True
                     return at + 1
         return len(text)
 

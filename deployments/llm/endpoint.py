@@ -117,8 +117,9 @@ class LanguageModel:
 
     def check_tokens(self, ids: Sequence[int], param: str) -> None:
         """Raise RequestError that names `param` unless there are all these tokens."""
-        if ids and not 0 <= min(ids) <= (highest := max(ids)) < self._vocabulary:
-            reason = f"{param}: has token {highest}; {self.name} has tokens 0 to {self._vocabulary - 1}"
+        wrong = next((id for id in ids if not 0 <= id < self._vocabulary), None)
+        if wrong is not None:
+            reason = f"{param}: has token {wrong}; {self.name} has tokens 0 to {self._vocabulary - 1}"
             raise RequestError(Outcome.REJECTED, reason, param=param)
 
     def bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:

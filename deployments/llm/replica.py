@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
-from pliant.deployments.llm.engine import BrokenError, Engine
+from pliant.deployments.llm.engine import BrokenError, Engine, TooLongError
 from pliant.deployments.llm.fingerprint import fingerprint
 from pliant.deployments.llm.loop import EngineLoop, StandstillError
 from pliant.deployments.llm.messages import ReplicaReport
@@ -84,7 +84,8 @@ class LlmReplica:
             except AdapterLoadError as error:
                 yield Refusal("unable", str(error), fault=Fault.ADAPTER_NOT_LOADABLE)
             except ValueError as error:
-                yield Refusal("final", str(error), outcome=Outcome.REJECTED, fault=Fault.CONTEXT_LENGTH)
+                fault = Fault.CONTEXT_LENGTH if isinstance(error, TooLongError) else None
+                yield Refusal("final", str(error), outcome=Outcome.REJECTED, fault=fault)
             except (BrokenError, StandstillError) as error:
                 logger.error("%s: %s: %s", self._service, generation.id, error)
                 yield Refusal("failed", str(error))

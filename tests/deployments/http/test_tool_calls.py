@@ -82,6 +82,13 @@ CASES: list[tuple[ToolForm, str, str, Calls]] = [
         [IN_PARIS, CLOCK],
     ),
     ("mistral", "[no call", "[no call", []),
+    (
+        "llama3_json",
+        f'{{"name": "weather", "parameters": {IN_PARIS[1]}, "id": "x}}", "of": [{{}}]}}; '
+        '{"name": "clock", "parameters": {}}',
+        "",
+        [IN_PARIS, CLOCK],
+    ),
 ]
 
 

@@ -289,6 +289,9 @@ async def test_tokens_beyond_the_model_s_are_no_prompt_and_nothing_to_ban(tmp_pa
         with pytest.raises(RequestError, match=f"{param}: has token 257; chat has tokens 0 to 256") as refused:
             await prompt
         assert (refused.value.outcome, refused.value.param) == (Outcome.REJECTED, param)
+    for biased, wrong in (([-1], -1), ([3, 300, -1], 300)):
+        with pytest.raises(RequestError, match=f"logit_bias: has token {wrong}; chat has tokens 0 to 256"):
+            model.check_tokens(biased, "logit_bias")
     assert model.bad_words(["<pad0>", "x<pad0>", "x"]) == [ids("x"), ids(" x")]
 
 

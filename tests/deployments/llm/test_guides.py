@@ -260,6 +260,13 @@ def test_ordinary_grammars_take_little_work(write: Callable[[], str]) -> None:
     assert not guide.matcher.is_error()
 
 
+@pytest.mark.parametrize("schema", [nested(64), nested(300), False])
+def test_a_schema_that_is_no_grammar_is_refused(schema: dict[str, Any] | bool) -> None:
+    with pytest.raises(RequestError, match="p: answers cannot be bound to it: ") as refused:
+        grammars.json_schema(schema, "p")
+    assert refused.value.param == "p"
+
+
 EXPLODES = "(a{1000}){1000}"
 
 

@@ -19,7 +19,8 @@ from support.waiting import HANGS_AFTER_S
 from pliant.config.llm import LlmConfig
 from pliant.deployments.llm.adapter_loader import AdapterLoadError, AdapterTooLargeError
 from pliant.deployments.llm.assembly import assemble
-from pliant.deployments.llm.engine import BrokenError, Engine
+from pliant.deployments.llm.engine import BrokenError, Engine, TooLongError
+from pliant.deployments.llm.guide import GuideError
 from pliant.deployments.llm.loop import StandstillError
 from pliant.deployments.llm.messages import ReplicaReport
 from pliant.deployments.llm.metrics import LlmReplicaMetrics
@@ -81,7 +82,9 @@ def replica(loop: Loop) -> Any:
     ("error", "last"),
     [
         (LateError("too late", 2.5), Refusal("busy", "too late", 2.5)),
-        (ValueError("too long"), Refusal("final", "too long", None, Outcome.REJECTED, Fault.CONTEXT_LENGTH)),
+        (TooLongError("too long"), Refusal("final", "too long", None, Outcome.REJECTED, Fault.CONTEXT_LENGTH)),
+        (GuideError("no grammar"), Refusal("final", "no grammar", None, Outcome.REJECTED)),
+        (ValueError("no sense"), Refusal("final", "no sense", None, Outcome.REJECTED)),
         (
             AdapterLoadError("no weights"),
             Refusal("unable", "no weights", None, Outcome.UNAVAILABLE, Fault.ADAPTER_NOT_LOADABLE),
