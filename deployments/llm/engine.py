@@ -70,7 +70,7 @@ class Engine:
     `compact`=False leaves gaps between live requests, as Flover does without its shuffle. With `share_prefixes` tenants
     share what was computed of prompts. With `debug` every step checks the engine's integrity.
 
-    Calls must not overlap, save for `busy`, `report` and `loading_s`.
+    Calls must not overlap, save for `busy`, `report`, `progress` and `loading_s`.
     """
 
     def __init__(
@@ -204,6 +204,14 @@ class Engine:
         return not self.failure and bool(
             self._owed or self._open or self._in_flight or self._adapters.loading or not self._settled
         )
+
+    def progress(self, id: str) -> int | None:
+        """Tokens of the prompt that were computed for a request; None if it waits for a slot. 0 of unknown ids. For any
+        thread."""
+        answer = self._open.get(id)
+        if answer is None:
+            return 0
+        return answer.computed if answer.running else None
 
     @property
     def looks_every_s(self) -> float | None:

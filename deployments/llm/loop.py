@@ -8,6 +8,7 @@ consumer that looks away finds everything new in one piece, so that a slow clien
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -27,25 +28,33 @@ _SIGN_S = 2.0
 
 
 class StandstillError(Exception):
-    """A request got nothing for as long as it waits at most."""
+    """Nothing was computed for a request for as long as it waits at most."""
 
 
 class _Inbox:
     """What has come for one request and was not consumed: pieces, and then perhaps an error."""
 
-    __slots__ = ("arrived", "error", "pieces")
+    __slots__ = ("arrived", "error", "pieces", "progress", "queued_until", "until")
 
-    def __init__(self) -> None:
+    def __init__(self, until: float, queued_until: float) -> None:
         self.pieces: list[Piece] = []
         self.error: Exception | None = None
         self.arrived = asyncio.Event()
+        self.until = until
+        """When it stands still, unless something is computed for it."""
+        self.queued_until = queued_until
+        """When it has waited for its slot for too long."""
+        self.progress: int | None = 0
+        """As the engine last told it."""
 
 
 class EngineLoop:
     """An engine, its thread, and the requests of one event loop, from which all methods are called.
 
-    A request that gets nothing for `wait_s` seconds is ended, and so is a load of an adapter. The thread starts at
-    once, and ends with `close`.
+    A request is ended for which nothing is computed for `wait_s` seconds, and so is a load of an adapter. To wait for a
+    slot is no standstill: who has a deadline waits until then, and who goes on or is in the background for as long as
+    the gateway wants; others had better be sent elsewhere after `wait_s`. The thread starts at once, and ends with
+    `close`.
     """
 
     def __init__(self, engine: Engine, wait_s: float = 60.0) -> None:
@@ -68,8 +77,8 @@ class EngineLoop:
         """The pieces of one answer as they come; the last says how it finished. None is a sign of life: there is
         nothing new for some seconds, but the engine steps.
 
-        Raises what `Engine.add` does, LateError and AdapterLoadError while it waits, BrokenError when the executor
-        fails, and StandstillError. Closing or cancelling it before its end frees its slot for the next step.
+        Raises what `Engine.add` does, BusyError and AdapterLoadError while it waits, GuideError, BrokenError when the
+        executor fails, and StandstillError. Closing or cancelling it before its end frees its slot for the next step.
         """
         if self.failure or self._closed:
             raise _broken(self.failure)
@@ -79,13 +88,15 @@ class EngineLoop:
         guide = await asyncio.to_thread(self._engine.guide, generation) if bound else None
         # The engine knows it by a name of its own: one that is sent again must not get what is left of the first.
         key = f"{generation.id} {next(self._keys)}"
-        inbox = self._inboxes[key] = _Inbox()
+        within_s = generation.first_token_within_s
+        waits_on = within_s is not None or generation.background or generation.generated
+        until = time.monotonic() + self._wait_s
+        inbox = self._inboxes[key] = _Inbox(until, math.inf if waits_on else until)
         self._command((generation._replace(id=key), guide))
         finished = False
-        until = time.monotonic() + self._wait_s
         try:
             while not finished:
-                if not await self._arrival(inbox, until):
+                if not await self._arrival(key, inbox):
                     yield None
                     continue
                 if not inbox.pieces and inbox.error:
@@ -93,26 +104,37 @@ class EngineLoop:
                 piece, inbox.pieces = merged(inbox.pieces), []
                 finished = piece.finish is not None
                 yield piece
-                until = time.monotonic() + self._wait_s
+                inbox.until = time.monotonic() + self._wait_s
         finally:
             del self._inboxes[key]
             if not (finished or inbox.error):
                 self._command(key)
 
-    async def _arrival(self, inbox: _Inbox, until: float) -> bool:
-        """Whether something came; if not, the engine steps all the same. Raises StandstillError at `until`."""
+    async def _arrival(self, key: str, inbox: _Inbox) -> bool:
+        """Whether something came; if not, the engine steps all the same. Raises StandstillError and QueueFullError."""
         while not (inbox.pieces or inbox.error):
             inbox.arrived.clear()
             try:
-                async with asyncio.timeout(min(_SIGN_S, until - time.monotonic())):
+                async with asyncio.timeout(min(_SIGN_S, inbox.until - time.monotonic())):
                     await inbox.arrived.wait()
             except TimeoutError:
-                if time.monotonic() >= until:
+                if self.stepping_s() < min(_SIGN_S, self._wait_s):
+                    self._look_after(key, inbox)
+                if time.monotonic() >= inbox.until:
                     reason = f"nothing was computed for this request in {self._wait_s:g} s"
                     raise StandstillError(reason) from None
                 if self.stepping_s() < _SIGN_S:
                     return False
         return True
+
+    def _look_after(self, key: str, inbox: _Inbox) -> None:
+        """While it waits for a slot, and while its prompt is computed, a request does not stand still."""
+        before, inbox.progress = inbox.progress, self._engine.progress(key)
+        now = time.monotonic()
+        if inbox.progress is None and now >= inbox.queued_until and not self.loading_s():
+            raise QueueFullError(f"no slot was free for {self._wait_s:g} s", _RETRY_S)
+        if inbox.progress is None or inbox.progress != before:
+            inbox.until = now + self._wait_s
 
     def report(self) -> LlmReport:
         return self._engine.report()

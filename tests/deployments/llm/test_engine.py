@@ -234,6 +234,20 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
     assert answers["next"].finish
 
 
+def test_the_engine_tells_how_far_a_prompt_is() -> None:
+    served = engine(ScriptedExecutor(2, max_length=512), stall_s=0.001)
+    served.add(generation("first", max_tokens=300, ignore_eos=True))
+    served.step()
+    served.add(generation("long", prompt=50, max_tokens=300, ignore_eos=True))
+    served.add(generation("waits"))
+    told = []
+    for _ in range(6):
+        told.append((served.progress("long"), served.progress("waits")))
+        served.step()
+    assert told == [(None, None), (16, None), (32, None), (48, None), (50, None), (50, None)]
+    assert served.progress("never heard of") == 0
+
+
 def test_prompts_take_what_answers_can_spare_of_their_objective() -> None:
     """A step takes 1 ms, a token of a prompt 0.1 ms: an answer that is ahead of 20 ms a token can spare much more."""
     chunks: dict[float | None, list[int]] = {}

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from itertools import count
 from typing import Any
 
 import pytest
@@ -276,6 +277,85 @@ async def test_a_request_that_waits_is_known_to_live(start: Start, monkeypatch: 
     ended.set()
     answer = merged([piece async for piece in pieces if piece])
     assert list(answer.tokens) == expected(wanted, 64)
+
+
+async def looked_after(loop: EngineLoop, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Until it was looked so often, from now on, whether somebody stands still, while the engine seems to step."""
+    looks = 0
+    look_after = loop._look_after
+
+    def counted(*arguments: Any) -> None:
+        nonlocal looks
+        looks += 1
+        look_after(*arguments)
+
+    monkeypatch.setattr(loop, "_look_after", counted)
+    monkeypatch.setattr(loop, "stepping_s", lambda: 0.0)
+    await until(lambda: looks >= times)
+
+
+@pytest.fixture
+async def full(start: Start, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[EngineLoop, Gated]]:
+    """A loop that has an answer in its only slot, which goes on by steps that are permitted."""
+    monkeypatch.setattr("pliant.deployments.llm.loop._SIGN_S", 0.01)
+    executor = Gated(permits=1, slots=1)
+    loop = start(executor, wait_s=HANGS_AFTER_S)
+    held = asyncio.create_task(answer(loop, generation("held", max_tokens=50)))
+    await until(lambda: loop.report()["tokens"] == 1)
+    yield loop, executor
+    executor.permit(1000)
+    assert (await held).finish == "length"
+
+
+async def overdue(loop: EngineLoop, executor: Gated, wanted: Generation) -> asyncio.Task[Piece]:
+    """An answer that has waited for a slot for as long as anybody may stand still."""
+    waiting = asyncio.create_task(answer(loop, wanted))
+    await until(lambda: loop._commands or loop.report()["waiting"])
+    executor.permit(1)
+    await until(lambda: loop.report()["waiting"] == 1)
+    [*_, inbox] = loop._inboxes.values()
+    inbox.until -= HANGS_AFTER_S
+    inbox.queued_until -= HANGS_AFTER_S
+    return waiting
+
+
+@pytest.mark.parametrize(
+    "options", [{"first_token_within_s": HANGS_AFTER_S}, {"background": True}, {"generated": (97, 97)}], ids=str
+)
+async def test_who_waits_for_a_slot_does_not_stand_still(
+    full: tuple[EngineLoop, Gated], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    loop, executor = full
+    monkeypatch.setattr(loop, "stepping_s", lambda: 0.0)
+    waiting = await overdue(loop, executor, generation("waits", max_tokens=4, **options))
+    await looked_after(loop, monkeypatch, times=3)
+    assert not waiting.done()
+    executor.permit(1000)
+    assert (await waiting).finish == "length"
+
+
+async def test_who_has_no_deadline_is_sent_elsewhere_as_by_any_busy_replica(
+    full: tuple[EngineLoop, Gated], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full[0], "stepping_s", lambda: 0.0)
+    with pytest.raises(QueueFullError, match="no slot was free for"):
+        await (await overdue(*full, generation("waits")))
+
+
+async def test_a_prompt_that_is_computed_in_chunks_does_not_stand_still(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = Gated(permits=0)
+    loop = start(executor, wait_s=0.02)
+    computed = count(1)
+    monkeypatch.setattr(loop._engine, "progress", lambda _id: next(computed))
+    monkeypatch.setattr(loop, "stepping_s", lambda: 0.0)
+    waiting = asyncio.create_task(answer(loop, generation()))
+    await looked_after(loop, monkeypatch, times=3)
+    assert not waiting.done()
+    monkeypatch.setattr(loop._engine, "progress", lambda _id: 7)
+    with pytest.raises(StandstillError):
+        await waiting
 
 
 async def test_a_step_that_hangs_is_no_life(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
