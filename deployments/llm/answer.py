@@ -16,6 +16,10 @@ from pliant.formats.adapter_info import AdapterRef
 from pliant.kernels.decoder.decode_step import RowLogprobs
 
 
+class BrokenError(Exception):
+    """The executor failed, and with it all that its slots held; the engine computes nothing any more."""
+
+
 class TooLongError(ValueError):
     """The request does not fit into a slot, whatever else there is."""
 
@@ -110,6 +114,11 @@ class Answer:
     def cached(self) -> int:
         """Tokens of the prompt that were there without it."""
         return max(0, self.prompt - self.computed)
+
+    @property
+    def progress(self) -> int | None:
+        """Tokens of its prompt that were computed for it; None while it waits for a slot."""
+        return self.computed if self.running else None
 
     def queued(self) -> Sequence[int]:
         """What is computed before its next token, to be read."""

@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from pliant.deployments.llm.adapter_loader import AdapterLoader
 from pliant.deployments.llm.adapters import Adapters
 from pliant.deployments.llm.answer import Answer
+from pliant.deployments.llm.answer import BrokenError as BrokenError
 from pliant.deployments.llm.answer import TooLongError as TooLongError
 from pliant.deployments.llm.batch import Batch, InFlight, Iteration
 from pliant.deployments.llm.detokenizer import TokenBytes
@@ -49,10 +50,6 @@ _REHEARSED = 16
 """Tokens of a rehearsal's prompt, and of its answer."""
 _LOAD_S = 0.005
 """How long a step waits for adapters that are being loaded when there is nothing else to do."""
-
-
-class BrokenError(Exception):
-    """The executor failed, and with it all that its slots held; the engine computes nothing any more."""
 
 
 Item = tuple[str, Piece | Exception]
@@ -96,7 +93,6 @@ class Engine:
         self._tokenizer = tokenizer
         self._contents = TokenBytes(tokenizer)
         self._eos = frozenset(token for token in eos if token < executor.vocabulary)
-        """Of those that tokenizer and configuration name, the ones that the model has."""
         self._guides = Guides(tokenizer, self._contents, self._eos, executor.vocabulary)
         self._clock = clock
         self._debug = debug
@@ -168,7 +164,7 @@ class Engine:
             raise _broken(self.failure)
         if generation.id in self._open:
             raise ValueError(f"a request {generation.id!r} is under way already; ids must differ")
-        self._check_tokens(generation)
+        generation.check_tokens(self._executor.vocabulary)
         answer = Answer(generation, self._executor.max_length, self._eos, self._contents, guide)
         now, within_s = self._clock(), generation.first_token_within_s
         adapter_bytes = self._adapters.bytes(answer.adapter)
@@ -185,14 +181,6 @@ class Engine:
         self._open[answer.id] = answer
         self._live_tokens += answer.size
 
-    def _check_tokens(self, generation: Generation) -> None:
-        biased = (token for token, _ in generation.sampling.logit_bias)
-        named = (*generation.prompt, *generation.generated, *generation.stop_token_ids, *biased)
-        named += tuple(token for word in generation.bad_words for token in word)
-        low, high = min(named, default=0), max(named, default=0)
-        if low < 0 or high >= self._executor.vocabulary:
-            raise ValueError(f"token ids must lie in 0 to {self._executor.vocabulary - 1}, got {low} to {high}")
-
     def cancel(self, id: str) -> None:
         """End a request without another word; its slot is free in the next step. Unknown ids are ignored."""
         if answer := self._open.get(id):
@@ -206,12 +194,9 @@ class Engine:
         )
 
     def progress(self, id: str) -> int | None:
-        """Tokens of the prompt that were computed for a request; None if it waits for a slot. 0 of unknown ids. For any
-        thread."""
+        """As `Answer.progress`; 0 of unknown ids. For any thread."""
         answer = self._open.get(id)
-        if answer is None:
-            return 0
-        return answer.computed if answer.running else None
+        return answer.progress if answer else 0
 
     @property
     def looks_every_s(self) -> float | None:

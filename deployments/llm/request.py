@@ -44,6 +44,15 @@ class Generation(NamedTuple):
     """Asks for the log probabilities of each token of the prompt but the first, and of so many of the likeliest tokens
     in its place; None for none at all. Without effect where tokens are `generated`: the client has them."""
 
+    def check_tokens(self, vocabulary: int) -> None:
+        """Raise ValueError unless a model of so many tokens has all that it names."""
+        biased = (token for token, _ in self.sampling.logit_bias)
+        banned = (token for word in self.bad_words for token in word)
+        named = (*self.prompt, *self.generated, *self.stop_token_ids, *biased, *banned)
+        low, high = min(named, default=0), max(named, default=0)
+        if low < 0 or high >= vocabulary:
+            raise ValueError(f"token ids must lie in 0 to {vocabulary - 1}, got {low} to {high}")
+
 
 @message
 class TokenLogprobs(NamedTuple):
