@@ -6,6 +6,7 @@ Without torch or a tokenizer: gateways make them, and begin an answer of bytes b
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,11 @@ _LEXER_WORK = 50_000
 """As llguidance counts: about 20 ms of a mask. Enums of 1,000 values and patterns of 4 kB take less than half of it."""
 _LEXER_STATES = 50_000
 """Of one answer, of about 2 kB each."""
+_MOST_AT_ONCE = 12
+"""Patterns that one text is to match; each doubles work that llguidance does not count."""
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*')
+"""Of a Lark grammar: strings, patterns and comments."""
+_EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _LONGEST_ERROR = 100
 """Characters of what llguidance says of a grammar, which may repeat that."""
 
@@ -57,8 +63,9 @@ def json_object(param: str) -> str:
 def json_schema(schema: Json | bool, param: str) -> str:
     """JSON of this schema. Raises RequestError that names the place of what is wrong in it, below `param`."""
     try:
+        _check_patterns(_most_at_once(schema), param)
         grammar = _of_schema(schema)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refused(param, str(error)) from None
     if problem := _problem(grammar):
         place = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in _place(schema, problem))
@@ -82,9 +89,11 @@ def lark(text: str, param: str) -> str:
     """Text of a grammar as Lark or GBNF writes it. Raises RequestError."""
     from llguidance import grammar_from
 
+    embedded = (json.JSONDecoder().raw_decode(text, found.end())[0] for found in _EMBEDDED.finditer(text))
     try:
+        _check_patterns(max([_LITERAL.sub("", text).count("&") + 1, *map(_most_at_once, embedded)]), param)
         return _checked(grammar_from("grammar", text), param)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refused(param, str(error)) from None
 
 
@@ -92,6 +101,42 @@ def bound_call(name: str, schema: Json) -> str:
     """What of a Lark grammar is a call of the tool `name`, with arguments of `schema`, which was checked."""
     begin = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
     return f'{begin} %json {json.dumps({**schema, "x-guidance": _SPACE})} "}}"'
+
+
+def _check_patterns(at_once: int, param: str) -> None:
+    if at_once > _MOST_AT_ONCE:
+        raise _refused(param, f"it has {at_once} patterns for the same text; {_MOST_AT_ONCE} at most")
+
+
+def _most_at_once(schema: Any) -> int:
+    """How many patterns a text has to match together, as the worst part of `schema` has it."""
+    known: dict[str, int] = {}
+
+    def of_reference(name: str) -> int:
+        if name not in known:
+            known[name] = 0  # a reference to itself adds none
+            part = schema
+            for key in name.removeprefix("#").strip("/").split("/") if name != "#" else ():
+                part = part.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(part, dict) else None
+            known[name] = at_once(part)
+        return known[name]
+
+    def at_once(part: Any) -> int:
+        if not isinstance(part, dict):
+            return 0
+        own = sum(isinstance(part.get(key), str) for key in ("pattern", "format"))
+        if isinstance(name := part.get("$ref"), str):
+            own += of_reference(name)
+        for key, combined in (("allOf", sum), ("anyOf", max), ("oneOf", max)):
+            if isinstance(parts := part.get(key), list) and parts:
+                own += combined([at_once(each) for each in parts])
+        return own
+
+    def worst(part: Any) -> int:
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        return max([at_once(part), *map(worst, inner)])
+
+    return worst(schema)
 
 
 def _checked(grammar: str, param: str) -> str:

@@ -276,6 +276,37 @@ def test_what_takes_too_much_work_is_refused_before_it_is_sent(text: str) -> Non
         grammars.regex(text, "p")
 
 
+def chained(patterns: int) -> dict[str, Any]:
+    """Each definition adds a pattern to those of the next one."""
+    parts = {f"d{at}": {"pattern": f"x{at}", "allOf": [{"$ref": f"#/$defs/d{at + 1}"}]} for at in range(patterns)}
+    return {"$defs": {**parts, f"d{patterns}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: grammars.json_schema({"allOf": [{"pattern": f"x{at}"} for at in range(30)]}, "p"),
+        lambda: grammars.json_schema(
+            {"properties": {"a": {"items": chained(30)["$defs"]["d0"]}}, "$defs": chained(30)["$defs"]}, "p"
+        ),
+        lambda: grammars.json_schema(chained(30), "p"),
+        lambda: grammars.lark("start: X\nX: " + " & ".join(f"/.*x{at}.*/" for at in range(30)), "p"),
+        lambda: grammars.lark(f"start: %json {json.dumps(chained(30))}", "p"),
+    ],
+)
+def test_patterns_that_a_text_is_to_match_at_once_are_few(write: Callable[[], str]) -> None:
+    """Each doubles the work, of which llguidance counts nothing: 30 would take hours."""
+    with pytest.raises(RequestError, match=r"patterns for the same text; 12 at most"):
+        write()
+
+
+def test_patterns_of_different_texts_may_be_many() -> None:
+    fields = {f"f{at}": {"type": "string", "pattern": "^[a-z]{1,9}$"} for at in range(40)}
+    grammars.json_schema({"type": "object", "properties": fields, "$defs": {"own": {"$ref": "#/$defs/own"}}}, "p")
+    grammars.json_schema({"anyOf": [{"type": "string", "pattern": f"^{at}$"} for at in range(40)]}, "p")
+    grammars.lark('start: "&&&&&&&&&&&&&&&&&&" X // &&&&&&&&&&&&&\nX: /&&&&&&&&&&&&&&&&[&]/', "p")
+
+
 def test_a_mask_takes_no_more_work_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "_followed", lambda grammar, param: grammar)
     guide = GUIDES.guide(bound(grammars.regex(EXPLODES, "p")))
