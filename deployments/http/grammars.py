@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pliant.deployments.serving.outcome import Outcome, RequestError
@@ -35,6 +35,8 @@ _MOST_AT_ONCE = 12
 _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*')
 """Of a Lark grammar: strings, patterns and comments."""
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
+_REMEMBERED = 20_000
+"""Characters of a grammar that is not tried again."""
 _LONGEST_ERROR = 100
 """Characters of what llguidance says of a grammar, which may repeat that."""
 
@@ -150,18 +152,27 @@ def _followed(grammar: str, param: str) -> str:
 
     Those that name tokens are tried by replicas alone, which know these.
     """
+    error = (_remembered if len(grammar) <= _REMEMBERED else _beginning)(grammar)
+    if error:
+        raise _refused(param, f"no text fits it, or it takes too much work: repeat and combine less in it ({error})")
+    return grammar
+
+
+def _beginning(grammar: str) -> str | None:
+    """Why no answer of bytes can begin by `grammar`, if none can."""
     from llguidance import LLMatcher
 
     names_tokens, _ = LLMatcher.validate_grammar_with_warnings(grammar, _bytes(), limits=limits())
     if names_tokens:
-        return grammar
+        return None
     matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits())
     allowed = int.from_bytes(matcher.compute_bitmask(), "little")
     matcher.consume_token((allowed & -allowed).bit_length() - 1)
-    if matcher.is_error():
-        error = matcher.get_error().partition("\n")[0][:_LONGEST_ERROR]
-        raise _refused(param, f"no text fits it, or it takes too much work: repeat and combine less in it ({error})")
-    return grammar
+    return matcher.get_error().partition("\n")[0][:_LONGEST_ERROR] if matcher.is_error() else None
+
+
+_remembered = lru_cache(maxsize=256)(_beginning)
+"""Clients send the same few grammars again and again."""
 
 
 @cache
