@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 class PretendedExecutor:
     """A step takes `step_s`, `row_s` more for each row and `prompt_s` for each token of a prompt, which `spend` lets
-    pass. All tokens are `token`."""
+    pass. It reads any token, and all that it samples are `token`."""
 
-    page_bytes, pipelined, vocabulary, weight_bytes = 1, False, 1, 1
+    page_bytes, pipelined, vocabulary, weight_bytes = 1, False, 2**31, 1
 
     def __init__(
         self,

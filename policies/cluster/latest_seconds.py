@@ -18,13 +18,13 @@ class LatestSeconds:
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
-        self._newest = 0
+        self._newest = -1
         self._told = 0.0
-        """When the newest second was first told of."""
+        """When the newest second was first told of, if any was."""
 
     def add(self, counts: Mapping[int, int], now: float) -> None:
         """Requests by second."""
-        newest = max(counts, default=0)
+        newest = max(counts, default=self._newest)
         if newest > self._newest:
             self._newest, self._told = newest, now
         self._counts.update(counts)
