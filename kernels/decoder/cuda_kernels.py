@@ -16,7 +16,7 @@ from pliant.kernels.decoder.triton_attention import WorkTensors
 from pliant.kernels.decoder.triton_linear import TritonLinear
 from pliant.kernels.upload import packed, unpacked, upload
 
-_PROGRAMS = 4  # programs of attention, or of a linear layer, that a processor of the GPU has in flight
+_PROGRAMS = 4  # programs of attention that a processor of the GPU has in flight
 Numbers = NDArray[np.int32]
 
 
@@ -30,18 +30,18 @@ class CudaKernels(TorchKernels):
     def __init__(self, processors: int | None = None) -> None:
         if processors is None:
             processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        self._programs = _PROGRAMS * processors
+        self._processors = processors
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return TritonLinear(weight, None, bias, self._programs)
+        return TritonLinear(weight, None, bias, self._processors)
 
     def int8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         values, scale = int8.quantized(weight)
-        return TritonLinear(values, scale, bias, self._programs)
+        return TritonLinear(values, scale, bias, self._processors)
 
     def fp8_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         values, scale = fp8.quantized(weight)
-        return TritonLinear(values, scale, bias, self._programs)
+        return TritonLinear(values, scale, bias, self._processors)
 
     def gated(self, linear: Linear) -> Linear:
         assert isinstance(linear, TritonLinear)
@@ -84,7 +84,7 @@ class CudaKernels(TorchKernels):
         """What `attention` of rows of one token is shared out to, for `keys` of one layer."""
         _, kv_heads, _, head_dim = keys.shape
         tile = triton_attention.tile(head_dim, keys.element_size())
-        return attention_work.of_singles(lengths, window, max(1, self._programs // kv_heads), tile)
+        return attention_work.of_singles(lengths, window, max(1, _PROGRAMS * self._processors // kv_heads), tile)
 
     def _uploaded(
         self, q: Tensor, keys: Tensor, batch: Ragged, window: int | None

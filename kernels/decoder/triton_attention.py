@@ -14,13 +14,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pliant.kernels.decoder import triton_overlap
 from pliant.kernels.decoder.attention_work import FIELDS
+from pliant.kernels.decoder.triton_fp8 import widened
+from pliant.kernels.decoder.triton_overlap import ASKED_BYTES, ask_for, let_next_begin, take_turn, wait
 
 _LOG2_E = 1.4426950408889634
 _ENDLESS = 2**30
 _TILE_BYTES = 16384  # of keys, and of values, that a program holds at a time
 _LEAST = 16
 """Rows that a matrix product on a GPU takes at least."""
+_AHEAD_PAGES = tl.constexpr(2)
+"""That a program asks for before it may begin: what all ask for fits into a GPU's cache."""
 _CHUNK_ROWS = 64
 """Queries of a chunk, counting each head, that a program holds."""
 
@@ -61,7 +66,7 @@ def attend(
     _, kv_heads, page, _ = keys.shape
     group = heads // kv_heads
     asking = group * (chunk_tokens(group) if chunked else 1)
-    programs, rows = len(work.bounds) - 1, len(work.shares)
+    programs, rows, options = len(work.bounds) - 1, len(work.shares), triton_overlap.options()
     parts = q.new_empty((len(work.items), heads, head_dim) if rows else 1, dtype=torch.float32)
     logs = q.new_empty((len(work.items), heads) if rows else 1, dtype=torch.float32)
     _attend[programs, kv_heads](
@@ -85,12 +90,15 @@ def attend(
         block_rows=max(_LEAST, triton.next_power_of_2(asking)),
         block_dim=_block_dim(head_dim),
         block_tokens=tile(head_dim, keys.element_size()),
+        interpreted=triton.knobs.runtime.interpret,
+        asks_ahead=options["overlaps"] and head_dim * keys.element_size() % ASKED_BYTES == 0,
         num_warps=4,
         num_stages=2,
+        **options,
     )
     if rows:
         _merge[rows, heads](
-            parts, logs, work.shares, out, head_dim=head_dim, block_dim=_block_dim(head_dim), num_warps=4
+            parts, logs, work.shares, out, head_dim=head_dim, block_dim=_block_dim(head_dim), num_warps=4, **options
         )
 
 
@@ -121,9 +129,16 @@ def _attend(
     block_rows: tl.constexpr,
     block_dim: tl.constexpr,
     block_tokens: tl.constexpr,
+    interpreted: tl.constexpr,
+    asks_ahead: tl.constexpr,
+    overlaps: tl.constexpr,
 ) -> None:
     """The items of one program for one key head. Rows are the queries of an item: token by token, head by head."""
+    let_next_begin(overlaps)
     kv_head = tl.program_id(1)
+    if asks_ahead:
+        _ask_ahead(keys, values, tables, bounds, items, table_stride, page_stride, page, head_dim, fields)
+    wait(overlaps)
     kv_heads = tl.num_programs(1)
     lanes = tl.arange(0, block_rows)
     dims = tl.arange(0, block_dim)
@@ -151,7 +166,7 @@ def _attend(
             pages = tl.load(table + places // page, mask=inside, other=0).to(tl.int64)
             text = pages * page_stride + (kv_head * page + places % page) * head_dim
             k = tl.load(keys + text[None, :] + dims[:, None], mask=inside[None, :] & in_head[:, None], other=0.0)
-            scores = tl.dot(queries, k.to(queries.dtype), input_precision="ieee") * scale
+            scores = tl.dot(queries, widened(k, queries.dtype, interpreted), input_precision="ieee") * scale
             seen = (places[None, :] <= position[:, None]) & (places[None, :] > position[:, None] - window)
             scores = tl.where(inside[None, :] & seen, scores, float("-inf"))
             highest = tl.maximum(top, tl.max(scores, 1))
@@ -159,9 +174,8 @@ def _attend(
             weights = tl.exp2(scores - finite[:, None])
             kept = tl.exp2(top - finite)
             v = tl.load(values + text[:, None] + dims[None, :], mask=inside[:, None] & in_head[None, :], other=0.0)
-            mixed = mixed * kept[:, None] + tl.dot(
-                weights.to(queries.dtype), v.to(queries.dtype), input_precision="ieee"
-            )
+            v = widened(v, queries.dtype, interpreted)
+            mixed = mixed * kept[:, None] + tl.dot(weights.to(queries.dtype), v, input_precision="ieee")
             total = total * kept + tl.sum(weights, 1)
             top = highest
 
@@ -175,6 +189,32 @@ def _attend(
 
 
 @triton.jit
+def _ask_ahead(
+    keys: tl.tensor,
+    values: tl.tensor,
+    tables: tl.tensor,
+    bounds: tl.tensor,
+    items: tl.tensor,
+    table_stride: tl.tensor,
+    page_stride: tl.tensor,
+    page: tl.constexpr,
+    head_dim: tl.constexpr,
+    fields: tl.constexpr,
+) -> None:
+    """Ask for the first pages of a program's first item. Tables and lists are copied to the GPU, by no kernel."""
+    index = tl.load(bounds + tl.program_id(0))
+    if index < tl.load(bounds + tl.program_id(0) + 1):
+        item = items + index * fields
+        first = tl.load(item + 4) // page
+        last = (tl.load(item + 5) - 1) // page
+        pages = tl.minimum(first + tl.arange(0, _AHEAD_PAGES), tl.maximum(last, first))
+        table = tables + tl.load(item).to(tl.int64) * table_stride
+        at = tl.load(table + pages).to(tl.int64) * page_stride + tl.program_id(1) * page * head_dim
+        ask_for(keys + at, page * head_dim)
+        ask_for(values + at, page * head_dim)
+
+
+@triton.jit
 def _merge(
     parts: tl.tensor,
     logs: tl.tensor,
@@ -182,8 +222,10 @@ def _merge(
     out: tl.tensor,
     head_dim: tl.constexpr,
     block_dim: tl.constexpr,
+    overlaps: tl.constexpr,
 ) -> None:
     """Weigh what programs found for one row's head by what their softmax summed to, if there were several."""
+    take_turn(overlaps)
     heads = tl.num_programs(1)
     first = tl.load(shares + tl.program_id(0) * 2)
     count = tl.load(shares + tl.program_id(0) * 2 + 1)

@@ -11,12 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pliant.kernels.decoder import fp8
+from pliant.kernels.decoder import triton_overlap
 from pliant.kernels.decoder.kernels import Norms, Rotation
+from pliant.kernels.decoder.triton_fp8 import stored
+from pliant.kernels.decoder.triton_overlap import take_turn
 
 _BLOCK = 1024  # elements of a gated row for each program
 _MOVED = 4096  # elements that each program copies
-_LARGEST = tl.constexpr(fp8.LARGEST)
 
 
 def add_norm(hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -25,8 +26,9 @@ def add_norm(hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -
     out = torch.empty_like(hidden)
     block = triton.next_power_of_2(width)
     added = hidden if delta is None else delta
-    warps = min(16, max(1, block // 512))
-    _add_norm[rows,](hidden, added, weight, out, eps, width, adds=delta is not None, block=block, num_warps=warps)
+    warps, options = min(16, max(1, block // 512)), triton_overlap.options()
+    adds = delta is not None
+    _add_norm[rows,](hidden, added, weight, out, eps, width, adds=adds, block=block, num_warps=warps, **options)
     return out
 
 
@@ -34,7 +36,8 @@ def gate(gate_up: Tensor) -> Tensor:
     """See `DecoderKernels.gate`."""
     rows, width = gate_up.shape
     out = gate_up.new_empty(rows, width // 2)
-    _gate[rows, triton.cdiv(width // 2, _BLOCK)](gate_up, out, width // 2, block=_BLOCK, num_warps=4)
+    grid = rows, triton.cdiv(width // 2, _BLOCK)
+    _gate[grid](gate_up, out, width // 2, block=_BLOCK, num_warps=4, **triton_overlap.options())
     return out
 
 
@@ -73,6 +76,7 @@ def rotate_and_store(
         block_dim=triton.next_power_of_2(head_dim),
         block_half=triton.next_power_of_2(head_dim // 2),
         num_warps=4,
+        **triton_overlap.options(),
     )
     return q
 
@@ -98,7 +102,9 @@ def _add_norm(
     width: tl.tensor,
     adds: tl.constexpr,
     block: tl.constexpr,
+    overlaps: tl.constexpr,
 ) -> None:
+    take_turn(overlaps)
     columns = tl.arange(0, block)
     inside = columns < width
     at = tl.program_id(0).to(tl.int64) * width + columns
@@ -114,7 +120,8 @@ def _add_norm(
 
 
 @triton.jit
-def _gate(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, block: tl.constexpr) -> None:
+def _gate(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, block: tl.constexpr, overlaps: tl.constexpr) -> None:
+    take_turn(overlaps)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < width
@@ -153,8 +160,10 @@ def _rotate_and_store(
     block_heads: tl.constexpr,
     block_dim: tl.constexpr,
     block_half: tl.constexpr,
+    overlaps: tl.constexpr,
 ) -> None:
     """One key head of one row, its value, and the queries that attend to it: `group` queries, then the key."""
+    take_turn(overlaps)
     half: tl.constexpr = head_dim // 2
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -189,21 +198,13 @@ def _rotate_and_store(
     tl.store(to_query + half, turned_second, mask=is_query[:, None] & in_half[None, :])
     to_key = keys + place + tl.broadcast_to(dims[None, :], [block_heads, block_half])
     is_stored = is_key[:, None] & in_half[None, :]
-    tl.store(to_key, _stored(turned, keys.dtype.element_ty), mask=is_stored)
-    tl.store(to_key + half, _stored(turned_second, keys.dtype.element_ty), mask=is_stored)
+    tl.store(to_key, stored(turned, keys.dtype.element_ty), mask=is_stored)
+    tl.store(to_key + half, stored(turned_second, keys.dtype.element_ty), mask=is_stored)
 
     whole = tl.arange(0, block_dim)
     in_head = whole < head_dim
     value = tl.load(from_row + ((group + 1) * kv_heads + kv_head) * head_dim + whole, mask=in_head, other=0.0)
-    tl.store(values + place + whole, _stored(value, values.dtype.element_ty), mask=in_head)
-
-
-@triton.jit
-def _stored(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """As `fp8.stored_as`."""
-    if dtype == tl.float8e4nv:
-        x = tl.clamp(x.to(tl.float32), -_LARGEST, _LARGEST)
-    return x.to(dtype)
+    tl.store(values + place + whole, stored(value, values.dtype.element_ty), mask=in_head)
 
 
 @triton.jit

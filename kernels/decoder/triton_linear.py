@@ -3,10 +3,14 @@
 A decode step reads each weight once for all its rows. The work is cut by outputs, and by inputs too where these alone
 are too few programs to keep a GPU's memory busy (split-K): each program leaves what its inputs give, and the last to
 arrive adds up what all have left, in the order of the inputs, whoever it is. So a result is always the same, and up to
-`FEW` rows it does not depend on what else is in the batch. Weights narrower than the rows are widened on the way, and
-sums are scaled, get their bias and are gated before they are written (W8A16). Sums are of float32.
+`FEW` rows it does not depend on what else is in the batch. Weights are the left side of the products, of which matrix
+units take 64 at least, where they take 8 of the right; and a program asks for its first weights while the launch before
+it still runs (see `triton_overlap`). Weights narrower than the rows are widened on the way, and sums are scaled, get
+their bias and are gated before they are written (W8A16). Sums are of float32.
 """
 # mypy: disallow-untyped-decorators=False
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -14,30 +18,50 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from pliant.kernels.decoder import triton_overlap
 from pliant.kernels.decoder.triton_decode import gate, silu_times
+from pliant.kernels.decoder.triton_fp8 import widened
+from pliant.kernels.decoder.triton_overlap import ASKED_BYTES, ask_for, let_next_begin, wait
 
 FEW = 16
 """Rows up to which a weight in the rows' own dtype is not left to torch's libraries; a GPU's matrix product takes as
 many at least."""
-_MANY = 128  # rows that a program takes at most, and twice the outputs then
-_OUTS = 64
-_INS = 128
-_WIDEST = 256  # bytes of an output's weights that a program takes at a time
+_MANY = 128  # rows that a program takes at most
+_AHEAD_BYTES = 768  # of an output's weights that a program asks for before it may begin
+_MOST_PROGRAMS = 8  # of a launch for each processor
+
+
+class Tile(NamedTuple):
+    """What a program takes: so many outputs, and at a time so many of their inputs, `stages` of which are under way."""
+
+    outs: int
+    ins: int
+    stages: int
+    warps: int
+    programs: int
+    """Of a launch, for each processor, of whose memory they take all."""
+
+
+def tile_of(rows: int, itemsize: int) -> Tile:
+    """That of programs that take so many rows at a time, and weights of so many bytes."""
+    if rows == _MANY:
+        return Tile(128, 64, 3, 8, 2)
+    return Tile(64, 128, 3, 4, 3)
 
 
 class TritonLinear:
     """A `Linear` whose `weight` [out, in] is in the dtype of the rows, or int8 or float8_e4m3fn with a `scale` [out].
 
-    `scale` is float32, and the bias as the rows. Inputs are shared among so many programs that a launch has about
-    `programs`, as many as the GPU has in flight. Launches can be recorded in CUDA graphs, and must not overlap.
+    `scale` is float32, and the bias as the rows. Inputs are shared among so many programs that a launch has about as
+    many as a GPU of `processors` has in flight. Launches can be recorded in CUDA graphs, and must not overlap.
     """
 
-    def __init__(self, weight: Tensor, scale: Tensor | None, bias: Tensor | None, programs: int) -> None:
+    def __init__(self, weight: Tensor, scale: Tensor | None, bias: Tensor | None, processors: int) -> None:
         self._weight = weight
         self._scale = scale
         self._bias = bias
-        self._programs = programs
-        self._arrived = torch.zeros(programs, dtype=torch.int32, device=weight.device)
+        self._processors = processors
+        self._arrived = torch.zeros(_MOST_PROGRAMS * processors, dtype=torch.int32, device=weight.device)
         """By tile of the result: how many of its programs are done; 0 between launches."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -53,14 +77,14 @@ class TritonLinear:
 
     def _multiply(self, x: Tensor, gates: bool) -> Tensor:
         rows, (outs, ins) = len(x), self._weight.shape
+        itemsize = self._weight.element_size()
         tile_rows = min(_MANY, max(FEW, triton.next_power_of_2(rows)))
-        larger = 2 if tile_rows == _MANY else 1
-        tile_outs = _OUTS * larger
-        tiles = triton.cdiv(rows, tile_rows), triton.cdiv(outs, tile_outs)
-        tile_ins = min(_INS // larger, _WIDEST // self._weight.element_size())  # 99 KB of shared memory, at most
-        splits, share = self._shares(tiles[0] * tiles[1], tile_ins)
+        tile = tile_of(tile_rows, itemsize)
+        tiles = triton.cdiv(rows, tile_rows), triton.cdiv(outs, tile.outs)
+        splits, share = self._shares(tiles[0] * tiles[1], tile)
         y = x.new_empty(rows, outs // 2 if gates else outs)
-        parts = x.new_empty((*tiles, splits, tile_rows, tile_outs) if splits > 1 else 1, dtype=torch.float32)
+        parts = x.new_empty((*tiles, splits, tile_rows, tile.outs) if splits > 1 else 1, dtype=torch.float32)
+        options = triton_overlap.options()
         _linear[*tiles, splits](
             x,
             self._weight,
@@ -77,17 +101,20 @@ class TritonLinear:
             biases=self._bias is not None,
             gates=gates,
             tile_rows=tile_rows,
-            tile_outs=tile_outs,
-            tile_ins=tile_ins,
-            num_warps=4 * larger,
-            num_stages=3,
+            tile_outs=tile.outs,
+            tile_ins=tile.ins,
+            ahead=_AHEAD_BYTES // itemsize if options["overlaps"] and ins * itemsize % ASKED_BYTES == 0 else 0,
+            interpreted=triton.knobs.runtime.interpret,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **options,
         )
         return y
 
-    def _shares(self, tiles: int, tile_ins: int) -> tuple[int, int]:
+    def _shares(self, tiles: int, tile: Tile) -> tuple[int, int]:
         """Among how many programs the inputs of each of so many tiles are shared, and how many steps each takes."""
-        steps = triton.cdiv(self._weight.shape[1], tile_ins)
-        share = triton.cdiv(steps, max(1, self._programs // tiles))
+        steps = triton.cdiv(self._weight.shape[1], tile.ins)
+        share = triton.cdiv(steps, max(1, tile.programs * self._processors // tiles))
         return triton.cdiv(steps, share), share
 
 
@@ -110,22 +137,32 @@ def _linear(
     tile_rows: tl.constexpr,
     tile_outs: tl.constexpr,
     tile_ins: tl.constexpr,
+    ahead: tl.constexpr,
+    interpreted: tl.constexpr,
+    overlaps: tl.constexpr,
 ) -> None:
     """A tile of the result, or what a share of the inputs adds to it. If it `gates`, outputs are taken in pairs."""
+    let_next_begin(overlaps)
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     column = tl.program_id(1) * tile_outs + tl.arange(0, tile_outs)
     is_out = column < outs
     out = column // 2 + column % 2 * (outs // 2) if gates else column
-    from_x = x + row.to(tl.int64)[:, None] * ins
-    from_weight = weight + out.to(tl.int64)[None, :] * ins
-    sums = tl.zeros([tile_rows, tile_outs], tl.float32)
+    from_x = x + row.to(tl.int64)[None, :] * ins
+    from_weight = weight + out.to(tl.int64)[:, None] * ins
+    sums = tl.zeros([tile_outs, tile_rows], tl.float32)
     first = tl.program_id(2) * share
-    for step in range(first, tl.minimum(first + share, tl.cdiv(ins, tile_ins))):
+    last = tl.minimum(first + share, tl.cdiv(ins, tile_ins))
+    if ahead:
+        asked = weight + tl.where(is_out, out, 0).to(tl.int64) * ins + first * tile_ins
+        ask_for(asked, tl.minimum(ahead, tl.minimum(last * tile_ins, ins) - first * tile_ins))
+    wait(overlaps)
+    for step in range(first, last):
         at = step * tile_ins + tl.arange(0, tile_ins)
         is_in = at < ins
-        some = tl.load(from_x + at[None, :], mask=(row < rows)[:, None] & is_in[None, :], other=0.0)
-        weights = tl.load(from_weight + at[:, None], mask=is_in[:, None] & is_out[None, :], other=0.0)
-        sums = tl.dot(some, weights.to(some.dtype), sums, input_precision="ieee")
+        some = tl.load(from_x + at[:, None], mask=(row < rows)[None, :] & is_in[:, None], other=0.0)
+        weights = tl.load(from_weight + at[None, :], mask=is_in[None, :] & is_out[:, None], other=0.0)
+        sums = tl.dot(widened(weights, some.dtype, interpreted), some, sums, input_precision="ieee")
+    sums = tl.trans(sums)
     splits = tl.num_programs(2)
     is_last = splits == 1
     if splits > 1:

@@ -56,15 +56,15 @@ def seeded() -> None:
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "outs", "ins", "programs"),
-    [(1, 64, 128, 1), (2, 66, 1000, 8), (3, 130, 513, 20), (8, 2, 7, 8), (16, 70, 300, 1), (16, 128, 1024, 9)],
+    ("rows", "outs", "ins", "processors"),
+    [(1, 64, 128, 1), (2, 66, 1000, 3), (3, 130, 513, 5), (8, 2, 7, 3), (16, 70, 300, 1), (16, 128, 1024, 3)],
 )
-def test_products(rows: int, outs: int, ins: int, programs: int, biased: bool, kind: str, dtype: torch.dtype) -> None:
+def test_products(rows: int, outs: int, ins: int, processors: int, biased: bool, kind: str, dtype: torch.dtype) -> None:
     """And gates; and the second call finds all as the first one did."""
     weight, scale = weight_of(kind, outs, ins, dtype)
     bias = random(outs, dtype=dtype) if biased else None
     x = random(rows, ins, dtype=dtype)
-    layer = TritonLinear(weight, scale, bias, programs)
+    layer = TritonLinear(weight, scale, bias, processors)
     wanted = expected(x, weight, scale, bias)
     gate, up = wanted.chunk(2, dim=1)
     for multiply, result in ((layer, wanted), (layer.gated, silu(gate) * up)):
@@ -79,7 +79,7 @@ def test_products_of_more_rows(rows: int, kind: str) -> None:
     """By torch's libraries, or in several tiles."""
     weight, scale = weight_of(kind, 130, 200, torch.float32)
     x = random(rows, 200)
-    layer = TritonLinear(weight, scale, None, 16)
+    layer = TritonLinear(weight, scale, None, 4)
     wanted = expected(x, weight, scale, None)
     gate, up = wanted.chunk(2, dim=1)
     assert_near(layer(x), wanted, torch.float32)
@@ -90,14 +90,14 @@ def test_products_of_more_rows(rows: int, kind: str) -> None:
 def test_odd_numbers_of_outputs(kind: str) -> None:
     weight, scale = weight_of(kind, 61, 33, torch.float32)
     x = random(5, 33)
-    assert_near(TritonLinear(weight, scale, None, 4)(x), expected(x, weight, scale, None), torch.float32)
+    assert_near(TritonLinear(weight, scale, None, 1)(x), expected(x, weight, scale, None), torch.float32)
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_a_row_is_the_same_in_any_company(kind: str) -> None:
     weight, scale = weight_of(kind, 100, 700, torch.float32)
     x = random(FEW, 700)
-    layer = TritonLinear(weight, scale, None, 12)
+    layer = TritonLinear(weight, scale, None, 3)
     whole, gated = layer(x), layer.gated(x)
     for rows in (1, 2, 9):
         assert torch.equal(layer(x[:rows]), whole[:rows])
@@ -110,7 +110,7 @@ def test_it_does_not_matter_who_arrives_last(turned: tuple[int, int], monkeypatc
     """The five programs of each tile run backwards, or two places on."""
     from triton.runtime.interpreter import InterpreterBuilder
 
-    layer, x = TritonLinear(random(128, 640), None, None, 10), random(4, 640)
+    layer, x = TritonLinear(random(128, 640), None, None, 4), random(4, 640)
     before, seen = layer(x), set()
     begin = InterpreterBuilder.set_grid_idx
 
