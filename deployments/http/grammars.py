@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from pliant.deployments.http import schema_demands
 from pliant.deployments.serving.outcome import Outcome, RequestError
 
 if TYPE_CHECKING:
@@ -30,9 +31,7 @@ _LEXER_WORK = 50_000
 """As llguidance counts: about 20 ms of a mask. Enums of 1,000 values and patterns of 4 kB take less than half of it."""
 _LEXER_STATES = 50_000
 """Of one answer, of about 2 kB each."""
-_MOST_AT_ONCE = 12
-"""Patterns that one text is to match; each doubles work that llguidance does not count."""
-_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*')
+_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
 """Of a Lark grammar: strings, patterns and comments."""
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _REMEMBERED = 20_000
@@ -65,7 +64,7 @@ def json_object(param: str) -> str:
 def json_schema(schema: Json | bool, param: str) -> str:
     """JSON of this schema. Raises RequestError that names the place of what is wrong in it, below `param`."""
     try:
-        _check_patterns(_most_at_once(schema), param)
+        schema_demands.check(schema)
         grammar = _of_schema(schema)
     except (ValueError, RecursionError) as error:
         raise _refused(param, str(error)) from None
@@ -93,7 +92,9 @@ def lark(text: str, param: str) -> str:
 
     embedded = (json.JSONDecoder().raw_decode(text, found.end())[0] for found in _EMBEDDED.finditer(text))
     try:
-        _check_patterns(max([_LITERAL.sub("", text).count("&") + 1, *map(_most_at_once, embedded)]), param)
+        for schema in embedded:
+            schema_demands.check(schema)
+        schema_demands.check_patterns(_LITERAL.sub("", text).count("&") + 1)
         return _checked(grammar_from("grammar", text), param)
     except (ValueError, RecursionError) as error:
         raise _refused(param, str(error)) from None
@@ -103,42 +104,6 @@ def bound_call(name: str, schema: Json) -> str:
     """What of a Lark grammar is a call of the tool `name`, with arguments of `schema`, which was checked."""
     begin = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
     return f'{begin} %json {json.dumps({**schema, "x-guidance": _SPACE})} "}}"'
-
-
-def _check_patterns(at_once: int, param: str) -> None:
-    if at_once > _MOST_AT_ONCE:
-        raise _refused(param, f"it has {at_once} patterns for the same text; {_MOST_AT_ONCE} at most")
-
-
-def _most_at_once(schema: Any) -> int:
-    """How many patterns a text has to match together, as the worst part of `schema` has it."""
-    known: dict[str, int] = {}
-
-    def of_reference(name: str) -> int:
-        if name not in known:
-            known[name] = 0  # a reference to itself adds none
-            part = schema
-            for key in name.removeprefix("#").strip("/").split("/") if name != "#" else ():
-                part = part.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(part, dict) else None
-            known[name] = at_once(part)
-        return known[name]
-
-    def at_once(part: Any) -> int:
-        if not isinstance(part, dict):
-            return 0
-        own = sum(isinstance(part.get(key), str) for key in ("pattern", "format"))
-        if isinstance(name := part.get("$ref"), str):
-            own += of_reference(name)
-        for key, combined in (("allOf", sum), ("anyOf", max), ("oneOf", max)):
-            if isinstance(parts := part.get(key), list) and parts:
-                own += combined([at_once(each) for each in parts])
-        return own
-
-    def worst(part: Any) -> int:
-        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-        return max([at_once(part), *map(worst, inner)])
-
-    return worst(schema)
 
 
 def _checked(grammar: str, param: str) -> str:

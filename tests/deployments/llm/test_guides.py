@@ -291,6 +291,7 @@ def chained(patterns: int) -> dict[str, Any]:
         ),
         lambda: grammars.json_schema(chained(30), "p"),
         lambda: grammars.lark("start: X\nX: " + " & ".join(f"/.*x{at}.*/" for at in range(30)), "p"),
+        lambda: grammars.lark('start: X # "\nX: ' + " & ".join(f"/x{at}/" for at in range(30)) + ' # "', "p"),
         lambda: grammars.lark(f"start: %json {json.dumps(chained(30))}", "p"),
     ],
 )
@@ -298,6 +299,14 @@ def test_patterns_that_a_text_is_to_match_at_once_are_few(write: Callable[[], st
     """Each doubles the work, of which llguidance counts nothing: 30 would take hours."""
     with pytest.raises(RequestError, match=r"patterns for the same text; 12 at most"):
         write()
+
+
+@pytest.mark.parametrize(
+    "write", [grammars.json_schema, lambda it, p: grammars.lark(f"start: %json {json.dumps(it)}", p)]
+)
+def test_a_number_of_which_answers_are_multiples_is_small(write: Callable[[Any, str], str]) -> None:
+    with pytest.raises(RequestError, match="p: answers cannot be bound to it: its multiples take too much work"):
+        write({"type": "integer", "multipleOf": 2**27}, "p")
 
 
 def test_patterns_of_different_texts_may_be_many() -> None:
