@@ -19,8 +19,9 @@ _CASES = {
     "decoder's linear layers": "tests/kernels/decoder/triton_linear_cases.py",
     "decoder's executor": "tests/kernels/decoder/test_cuda_executor.py",
     "encoder": "tests/kernels/encoder/triton_cases.py",
+    "vision": "tests/kernels/vision/triton_cases.py",
 }
-_FEW = "norms_and_gates or kernels_make_them or graphs_are_few or (16 and None and True and float32)"
+_FEW = "norms_and_gates or kernels_make_them or graphs_are_few or ties or (16 and None and True and float32)"
 """Which of them are tried in Triton's interpreter, where all would take minutes."""
 
 

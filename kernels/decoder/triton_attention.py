@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pliant.kernels.decoder import triton_overlap
 from pliant.kernels.decoder.attention_work import FIELDS
-from pliant.kernels.decoder.triton_fp8 import widened
+from pliant.kernels.decoder.triton_fp8 import widened, widens_by_hand
 from pliant.kernels.decoder.triton_overlap import ASKED_BYTES, ask_for, let_next_begin, take_turn, wait
 
 _LOG2_E = 1.4426950408889634
@@ -90,7 +90,7 @@ def attend(
         block_rows=max(_LEAST, triton.next_power_of_2(asking)),
         block_dim=_block_dim(head_dim),
         block_tokens=tile(head_dim, keys.element_size()),
-        interpreted=triton.knobs.runtime.interpret,
+        by_hand=widens_by_hand(),
         asks_ahead=options["overlaps"] and head_dim * keys.element_size() % ASKED_BYTES == 0,
         num_warps=4,
         num_stages=2,
@@ -129,7 +129,7 @@ def _attend(
     block_rows: tl.constexpr,
     block_dim: tl.constexpr,
     block_tokens: tl.constexpr,
-    interpreted: tl.constexpr,
+    by_hand: tl.constexpr,
     asks_ahead: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
@@ -166,7 +166,7 @@ def _attend(
             pages = tl.load(table + places // page, mask=inside, other=0).to(tl.int64)
             text = pages * page_stride + (kv_head * page + places % page) * head_dim
             k = tl.load(keys + text[None, :] + dims[:, None], mask=inside[None, :] & in_head[:, None], other=0.0)
-            scores = tl.dot(queries, widened(k, queries.dtype, interpreted), input_precision="ieee") * scale
+            scores = tl.dot(queries, widened(k, queries.dtype, by_hand), input_precision="ieee") * scale
             seen = (places[None, :] <= position[:, None]) & (places[None, :] > position[:, None] - window)
             scores = tl.where(inside[None, :] & seen, scores, float("-inf"))
             highest = tl.maximum(top, tl.max(scores, 1))
@@ -174,7 +174,7 @@ def _attend(
             weights = tl.exp2(scores - finite[:, None])
             kept = tl.exp2(top - finite)
             v = tl.load(values + text[:, None] + dims[None, :], mask=inside[:, None] & in_head[None, :], other=0.0)
-            v = widened(v, queries.dtype, interpreted)
+            v = widened(v, queries.dtype, by_hand)
             mixed = mixed * kept[:, None] + tl.dot(weights.to(queries.dtype), v, input_precision="ieee")
             total = total * kept + tl.sum(weights, 1)
             top = highest

@@ -9,14 +9,19 @@ from pliant.kernels.decoder import fp8
 LARGEST = tl.constexpr(fp8.LARGEST)
 
 
+def widens_by_hand() -> bool:
+    """Whether kernels may be told to: Triton's interpreter knows no such instructions."""
+    return not triton.knobs.runtime.interpret
+
+
 @triton.jit
-def widened(x: tl.tensor, dtype: tl.constexpr, interpreted: tl.constexpr) -> tl.tensor:
+def widened(x: tl.tensor, dtype: tl.constexpr, by_hand: tl.constexpr) -> tl.tensor:
     """`x`, of fp8 or anything else, in `dtype`; what is not a number in fp8 becomes 480 or -480 in bfloat16.
 
     From fp8 to bfloat16 GPUs convert in four instructions, which takes longer than memory does. Here five make two
     numbers: a bfloat16 has the same bits behind a longer exponent, and is to be multiplied by 2**120.
     """
-    if x.dtype == tl.float8e4nv and dtype == tl.bfloat16 and not interpreted:
+    if x.dtype == tl.float8e4nv and dtype == tl.bfloat16 and by_hand:
         wide = tl.inline_asm_elementwise(
             """{
             .reg .b32 two, moved, scale, nothing;

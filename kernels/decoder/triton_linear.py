@@ -3,8 +3,7 @@
 A decode step reads each weight once for all its rows. The work is cut by outputs, and by inputs too where these alone
 are too few programs to keep a GPU's memory busy (split-K): each program leaves what its inputs give, and the last to
 arrive adds up what all have left, in the order of the inputs, whoever it is. So a result is always the same, and up to
-`FEW` rows it does not depend on what else is in the batch. Weights are the left side of the products, of which matrix
-units take 64 at least, where they take 8 of the right; and a program asks for its first weights while the launch before
+`FEW` rows it does not depend on what else is in the batch. A program asks for its first weights while the launch before
 it still runs (see `triton_overlap`). Weights narrower than the rows are widened on the way, and sums are scaled, get
 their bias and are gated before they are written (W8A16). Sums are of float32.
 """
@@ -20,7 +19,7 @@ from torch.nn import functional
 
 from pliant.kernels.decoder import triton_overlap
 from pliant.kernels.decoder.triton_decode import gate, silu_times
-from pliant.kernels.decoder.triton_fp8 import widened
+from pliant.kernels.decoder.triton_fp8 import widened, widens_by_hand
 from pliant.kernels.decoder.triton_overlap import ASKED_BYTES, ask_for, let_next_begin, wait
 
 FEW = 16
@@ -45,8 +44,8 @@ class Tile(NamedTuple):
 def tile_of(rows: int, itemsize: int) -> Tile:
     """That of programs that take so many rows at a time, and weights of so many bytes."""
     if rows == _MANY:
-        return Tile(128, 64, 3, 8, 2)
-    return Tile(64, 128, 3, 4, 3)
+        return Tile(128, 64, 3, 8, 4)
+    return Tile(64, 128, 3, 4, 4)
 
 
 class TritonLinear:
@@ -104,7 +103,7 @@ class TritonLinear:
             tile_outs=tile.outs,
             tile_ins=tile.ins,
             ahead=_AHEAD_BYTES // itemsize if options["overlaps"] and ins * itemsize % ASKED_BYTES == 0 else 0,
-            interpreted=triton.knobs.runtime.interpret,
+            by_hand=widens_by_hand(),
             num_warps=tile.warps,
             num_stages=tile.stages,
             **options,
@@ -138,7 +137,7 @@ def _linear(
     tile_outs: tl.constexpr,
     tile_ins: tl.constexpr,
     ahead: tl.constexpr,
-    interpreted: tl.constexpr,
+    by_hand: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """A tile of the result, or what a share of the inputs adds to it. If it `gates`, outputs are taken in pairs."""
@@ -147,9 +146,9 @@ def _linear(
     column = tl.program_id(1) * tile_outs + tl.arange(0, tile_outs)
     is_out = column < outs
     out = column // 2 + column % 2 * (outs // 2) if gates else column
-    from_x = x + row.to(tl.int64)[None, :] * ins
-    from_weight = weight + out.to(tl.int64)[:, None] * ins
-    sums = tl.zeros([tile_outs, tile_rows], tl.float32)
+    from_x = x + row.to(tl.int64)[:, None] * ins
+    from_weight = weight + out.to(tl.int64)[None, :] * ins
+    sums = tl.zeros([tile_rows, tile_outs], tl.float32)
     first = tl.program_id(2) * share
     last = tl.minimum(first + share, tl.cdiv(ins, tile_ins))
     if ahead:
@@ -159,10 +158,9 @@ def _linear(
     for step in range(first, last):
         at = step * tile_ins + tl.arange(0, tile_ins)
         is_in = at < ins
-        some = tl.load(from_x + at[:, None], mask=(row < rows)[None, :] & is_in[:, None], other=0.0)
-        weights = tl.load(from_weight + at[None, :], mask=is_in[None, :] & is_out[:, None], other=0.0)
-        sums = tl.dot(widened(weights, some.dtype, interpreted), some, sums, input_precision="ieee")
-    sums = tl.trans(sums)
+        some = tl.load(from_x + at[None, :], mask=(row < rows)[:, None] & is_in[None, :], other=0.0)
+        weights = tl.load(from_weight + at[:, None], mask=is_in[:, None] & is_out[None, :], other=0.0)
+        sums = tl.dot(some, widened(weights, some.dtype, by_hand), sums, input_precision="ieee")
     splits = tl.num_programs(2)
     is_last = splits == 1
     if splits > 1:

@@ -1,4 +1,4 @@
-"""Attention within packed texts on a GPU, in Triton: one launch for all texts, however their lengths differ.
+"""Attention within packed texts, or images, on a GPU, in Triton: one launch for all, however their lengths differ.
 
 Each program takes some queries of one text and head past all keys that they attend to, with a softmax in blocks, in
 float32.
@@ -14,11 +14,20 @@ _LOG2_E = 1.4426950408889634
 _KEYS = 64
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, window: int | None, firsts: bool) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    longest: int,
+    window: int | None,
+    firsts: bool,
+    times: Tensor | None = None,
+) -> Tensor:
     """Queries, keys and values [tokens, heads, dim] of packed texts: [tokens, heads * dim].
 
     `starts`, int64 [texts + 1], are where texts begin, and where the last one ends; `longest` is a bound of their
-    lengths; `window` and `firsts` are as in `Layout.attend`.
+    lengths; `window` and `firsts` are as in `Layout.attend`. Tokens count as often as `times`, float32 [tokens], say.
     """
     tokens, heads, dim = q.shape
     texts = len(starts) - 1
@@ -30,6 +39,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, window
         k,
         v,
         starts,
+        starts if times is None else times,
         out,
         dim**-0.5 * _LOG2_E,
         q.stride(0),
@@ -42,6 +52,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, window
         heads=heads,
         dim=dim,
         firsts=firsts,
+        counts=times is not None,
         precise=q.dtype is torch.float32,
         block_dim=max(16, triton.next_power_of_2(dim)),
         queries=queries,
@@ -58,6 +69,7 @@ def _attend(
     k: tl.tensor,
     v: tl.tensor,
     starts: tl.tensor,
+    times: tl.tensor,
     out: tl.tensor,
     scale: tl.tensor,
     q_stride: tl.tensor,
@@ -70,6 +82,7 @@ def _attend(
     heads: tl.constexpr,
     dim: tl.constexpr,
     firsts: tl.constexpr,
+    counts: tl.constexpr,
     precise: tl.constexpr,
     block_dim: tl.constexpr,
     queries: tl.constexpr,
@@ -96,6 +109,9 @@ def _attend(
         there = (places < length)[:, None] & (within < dim)[None, :]
         key = tl.load(k + (start + places)[:, None] * k_stride + head * k_head + within[None, :], mask=there, other=0.0)
         scores = tl.dot(asked, tl.trans(key), input_precision="ieee" if precise else "tf32") * scale
+        if counts:
+            often = tl.load(times + start + places, mask=places < length, other=1.0)
+            scores += tl.log2(often)[None, :]
         near = tl.abs(rows[:, None] - places[None, :]) <= window
         scores = tl.where((places < length)[None, :] & near, scores, -float("inf"))
         now = tl.maximum(largest, tl.max(scores, 1))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pliant.errors import CannotCompileError, ModelError
+from pliant.kernels import triton_cache
 from pliant.kernels.vision.model import ImageFeatures, load_model
 from pliant.kernels.vision.packages import Forward, VitSpec, build, open_package
 from pliant.kernels.vision.tasks import TaskTable, TaskWeights, read_weights
@@ -186,6 +187,7 @@ def load(
     if device == "cuda":
         from pliant.kernels.vision.cuda import CudaVisionExecutor
 
+        triton_cache.keep()
         return CudaVisionExecutor(info, TokenAdaptiveViT(model), most_rows)
     torch.set_num_threads(threads)
     return CpuExecutor(info, TokenAdaptiveViT(model), VitSpec(folder, 0, dtype, threads, most_rows))

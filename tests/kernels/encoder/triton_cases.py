@@ -29,3 +29,22 @@ def test_texts_attend_to_themselves_alone(dtype: torch.dtype, firsts: bool, wind
         wanted = Packed(lengths, "cpu").attend(*qkv.float().cpu().unbind(1), None, window, firsts)
         tolerance = 1e-5 if dtype is torch.float32 else 1e-2
         torch.testing.assert_close(found.float().cpu(), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tokens_count_as_often_as_they_are_said_to(dtype: torch.dtype) -> None:
+    """As if they were there several times."""
+    torch.manual_seed(0)
+    lengths, times = (5, 70), torch.randint(1, 4, (75,))
+    qkv = torch.randn(75, 3, 2, 16, device=DEVICE).to(dtype)
+    starts = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
+    found = attend(*qkv.unbind(1), starts, max(lengths), None, False, times.float().to(DEVICE))
+    q, k, v = qkv.float().cpu().unbind(1)
+    wanted = []
+    for text, often in zip(torch.split(torch.arange(75), lengths), torch.split(times, lengths), strict=True):
+        repeated = text.repeat_interleave(often)
+        layout = Packed([len(repeated)], "cpu")
+        padded = torch.cat([q[text], q[text][:1].expand(len(repeated) - len(text), -1, -1)])
+        wanted.append(layout.attend(padded, k[repeated], v[repeated], None, None, False)[: len(text)])
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    torch.testing.assert_close(found.float().cpu(), torch.cat(wanted), rtol=tolerance, atol=tolerance)
