@@ -1,8 +1,8 @@
 """What AOTInductor makes: its packages, and runs of them.
 
 torch's own loader holds the interpreter's lock during a run, so that a replica would hear and say nothing for as long
-as a batch takes. The library's C interface, which ctypes calls without the lock, is the same one that the loader uses:
-other threads of Python go on.
+as a CPU computes a batch. The library's C interface, which ctypes calls without the lock, is the same one that the
+loader uses: other threads of Python go on. On a GPU a run returns at once, and torch's loader does.
 """
 
 import ctypes
@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 from torch._C import _aoti
 
@@ -50,6 +49,8 @@ def load(package: Path, device: str = "cpu") -> Callable[..., Tensor]:
     library = next(package.rglob("*.wrapper.so"), None)
     if library is None:
         raise FileNotFoundError(f"{package} has no *.wrapper.so")
+    if device != "cpu":
+        return _on_gpu(library, device)
     functions = ctypes.CDLL(str(library))
     try:
         create = functions.AOTInductorModelContainerCreateWithDevice
@@ -62,20 +63,28 @@ def load(package: Path, device: str = "cpu") -> Callable[..., Tensor]:
     run.argtypes = [pointer, pointer, count, pointer, count, pointer, pointer]
     delete.argtypes = [pointer]
     container = ctypes.c_void_p()
-    kernels = None if device == "cpu" else str(library.parent).encode()
-    if create(ctypes.byref(container), 1, device.encode(), kernels):
+    if create(ctypes.byref(container), 1, device.encode(), None):
         raise RuntimeError(f"{library} cannot be loaded; its reason is on standard error")
 
     def forward(*inputs: Tensor) -> Tensor:
         handles = (_to_pointer(_aoti.unsafe_alloc_void_ptr_from_tensor(each), None) for each in inputs)
         given = (ctypes.c_void_p * len(inputs))(*handles)
         result = (ctypes.c_void_p * 1)()
-        stream = None if device == "cpu" else torch.cuda.current_stream().cuda_stream
-        if run(container, given, len(inputs), result, 1, stream, None):
+        if run(container, given, len(inputs), result, 1, None, None):
             shapes = ", ".join(f"{each.dtype} {list(each.shape)}" for each in inputs)
             raise RuntimeError(f"{library} failed on {shapes}; its reason is on standard error")
         found: Tensor = _aoti.alloc_tensor_by_stealing_from_void_ptr(_to_capsule(result[0], None, None))
         return found
 
     weakref.finalize(forward, delete, container).atexit = False
+    return forward
+
+
+def _on_gpu(library: Path, device: str) -> Callable[..., Tensor]:
+    runner = _aoti.AOTIModelContainerRunnerCuda(str(library), 1, device, str(library.parent))
+
+    def forward(*inputs: Tensor) -> Tensor:
+        found: Tensor = runner.run(list(inputs))[0]
+        return found
+
     return forward

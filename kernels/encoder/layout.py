@@ -148,7 +148,7 @@ class Packed:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, window: int | None, firsts: bool) -> Tensor:
         if bias is None and q.is_cuda:
-            from pliant.kernels.encoder.triton_attention import attend  # which a CPU has not
+            from pliant.kernels.triton_attention import attend  # which a CPU has not
 
             return attend(q, k, v, self._bounds, self.longest, window, firsts)
         found = []

@@ -1,8 +1,10 @@
 """Packed runtimes of what the C code does not compute: GPUs, bfloat16, a machine without a compiler, other models."""
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +18,11 @@ from pliant.kernels.encoder.packed_runtime import Encode, PackedRuntime
 from pliant.kernels.encoder.texts import Accepted, Text
 from pliant.kernels.upload import upload
 
+if TYPE_CHECKING:
+    from pliant.kernels.encoder.packed_graphs import PackedGraphs
+
+_logger = logging.getLogger("pliant")
+
 
 def load(folder: Path, max_length: int, device: str, dtype: str, threads: int) -> PackedRuntime:
     """See `packed_runtime.load`."""
@@ -26,7 +33,9 @@ def load(folder: Path, max_length: int, device: str, dtype: str, threads: int) -
     encode: Encode
     encoder = None
     if isinstance(model, EncoderModel):
-        encode, backend, encoder = functools.partial(_together, model, device), "torch", TorchEncoder(model, device)
+        graphs = _graphs(model, max_length) if device == "cuda" else None
+        encode, backend = functools.partial(_together, model, device, graphs), "cuda-graph" if graphs else "torch"
+        encoder = TorchEncoder(model, device)
     else:
         encode, backend = functools.partial(_each_alone, model, device), "transformers"
     accepted = Accepted(max_length, model.vocabulary, model.token_types)
@@ -34,6 +43,19 @@ def load(folder: Path, max_length: int, device: str, dtype: str, threads: int) -
     if device == "cuda":
         _warm_up(runtime)
     return runtime
+
+
+def _graphs(model: EncoderModel, max_length: int) -> "PackedGraphs | None":
+    """None where passes cannot be recorded: they are launched kernel by kernel, which is slow for few tokens."""
+    from pliant.kernels.encoder import packed_graphs  # wants Triton
+
+    if not packed_graphs.records(model):
+        return None
+    try:
+        return packed_graphs.PackedGraphs(model, torch.device("cuda"), max_length)
+    except RuntimeError as reason:
+        _logger.warning("An encoder cannot be recorded as CUDA graphs, and is slow on short texts: %s", reason)
+        return None
 
 
 def _warm_up(runtime: PackedRuntime) -> None:
@@ -102,6 +124,7 @@ class TorchPass:
 def _together(
     model: EncoderModel,
     device: str,
+    graphs: "PackedGraphs | None",
     ids: np.ndarray,
     types: np.ndarray | None,
     lengths: Sequence[int],
@@ -109,6 +132,8 @@ def _together(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     if importance:
         return _each_alone(model, device, ids, types, lengths, importance)
+    if graphs and (recorded := graphs.run(ids, types, lengths)) is not None:
+        return recorded, None
     given = None if types is None else torch.from_numpy(types).to(device)
     found: Tensor = model(torch.from_numpy(ids).to(device), given, Packed(lengths, device))
     return found.cpu().numpy(), None

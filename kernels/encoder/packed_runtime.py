@@ -36,8 +36,8 @@ _warn_once = functools.cache(logging.getLogger("pliant").warning)
 class PackedRuntime:
     """An encoder that answers any number of inputs of up to `max_length` tokens at a time.
 
-    `backend` is "c" (a CPU, float32), "torch" (any device and dtype), or "transformers" (models that are not ours to
-    compute, each text alone). Any thread may call it, but one at a time.
+    `backend` is "c" (a CPU, float32), "torch" (any device and dtype), "cuda-graph" (the same, recorded), or
+    "transformers" (models that are not ours to compute, each text alone). Any thread may call it, but one at a time.
     """
 
     dynamic = True

@@ -154,13 +154,13 @@ def attend(attention: plain_vit.Attention | Attention, x: Tensor, bias: Tensor |
 
 def _attend_on_gpu(attention: plain_vit.Attention | Attention, x: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     """As `attend`, where a key counts as often as `sizes` [n, tokens] say, and its keys [n, tokens, heads, dim]."""
-    from pliant.kernels.encoder.triton_attention import attend as attend_packed
+    from pliant.kernels.triton_attention import attend as attend_packed
 
     samples, tokens, _ = x.shape
     q, k, v = attention.qkv(x).view(samples, tokens, 3, attention.num_heads, attention.head_dim).unbind(2)
     q, k = attention.q_norm(q), attention.k_norm(k)
-    packed = (each.flatten(0, 1) for each in (q, k, v))
     starts = torch.arange(0, (samples + 1) * tokens, tokens, device=x.device)
+    packed = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
     mixed = attend_packed(*packed, starts, tokens, None, False, sizes.flatten()).view(samples, tokens, -1)
     out: Tensor = attention.proj_drop(attention.proj(attention.norm(mixed)))
     return out, k

@@ -1,4 +1,4 @@
-"""What AOTInductor's library is asked for on a GPU, of a library that only writes it down."""
+"""What AOTInductor's library is asked for, of a library that only writes it down."""
 
 from __future__ import annotations
 
@@ -33,32 +33,44 @@ class Library:
         self.AOTInductorModelContainerDelete = Function()
 
 
-class Stream:
-    cuda_stream = 1234
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_compiled_code_gets_its_kernels_and_the_current_stream(
-    device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
     folder = tmp_path / "model" / "data"
     folder.mkdir(parents=True)
     (folder / "a.wrapper.so").touch()
+    return tmp_path / "model"
+
+
+def test_compiled_code_runs_on_a_cpu_until_it_is_dropped(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library, result = Library(), torch.ones(2)
     monkeypatch.setattr(ctypes, "CDLL", lambda path: library)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(compiled_forward, "_to_capsule", lambda *given: None)
     monkeypatch.setattr(compiled_forward._aoti, "alloc_tensor_by_stealing_from_void_ptr", lambda capsule: result)
-    forward = compiled_forward.load(tmp_path / "model", device)
+    forward = compiled_forward.load(package)
     deleted = library.AOTInductorModelContainerDelete.calls
     assert forward(torch.zeros(2)) is result
     (_, containers, on, kernels), (*_, stream, _) = (
         library.AOTInductorModelContainerCreateWithDevice.calls[0],
         library.AOTInductorModelContainerRunSingleThreaded.calls[0],
     )
-    assert (containers, on) == (1, device.encode())
-    assert (kernels, stream) == ((None, None) if device == "cpu" else (str(folder).encode(), Stream.cuda_stream))
+    assert (containers, on, kernels, stream) == (1, b"cpu", None, None)
     assert not deleted
     del forward
     gc.collect()
     assert len(deleted) == 1, "the weights take no memory any more"
+
+
+def test_on_a_gpu_torch_runs_it_with_the_kernels_beside_it(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Runner:
+        def __init__(self, *given: Any) -> None:
+            asked.append(given)
+
+        def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            return [inputs[0] + 1]
+
+    monkeypatch.setattr(compiled_forward._aoti, "AOTIModelContainerRunnerCuda", Runner, raising=False)
+    forward = compiled_forward.load(package, "cuda")
+    assert torch.equal(forward(torch.zeros(2)), torch.ones(2))
+    assert asked == [(str(package / "data" / "a.wrapper.so"), 1, "cuda", str(package / "data"))]

@@ -14,7 +14,7 @@ from support.waiting import PROCESS_HANGS_AFTER_S
 
 pytest.importorskip("triton")
 
-from pliant.kernels.encoder.triton_attention import attend
+from pliant.kernels.triton_attention import attend
 
 CASES = Path(__file__).with_name("triton_cases.py")
 

@@ -5,13 +5,19 @@ float32.
 """
 # mypy: disallow-untyped-decorators=False
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 _LOG2_E = 1.4426950408889634
 _KEYS = 64
+_QUERIES = 64
+_NO_TEXT = -1
 
 
 def attend(
@@ -23,23 +29,27 @@ def attend(
     window: int | None,
     firsts: bool,
     times: Tensor | None = None,
+    blocks: Tensor | None = None,
 ) -> Tensor:
     """Queries, keys and values [tokens, heads, dim] of packed texts: [tokens, heads * dim].
 
     `starts`, int64 [texts + 1], are where texts begin, and where the last one ends; `longest` is a bound of their
     lengths; `window` and `firsts` are as in `Layout.attend`. Tokens count as often as `times`, float32 [tokens], say.
+    Where lengths differ, `blocks` (see `blocks_of`) save programs that would have nothing to do.
     """
     tokens, heads, dim = q.shape
     texts = len(starts) - 1
     out = q.new_empty(texts if firsts else tokens, heads * dim)
     attending = 1 if firsts else longest
-    queries = 16 if attending <= 16 else 64
-    _attend[triton.cdiv(attending, queries), texts, heads](
+    queries = 16 if attending <= 16 and blocks is None else _QUERIES
+    grid = (triton.cdiv(attending, queries), texts, heads) if blocks is None else (1, len(blocks), heads)
+    _attend[grid](
         q,
         k,
         v,
         starts,
         starts if times is None else times,
+        starts if blocks is None else blocks,
         out,
         dim**-0.5 * _LOG2_E,
         q.stride(0),
@@ -53,6 +63,7 @@ def attend(
         dim=dim,
         firsts=firsts,
         counts=times is not None,
+        by_blocks=blocks is not None,
         precise=q.dtype is torch.float32,
         block_dim=max(16, triton.next_power_of_2(dim)),
         queries=queries,
@@ -63,6 +74,22 @@ def attend(
     return out
 
 
+def most_blocks(tokens: int, texts: int) -> int:
+    """Of so many texts that have so many tokens together."""
+    return tokens // _QUERIES + texts
+
+
+def blocks_of(lengths: Sequence[int], count: int) -> NDArray[np.int32]:
+    """What each program takes, its text and the first of its queries, int32 [count, 2]; text -1 stands for nothing."""
+    blocks = np.full((count, 2), _NO_TEXT, np.int32)
+    numbers = [-(-length // _QUERIES) for length in lengths]
+    texts = np.repeat(np.arange(len(lengths)), numbers)
+    blocks[: len(texts), 0] = texts
+    begins = np.cumsum([0, *numbers])[:-1]
+    blocks[: len(texts), 1] = (np.arange(len(texts)) - np.repeat(begins, numbers)) * _QUERIES
+    return blocks
+
+
 @triton.jit(do_not_specialize=["window"])
 def _attend(
     q: tl.tensor,
@@ -70,6 +97,7 @@ def _attend(
     v: tl.tensor,
     starts: tl.tensor,
     times: tl.tensor,
+    blocks: tl.tensor,
     out: tl.tensor,
     scale: tl.tensor,
     q_stride: tl.tensor,
@@ -83,16 +111,22 @@ def _attend(
     dim: tl.constexpr,
     firsts: tl.constexpr,
     counts: tl.constexpr,
+    by_blocks: tl.constexpr,
     precise: tl.constexpr,
     block_dim: tl.constexpr,
     queries: tl.constexpr,
     keys: tl.constexpr,
 ) -> None:
     text, head = tl.program_id(1), tl.program_id(2)
+    first = tl.program_id(0) * queries
+    if by_blocks:
+        first = tl.load(blocks + 2 * text + 1)
+        text = tl.load(blocks + 2 * text)
+        if text < 0:
+            return
     start = tl.load(starts + text)
     length = tl.load(starts + text + 1) - start
     attending = 1 if firsts else length
-    first = tl.program_id(0) * queries
     if first >= attending:
         return
     rows = first + tl.arange(0, queries)
