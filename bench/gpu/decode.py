@@ -39,7 +39,7 @@ _DRY_BYTES = 2**26
 class Grid:
     """What is measured. Lengths are in tokens."""
 
-    models: tuple[str, ...] = ("8B", "1B", "14B")
+    models: tuple[tuple[str, Quantize | None], ...] = (("8B", None), ("8B_fp8", "fp8"), ("1B", None), ("14B", None))
     rows: tuple[int, ...] = (1, 8, 32, 64, 128)
     texts: tuple[int, ...] = (512, 2048, 8192, 32768)
     steps: int = 16
@@ -50,7 +50,16 @@ class Grid:
     answer: int = 128
 
 
-_DRY = Grid(models=("8B",), rows=(1, 3), texts=(20, 70), steps=2, repetitions=1, adapters=(0, 1, 2), prompt=8, answer=4)
+_DRY = Grid(
+    models=(("8B", None), ("8B_fp8", "fp8")),
+    rows=(1, 3),
+    texts=(20, 70),
+    steps=2,
+    repetitions=1,
+    adapters=(0, 1, 2),
+    prompt=8,
+    answer=4,
+)
 
 
 def run(record: Record, scale: Scale) -> None:
@@ -58,17 +67,14 @@ def run(record: Record, scale: Scale) -> None:
     grid = _DRY if scale.dry else Grid()
     moved = bandwidth(scale)
     record.figures["bytes_per_s"] = moved
-    for name in grid.models:
+    for name, quantize in grid.models:
         with record.part(name):
-            executor = _executor(decoders.shape(name, scale.dry), scale, grid)
-            _roofline(record, name, executor, grid, moved, scale)
+            executor = _executor(decoders.shape(name.partition("_")[0], scale.dry), scale, grid, quantize)
+            _roofline(record, name, executor, grid, moved, scale, quantize)
             if name == "8B":
                 _company(record, executor, grid)
                 _adapters(record, executor, grid, scale.dtype)
             del executor
-    with record.part("8B_fp8"):
-        executor = _executor(decoders.shape("8B", scale.dry), scale, grid, "fp8")
-        _roofline(record, "8B_fp8", executor, grid, moved, scale, "fp8")
 
 
 @torch.inference_mode()

@@ -23,8 +23,8 @@ from pliant.kernels.decoder.triton_fp8 import widened, widens_by_hand
 from pliant.kernels.decoder.triton_overlap import ASKED_BYTES, ask_for, let_next_begin, wait
 
 FEW = 16
-"""Rows up to which a weight in the rows' own dtype is not left to torch's libraries; a GPU's matrix product takes as
-many at least."""
+"""Rows up to which a weight in the rows' own dtype is not left to torch's libraries."""
+_LEAST = 16  # rows that a program takes: a GPU's matrix product takes as many at least
 _MANY = 128  # rows that a program takes at most
 _AHEAD_BYTES = 768  # of an output's weights that a program asks for before it may begin
 _MOST_PROGRAMS = 8  # of a launch for each processor
@@ -77,7 +77,7 @@ class TritonLinear:
     def _multiply(self, x: Tensor, gates: bool) -> Tensor:
         rows, (outs, ins) = len(x), self._weight.shape
         itemsize = self._weight.element_size()
-        tile_rows = min(_MANY, max(FEW, triton.next_power_of_2(rows)))
+        tile_rows = min(_MANY, max(_LEAST, triton.next_power_of_2(rows)))
         tile = tile_of(tile_rows, itemsize)
         tiles = triton.cdiv(rows, tile_rows), triton.cdiv(outs, tile.outs)
         splits, share = self._shares(tiles[0] * tiles[1], tile)
