@@ -1,8 +1,8 @@
 """What AOTInductor makes: its packages, and runs of them.
 
 torch's own loader holds the interpreter's lock during a run, so that a replica would hear and say nothing for as long
-as a CPU computes a batch. The library's C interface, which ctypes calls without the lock, is the same one that the
-loader uses: other threads of Python go on. On a GPU a run returns at once, and torch's loader does.
+as a batch takes. The library's C interface, which ctypes calls without the lock, is the same one that the loader uses:
+other threads of Python go on.
 """
 
 import ctypes
@@ -39,9 +39,9 @@ def unpack(archive: Path) -> None:
             shutil.rmtree(copy.parent)
 
 
-def load(package: Path, device: str = "cpu") -> Callable[..., Tensor]:
-    """The function of tensors on `device`, with one tensor as its result, in the unpacked `package`; calls must not
-    overlap. On "cuda" it computes on the current stream, and nothing waits for it. Its weights go when it does.
+def load(package: Path) -> Callable[..., Tensor]:
+    """The function of tensors, with one tensor as its result, in the unpacked `package`; calls must not overlap. Its
+    weights go when it does.
 
     What goes wrong in a call is a RuntimeError, of which the library writes the reason to standard error. Raises
     OSError or RuntimeError if it cannot be loaded.
@@ -49,8 +49,6 @@ def load(package: Path, device: str = "cpu") -> Callable[..., Tensor]:
     library = next(package.rglob("*.wrapper.so"), None)
     if library is None:
         raise FileNotFoundError(f"{package} has no *.wrapper.so")
-    if device != "cpu":
-        return _on_gpu(library, device)
     functions = ctypes.CDLL(str(library))
     try:
         create = functions.AOTInductorModelContainerCreateWithDevice
@@ -63,7 +61,7 @@ def load(package: Path, device: str = "cpu") -> Callable[..., Tensor]:
     run.argtypes = [pointer, pointer, count, pointer, count, pointer, pointer]
     delete.argtypes = [pointer]
     container = ctypes.c_void_p()
-    if create(ctypes.byref(container), 1, device.encode(), None):
+    if create(ctypes.byref(container), 1, b"cpu", None):
         raise RuntimeError(f"{library} cannot be loaded; its reason is on standard error")
 
     def forward(*inputs: Tensor) -> Tensor:
@@ -77,14 +75,4 @@ def load(package: Path, device: str = "cpu") -> Callable[..., Tensor]:
         return found
 
     weakref.finalize(forward, delete, container).atexit = False
-    return forward
-
-
-def _on_gpu(library: Path, device: str) -> Callable[..., Tensor]:
-    runner = _aoti.AOTIModelContainerRunnerCuda(str(library), 1, device, str(library.parent))
-
-    def forward(*inputs: Tensor) -> Tensor:
-        found: Tensor = runner.run(list(inputs))[0]
-        return found
-
     return forward

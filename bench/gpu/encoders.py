@@ -1,7 +1,6 @@
 """Text classifiers by runtime: static, dynamic and packed, one text and many (Arlo §2.2, figure 2).
 
-Weights are random. Each runtime is measured as it answers at once, and then compiled, where a C++ compiler is there;
-the record says what computed it.
+Weights are random, and nothing is compiled, as it is where pliant serves on a GPU.
 """
 
 from __future__ import annotations
@@ -29,41 +28,33 @@ _TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 _LONGEST = 512
 _LENGTHS = tuple(range(64, _LONGEST + 1, 64))
 _STATIC = (64, 512, 128, 256)
-"""In the order of what they are worth, as each takes half a minute to compile."""
 _TOGETHER = (1, 8, 32, 128)
 
 
 def run(record: Record, scale: Scale) -> None:
-    """What needs no compiling first, which takes half a minute and more for each runtime."""
+    """Packed runtimes first, as static and dynamic ones are compared with them."""
     shapes = {"BERT-base": _TINY} if scale.dry else _SHAPES
     lengths, static, together = ((16, 32), (16,), (1, 2)) if scale.dry else (_LENGTHS, _STATIC, _TOGETHER)
     folders = {name: _folder(name, sizes, scale.dry) for name, sizes in shapes.items()}
     for name, folder in folders.items():
         with record.part(f"{name}, packed"):
             _packed(record, name, folder, scale, lengths, together)
-    for compiling in (False, True):
-        if compiling and scale.dry:
-            continue
-        how = "compiled" if compiling else "at once"
-        for name, folder in folders.items():
-            with record.part(f"{name}, dynamic, {how}"):
-                _alone(record, name, folder, scale, max(lengths), lengths, dynamic=True, compiling=compiling)
-            for length in static:
-                with record.part(f"{name}, static {length}, {how}"):
-                    _alone(record, name, folder, scale, length, (length,), dynamic=False, compiling=compiling)
-                    _compare(record, name, length, how)
-    for name, folder in folders.items():
+        with record.part(f"{name}, dynamic"):
+            _alone(record, name, folder, scale, max(lengths), lengths, dynamic=True)
+        for length in static:
+            with record.part(f"{name}, static {length}"):
+                _alone(record, name, folder, scale, length, (length,), dynamic=False)
+                _compare(record, name, length)
         with record.part(f"{name}, batches"):
             _batched(record, name, folder, scale, min(lengths), max(together[:3]))
 
 
-def _compare(record: Record, name: str, length: int, how: str) -> None:
-    """A static runtime with the dynamic and the packed one of what `_alone` and `_packed` have found."""
+def _compare(record: Record, name: str, length: int) -> None:
+    """A static runtime with the dynamic and the packed one."""
     table, place = record.tables[name], str(length)
-    seconds = table[f"static_s, {how}"][place]
-    short = "" if how == "compiled" else "_at_once"
-    record.figures[f"static_vs_dynamic_{name}_{length}{short}"] = seconds / table[f"dynamic_s, {how}"][place]
-    record.figures[f"static_vs_packed_{name}_{length}{short}"] = seconds / table["packed_s"][place]
+    for other in ("dynamic", "packed"):
+        both = table["static_s"][place] / table[f"{other}_s"][place]
+        record.figures[f"static_vs_{other}_{name}_{length}"] = both
 
 
 def _packed(
@@ -94,36 +85,30 @@ def _every_other_leaves(runtime: packed_runtime.PackedRuntime, folder: Path, tex
 
 
 def _alone(
-    record: Record,
-    name: str,
-    folder: Path,
-    scale: Scale,
-    longest: int,
-    lengths: tuple[int, ...],
-    *,
-    dynamic: bool,
-    compiling: bool,
+    record: Record, name: str, folder: Path, scale: Scale, longest: int, lengths: tuple[int, ...], *, dynamic: bool
 ) -> None:
     """Seconds of one text at each length on a runtime for up to `longest` tokens."""
-    runtime = _runtime(folder, longest, scale, dynamic=dynamic, compiling=compiling)
-    kind, how = "dynamic" if dynamic else "static", "compiled" if compiling else "at once"
+    runtime = _runtime(folder, longest, scale, dynamic=dynamic)
+    kind = "dynamic" if dynamic else "static"
     found: dict[str, Any] = record.tables.setdefault(name, {})
-    found[f"{kind}, {how}"] = runtime.backend
-    seconds = found.setdefault(f"{kind}_s, {how}", {})
+    found[kind] = runtime.backend
+    seconds = found.setdefault(f"{kind}_s", {})
     for length in lengths:
         seconds[str(length)] = scale.wall_s(partial(runtime, _ids(length)))
 
 
 def _batched(record: Record, name: str, folder: Path, scale: Scale, length: int, texts: int) -> None:
     """A static runtime for several texts of one length."""
-    runtime = _runtime(folder, length, scale, batch=texts, compiling=not scale.dry)
+    runtime = _runtime(folder, length, scale, batch=texts)
     batch = [Text(_ids(length), None)] * texts
     found = {"texts": texts, "length": length, "seconds": scale.wall_s(lambda: runtime.run_all(batch))}
     record.tables.setdefault(name, {})["static_batch"] = found | {"backend": runtime.backend}
 
 
 def _runtime(folder: Path, longest: int, scale: Scale, **options: Any) -> compiled_classifier.Runtime:
-    return compiled_classifier.load(folder, longest, device=scale.device.type, dtype=scale.dtype_name, **options)
+    return compiled_classifier.load(
+        folder, longest, device=scale.device.type, dtype=scale.dtype_name, compiling=False, **options
+    )
 
 
 def _ids(length: int) -> np.ndarray:

@@ -66,7 +66,7 @@ def attend(
     _, kv_heads, page, _ = keys.shape
     group = heads // kv_heads
     asking = group * (chunk_tokens(group) if chunked else 1)
-    programs, rows, options = len(work.bounds) - 1, len(work.shares), triton_overlap.options()
+    programs, rows, options = len(work.bounds) - 1, len(work.shares), triton_overlap.options(len(q))
     parts = q.new_empty((len(work.items), heads, head_dim) if rows else 1, dtype=torch.float32)
     logs = q.new_empty((len(work.items), heads) if rows else 1, dtype=torch.float32)
     _attend[programs, kv_heads](

@@ -26,7 +26,7 @@ def add_norm(hidden: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -
     out = torch.empty_like(hidden)
     block = triton.next_power_of_2(width)
     added = hidden if delta is None else delta
-    warps, options = min(16, max(1, block // 512)), triton_overlap.options()
+    warps, options = min(16, max(1, block // 512)), triton_overlap.options(rows)
     adds = delta is not None
     _add_norm[rows,](hidden, added, weight, out, eps, width, adds=adds, block=block, num_warps=warps, **options)
     return out
@@ -37,7 +37,7 @@ def gate(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape
     out = gate_up.new_empty(rows, width // 2)
     grid = rows, triton.cdiv(width // 2, _BLOCK)
-    _gate[grid](gate_up, out, width // 2, block=_BLOCK, num_warps=4, **triton_overlap.options())
+    _gate[grid](gate_up, out, width // 2, block=_BLOCK, num_warps=4, **triton_overlap.options(rows))
     return out
 
 
@@ -76,7 +76,7 @@ def rotate_and_store(
         block_dim=triton.next_power_of_2(head_dim),
         block_half=triton.next_power_of_2(head_dim // 2),
         num_warps=4,
-        **triton_overlap.options(),
+        **triton_overlap.options(rows),
     )
     return q
 

@@ -3,9 +3,8 @@
 A decode step reads each weight once for all its rows. The work is cut by outputs, and by inputs too where these alone
 are too few programs to keep a GPU's memory busy (split-K): each program leaves what its inputs give, and the last to
 arrive adds up what all have left, in the order of the inputs, whoever it is. So a result is always the same, and up to
-`FEW` rows it does not depend on what else is in the batch. A program asks for its first weights while the launch before
-it still runs (see `triton_overlap`). Weights narrower than the rows are widened on the way, and sums are scaled, get
-their bias and are gated before they are written (W8A16). Sums are of float32.
+`FEW` rows it does not depend on what else is in the batch. Weights narrower than the rows are widened on the way, and
+sums are scaled, get their bias and are gated before they are written (W8A16). Sums are of float32.
 """
 # mypy: disallow-untyped-decorators=False
 
@@ -20,14 +19,11 @@ from torch.nn import functional
 from pliant.kernels.decoder import triton_overlap
 from pliant.kernels.decoder.triton_decode import gate, silu_times
 from pliant.kernels.decoder.triton_fp8 import widened, widens_by_hand
-from pliant.kernels.decoder.triton_overlap import ASKED_BYTES, ask_for, let_next_begin, wait
+from pliant.kernels.decoder.triton_overlap import FEW, take_turn
 
-FEW = 16
-"""Rows up to which a weight in the rows' own dtype is not left to torch's libraries."""
 _LEAST = 16  # rows that a program takes: a GPU's matrix product takes as many at least
 _MANY = 128  # rows that a program takes at most
-_AHEAD_BYTES = 768  # of an output's weights that a program asks for before it may begin
-_MOST_PROGRAMS = 8  # of a launch for each processor
+_MOST_PROGRAMS = 4  # of a launch, for each processor
 
 
 class Tile(NamedTuple):
@@ -38,14 +34,21 @@ class Tile(NamedTuple):
     stages: int
     warps: int
     programs: int
-    """Of a launch, for each processor, of whose memory they take all."""
+    """Of a launch, for each processor."""
+    turned: bool
+    """Whether weights are the left side of the product, of which matrix units take 64 at a time, and rows the right."""
 
 
 def tile_of(rows: int, itemsize: int) -> Tile:
-    """That of programs that take so many rows at a time, and weights of so many bytes."""
-    if rows == _MANY:
-        return Tile(128, 64, 3, 8, 4)
-    return Tile(64, 128, 3, 4, 4)
+    """That of programs that take so many rows at a time, and weights of so many bytes: the fastest on an H200 of
+    those that fit into the 99 KB that a program has on smaller GPUs."""
+    if itemsize == 4:
+        return Tile(64, 64, 3, 4, 4, False)
+    if itemsize == 2:
+        return Tile(64, 128, 4, 4, 2, True)
+    if rows == _LEAST:
+        return Tile(64, 256, 3, 4, 4, False)
+    return Tile(128, 64, 4, 4, 2, True) if rows == _MANY else Tile(64, 128, 3, 4, 3, True)
 
 
 class TritonLinear:
@@ -76,14 +79,12 @@ class TritonLinear:
 
     def _multiply(self, x: Tensor, gates: bool) -> Tensor:
         rows, (outs, ins) = len(x), self._weight.shape
-        itemsize = self._weight.element_size()
         tile_rows = min(_MANY, max(_LEAST, triton.next_power_of_2(rows)))
-        tile = tile_of(tile_rows, itemsize)
+        tile = tile_of(tile_rows, self._weight.element_size())
         tiles = triton.cdiv(rows, tile_rows), triton.cdiv(outs, tile.outs)
         splits, share = self._shares(tiles[0] * tiles[1], tile)
         y = x.new_empty(rows, outs // 2 if gates else outs)
         parts = x.new_empty((*tiles, splits, tile_rows, tile.outs) if splits > 1 else 1, dtype=torch.float32)
-        options = triton_overlap.options()
         _linear[*tiles, splits](
             x,
             self._weight,
@@ -102,11 +103,11 @@ class TritonLinear:
             tile_rows=tile_rows,
             tile_outs=tile.outs,
             tile_ins=tile.ins,
-            ahead=_AHEAD_BYTES // itemsize if options["overlaps"] and ins * itemsize % ASKED_BYTES == 0 else 0,
+            turned=tile.turned,
             by_hand=widens_by_hand(),
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **options,
+            **triton_overlap.options(rows),
         )
         return y
 
@@ -136,31 +137,32 @@ def _linear(
     tile_rows: tl.constexpr,
     tile_outs: tl.constexpr,
     tile_ins: tl.constexpr,
-    ahead: tl.constexpr,
+    turned: tl.constexpr,
     by_hand: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """A tile of the result, or what a share of the inputs adds to it. If it `gates`, outputs are taken in pairs."""
-    let_next_begin(overlaps)
+    take_turn(overlaps)
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     column = tl.program_id(1) * tile_outs + tl.arange(0, tile_outs)
     is_out = column < outs
     out = column // 2 + column % 2 * (outs // 2) if gates else column
     from_x = x + row.to(tl.int64)[:, None] * ins
     from_weight = weight + out.to(tl.int64)[None, :] * ins
-    sums = tl.zeros([tile_rows, tile_outs], tl.float32)
+    sums = tl.zeros([tile_outs, tile_rows] if turned else [tile_rows, tile_outs], tl.float32)
     first = tl.program_id(2) * share
-    last = tl.minimum(first + share, tl.cdiv(ins, tile_ins))
-    if ahead:
-        asked = weight + tl.where(is_out, out, 0).to(tl.int64) * ins + first * tile_ins
-        ask_for(asked, tl.minimum(ahead, tl.minimum(last * tile_ins, ins) - first * tile_ins))
-    wait(overlaps)
-    for step in range(first, last):
+    for step in range(first, tl.minimum(first + share, tl.cdiv(ins, tile_ins))):
         at = step * tile_ins + tl.arange(0, tile_ins)
         is_in = at < ins
         some = tl.load(from_x + at[None, :], mask=(row < rows)[:, None] & is_in[None, :], other=0.0)
         weights = tl.load(from_weight + at[:, None], mask=is_in[:, None] & is_out[None, :], other=0.0)
-        sums = tl.dot(some, widened(weights, some.dtype, by_hand), sums, input_precision="ieee")
+        weights = widened(weights, some.dtype, by_hand)
+        if turned:
+            sums = tl.dot(tl.trans(weights), tl.trans(some), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(some, weights, sums, input_precision="ieee")
+    if turned:
+        sums = tl.trans(sums)
     splits = tl.num_programs(2)
     is_last = splits == 1
     if splits > 1:

@@ -2,8 +2,7 @@
 
 Which rows a tile has and where its adapter lies is read from tables on the GPU, so that one recorded CUDA graph serves
 every batch: its grid is that of the most tiles there can be, and those without rows or ranks end at once. Each tile
-goes through its own ranks and no more (Chameleon §4.1 has adapters of many ranks in one batch). Where launches overlap,
-tables are read and weights asked for while the launch before still runs; somebody waits for that in every launch.
+goes through its own ranks and no more (Chameleon §4.1 has adapters of many ranks in one batch).
 """
 # mypy: disallow-untyped-decorators=False
 
@@ -16,9 +15,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pliant.kernels.decoder import triton_overlap
 from pliant.kernels.decoder.lora import FIELDS, MOST_MODULES, LoraBatch
-from pliant.kernels.decoder.triton_overlap import ASKED_BYTES, ask_for, let_next_begin, wait
 from pliant.kernels.upload import upload
 from pliant.models.lora_layout import SITES, SiteLayout
 
@@ -26,9 +23,8 @@ TILE_ROWS = 16
 """What a matrix product on a GPU takes at least."""
 _RANKS = 32
 _INPUTS = 128
-_OUTS = 256
-_LONGEST_SHARE = 512  # inputs that one program sums up, if these are not too many programs
-_MOST_SPLITS = 16
+_OUTS = 128
+_LONGEST_SHARE = 1024  # inputs that one program sums up
 _NO_ROW = -1
 _INDICES = {site: index for index, site in enumerate(SITES)}
 
@@ -56,33 +52,12 @@ class LoraTiles:
         outs = [module.out for module in sizes.modules] + [0] * (MOST_MODULES - len(sizes.modules))
         inner = x.new_empty(splits, tiles * TILE_ROWS, width, dtype=torch.float32)
         tables = self.arena, self.rows, self.places, inner, layer, _INDICES[site]
-        options = {"sites": len(SITES), "fields": FIELDS, "tile_rows": TILE_ROWS, "splits": splits}
-        options |= triton_overlap.options()
-        asks = [options["overlaps"] and size * x.element_size() % ASKED_BYTES == 0 for size in (sizes.inputs, *outs)]
+        options = {"sites": len(SITES), "fields": FIELDS, "tile_rows": TILE_ROWS, "splits": splits, "num_warps": 4}
         _shrink[tiles, triton.cdiv(width, _RANKS), splits](
-            x,
-            *tables,
-            sizes.inputs,
-            width,
-            block_ranks=_RANKS,
-            block_inputs=_INPUTS,
-            asks_ahead=asks[0],
-            num_warps=4,
-            **options,
+            x, *tables, sizes.inputs, width, block_ranks=_RANKS, block_inputs=_INPUTS, **options
         )
         blocks = sum(triton.cdiv(out, _OUTS) for out in outs)
-        _expand[tiles, blocks](
-            y,
-            *tables,
-            *outs,
-            width,
-            block_ranks=_RANKS,
-            block_outs=_OUTS,
-            asks_ahead=all(asks[1:]),
-            num_warps=8,
-            num_stages=1,  # most adapters have ranks for one step alone
-            **options,
-        )
+        _expand[tiles, blocks](y, *tables, *outs, width, block_ranks=_RANKS, block_outs=_OUTS, **options)
 
 
 def tiles_of(batch: LoraBatch) -> LoraTiles:
@@ -118,7 +93,7 @@ def rounded(rank: int) -> int:
 def _splits(inputs: int) -> int:
     """Among how many programs the inputs of a row are shared, a power of two."""
     shares = -(-inputs // _LONGEST_SHARE)
-    return min(_MOST_SPLITS, 1 << (shares - 1).bit_length())
+    return 1 << (shares - 1).bit_length()
 
 
 @triton.jit(do_not_specialize=["layer", "site"])
@@ -138,30 +113,21 @@ def _shrink(
     splits: tl.constexpr,
     block_ranks: tl.constexpr,
     block_inputs: tl.constexpr,
-    asks_ahead: tl.constexpr,
-    overlaps: tl.constexpr,
 ) -> None:
     """A x for the rows of one tile, some ranks, and one share of the inputs; [splits, rows of tiles, width]."""
-    let_next_begin(overlaps)
     tile = tl.program_id(0)
     split = tl.program_id(2)
     place = places + (tile * sites + site) * fields
     rank = tl.load(place + 2) + tl.load(place + 4) + tl.load(place + 6)
     ranks = tl.program_id(1) * block_ranks + tl.arange(0, block_ranks)
-    if tile == 0:
-        wait(overlaps)
     if tl.program_id(1) * block_ranks < rank:
         lanes = tl.arange(0, tile_rows)
         row = tl.load(rows + tile * tile_rows + lanes).to(tl.int64)
         a = arena + tl.multiple_of(tl.load(place + 1) + layer * tl.load(place), 16)
         share = tl.cdiv(tl.cdiv(inputs, splits), block_inputs) * block_inputs
         start = split * share
-        stop = tl.minimum(start + share, inputs)
-        if asks_ahead and start < stop:
-            ask_for(a + tl.minimum(ranks, rank - 1) * inputs + start, stop - start)
-        wait(overlaps)
         sums = tl.zeros([tile_rows, block_ranks], tl.float32)
-        for first in range(start, stop, block_inputs):
+        for first in range(start, tl.minimum(start + share, inputs), block_inputs):
             columns = first + tl.arange(0, block_inputs)
             inside = columns < inputs
             from_x = tl.load(
@@ -196,11 +162,8 @@ def _expand(
     splits: tl.constexpr,
     block_ranks: tl.constexpr,
     block_outs: tl.constexpr,
-    asks_ahead: tl.constexpr,
-    overlaps: tl.constexpr,
 ) -> None:
     """y += B (A x) for the rows of one tile and some outputs of one module."""
-    let_next_begin(overlaps)
     tile = tl.program_id(0)
     block = tl.program_id(1)
     blocks_0 = tl.cdiv(out_0, block_outs)
@@ -212,34 +175,25 @@ def _expand(
 
     place = places + (tile * sites + site) * fields
     rank = tl.load(place + 2 + 2 * module)
-    if tile == 0:
-        wait(overlaps)
     if rank > 0:
         skipped = tl.where(module > 0, tl.load(place + 2), 0) + tl.where(module > 1, tl.load(place + 4), 0)
         b = arena + tl.multiple_of(tl.load(place + 3 + 2 * module) + layer * tl.load(place), 16)
-        if asks_ahead:
-            asked = tl.minimum(tl.arange(0, block_ranks), rank - 1) * out + block * block_outs
-            ask_for(b + asked, tl.minimum(block_outs, out - block * block_outs))
         lanes = tl.arange(0, tile_rows)
         row = tl.load(rows + tile * tile_rows + lanes).to(tl.int64)
         columns = block * block_outs + tl.arange(0, block_outs)
         inside = columns < out
-        to = y + row[:, None] * (out_0 + out_1 + out_2) + before + columns[None, :]
-        mask = (row >= 0)[:, None] & inside[None, :]
-        from_inner = inner + (tile * tile_rows + lanes).to(tl.int64)[:, None] * width + skipped
-        split_stride = tl.num_programs(0).to(tl.int64) * tile_rows * width
-        wait(overlaps)
-        given = tl.load(to, mask=mask, other=0.0).to(tl.float32)
         sums = tl.zeros([tile_rows, block_outs], tl.float32)
         for first in range(0, rank, block_ranks):
             ranks = first + tl.arange(0, block_ranks)
             in_rank = ranks < rank
             mixed = tl.zeros([tile_rows, block_ranks], tl.float32)
-            for split in tl.static_range(splits):
-                at = from_inner + split * split_stride + ranks[None, :]
-                mixed += tl.load(at, mask=in_rank[None, :], other=0.0)
+            for split in range(splits):
+                at = ((split * tl.num_programs(0) + tile) * tile_rows + lanes).to(tl.int64) * width + skipped
+                mixed += tl.load(inner + at[:, None] + ranks[None, :], mask=in_rank[None, :], other=0.0)
             from_b = tl.load(
                 b + ranks[:, None] * out + columns[None, :], mask=in_rank[:, None] & inside[None, :], other=0.0
             )
             sums = tl.dot(mixed.to(from_b.dtype), from_b, sums, input_precision="ieee")
-        tl.store(to, (given + sums).to(y.dtype.element_ty), mask=mask)
+        to = y + row[:, None] * (out_0 + out_1 + out_2) + before + columns[None, :]
+        mask = (row >= 0)[:, None] & inside[None, :]
+        tl.store(to, (tl.load(to, mask=mask, other=0.0).to(tl.float32) + sums).to(y.dtype.element_ty), mask=mask)

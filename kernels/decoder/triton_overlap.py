@@ -3,7 +3,8 @@
 A decode step is a chain of short launches, and a GPU that begins each of them when the one before has ended is idle for
 microseconds hundreds of times. So each kernel says as it begins that the next may begin, too, and waits for the one
 before it to be done before it reads what others write, or writes anything. As every one waits, whoever is done has
-everything before it done. A kernel that does neither, as torch's, begins and ends alone.
+everything before it done. A kernel that does neither, as torch's, begins and ends alone. Steps of more than `FEW` rows
+leave matrix products to these, and there each of our launches would only take a microsecond longer.
 """
 # mypy: disallow-untyped-decorators=False
 
@@ -13,14 +14,16 @@ from typing import Any
 import triton
 import triton.language as tl
 
+FEW = 16
+"""Rows of a step up to which its launches overlap, and linear layers are ours (see `triton_linear`)."""
 ASKED_BYTES = 16
 """Of which GPUs are asked for whole numbers."""
 _CAPABILITY = 90
 
 
-def options() -> dict[str, Any]:
-    """How kernels are launched that take their turn: what they must be given beside their arguments."""
-    if triton.knobs.runtime.interpret or not _can_overlap(triton.runtime.driver.active):
+def options(rows: int) -> dict[str, Any]:
+    """How kernels that take their turn are launched for so many rows: what they are given beside their arguments."""
+    if rows > FEW or triton.knobs.runtime.interpret or not _can_overlap(triton.runtime.driver.active):
         return {"overlaps": False}
     return {"overlaps": True, "launch_pdl": True}
 

@@ -24,7 +24,7 @@ def compile_into(folder: Path, model: EagerClassifier, spec: RuntimeSpec) -> Non
     cost 20 s and 300 MB once, and save 1 s a compile.
     """
     size = rows(model.facts["token_types"]), spec.batch, spec.max_length
-    example = torch.ones(size, dtype=torch.int64, device=spec.device)
+    example = torch.ones(size, dtype=torch.int64)
     length = torch.export.Dim("length", min=SHORTEST_DYNAMIC, max=spec.max_length) if spec.dynamic else None
     with torch.no_grad():
         program = torch.export.export(model, (example,), dynamic_shapes=({2: length},), strict=False)

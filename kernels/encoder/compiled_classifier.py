@@ -2,7 +2,8 @@
 
 A static runtime pads shorter inputs to max_length, a cost that the request scheduler weighs against queueing. A dynamic
 one takes every length as it is, at the price that the paper's figure 2 shows. The compiler runs in a process of its
-own, so that a replica never holds its memory, and a compiled runtime loads without transformers.
+own, so that a replica never holds its memory, and a compiled runtime loads without transformers. On a GPU nothing is
+compiled: a static runtime is recorded as a CUDA graph, and what AOTInductor makes there crashes as it is loaded.
 """
 
 import argparse
@@ -39,10 +40,7 @@ more, and importance likewise. A package that does not keep it is never used."""
 _SOON = -math.inf
 """The urgency of what somebody waits for."""
 
-_NEEDED = {
-    "cpu": "a C++ compiler (apt-get install g++)",
-    "cuda": "a C++ compiler (apt-get install g++) and the CUDA toolkit",
-}
+_NEEDED = "a C++ compiler (apt-get install g++)"
 
 _warn_once = functools.cache(logging.getLogger("pliant").warning)
 
@@ -50,8 +48,7 @@ _warn_once = functools.cache(logging.getLogger("pliant").warning)
 class Runtime:
     """An encoder that answers `batch` inputs, or fewer, of up to `max_length` tokens each at a time.
 
-    `backend` is "aoti" (compiled), "cuda-graph" (one launch on the GPU, of compiled code if there is any) or "eager"
-    (not compiled).
+    `backend` is "aoti" (compiled), "cuda-graph" (one launch on the GPU) or "eager" (not compiled).
     `dynamic` tells whether it computes inputs at the length of the longest instead of `max_length`, as "eager" always
     does, and `importance` whether `forward` returns that of each token behind the logits.
     Any thread may call it, but one at a time: the input buffer is reused.
@@ -149,8 +146,8 @@ def load(
 
     Loading takes tens of milliseconds, compiling 15 s or more, during which other processes that want the same package
     wait. Where it cannot be compiled (no C++ compiler, an architecture that torch.export rejects), the "pliant" logger
-    warns and the eager model answers instead. Without `compiling` it also answers where nothing is in the cache yet. On
-    a GPU it is recorded as a CUDA graph for one length, if that can be done.
+    warns and the eager model answers instead. Without `compiling` it also answers where nothing is in the cache yet. It
+    also answers on a GPU, where it is recorded as a CUDA graph for one length, if that can be done.
     Sets this process's number of torch threads to `threads`.
     With `importance` the runtime tells for each text how much attention its tokens received (see `Runtime.run`).
     Raises `ModelError` if `folder` holds no sequence classifier, the model cannot take `max_length` tokens, or it has
@@ -160,7 +157,7 @@ def load(
     spec.check()
     torch.set_num_threads(threads)
     try:
-        if compiling or made(package_folder(spec)):
+        if device == "cpu" and (compiling or made(package_folder(spec))):
             return _open(package(spec, functools.partial(_compile_apart, spec, lambda: _SOON)), spec)
     except CannotCompileError as reason:
         _warn_once(str(reason))
@@ -188,31 +185,29 @@ def prepare(
     importance: bool = False,
     batch: int = 1,
 ) -> None:
-    """Compile what `load` with these arguments asks for, at low priority and when no other heavy work runs here.
+    """Compile what `load` with these arguments asks for, at low priority and when no other heavy work runs here; on a
+    GPU nothing.
 
     Of compilations that wait, the one with the least `urgency` is next. Raises `ModelError` as `load` does, and
     `CannotCompileError`.
     """
     spec = RuntimeSpec(Path(folder), max_length, device, dtype, threads, dynamic, importance, batch)
     spec.check()
-    package(spec, functools.partial(_compile_apart, spec, urgency))
+    if device == "cpu":
+        package(spec, functools.partial(_compile_apart, spec, urgency))
 
 
 def is_prepared(folder: Path, max_length: int, **options: Any) -> bool:
     """Whether `load` with these arguments has nothing to compile."""
-    return made(package_folder(RuntimeSpec(Path(folder), max_length, **options)))
+    spec = RuntimeSpec(Path(folder), max_length, **options)
+    return spec.device != "cpu" or made(package_folder(spec))
 
 
 def _open(folder: Path, spec: RuntimeSpec) -> Runtime:
     """The runtime in a package."""
     facts = json.loads((folder / "runtime.json").read_text())
     options = {"dynamic": spec.dynamic, "importance": spec.importance, "batch": spec.batch, **facts}
-    forward = compiled_forward.load(folder / "model", spec.device)
-    if spec.device == "cpu":
-        return Runtime(forward, "aoti", spec.max_length, **options)
-    if spec.dynamic:
-        return Runtime(lambda inputs: forward(inputs.to(spec.device)).cpu(), "aoti", spec.max_length, **options)
-    return Runtime(forward, "cuda-graph", spec.max_length, **options)
+    return Runtime(compiled_forward.load(folder / "model"), "aoti", spec.max_length, **options)
 
 
 @torch.inference_mode()
@@ -235,7 +230,7 @@ def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) 
     if compiler is None:
         raise CannotCompileError(
             "No C++ compiler was found (CXX, g++ or clang++), so classifiers run uncompiled: answers are the same, but "
-            f"take longer, on CPUs about twice. Install {_NEEDED[spec.device]} and restart."
+            f"take longer, on CPUs about twice. Install {_NEEDED} and restart."
         )
     threads = str(spec.threads)
     environment = {
@@ -252,7 +247,7 @@ def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) 
         str(spec.folder),
         str(spec.max_length),
     ]
-    command += ["--device", spec.device, "--dtype", spec.dtype, "--threads", threads, "--into", str(into)]
+    command += ["--dtype", spec.dtype, "--threads", threads, "--into", str(into)]
     command += ["--batch", str(spec.batch)] + ["--dynamic"] * spec.dynamic + ["--importance"] * spec.importance
     with turn(f"compiling {spec.folder.name} for {spec.max_length} tokens", lambda: (COMPILE, urgency())):
         done = run_in_background(command, environment)
@@ -260,7 +255,7 @@ def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) 
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise CannotCompileError(
             f"{spec.folder} could not be compiled for {'up to ' * spec.dynamic}{spec.max_length} tokens and runs "
-            f"uncompiled, on CPUs about half as fast. It takes {_NEEDED[spec.device]}. The compiler's process said: "
+            f"uncompiled, on CPUs about half as fast. It takes {_NEEDED}. The compiler's process said: "
             f"{reason}"
         )
 
@@ -275,7 +270,6 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="holds config.json and model.safetensors")
     parser.add_argument("max_length", type=int, help="in tokens")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of one forward pass")
     parser.add_argument("--dynamic", action="store_true", help="for any length up to max_length")
@@ -288,7 +282,7 @@ def main() -> None:
     spec = RuntimeSpec(**arguments)
     spec.check()
     torch.set_num_threads(spec.threads)
-    model = EagerClassifier(spec.folder, device=spec.device, dtype=spec.dtype, importance=spec.importance)
+    model = EagerClassifier(spec.folder, device="cpu", dtype=spec.dtype, importance=spec.importance)
     compile_into(into, model, spec)
     _verify(_open(into, spec), model, spec)
 
@@ -311,8 +305,8 @@ def _verify(runtime: Runtime, model: "EagerClassifier", spec: RuntimeSpec) -> No
 
 
 def _verify_one(output: Output, text: Text, model: "EagerClassifier", spec: RuntimeSpec) -> None:
-    ids, types = (torch.from_numpy(np.asarray(each)).to(spec.device) for each in (text.ids, text.types))
-    expected = model.unpadded(ids, types if model.facts["token_types"] > 1 else None).cpu().numpy()
+    ids, types = (torch.from_numpy(np.asarray(each)) for each in (text.ids, text.types))
+    expected = model.unpadded(ids, types if model.facts["token_types"] > 1 else None).numpy()
     _compare("answers", output.logits, expected[: len(output.logits)], spec)
     if output.importance is not None:
         _compare("importance", output.importance, expected[len(output.logits) :], spec)

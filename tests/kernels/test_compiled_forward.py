@@ -58,19 +58,3 @@ def test_compiled_code_runs_on_a_cpu_until_it_is_dropped(package: Path, monkeypa
     del forward
     gc.collect()
     assert len(deleted) == 1, "the weights take no memory any more"
-
-
-def test_on_a_gpu_torch_runs_it_with_the_kernels_beside_it(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    class Runner:
-        def __init__(self, *given: Any) -> None:
-            asked.append(given)
-
-        def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            return [inputs[0] + 1]
-
-    monkeypatch.setattr(compiled_forward._aoti, "AOTIModelContainerRunnerCuda", Runner, raising=False)
-    forward = compiled_forward.load(package, "cuda")
-    assert torch.equal(forward(torch.zeros(2)), torch.ones(2))
-    assert asked == [(str(package / "data" / "a.wrapper.so"), 1, "cuda", str(package / "data"))]

@@ -24,7 +24,7 @@ pytest.importorskip("triton")
 
 from pliant.kernels.decoder.cuda_kernels import CudaKernels
 from pliant.kernels.decoder.fp8 import E4M3
-from pliant.kernels.decoder.triton_linear import FEW, TritonLinear, tile_of
+from pliant.kernels.decoder.triton_linear import FEW, TritonLinear
 
 LLAMA = DecoderShape.from_config(
     {
@@ -72,7 +72,11 @@ def test_every_launch_compiles_for_gpus(capability: int, monkeypatch: pytest.Mon
     assert "cp.async" in compiled["_attend"].asm["ptx"]  # loads the next tile while it computes
 
 
-@pytest.mark.parametrize("capability", [89, 90, 100])
+PROGRAM_KIB = {89: 99, 90: 227, 100: 227}
+"""Memory that one program may have, by capability."""
+
+
+@pytest.mark.parametrize("capability", PROGRAM_KIB)
 def test_every_launch_with_fp8_compiles_for_gpus_that_have_it(
     capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -87,9 +91,9 @@ def test_every_launch_with_fp8_compiles_for_gpus_that_have_it(
     linear = kernels.fp8_linear(zeros(256, 4096), zeros(256))
     for rows in (1, 33, 500):
         linear(zeros(rows, 4096))
-        assert compiled["_linear"].metadata.shared < 99 * 1024  # what a program has on the smallest of them
+        assert compiled["_linear"].metadata.shared <= PROGRAM_KIB[capability] * 1024
     assert set(compiled) == {"_rotate_and_store", "_attend", "_merge", "_move", "_linear"}
-    assert compiled["_attend"].metadata.shared < 99 * 1024
+    assert compiled["_attend"].metadata.shared <= PROGRAM_KIB[capability] * 1024
     for name in ("_attend", "_linear"):
         assert "cp.async" in compiled[name].asm["ptx"]
         assert "fma.rn.bf16x2" in compiled[name].asm["ptx"]  # widens two at a time
@@ -104,7 +108,7 @@ SHARED_KIB = {80: 164, 90: 228, 100: 228}
 def test_linear_layers_compile_for_gpus(
     capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Such that weights come while others are multiplied, in as many programs as are launched for a processor, and that
+    """Such that weights come while others are multiplied, by two programs at least that a processor holds together, and
     whoever arrives last sees what the others have left."""
     if (dtype, capability) == (torch.float8_e4m3fn, 80):
         pytest.skip("GPUs of capability 8.0 have no float8")
@@ -117,8 +121,7 @@ def test_linear_layers_compile_for_gpus(
         found = compiled["_linear"]
         assert "cp.async" in found.asm["ptx"]
         assert "atom.global.gpu.acq_rel" in found.asm["ptx"]
-        programs = tile_of(FEW, dtype.itemsize).programs
-        assert programs * (found.metadata.shared + 1024) <= SHARED_KIB[capability] * 1024
+        assert 2 * (found.metadata.shared + 1024) <= SHARED_KIB[capability] * 1024
     if scale is not None:
         layer.gated(zeros(100, 4096))
 

@@ -15,7 +15,7 @@ from support import tiny_classifiers
 from support.compiled_cases import CASES, HALF, STATIC, TELLING, TOGETHER
 from support.tiny_classifiers import LABELS, VOCABULARY
 
-from pliant.errors import CannotCompileError, ModelError
+from pliant.errors import ModelError
 from pliant.kernels.encoder import compiled_classifier
 from pliant.kernels.encoder.compiled_classifier import TOLERANCE, Runtime, is_prepared, load, prepare
 from pliant.kernels.encoder.eager_classifier import EagerClassifier
@@ -244,45 +244,30 @@ class Recorded:
         return self._forward(inputs).clone()
 
 
-@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize(("max_length", "backend"), [(20, "cuda-graph"), (24, "eager")])
-def test_what_cannot_be_compiled_for_a_gpu_is_recorded_all_the_same(
-    classifier, caplog, monkeypatch, tmp_path, max_length, backend
-) -> None:
+def test_on_a_gpu_it_is_recorded_and_nothing_compiled(classifier, caplog, monkeypatch, max_length, backend) -> None:
     ones, made, run = torch.ones, EagerClassifier.__init__, compiled_classifier._run_eagerly
     on_cpu = lambda self, folder, device, **options: made(self, folder, device="cpu", **options)  # noqa: E731
     monkeypatch.setattr(EagerClassifier, "__init__", on_cpu)
     monkeypatch.setattr(compiled_classifier, "CudaGraph", Recorded)
     monkeypatch.setattr(compiled_classifier, "_run_eagerly", lambda model, _, inputs: run(model, "cpu", inputs))
     monkeypatch.setattr(torch, "ones", lambda *size, pin_memory=False, **options: ones(*size, **options))
-    monkeypatch.setattr(compiled_classifier, "package_folder", lambda spec: tmp_path / "nothing")
-    runtime = load(classifier("bert"), max_length, device="cuda", compiling=False)
+    assert compiled_classifier.is_prepared(classifier("bert"), max_length, device="cuda")
+    runtime = load(classifier("bert"), max_length, device="cuda")
     assert runtime.backend == backend
     assert ("cannot be recorded" in caplog.text) == (backend == "eager")
     assert_answers_as_eager(runtime, classifier("bert"))
 
 
-@pytest.mark.usefixtures("without_compiler")
-def test_compiling_for_a_gpu_asks_for_the_cuda_toolkit(tmp_path) -> None:
-    spec = RuntimeSpec(tmp_path, 8, "cuda")
-    with pytest.raises(CannotCompileError, match="and the CUDA toolkit and restart"):
-        compiled_classifier._compile_apart(spec, lambda: 0.0, tmp_path)
-
-
 @requires_gpu
 def test_gpu_dynamic_answers_as_the_unpadded_eager_model(classifier) -> None:
     runtime = load(classifier("bert"), 24, device="cuda", dynamic=True)
-    assert (runtime.backend, runtime.dynamic) == ("aoti", True)
+    assert (runtime.backend, runtime.dynamic) == ("eager", True)
     assert_answers_as_eager(runtime, classifier("bert"), device="cuda")
 
 
 @requires_gpu
-@pytest.mark.parametrize("compiler", ["g++", "none"])
-def test_gpu_answers_as_the_unpadded_eager_model(classifier, compiler, monkeypatch, tmp_path) -> None:
-    if compiler == "none":
-        monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
-        monkeypatch.delenv("CXX", raising=False)
+def test_gpu_answers_as_the_unpadded_eager_model(classifier) -> None:
     runtime = load(classifier("bert"), 24, device="cuda")
     assert runtime.backend == "cuda-graph"
     assert_answers_as_eager(runtime, classifier("bert"), device="cuda")

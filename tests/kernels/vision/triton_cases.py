@@ -59,12 +59,12 @@ def test_matches(tokens: int, prefix: int, r: int, heads: int, dim: int, dtype: 
 
 @pytest.mark.parametrize("r", [1, 3, 5])
 def test_the_first_of_ties_goes(r: int) -> None:
+    """Of vectors of length 2, whose similarities nobody rounds."""
     torch.manual_seed(r)
-    keys = torch.randint(-1, 2, (4, 11, 1, 4), device=DEVICE).float()
+    keys = 2.0 * torch.randint(2, (4, 11, 1, 4), device=DEVICE) - 1
     keys[3] = 0
     found = triton_merging.match(keys, 1, r)
-    scaled = keys / keys.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-    for given, wanted in zip(found, token_merging.match(scaled.sum(2), 1, r), strict=True):
+    for given, wanted in zip(found, token_merging.match(keys.sum(2), 1, r), strict=True):
         assert torch.equal(given.long(), wanted)
 
 
