@@ -18,7 +18,7 @@ from pliant.models.vision_info import VisionInfo, vision_input
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPES = [torch.float32, torch.bfloat16 if ON_GPU else torch.float16]
-SHAPES = [(5, 1, 1), (17, 0, 8), (50, 1, 13), (197, 1, 98), (197, 5, 20), (260, 2, 129), (3, 1, 1)]
+SHAPES = [(5, 1, 1), (17, 0, 8), (50, 1, 13), (197, 5, 96), (260, 2, 20), (3, 1, 1)]
 """Tokens, prefix and r."""
 
 
@@ -34,7 +34,7 @@ def similarities(keys: Tensor, prefix: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "dim"), [(1, 16), (3, 64), (2, 80)])
+@pytest.mark.parametrize(("heads", "dim"), [(1, 16), (2, 80)])
 @pytest.mark.parametrize(("tokens", "prefix", "r"), SHAPES)
 def test_matches(tokens: int, prefix: int, r: int, heads: int, dim: int, dtype: torch.dtype) -> None:
     """Each goes to a most alike one, up to rounding, and those go that are most alike; the rest stays in order."""
@@ -69,7 +69,7 @@ def test_the_first_of_ties_goes(r: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [8, 192, 1000])
+@pytest.mark.parametrize("width", [8, 1000])
 @pytest.mark.parametrize(("tokens", "prefix", "r"), SHAPES)
 def test_merges(tokens: int, prefix: int, r: int, width: int, dtype: torch.dtype) -> None:
     torch.manual_seed(tokens + r)
