@@ -74,7 +74,7 @@ def _status() -> dict[str, Any]:
             name: {
                 "status": str(each.status.value),
                 "message": each.message,
-                "replicas": {str(state.value): number for state, number in each.replica_states.items()},
+                "replicas": dict(each.replica_states),
             }
             for application in applications
             for name, each in application.deployments.items()
