@@ -99,7 +99,7 @@ class Placed:
 class PackedGraphs:
     """Recorded passes of `model` on `device` for texts of up to `max_length` tokens.
 
-    Making one takes about a second; nothing else in this process may use the GPU meanwhile.
+    Making one takes about a second; other threads may use the GPU on other streams meanwhile.
     """
 
     @torch.inference_mode()
@@ -146,6 +146,6 @@ def record(forward: Callable[[], Tensor], pool: Any, stream: torch.cuda.Stream) 
         forward()  # compiles kernels, which cannot be done while recording
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         output = forward()
     return graph, output

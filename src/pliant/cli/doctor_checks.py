@@ -147,7 +147,11 @@ def memory(found: Sequence[Memory], wants: Wants, alone: bool) -> Finding:
 
 
 def cpus(found: Sequence[int], wants: Wants, alone: bool) -> Finding:
-    return _enough("CPUs", wants.cpus, sum(found), alone, "lower `cpus` or `replicas`, or add nodes")
+    return few_cpus(wants.cpus, sum(found), alone)
+
+
+def few_cpus(wanted: float, there: int, alone: bool) -> Finding:
+    return _enough("CPUs", wanted, there, alone, "lower `cpus` or `replicas`, or add nodes")
 
 
 def gpus(found: Sequence[Cuda], wants: Wants, alone: bool) -> Finding:

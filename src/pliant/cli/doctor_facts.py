@@ -193,17 +193,24 @@ def machine() -> Machine:
 
 def wants(cluster: ClusterConfig) -> Wants:
     """Raises ModelError if a model's description cannot be had."""
+    processes, memory = cluster.serving.gateway.replicas.min + 1, 0.0
+    for service in cluster.serving.services.values():
+        if size := service.replica_range():
+            processes += size.min
+            memory += size.min * service.memory_bytes()
+    return Wants(*reserved(cluster), _RAY_BYTES + processes * _PROCESS_BYTES + memory)
+
+
+def reserved(cluster: ClusterConfig) -> tuple[float, float]:
+    """CPUs and GPUs that gateways, planner and the fewest replicas reserve in Ray."""
     gateway = cluster.serving.gateway
-    processes, memory = gateway.replicas.min + 1, 0.0
     cpus, gpus = gateway.replicas.min * gateway.cpus + PLANNER_CPUS, 0.0
     for service in cluster.serving.services.values():
         if size := service.replica_range():
-            reserved = service.resources()
-            processes += size.min
-            cpus += size.min * reserved["num_cpus"]
-            gpus += size.min * reserved["num_gpus"]
-            memory += size.min * service.memory_bytes()
-    return Wants(cpus, gpus, _RAY_BYTES + processes * _PROCESS_BYTES + memory)
+            each = service.resources()
+            cpus += size.min * each["num_cpus"]
+            gpus += size.min * each["num_gpus"]
+    return cpus, gpus
 
 
 def ray_runs() -> bool:

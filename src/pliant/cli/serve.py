@@ -44,6 +44,7 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
     _check_port(cluster)
     log = _log_file()
     console.print(f"Starting {path} at {cluster.address}; the log of Ray and the replicas is {log}")
+    _warn_of_few_cpus(cluster)
     started = time.monotonic()
     _train_ahead(cluster.serving)
     write_boards()
@@ -64,6 +65,16 @@ def serve_cluster(path: Path, cluster: ClusterConfig, verbose: bool) -> int:
         _report_stopping(process)
         time.sleep(_EVERY_S)
     return _ended(process, log, verbose)
+
+
+def _warn_of_few_cpus(cluster: ClusterConfig) -> None:
+    """Where a gateway finds none left, nobody answers. A Ray that runs already may have other machines."""
+    from pliant.cli.doctor_checks import few_cpus
+    from pliant.cli.doctor_facts import ray_runs, reserved
+
+    finding = few_cpus(reserved(cluster)[0], os.cpu_count() or 1, alone=True)
+    if finding.level != "ok" and not ray_runs():
+        console.print(f"{finding.says[0].upper()}{finding.says[1:]}; {finding.fix}", markup=False)
 
 
 def _train_ahead(serving: ServingConfig) -> None:
