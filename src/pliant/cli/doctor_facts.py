@@ -208,8 +208,8 @@ def reserved(cluster: ClusterConfig) -> tuple[float, float]:
     for service in cluster.serving.services.values():
         if size := service.replica_range():
             each = service.resources()
-            cpus += size.min * each["num_cpus"]
-            gpus += size.min * each["num_gpus"]
+            cpus += size.min * each.get("num_cpus", 0)
+            gpus += size.min * each.get("num_gpus", 0)
     return cpus, gpus
 
 
