@@ -15,6 +15,7 @@ from pliant.bench.cascade.rows import rows
 from pliant.bench.cascade.study import LOSSES, Scale, Studied, study
 from pliant.bench.findings import Findings
 from pliant.bench.report import Options, Report, paper_and_here
+from pliant.errors import DataError
 
 _log = logging.getLogger("pliant")
 
@@ -25,7 +26,8 @@ _FULL = Scale(texts=5000, timed=1000, passes=7, seeds=20), live.Scale(profiled=3
 def run(options: Options) -> Report:
     """All of it, into one report; the table "paper / here" is printed. The last task is also served live.
 
-    Without data, and where models must be fine-tuned first in a quick run, data sets are left out.
+    Without data, and where models must be fine-tuned first in a quick run, data sets are left out, as are all tasks but
+    those that `options.cells` names, if it does. Raises DataError if there is none of that name, or nothing is left.
     """
     scale, live_scale = _QUICK if options.quick else _FULL
     found = Findings()
@@ -48,7 +50,8 @@ def run(options: Options) -> Report:
             found.figures += exit_levels.figures(prepared, scale, tell)
             config[prepared.name] = figures.config(studied)
             last = prepared, studied
-        assert last
+        if last is None:
+            raise DataError("no task is left to measure; give the folder of data sets with --data, and no --quick")
         served = live.run(*last, live_scale, tell)
     found.figures += live.figures(served, last[0].name)
     found.plots[f"live-{last[0].name}"] = plots.arrivals(served, last[0].name)
@@ -58,9 +61,16 @@ def run(options: Options) -> Report:
 
 def _prepared(options: Options, tell: Callable[[str], None]) -> Iterator[Prepared]:
     """Each task, with its models trained."""
-    yield levels.zoo()
+    known = [levels.ZOO_TASK, *(task.name for task in levels.FINE_TUNED)]
+    wanted = options.cells or known
+    if unknown := {*wanted} - {*known}:
+        raise DataError(f"--cells: got {', '.join(sorted(unknown))}; tasks are {', '.join(known)}")
+    if levels.ZOO_TASK in wanted:
+        yield levels.zoo()
     for task in levels.FINE_TUNED if options.data else ():
         assert options.data is not None
+        if task.name not in wanted:
+            continue
         splits = task.read(options.data)
         if options.quick and not task.trained(splits):
             _log.warning("%s is left out: its models learn for minutes; run once without --quick", task.name)

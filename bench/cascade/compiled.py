@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from pliant.bench.cascade.levels import Prepared
-from pliant.deployments.cascade.pruning import Words, read_words
+from pliant.deployments.cascade.pruning import Read, read_words
 from pliant.deployments.cascade.readings import Level, Seen
+from pliant.deployments.serving.tokenizing import encoded
 from pliant.kernels.encoder import compiled_classifier, importance_classifier
 from pliant.kernels.encoder.importance_classifier import WithImportance
 from pliant.models.sources import describe
 from pliant.policies.cascade.label_agreement import columns
+from pliant.texts import Text
 
 Wanted = Callable[[NDArray[np.float32]], bool]
 """Whether importance is wanted with these logits."""
@@ -39,27 +41,27 @@ class Model:
         self._plain = compiled_classifier.load(folder, longest, dynamic=True)
         self._stepwise = importance_classifier.load(folder, longest, dynamic=True)
 
-    def encode(self, text: str) -> Encoding:
-        return self._tokenizer.encode(text)
+    def encode(self, text: Text) -> Encoding:
+        return encoded(self._tokenizer, text)
 
     def read(self, encoding: Encoding) -> NDArray[np.float32]:
         """Its logits, as the model alone."""
-        logits: NDArray[np.float32] = self._plain(encoding.ids)[self._columns]
+        logits: NDArray[np.float32] = self._plain(encoding.ids, encoding.type_ids)[self._columns]
         return logits
 
     def with_importance(self, encoding: Encoding, wanted: Wanted) -> WithImportance:
         """Its logits as a level of a cascade, and the importance of tokens if it can tell and these want it."""
         if not self.level.importance:
             return WithImportance(self.read(encoding), None, 0.0)
-        told = self._stepwise.with_importance(encoding.ids, wanted)
+        told = self._stepwise.with_importance(encoding.ids, encoding.type_ids, wanted)
         return told._replace(logits=told.logits[self._columns])
 
-    def words(self, text: str) -> Words:
+    def words(self, text: Text) -> Read:
         """The words of `text` and how important they are, also for a level that need not tell."""
         encoding = self.encode(text)
-        importance = self._stepwise.with_importance(encoding.ids, lambda _: True).importance
+        importance = self._stepwise.with_importance(encoding.ids, encoding.type_ids, lambda _: True).importance
         assert importance is not None
-        return read_words([text], encoding, importance)[0]
+        return read_words(text, encoding, importance)
 
 
 class CompiledReader:
@@ -68,7 +70,7 @@ class CompiledReader:
     def __init__(self, models: Mapping[str, Model]) -> None:
         self._models = models
 
-    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
+    async def read(self, service: str, text: Text, importance: bool, exits: Sequence[int] = ()) -> Seen:
         model = self._models[service]
         started = time.perf_counter()
         encoding = model.encode(text)

@@ -22,6 +22,7 @@ from pliant.bench.cascade.fine_tuning import pad
 from pliant.bench.cascade.tasks import Texts
 from pliant.policies.cascade.calibration import Floats, Integers
 from pliant.policies.encoder.confidence import confidence, softmax
+from pliant.texts import Text
 from pliant.torchvision_ops import declare
 from pliant.zoo.repeatable import one_thread
 
@@ -53,7 +54,7 @@ def learn(model: Path, texts: Texts, labels: Sequence[str], folder: Path) -> Non
     save_file({f"{layer}.{name}": of for layer, one in enumerate(exits) for name, of in one.items()}, folder / _FILE)
 
 
-def logits(model: Path, exits: Path, texts: Sequence[str]) -> Floats:
+def logits(model: Path, exits: Path, texts: Sequence[Text]) -> Floats:
     """After each layer, [layers, n, labels]."""
     weights = load_file(exits / _FILE)
     with one_thread():
@@ -136,7 +137,7 @@ def _fit(states: Tensor, truth: Tensor, labels: int) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _states(model: Path, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+def _states(model: Path, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
     """The first token's state after each layer but the last, [n, layers - 1, hidden], and the logits [n, labels]."""
     whole = BertForSequenceClassification.from_pretrained(model)
     whole.eval()  # type: ignore[no-untyped-call]
@@ -145,8 +146,7 @@ def _states(model: Path, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     states = torch.zeros(len(texts), whole.config.num_hidden_layers - 1, whole.config.hidden_size)
     logits = torch.zeros(len(texts), whole.classifier.out_features)
     for rows in (order[start : start + _BATCH] for start in range(0, len(order), _BATCH)):
-        ids, mask = pad([encodings[place].ids for place in rows])
-        output = whole(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+        output = whole(**pad([encodings[place] for place in rows]), output_hidden_states=True)
         states[rows] = torch.stack([state[:, 0] for state in output.hidden_states[1:-1]], dim=1)
         logits[rows] = output.logits
     return states, logits

@@ -30,11 +30,12 @@ from pliant.cli import exit_training
 from pliant.cli.exit_training import Splits
 from pliant.config.cascade import level_at
 from pliant.deployments.cascade.profile import profile
-from pliant.deployments.cascade.pruning import read_words
+from pliant.deployments.cascade.pruning import prune, read_words
 from pliant.deployments.cascade.readings import Level, Seen
 from pliant.deployments.cascade.route import Route
 from pliant.deployments.encoder.computing import Computation, compute
 from pliant.deployments.encoder.messages import ImportanceRequest, Query
+from pliant.deployments.serving.tokenizing import encoded
 from pliant.kernels.encoder import exits as encoder_exits
 from pliant.kernels.encoder import packed_runtime
 from pliant.kernels.encoder.texts import Stop
@@ -43,6 +44,7 @@ from pliant.models.sources import describe
 from pliant.policies.cascade.calibration import Floats, Integers
 from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.choice import choose
+from pliant.texts import Text
 from pliant.training import labelled_texts
 
 LOSSES = (0.01, 0.04)
@@ -67,11 +69,12 @@ class _Model:
         self._tokenizer.enable_truncation(info.max_length)
 
     def read(
-        self, text: str, importance: ImportanceRequest | None, stops: Sequence[Stop]
+        self, text: Text, importance: ImportanceRequest | None, stops: Sequence[Stop]
     ) -> tuple[Encoding, Computation]:
-        encoding = self._tokenizer.encode(text)
+        encoding = encoded(self._tokenizer, text)
         ids = np.array(encoding.ids, "<i4").tobytes()
-        query = Query(ids, len(encoding), None, 1.0, importance, stops=tuple(stops))
+        types = bytes(encoding.type_ids) if any(encoding.type_ids) else b""
+        query = Query(ids, len(encoding), None, 1.0, importance, types=types, stops=tuple(stops))
         return encoding, compute(self._runtime, [query])[0]
 
 
@@ -81,7 +84,7 @@ class _Reader:
     def __init__(self, models: Mapping[str, _Model]) -> None:
         self._models = models
 
-    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
+    async def read(self, service: str, text: Text, importance: bool, exits: Sequence[int] = ()) -> Seen:
         started = time.perf_counter()
         stops = [Stop(after, 1.0, np.inf) for after in exits]
         encoding, found = self._models[service].read(text, _ALWAYS if importance else None, stops)
@@ -211,7 +214,7 @@ def _system(candidate: Candidate, models: Mapping[str, _Model], labels: Sequence
     services = cast("Mapping[str, Any]", models)
     route = Route(candidate, (0.0,) * len(candidate.levels), services, labels, _SEED)
 
-    def answer(text: str) -> float:
+    def answer(text: Text) -> float:
         logits: list[np.ndarray] = []
         words, rest = None, text
         for index, visit in enumerate(route.visits):
@@ -223,8 +226,8 @@ def _system(candidate: Candidate, models: Mapping[str, _Model], labels: Sequence
             if len(logits) <= last or not route.policy.decide(text, last, logits[-1]).reroute:
                 break
             if found.importance is not None:
-                [words] = read_words([text], encoding, found.importance)
-            rest = words.prune(route.alphas[last]).text if words else text
+                words = read_words(text, encoding, found.importance)
+            rest = prune(words, route.alphas[last]).text if words else text
         route.policy.vote(logits).argmax()
         return 0.0
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
 from pliant.bench.cascade.tasks import Texts
 from pliant.errors import ModelError
+from pliant.texts import Text, joined, parts
 from pliant.torchvision_ops import declare
 from pliant.zoo.repeatable import one_thread
 
@@ -75,44 +76,48 @@ def fine_tune(
     source = pretrained()
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.no_truncation()
+    tokenizer.enable_truncation(_LONGEST)
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(_SEED)
         model = _model(source, labels, layers)
         given = [text.text for text in texts]
         rng = random.Random(_SEED)
         given += [_fragment(text.text, rng) for text in texts for _ in range(recipe.fragments)]
-        ids = [encoding.ids[:_LONGEST] for encoding in tokenizer.encode_batch(given)]
+        read = tokenizer.encode_batch(given)
         targets = functional.one_hot(torch.tensor([labels.index(text.label) for text in texts]), len(labels)).float()
         if recipe.fragments:
-            taught = _probabilities(teacher, ids)
+            taught = _probabilities(teacher, read)
             targets = torch.cat([(targets + taught[: len(texts)]) / 2, taught[len(texts) :]])
-        _fit(model, ids, targets, recipe, progress)
+        _fit(model, read, targets, recipe, progress)
     model.config.save_pretrained(folder)
     save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.no_truncation()
     tokenizer.save(str(folder / "tokenizer.json"))
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(source / name, folder)
 
 
-def _fragment(text: str, rng: random.Random) -> str:
-    """A few words in a row."""
-    words = text.split()
-    length = min(len(words), rng.randint(*_FRAGMENT_WORDS))
-    start = rng.randrange(len(words) - length + 1)
-    return " ".join(words[start : start + length])
+def _fragment(text: Text, rng: random.Random) -> Text:
+    """A few words in a row, of each part."""
+
+    def of(part: str) -> str:
+        words = part.split()
+        length = min(len(words), rng.randint(*_FRAGMENT_WORDS))
+        start = rng.randrange(len(words) - length + 1)
+        return " ".join(words[start : start + length])
+
+    return joined(tuple(map(of, parts(text))))
 
 
 @torch.no_grad()
-def _probabilities(model: Path, texts: Sequence[list[int]]) -> Tensor:
+def _probabilities(model: Path, texts: Sequence[Encoding]) -> Tensor:
     """What the model says of texts, [texts, labels]."""
     whole = BertForSequenceClassification.from_pretrained(model)
     whole.eval()  # type: ignore[no-untyped-call]
     found = torch.zeros(len(texts), whole.classifier.out_features)
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
     for rows in (order[start : start + _READ] for start in range(0, len(order), _READ)):
-        ids, mask = pad([texts[row] for row in rows])
-        found[rows] = whole(input_ids=ids, attention_mask=mask).logits.softmax(dim=1)
+        found[rows] = whole(**pad([texts[row] for row in rows])).logits.softmax(dim=1)
     return found
 
 
@@ -137,7 +142,7 @@ def _model(source: Path, labels: Sequence[str], layers: int) -> BertForSequenceC
 
 def _fit(
     model: BertForSequenceClassification,
-    texts: Sequence[list[int]],
+    texts: Sequence[Encoding],
     targets: Tensor,
     recipe: Recipe,
     progress: Progress,
@@ -153,8 +158,7 @@ def _fit(
         progress(done)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * min(1.0, (done + 1 / len(batches)) / _WARM_UP) * (1 - done)
-        ids, mask = pad([texts[row] for row in rows])
-        logits = model(input_ids=ids, attention_mask=mask).logits
+        logits = model(**pad([texts[row] for row in rows])).logits
         functional.cross_entropy(logits, targets[rows]).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), _LARGEST_GRADIENT)
         optimizer.step()
@@ -174,16 +178,22 @@ def _optimizer(model: BertForSequenceClassification, recipe: Recipe) -> torch.op
     )
 
 
-def _batches(texts: Sequence[list[int]], size: int, rng: random.Random) -> list[list[int]]:
+def _batches(texts: Sequence[Encoding], size: int, rng: random.Random) -> list[list[int]]:
     """The places of all texts in random order, those of nearly the same length together."""
     near = sorted(range(len(texts)), key=lambda place: len(texts[place]) + 4 * rng.random())
     batches = [near[start : start + size] for start in range(0, len(near), size)]
     return rng.sample(batches, len(batches))
 
 
-def pad(texts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask [texts, longest]."""
-    longest = max(len(ids) for ids in texts)
-    rows = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in texts])
-    lengths = torch.tensor([len(ids) for ids in texts])
-    return rows, (torch.arange(longest) < lengths[:, None]).long()
+def pad(texts: Sequence[Encoding]) -> dict[str, Tensor]:
+    """What a BERT model takes, [texts, longest] each."""
+    longest = max(len(text) for text in texts)
+
+    def padded(rows: Iterable[Sequence[int]]) -> Tensor:
+        return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+
+    return {
+        "input_ids": padded(text.ids for text in texts),
+        "token_type_ids": padded(text.type_ids for text in texts),
+        "attention_mask": padded(text.attention_mask for text in texts),
+    }

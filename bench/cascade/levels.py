@@ -19,8 +19,9 @@ _log = logging.getLogger("pliant")
 
 LAYERS = (1, 2, 3, 6)
 """Of the models that are fine-tuned; the last is the whole encoder."""
-_VERSION = 1
+_VERSION = 2
 """Raised whenever training changes."""
+ZOO_TASK = "topics"
 ZOO = {"small": "zoo/topics-small", "large": "zoo/topics-large"}
 
 
@@ -56,6 +57,7 @@ class FineTuned:
 
 FINE_TUNED = (
     FineTuned("sst2", tasks.sst2, Recipe(), Recipe(batch=64, learning_rate=2e-4, fragments=10)),
+    FineTuned("clinc150-pairs", tasks.clinc150_pairs, Recipe(), Recipe(batch=64, learning_rate=2e-4, fragments=1)),
     FineTuned("clinc150", tasks.clinc150, Recipe(), Recipe(batch=64, learning_rate=2e-4, fragments=2)),
 )
 """Small models also learn what the whole one makes of texts and of fragments of them (distillation): with the same
@@ -79,7 +81,7 @@ class Prepared:
 def zoo() -> Prepared:
     """The zoo's text classifiers, trained on first use."""
     folders = {name: sources.fetch(model) for name, model in ZOO.items()}
-    return Prepared("topics", tasks.topics(), folders, {}, None)
+    return Prepared(ZOO_TASK, tasks.topics(), folders, {}, None)
 
 
 def fine_tuned(task: FineTuned, splits: Splits, progress: Callable[[str, float], object]) -> Prepared:

@@ -31,6 +31,7 @@ from pliant.cache import cache_folder
 from pliant.deployments.app import assemble
 from pliant.deployments.kinds import parse
 from pliant.policies.cascade.calibration import Floats
+from pliant.texts import Text, parts
 
 LOADS = (0.2, 0.5, 0.8)
 """Of what the best single model's service can answer."""
@@ -76,7 +77,7 @@ def run(prepared: Prepared, studied: Studied, scale: Scale, progress: Callable[[
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "texts.jsonl"
         labelled = [*prepared.splits.calibrate, *prepared.splits.choose][: scale.profiled]
-        data.write_text("".join(json.dumps(text._asdict()) + "\n" for text in labelled))
+        data.write_text("".join(json.dumps({**_fields(text), "label": label}) + "\n" for text, label in labelled))
         with cluster({"bench": _application(prepared, studied, data)}) as address:
             return asyncio.run(_measure(f"{address}/bench", texts, scale, progress))
 
@@ -102,7 +103,7 @@ def _application(prepared: Prepared, studied: Studied, data: Path) -> Applicatio
     return assemble(serving)
 
 
-async def _measure(address: str, texts: Sequence[str], scale: Scale, progress: Callable[[str], object]) -> Measured:
+async def _measure(address: str, texts: Sequence[Text], scale: Scale, progress: Callable[[str], object]) -> Measured:
     rng = random.Random(0)
     systems = (OURS, SINGLE, LARGE)
     alone: dict[str, list[Floats]] = {name: [] for name in systems}
@@ -141,25 +142,31 @@ async def _ready(http: aiohttp.ClientSession, address: str, progress: Callable[[
     raise LoadError(f"{OURS} was not ready within {_READY_WITHIN_S:.0f} s: {state}")
 
 
-def _body(text: str) -> bytes:
-    return json.dumps({"inputs": text, "parameters": {"slo_ms": _NEVER_LATE_MS, "top_k": 1}}).encode()
+def _fields(text: Text) -> dict[str, str]:
+    """As clients and files of labelled texts give it."""
+    return dict(zip(("text", "text_pair"), parts(text), strict=False))
 
 
-async def _one_by_one(http: aiohttp.ClientSession, address: str, name: str, texts: Sequence[str]) -> Block:
+def _body(text: Text) -> bytes:
+    given = text if isinstance(text, str) else _fields(text)
+    return json.dumps({"inputs": given, "parameters": {"slo_ms": _NEVER_LATE_MS, "top_k": 1}}).encode()
+
+
+async def _one_by_one(http: aiohttp.ClientSession, address: str, name: str, texts: Sequence[Text]) -> Block:
     return await closed_loop(http, f"{address}/models/{name}", [_body(text) for text in texts], 1)
 
 
-async def _capacity(http: aiohttp.ClientSession, address: str, texts: Sequence[str]) -> float:
+async def _capacity(http: aiohttp.ClientSession, address: str, texts: Sequence[Text]) -> float:
     """Texts per second that the best single model's service answers to clients who never stop."""
     block = await closed_loop(http, f"{address}/models/{SINGLE}", [_body(text) for text in texts], 8)
     return block.throughput
 
 
-async def at(http: aiohttp.ClientSession, url: str, texts: Sequence[str], arrivals: Sequence[float]) -> Floats:
+async def at(http: aiohttp.ClientSession, url: str, texts: Sequence[Text], arrivals: Sequence[float]) -> Floats:
     """Seconds from arrival to answer of each text [n], sent at so many seconds from now."""
     start = time.perf_counter()
 
-    async def one(text: str, at_s: float) -> float:
+    async def one(text: Text, at_s: float) -> float:
         await asyncio.sleep(start + at_s - time.perf_counter())
         await closed_loop(http, url, [_body(text)], 1)
         return time.perf_counter() - start - at_s

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pliant.bench.cascade.readings import Read, Readings
+from pliant.deployments.cascade.pruning import prune
 from pliant.policies.cascade.calibration import Floats, Integers
 from pliant.policies.cascade.candidates import Candidate
 
@@ -131,7 +132,7 @@ def pruning(candidate: Candidate, readings: Readings, alpha: float) -> Pruning:
     for place, number in enumerate(reach.tolist()):
         words = readings.whole[first].ones[number].words
         assert words
-        counts[:, place] = words.prune(alpha)[1:]
+        counts[:, place] = prune(words, alpha)[1:]
     whole, less = readings.whole[last], readings.pruned(last, first, alpha if len(reach) else 0.0)
     pruning_s = less.seconds - less.compute_s - (whole.seconds - whole.compute_s)
     return Pruning(

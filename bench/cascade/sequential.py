@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pliant.bench.cascade.compiled import Model
-from pliant.deployments.cascade.pruning import read_words
+from pliant.deployments.cascade.pruning import prune, read_words
 from pliant.deployments.encoder.messages import ImportanceRequest
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import Candidate
+from pliant.texts import Text
 
-System = Callable[[str], float]
+System = Callable[[Text], float]
 """Answers a text, and gives what that costs in bytes times seconds: the paper's estimate (Tabi §7.1), which charges for
 each model the time that it computes, by the share of the machine that it takes; here, by the size of its weights."""
 
@@ -61,7 +62,7 @@ class Timed:
 def alone(model: Model) -> System:
     """The model answers."""
 
-    def answer(text: str) -> float:
+    def answer(text: Text) -> float:
         started = time.perf_counter()
         model.read(model.encode(text)).argmax()
         return model.bytes * (time.perf_counter() - started)
@@ -78,23 +79,23 @@ def cascade(candidate: Candidate, models: Mapping[str, Model], seed: int) -> Sys
     by_itself = alone(levels[-1])
     pruning = any(candidate.alphas)
 
-    def wanted(text: str) -> Callable[[np.ndarray], bool]:
+    def wanted(text: Text) -> Callable[[np.ndarray], bool]:
         if not pruning:
             return lambda _: False
         return ImportanceRequest(policy.temperatures[0], policy.sure_from(text, 0)).wants
 
-    def answer(text: str) -> float:
+    def answer(text: Text) -> float:
         if candidate.gate is not None and len(counted_by.encode(text)) > candidate.gate:
             return by_itself(text)
         started = time.perf_counter()
         encoding = levels[0].encode(text)
         told = levels[0].with_importance(encoding, wanted(text))
-        [words] = [None] if told.importance is None else read_words([text], encoding, told.importance)
+        words = None if told.importance is None else read_words(text, encoding, told.importance)
         logits = [told.logits]
         cost = levels[0].bytes * (time.perf_counter() - started)
         while policy.decide(text, level := len(logits) - 1, logits[-1]).reroute:
             started, later = time.perf_counter(), levels[level + 1]
-            rest = words.prune(candidate.alphas[level]).text if words else text
+            rest = prune(words, candidate.alphas[level]).text if words else text
             logits.append(later.with_importance(later.encode(rest), lambda _: False).logits)
             cost += later.bytes * (time.perf_counter() - started)
         policy.vote(logits).argmax()
@@ -104,7 +105,7 @@ def cascade(candidate: Candidate, models: Mapping[str, Model], seed: int) -> Sys
 
 
 def run(
-    systems: Mapping[str, System], texts: Sequence[str], passes: int, done: Callable[[], object]
+    systems: Mapping[str, System], texts: Sequence[Text], passes: int, done: Callable[[], object]
 ) -> dict[str, Timed]:
     """All systems on a few texts in turn, in another order each time, in so many passes over all texts.
 

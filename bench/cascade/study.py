@@ -18,6 +18,7 @@ from pliant.bench.cascade.readings import Readings
 from pliant.bench.cascade.sequential import Timed
 from pliant.bench.cascade.tasks import Texts
 from pliant.deployments.cascade.profile import profile
+from pliant.deployments.cascade.pruning import whole
 from pliant.deployments.cascade.pruning_agreement import Agreement, agreement
 from pliant.deployments.cascade.table import CascadeTable, Profiled
 from pliant.policies.cascade.calibration import Floats
@@ -25,6 +26,7 @@ from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.choice import NoCandidateError, choose
 from pliant.policies.encoder.accuracy_loss import MARGIN
 from pliant.policies.encoder.confidence import softmax
+from pliant.texts import Text
 
 LOSSES = (0.01, 0.003)
 """What the operator gives up of the most accurate model's accuracy: fixed beforehand. The paper's targets lie that
@@ -121,7 +123,7 @@ def study(prepared: Prepared, scale: Scale, progress: Callable[[str], object]) -
     ]
     large = models[table.levels[table.best].name]
     agreements = {
-        level: agreement((words, large.words(words.text)) for words in read)
+        level: agreement((words, large.words(whole(words))) for words in read)
         for level, read in profiled.importance.items()
     }
     return Studied(name, splits.sizes(), table, test, {one: timed[one] for one in models}, served, agreements)
@@ -164,7 +166,7 @@ def _served(
 def _one_after_the_other(
     models: Mapping[str, Model],
     cascades: Sequence[Candidate],
-    texts: Sequence[str],
+    texts: Sequence[Text],
     passes: int,
     done: Callable[[], object],
 ) -> dict[str, Timed]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import csv
 import json
 import random
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pliant.errors import DataError
+from pliant.texts import Pair, Text
 from pliant.training.labelled_texts import LabelledText
 from pliant.zoo import corpus
 
@@ -63,11 +65,39 @@ def sst2(data: Path) -> Splits:
     return _distinct(rest, calibrate, [*taken, *choose], test)
 
 
+def clinc150_pairs(data: Path) -> Splits:
+    """Whether two texts of CLINC150 ask for the same thing, as paraphrase data sets do; half of the pairs do, and those
+    that do not are of one domain. A text is in at most one pair of either kind, and in one split.
+
+    Raises DataError if it is not there.
+    """
+    domains = json.loads(_content(data / "clinc150" / "domains.json"))
+    domain_of = {intent: domain for domain, intents in domains.items() for intent in intents}
+    return Splits(*(_pairs(texts, domain_of) for texts in vars(clinc150(data)).values()))
+
+
 def topics() -> Splits:
     """The zoo's topics: what its models have not learned from, in three parts."""
     calibrate, rest = _divide([LabelledText(text.text, text.label) for text in corpus.held_out()], 80)
     choose, test = _divide(rest, len(rest) // 2)
     return _distinct([], calibrate, choose, test)
+
+
+def _pairs(texts: Texts, domain_of: Mapping[str, str]) -> Texts:
+    """Of texts labelled by intent."""
+    same, of_one_domain = defaultdict(list), defaultdict(list)
+    for text in _shuffled(texts):
+        same[text.label].append(text)
+        of_one_domain[domain_of[text.label]].append(text)
+    found = [(one, other, "same") for one, other in _couples(same.values())]
+    found += [(one, other, "different") for one, other in _couples(of_one_domain.values()) if one.label != other.label]
+    return _shuffled([LabelledText(Pair(str(one.text), str(other.text)), label) for one, other, label in found])
+
+
+def _couples(groups: Iterable[Texts]) -> Iterator[tuple[LabelledText, LabelledText]]:
+    """Of neighbours in each group, each in one."""
+    for group in groups:
+        yield from zip(group[::2], group[1::2], strict=False)
 
 
 def _divide(texts: Texts, first: int) -> tuple[Texts, Texts]:
@@ -86,7 +116,7 @@ def _distinct(train: Texts, calibrate: Texts, choose: Texts, test: Texts) -> Spl
     All but the one to train on, which learning shuffles itself, are shuffled: their first texts hold all labels, though
     files may be sorted by label.
     """
-    known: set[str] = set()
+    known: set[Text] = set()
     kept: list[Texts] = []
     for texts in (test, choose, calibrate, train):
         once = {text.text: text for text in texts if text.text not in known}

@@ -29,6 +29,8 @@ class Choice(NamedTuple):
     degrade."""
     conformal: str | None = None
     """For people: what the conformal promise came to; None without one."""
+    pairs: bool = False
+    """Whether it was profiled on pairs of texts, and not on single ones."""
 
 
 def choose_for(config: CascadeConfig, profiled: Profiled) -> Choice:
@@ -58,6 +60,7 @@ def choose_for(config: CascadeConfig, profiled: Profiled) -> Choice:
         texts=table.chosen_on,
         fallback=_fallback(candidate, table.candidates) if config.degrade else None,
         conformal=promise,
+        pairs=table.pairs,
     )
 
 

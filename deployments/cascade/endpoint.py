@@ -16,13 +16,14 @@ from pliant.deployments.cascade.route import Serving
 from pliant.deployments.cascade.run import CascadeRecorder, CascadeRun
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.http.parameters import ClassifyParameters
-from pliant.deployments.http.texts import Details, Input, Prediction
+from pliant.deployments.http.texts import Details, Input, Prediction, TokenIds
 from pliant.deployments.serving.choosing.messages import Chosen
 from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Outcome, RequestError, counted
 from pliant.deployments.serving.scores import likeliest
 from pliant.deployments.serving.tenants import current
 from pliant.policies.cascade.calibration import Floats
+from pliant.texts import Pair, Text
 
 _COME_BACK_S = 5.0
 
@@ -78,6 +79,11 @@ class CascadeClassifier:
         return "; ".join([state, *(serving.troubles(self._asleep) if serving else ())])
 
     @property
+    def reads_pairs(self) -> bool:
+        """Whether it was profiled on pairs of texts; else it reads single ones."""
+        return self.serving is not None and self.serving.choice.pairs
+
+    @property
     def serving(self) -> Serving | None:
         """The latest that was chosen; what comes after it, a new planner that has not chosen yet, does not undo it."""
         entry = self._entry()
@@ -91,9 +97,9 @@ class CascadeClassifier:
 
     async def classify(self, texts: Sequence[Input], parameters: ClassifyParameters) -> list[Prediction]:
         """Answer all `texts`, or raise the RequestError of the first that fails."""
-        single = [text for text in texts if isinstance(text, str)]
-        if len(single) < len(texts):
-            reason = f"{self.name} is a cascade, which reads single texts; ask one of {', '.join(self._classifiers)}"
+        whole = [text for text in texts if not isinstance(text, TokenIds)]
+        if len(whole) < len(texts):
+            reason = f"{self.name} is a cascade, which reads no token ids; ask one of {', '.join(self._classifiers)}"
             raise RequestError(Outcome.REJECTED, reason)
         if parameters.candidate_labels is not None:
             reason = f"parameters.candidate_labels: {self.name} is a cascade, which knows its own labels alone"
@@ -104,9 +110,9 @@ class CascadeClassifier:
                 f"parameters.function_to_apply: got 'sigmoid'; {self.name} is a cascade, whose levels vote with "
                 "probabilities; allowed: softmax, or none for their logarithms",
             )
-        return await each([self._classify(text, parameters) for text in single])
+        return await each([self._classify(text, parameters) for text in whole])
 
-    async def _classify(self, text: str, parameters: ClassifyParameters) -> Prediction:
+    async def _classify(self, text: Text, parameters: ClassifyParameters) -> Prediction:
         serving = self.serving
         account = current()
         slo_s = account.slo_ms(parameters.slo_ms or self._config.slo_ms) / 1e3
@@ -114,6 +120,13 @@ class CascadeClassifier:
         with counted(self._recorder) as ending:
             if serving is None:
                 raise RequestError(Outcome.UNAVAILABLE, f"{self.name} is not ready yet: {self.state}", _COME_BACK_S)
+            if isinstance(text, Pair) != serving.choice.pairs:
+                reads, other = ("pairs of texts", "single texts") if serving.choice.pairs else ("single texts", "pairs")
+                reason = (
+                    f"{self.name} was profiled on {reads}, and answers no {other}; "
+                    f"ask one of {', '.join(self._classifiers)}"
+                )
+                raise RequestError(Outcome.REJECTED, reason)
             run = CascadeRun(self.name, text, slo_s, slack_share, serving, self._config.degrade, self._recorder)
             await run.run()
             if run.degraded:

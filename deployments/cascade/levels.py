@@ -15,6 +15,7 @@ from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Report
 from pliant.deployments.serving.outcome import Outcome, RequestError, Retry
 from pliant.kernels.encoder.texts import Stop
+from pliant.texts import Text
 
 _ALWAYS = ImportanceRequest(temperature=1.0, below=math.inf)
 _RETRY_S = 1.0
@@ -40,7 +41,7 @@ class ClassifierReader:
         self._revisions = revisions
         self._patience_s = patience_s
 
-    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
+    async def read(self, service: str, text: Text, importance: bool, exits: Sequence[int] = ()) -> Seen:
         stops = tuple(Stop(after, 1.0, math.inf) for after in exits)
         give_up = time.monotonic() + self._patience_s
         while True:

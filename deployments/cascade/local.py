@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.levels import Unrecorded, run_on
-from pliant.deployments.cascade.pruning import Words, read_words
+from pliant.deployments.cascade.pruning import Read, read_words, whole
 from pliant.deployments.cascade.pruning_agreement import agreement
 from pliant.deployments.cascade.table import Profiled, PruningAgreement
 from pliant.deployments.encoder.chooser import EncoderChooser
@@ -24,6 +24,7 @@ from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.courier import Courier
 from pliant.deployments.serving.parcels import Parcel, Refusal
 from pliant.deployments.serving.table import ReplicaTable
+from pliant.deployments.serving.tokenizing import encoded
 from pliant.errors import CannotCompileError, ModelError
 from pliant.models import sources
 
@@ -94,19 +95,21 @@ def attention_agreements(profiled: Profiled, level: str, config: EncoderConfig) 
     return replace(profiled, table=table)
 
 
-def _read_eagerly(texts: Sequence[Words], config: EncoderConfig) -> list[Words]:
+def _read_eagerly(given: Sequence[Read], config: EncoderConfig) -> list[Read]:
     import torch
 
     from pliant.kernels.encoder.eager_classifier import EagerClassifier
 
     folder = sources.fetch(config.model)
+    info = sources.describe(folder)
     model = EagerClassifier(folder, device=config.device, dtype=config.dtype, importance=True)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(config.longest(sources.describe(folder).max_length))
+    tokenizer.enable_truncation(config.longest(info.max_length))
     read = []
-    for one in texts:
-        encoding = tokenizer.encode(one.text)
-        output = model.unpadded(torch.tensor(encoding.ids, device=config.device)).cpu().numpy()
-        read += read_words([one.text], encoding, output[-len(encoding) :])
+    for one in given:
+        encoding = encoded(tokenizer, whole(one))
+        ids, types = (torch.tensor(row, device=config.device) for row in (encoding.ids, encoding.type_ids))
+        output = model.unpadded(ids, types if info.pairs else None).cpu().numpy()
+        read.append(read_words(whole(one), encoding, output[-len(encoding) :]))
     return read

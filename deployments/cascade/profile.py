@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from pliant.config.cascade import level_at
-from pliant.deployments.cascade.pruning import Words
+from pliant.deployments.cascade.pruning import Read
 from pliant.deployments.cascade.pruning_agreement import NothingToCompareError, agreement
 from pliant.deployments.cascade.readings import Level, One, Progress, Reader, Readings, readable
 from pliant.deployments.cascade.table import CascadeTable, LevelTable, Profiled, PruningAgreement
@@ -38,6 +38,7 @@ from pliant.policies.cascade.label_agreement import LabelOrderError, check_agree
 from pliant.policies.cascade.tables import LevelProfile, Reading, reference
 from pliant.policies.encoder.confidence import confidence as confidence_of
 from pliant.policies.encoder.confidence import softmax
+from pliant.texts import Pair
 from pliant.training.labelled_texts import FEWEST, LabelledText
 
 logger = logging.getLogger("pliant")
@@ -80,6 +81,7 @@ async def profile(
         calibrated_on=len(fitted),
         chosen_on=len(measured),
         left_out=len(given) - len(kept),
+        pairs=isinstance(given[0].text, Pair),
         levels=tuple(level.table() for level in read),
         agreements=tuple(await asyncio.to_thread(_agreements, read)),
         candidates=tuple(candidates),
@@ -134,7 +136,7 @@ class _Level:
         return float(self.latency_s.mean())
 
     @cached_property
-    def words(self) -> list[Words]:
+    def words(self) -> list[Read]:
         """Of each text; none at all unless it tells of all of them."""
         told = [one.words for one in self.ones if one.words]
         return told if len(told) == len(self.ones) else []

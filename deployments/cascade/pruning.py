@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
+from pliant.texts import Text, joined, parts
+
 _HAN, _HIRAGANA, _KATAKANA, _LETTER, _MARK, _OTHER, _SPACE = "hikwmp "
 _SPACELESS = _HAN + _HIRAGANA + _KATAKANA
 _SCRIPTS = {"CJK": _HAN, "IDEOGRAPHIC": _HAN, "HIRAGANA": _HIRAGANA, "KATAKANA": _KATAKANA, "HALFWIDTH": _KATAKANA}
@@ -37,14 +39,14 @@ class Span(NamedTuple):
 class Pruned(NamedTuple):
     """A text after pruning: `pruned` of its `words` were left out, punctuation counted too."""
 
-    text: str
+    text: Text
     words: int
     pruned: int
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A text as a model has read it, word by word."""
+    """A text, or one of a pair, as a model has read it, word by word."""
 
     text: str
     spans: tuple[Span, ...]
@@ -52,8 +54,9 @@ class Words:
     """By word: the most attention that one of its tokens received, over the mean of all tokens of the query but special
     ones (I over μ in equation 5). Infinite for a word that the model has not read to its end, or not at all."""
 
-    def prune(self, alpha: float) -> Pruned:
-        """The text without the words all of whose tokens received at most `alpha` times the mean (equation 5).
+    def rest(self, alpha: float) -> tuple[str, int]:
+        """The text without the words all of whose tokens received at most `alpha` times the mean (equation 5), and how
+        many these are.
 
         It is written as a person would. With an `alpha` of 0 it is the text itself; the larger it is, the fewer words
         stay, though always the most important one that is no punctuation. Raises ValueError if `alpha` is negative or
@@ -63,19 +66,19 @@ class Words:
             raise ValueError(f"alpha must be a number from 0 up, got {alpha}")
         kept = self.importance > alpha
         if alpha == 0 or kept.all():
-            return Pruned(self.text, len(kept), 0)
+            return self.text, 0
         proper = [span.kind != _OTHER for span in self.spans]
         kept[np.where(proper if any(proper) else True, self.importance, -1).argmax()] = True
         stay = np.flatnonzero(kept).tolist()
-        return Pruned(self._joined(stay), len(kept), len(kept) - len(stay))
+        return self._joined(stay), len(kept) - len(stay)
 
     def _joined(self, stay: list[int]) -> str:
-        parts = [self.text[: self.spans[0].start]]
+        pieces = [self.text[: self.spans[0].start]]
         for before, word in zip([None, *stay], stay, strict=False):
             if before is not None:
-                parts.append(self._gap(before, word))
-            parts.append(self.text[self.spans[word].start : self.spans[word].end])
-        return "".join([*parts, self.text[self.spans[-1].end :]])
+                pieces.append(self._gap(before, word))
+            pieces.append(self.text[self.spans[word].start : self.spans[word].end])
+        return "".join([*pieces, self.text[self.spans[-1].end :]])
 
     def _gap(self, before: int, after: int) -> str:
         """What separates two words once those between them are gone: punctuation stays attached as it was."""
@@ -88,10 +91,25 @@ class Words:
         return next(filter(None, gaps), "" if set(kinds) & set(_SPACELESS) or len(gaps) == 1 else " ")
 
 
-def read_words(texts: Sequence[str], encoding: Encoding, importance: NDArray[np.floating]) -> list[Words]:
-    """The words of `texts`, one text or a sentence pair, as the model that read `encoding` saw them.
+Read = tuple[Words, ...]
+"""A text as a model has read it: each of its parts."""
 
-    `importance` [len(encoding)] is what each of its tokens received. Where the encoding was truncated, give the texts
+
+def whole(read: Read) -> Text:
+    """What has been read."""
+    return joined(tuple(words.text for words in read))
+
+
+def prune(read: Read, alpha: float) -> Pruned:
+    """What has been read, each part without its unimportant words (`Words.rest`)."""
+    texts, left_out = zip(*(words.rest(alpha) for words in read), strict=True)
+    return Pruned(joined(texts), sum(len(words.spans) for words in read), sum(left_out))
+
+
+def read_words(text: Text, encoding: Encoding, importance: NDArray[np.floating]) -> Read:
+    """The words of each part of `text`, as the model that read `encoding` saw them.
+
+    `importance` [len(encoding)] is what each of its tokens received. Where the encoding was truncated, give the text
     whole: the words that are not in it can never be pruned. Raises ValueError if the importance is not one finite
     number from 0 up for each token.
     """
@@ -106,11 +124,11 @@ def read_words(texts: Sequence[str], encoding: Encoding, importance: NDArray[np.
     mean = received[text_of >= 0].mean() if received[text_of >= 0].any() else 0.0
     offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
     read = []
-    for number, text in enumerate(texts):
-        spans, own = find_words(text), text_of == number
+    for number, part in enumerate(parts(text)):
+        spans, own = find_words(part), text_of == number
         greatest = _greatest(spans, offsets[own], received[own])
-        read.append(Words(text, spans, greatest / mean if mean else np.full(len(spans), np.inf)))
-    return read
+        read.append(Words(part, spans, greatest / mean if mean else np.full(len(spans), np.inf)))
+    return tuple(read)
 
 
 def find_words(text: str) -> tuple[Span, ...]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.deployments.cascade.pruning import Words
+from pliant.deployments.cascade.pruning import Read
 
 
 class NothingToCompareError(ValueError):
@@ -25,7 +25,7 @@ class Agreement(NamedTuple):
     """How many had two words or more that both models read."""
 
 
-def agreement(readings: Iterable[tuple[Words, Words]]) -> Agreement:
+def agreement(readings: Iterable[tuple[Read, Read]]) -> Agreement:
     """Compares pairs of readings, each of one text by the two models.
 
     Tokenizers may differ. Raises NothingToCompareError if no text has two words that both models read, and ValueError
@@ -34,12 +34,14 @@ def agreement(readings: Iterable[tuple[Words, Words]]) -> Agreement:
     same = halves = 0
     correlations = []
     for one, other in readings:
-        if one.text != other.text:
-            raise ValueError(f"readings of two different texts cannot agree: {one.text[:40]!r} and {other.text[:40]!r}")
-        read = np.isfinite(one.importance) & np.isfinite(other.importance)
-        if read.sum() < 2:
+        texts, others = ([words.text for words in read] for read in (one, other))
+        if texts != others:
+            raise ValueError(f"readings of two different texts cannot agree: {texts!r:.40} and {others!r:.40}")
+        mine, theirs = (np.concatenate([words.importance for words in read]) for read in (one, other))
+        both = np.isfinite(mine) & np.isfinite(theirs)
+        if both.sum() < 2:
             continue
-        mine, theirs = one.importance[read], other.importance[read]
+        mine, theirs = mine[both], theirs[both]
         half = -(-len(mine) // 2)
         same += len(np.intersect1d(_greatest(mine, half), _greatest(theirs, half)))
         halves += half

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from pliant.config.cascade import level_at
-from pliant.deployments.cascade.pruning import Words, read_words
+from pliant.deployments.cascade.pruning import Read, prune, read_words
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.label_agreement import columns
+from pliant.texts import Text
 
 _WARM_UP = 3
 """Texts that a level reads before its latency counts."""
@@ -55,7 +56,7 @@ class UnreadableError(Exception):
 class Reader(Protocol):
     """Where the levels' services are. Raises UnreadableError, or anything else if one cannot be reached."""
 
-    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
+    async def read(self, service: str, text: Text, importance: bool, exits: Sequence[int] = ()) -> Seen:
         """What all of its model says of `text`, and the `exits` behind so many of the layers."""
 
 
@@ -79,7 +80,7 @@ class One(NamedTuple):
     to prune it."""
     compute_s: float
     """What the model itself took."""
-    words: Words | None
+    words: Read | None
     """With their importance, if the level tells."""
     importance_s: float
     """What it takes to know them, beyond `seconds`: a text that is not pruned does without."""
@@ -98,7 +99,7 @@ class Readings:
         self._hop_s: dict[str, float] = {}
         """What a text of each level takes beside its model."""
 
-    async def whole(self, texts: Sequence[str]) -> dict[str, list[One | None]]:
+    async def whole(self, texts: Sequence[Text]) -> dict[str, list[One | None]]:
         """By level, what it says of each of `texts`; None where it cannot take the text."""
         found: dict[str, list[One | None]] = {}
         services = list(dict.fromkeys(level_at(level.name).service for level in self._levels))
@@ -126,14 +127,14 @@ class Readings:
             self._progress(f"{level} reads texts pruned by {pruner}, alpha {alpha:g}", number / len(given))
             assert pruner_reading.words
             started = time.perf_counter()
-            rest = pruner_reading.words.prune(alpha)
+            rest = prune(pruner_reading.words, alpha)
             prune_s = time.perf_counter() - started
             [one] = await self._read(level, rest.text, reading) if rest.pruned else [None]
             one = one or whole
             found.append(one._replace(seconds=one.compute_s + self._hop_s[level] + prune_s))
         return found
 
-    async def _read(self, service: str, text: str, levels: Sequence[Level]) -> list[One | None]:
+    async def _read(self, service: str, text: Text, levels: Sequence[Level]) -> list[One | None]:
         """As each of the service's `levels` has read it, all of its model last if it is one."""
         exits = [level_at(level.name).exit for level in levels]
         try:
@@ -145,7 +146,7 @@ class Readings:
         words = None
         started = time.perf_counter()
         if seen.importance is not None:
-            [words] = read_words([text], seen.encoding, seen.importance)
+            words = read_words(text, seen.encoding, seen.importance)
         importance_s = seen.importance_s + time.perf_counter() - started
         hop_s = seen.seconds - seen.compute_s
         said = [*zip(seen.earlier, seen.earlier_s, strict=True), (seen.logits, seen.compute_s)]

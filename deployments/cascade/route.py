@@ -15,6 +15,7 @@ from pliant.deployments.encoder.messages import ImportanceRequest
 from pliant.kernels.encoder.texts import Stop
 from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.label_agreement import columns
+from pliant.texts import Text
 
 
 class Visit(NamedTuple):
@@ -67,7 +68,7 @@ class Route:
         after_s = sum(self.latency_s[index + 1 :])
         return max(left_s - after_s, min(left_s, 2 * self.latency_s[index]))
 
-    def stops(self, text: str, visit: Visit) -> tuple[Stop, ...]:
+    def stops(self, text: Text, visit: Visit) -> tuple[Stop, ...]:
         """Where `text` may leave the model of a visit: where it is sure, or at the visit's last level in any case."""
         return tuple(
             Stop(after, self.policy.temperatures[level], self.policy.sure_from(text, level))
@@ -76,7 +77,7 @@ class Route:
             for level, after in zip(visit.levels, visit.exits, strict=False)
         )
 
-    def importance_request(self, text: str) -> ImportanceRequest | None:
+    def importance_request(self, text: Text) -> ImportanceRequest | None:
         """The first level tells which tokens are important if the text will go on, and lose words."""
         if not any(self.alphas):
             return None
@@ -101,7 +102,7 @@ class Gate:
         self._counted_by = counted_by
         self._texts = 0
 
-    async def lets_past(self, text: str) -> bool:
+    async def lets_past(self, text: Text) -> bool:
         """Whether `text` is longer than it."""
         past = await self._counted_by.tokens(text) > self._tokens
         self._texts += past

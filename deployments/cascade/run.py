@@ -10,12 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.deployments.cascade.pruning import Pruned, Words, read_words
+from pliant.deployments.cascade.pruning import Pruned, Read, prune, read_words
 from pliant.deployments.cascade.route import Serving, Visit
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.encoder.reading import Reading
 from pliant.deployments.serving.outcome import BECAUSE, Fault, Outcome, Recorder, RequestError, Trouble, trouble_of
 from pliant.policies.cascade.calibration import Floats
+from pliant.texts import Text, cut, parts
 
 logger = logging.getLogger("pliant")
 
@@ -52,7 +53,7 @@ class CascadeRun:
     def __init__(
         self,
         cascade: str,
-        text: str,
+        text: Text,
         slo_s: float,
         slack_share: float,
         serving: Serving,
@@ -106,7 +107,7 @@ class CascadeRun:
         if gate and await gate.lets_past(self._text):
             self._route, self._fallback = gate.route, gate.fallback if self._degrade else None
             self._past_gate = True
-        words: Words | None = None
+        words: Read | None = None
         text, left_out = self._text, 0
         for index, visit in enumerate(self._route.visits):
             within_s = self._within_s(index)
@@ -162,7 +163,7 @@ class CascadeRun:
         instead_s = 2 * fallback.latency_s[0] if fallback else 0.0
         return left_s - min(max(_MARGIN_S, _MARGIN * self._slo_s) + instead_s, left_s / 2)
 
-    async def _read(self, index: int, text: str, within_s: float | None) -> Reading:
+    async def _read(self, index: int, text: Text, within_s: float | None) -> Reading:
         """What visit `index` of the route says; taken note of.
 
         Raises RequestError; other failures only of a visit that is needed.
@@ -239,20 +240,20 @@ class CascadeRun:
 
 
 async def _prune(
-    text: str, words: Words | None, reading: Reading, alpha: float, most: int
-) -> tuple[Words | None, Pruned]:
+    text: Text, words: Read | None, reading: Reading, alpha: float, most: int
+) -> tuple[Read | None, Pruned]:
     """The words of `text`, unless known, if the level told of them; and the text without those that may be left out.
 
     Characters after the `most` that anybody reads are left out as well, if any are.
     """
 
-    def prune() -> tuple[Words | None, Pruned]:
+    def left() -> tuple[Read | None, Pruned]:
         found = words
         if reading.importance is not None and reading.encoding is not None:
-            [found] = read_words([text[:most]], reading.encoding, reading.importance)
-        return found, found.prune(alpha) if found and alpha else Pruned(text, 0, 0)
+            found = read_words(cut(text, most), reading.encoding, reading.importance)
+        return found, prune(found, alpha) if found and alpha else Pruned(text, 0, 0)
 
-    return await asyncio.to_thread(prune) if len(text) > _LONG_TEXT else prune()
+    return await asyncio.to_thread(left) if sum(map(len, parts(text))) > _LONG_TEXT else left()
 
 
 def _again(error: RequestError, reason: str) -> RequestError:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from pliant.cache import made_once
 from pliant.config.cascade import CascadeConfig
 from pliant.config.encoder import EncoderConfig
-from pliant.deployments.cascade.pruning import Words
+from pliant.deployments.cascade.pruning import Read
 from pliant.deployments.serving.choosing import profiles
 from pliant.models import encoder_exits
 from pliant.policies.cascade.calibration import Floats
@@ -82,6 +82,8 @@ class CascadeTable(_Frozen):
     """Texts that everything else was measured on."""
     left_out: int
     """Texts that some level cannot take."""
+    pairs: bool = False
+    """Whether each is a pair."""
     levels: tuple[LevelTable, ...]
     agreements: tuple[PruningAgreement, ...]
     candidates: tuple[Candidate, ...]
@@ -105,7 +107,7 @@ class Profiled:
     """[n], indices of labels."""
     draws: Floats
     """[n], of the first level."""
-    importance: Mapping[str, Sequence[Words]]
+    importance: Mapping[str, Sequence[Read]]
     """By level that tells: the words of each text. Kept as numbers alone."""
 
     @property
@@ -184,8 +186,8 @@ def keep(folder: Path, profiled: Profiled) -> None:
             "draws": profiled.draws,
         }
         for level, read in profiled.importance.items():
-            arrays[f"importance.{level}"] = np.concatenate([words.importance for words in read])
-            arrays[f"words.{level}"] = np.array([len(words.spans) for words in read])
+            arrays[f"importance.{level}"] = np.concatenate([words.importance for text in read for words in text])
+            arrays[f"words.{level}"] = np.array([sum(len(words.spans) for words in text) for text in read])
         np.savez_compressed(into / _READINGS, allow_pickle=False, **arrays)
 
     made_once(folder, write)

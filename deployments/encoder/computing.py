@@ -65,7 +65,10 @@ class ImportanceRuntime(Runtime, Protocol):
     """One that also gives the importance of tokens: see `pliant.kernels.encoder.importance_classifier`."""
 
     def with_importance(
-        self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]
+        self,
+        ids: np.ndarray | Sequence[int],
+        types: np.ndarray | Sequence[int] | None,
+        wanted: Callable[[np.ndarray], bool],
     ) -> WithImportance: ...
 
 
@@ -275,7 +278,7 @@ def compute(runtime: Runtime, queries: Sequence[Query]) -> list[Computation]:
     ids, types, _ = _text(query)
     started = time.perf_counter()
     if query.importance_request and isinstance(runtime, ImportanceRuntime):
-        output = runtime.with_importance(ids, query.importance_request.wants)
+        output = runtime.with_importance(ids, types, query.importance_request.wants)
         seconds = time.perf_counter() - started - output.importance_s
         return [Computation(output.logits, output.importance, output.importance_s, seconds)]
     logits = runtime(ids, types)

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from pliant.deployments.encoder.reading import Reader
 from pliant.deployments.http.parameters import EmbedParameters
-from pliant.deployments.http.texts import Embedding, Input, Pair, Priority, Relevance
+from pliant.deployments.http.texts import Embedding, Input, Priority, Relevance
 from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.models.encoder_head import Task
+from pliant.texts import Pair
 
 Vector = NDArray[np.float32]
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from pliant.deployments.encoder.reading import Reader
 from pliant.deployments.http.parameters import ClassifyParameters
-from pliant.deployments.http.texts import Input, Pair, Prediction, Priority, Relevance
+from pliant.deployments.http.texts import Input, Prediction, Priority, Relevance
 from pliant.deployments.serving.courier import each
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.scores import apply, likeliest
 from pliant.models.encoder_head import Task
+from pliant.texts import Pair
 
 
 class Classifier(Reader):

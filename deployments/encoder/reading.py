@@ -19,7 +19,7 @@ from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.errand import TextErrand, TextWant
 from pliant.deployments.encoder.messages import Answer, ImportanceRequest, Query, Report
-from pliant.deployments.http.texts import Input, Pair, Priority, TokenIds
+from pliant.deployments.http.texts import Input, Priority, TokenIds
 from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.table import ReplicaTable
@@ -27,6 +27,7 @@ from pliant.deployments.serving.tenants import current
 from pliant.deployments.serving.tokenizing import CHARACTERS_PER_TOKEN, tokenize, tokenize_pair
 from pliant.kernels.encoder.texts import Stop
 from pliant.models.encoder_info import EncoderInfo
+from pliant.texts import Text, cut, parts
 
 
 class TextRecorder(Recorder, Protocol):
@@ -121,9 +122,9 @@ class Reader:
         """Of a text; what comes after them is never read."""
         return self._longest * CHARACTERS_PER_TOKEN
 
-    async def tokens(self, text: str) -> int:
+    async def tokens(self, text: Text) -> int:
         """How many tokens of `text` are read, if it is cut where it is too long."""
-        encoding, _ = await self._encode(self._tokenizer, [text[: self.most_characters]])
+        encoding, _ = await self._encode(self._tokenizer, parts(cut(text, self.most_characters)))
         return min(len(encoding), self._longest)
 
     @property
@@ -204,12 +205,12 @@ class Reader:
     async def _tokenize(self, text: Input, truncate: bool) -> _Tokens:
         if isinstance(text, TokenIds):
             return self._check(text, truncate)
-        both = text if isinstance(text, Pair) else (text,)
+        both = parts(text)
         characters = sum(map(len, both))
         if characters > self.most_characters and not truncate:
             raise _too_long(f"text of {characters} characters; {self.name} takes at most {self._longest} tokens")
-        parts = [part[: self.most_characters] for part in both]
-        encoding, read = await self._encode(self._tokenizer, parts)
+        begun = parts(cut(text, self.most_characters))
+        encoding, read = await self._encode(self._tokenizer, begun)
         if not len(encoding):
             raise RequestError(Outcome.REJECTED, "a text has no tokens; send at least one word")
         whole = read == characters
@@ -218,16 +219,16 @@ class Reader:
         count = f"{len(encoding)}" if whole else f"more than {len(encoding)}"
         if not truncate:
             raise _too_long(f"text of {count} tokens; {self.name} takes at most {self._longest}")
-        if len(parts) == 1:
-            parts = [parts[0][:read]]
-        cut, _ = await self._encode(self._cutter, parts)
-        return self._tokens(cut, f"text cut to the first {len(cut)} of {count} tokens")
+        if len(begun) == 1:
+            begun = (begun[0][:read],)
+        rest, _ = await self._encode(self._cutter, begun)
+        return self._tokens(rest, f"text cut to the first {len(rest)} of {count} tokens")
 
-    async def _encode(self, tokenizer: Tokenizer, parts: Sequence[str]) -> tuple[Encoding, int]:
+    async def _encode(self, tokenizer: Tokenizer, given: Sequence[str]) -> tuple[Encoding, int]:
         """Tokens of a text, or of two together, and of how many of all characters they are."""
-        if len(parts) == 1:
-            return await tokenize(tokenizer, parts[0], self._longest, offsets=True)
-        return await tokenize_pair(tokenizer, parts[0], parts[1], self._longest)
+        if len(given) == 1:
+            return await tokenize(tokenizer, given[0], self._longest, offsets=True)
+        return await tokenize_pair(tokenizer, given[0], given[1], self._longest)
 
     def _tokens(self, encoding: Encoding, warning: str | None) -> _Tokens:
         types = bytes(encoding.type_ids) if self.info.pairs and any(encoding.type_ids) else b""

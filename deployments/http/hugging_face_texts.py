@@ -17,7 +17,6 @@ from pliant.deployments.http.texts import (
     Embedding,
     Entity,
     Input,
-    Pair,
     Prediction,
     Tagged,
     TextClassifier,
@@ -27,6 +26,7 @@ from pliant.deployments.http.texts import (
     task_of,
 )
 from pliant.deployments.http.validation import bounded, check_count
+from pliant.texts import Pair
 
 Options = dict[str, Any]
 """Of the hosted service (caching, waiting for a model): accepted, without effect."""

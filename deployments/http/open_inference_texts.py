@@ -41,7 +41,6 @@ from pliant.deployments.http.tensors import (
 )
 from pliant.deployments.http.texts import (
     Input,
-    Pair,
     Tagged,
     TextClassifier,
     TextEmbedder,
@@ -53,6 +52,7 @@ from pliant.deployments.http.texts import (
 )
 from pliant.deployments.http.validation import VERSION, check_count
 from pliant.deployments.serving.outcome import Outcome, RequestError
+from pliant.texts import Pair
 
 _INPUTS = ("text", "text_pair")
 _LABELS = {"label": "BYTES", "score": "FP32"}
@@ -94,7 +94,7 @@ def text_metadata(endpoint: Any) -> dict[str, Any]:
     if levels:
         parameters["levels"] = ",".join(levels)
     scores_pairs = task == "classify" and len(endpoint.labels) == 1
-    inputs = _INPUTS if scores_pairs else _INPUTS[:1]
+    inputs = _INPUTS if scores_pairs or getattr(endpoint, "reads_pairs", False) else _INPUTS[:1]
     return {
         "name": endpoint.name,
         "versions": [VERSION],

@@ -23,10 +23,11 @@ from pliant.deployments.http.parameters import ClassifyParameters
 from pliant.deployments.http.places import hold
 from pliant.deployments.http.routes import DirectRoute
 from pliant.deployments.http.text_models import find, labels, scores
-from pliant.deployments.http.texts import Pair, Prediction, Scorer, TextClassifier, warning_of
+from pliant.deployments.http.texts import Prediction, Scorer, TextClassifier, warning_of
 from pliant.deployments.http.validation import bounded, check_count
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.services import Services
+from pliant.texts import Pair
 
 _COMPARES = "compares texts"
 

@@ -14,15 +14,9 @@ from numpy.typing import NDArray
 
 from pliant.deployments.http.parameters import ClassifyParameters, EmbedParameters, TagParameters
 from pliant.models.encoder_head import Task
+from pliant.texts import Pair, Text
 
 _MANY_NUMBERS = 16_384
-
-
-class Pair(NamedTuple):
-    """Two texts that are read together."""
-
-    first: str
-    second: str
 
 
 class TokenIds(NamedTuple):
@@ -31,7 +25,7 @@ class TokenIds(NamedTuple):
     ids: Sequence[int]
 
 
-Input = str | Pair | TokenIds
+Input = Text | TokenIds
 
 
 class Priority(Protocol):

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tokenizers import Encoding, Tokenizer
 
+from pliant.texts import Text
+
 CHARACTERS_PER_TOKEN = 64
 """A text with more characters than this per token that a model takes is too long without looking closer."""
 _SHORT = 1_024
@@ -41,6 +43,11 @@ async def tokenize(
     if len(text) <= _PIECE:
         return await asyncio.to_thread(read)
     return await asyncio.get_running_loop().run_in_executor(_long_texts, read)
+
+
+def encoded(tokenizer: Tokenizer, text: Text) -> Encoding:
+    """The tokens of a text, or of a pair, that is known to be short."""
+    return tokenizer.encode(text) if isinstance(text, str) else tokenizer.encode(text.first, text.second)
 
 
 async def tokenize_pair(tokenizer: Tokenizer, first: str, second: str, most: int) -> tuple[Encoding, int]:

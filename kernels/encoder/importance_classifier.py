@@ -51,19 +51,24 @@ class ImportanceRuntime:
         """The logits, float32 [labels], as `Runtime` gives them. Raises ValueError as it does."""
         return self._for(ids)(ids, types)
 
-    def with_importance(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> WithImportance:
+    def with_importance(
+        self,
+        ids: np.ndarray | Sequence[int],
+        types: np.ndarray | Sequence[int] | None,
+        wanted: Callable[[np.ndarray], bool],
+    ) -> WithImportance:
         """The logits and, if these are `wanted` to come with it, the importance of tokens.
 
         Raises ValueError as `Runtime` does.
         """
-        output = self._for(ids).run(ids)
+        output = self._for(ids).run(ids, types)
         logits, importance = output.logits, output.importance
         if not wanted(logits):
             return WithImportance(logits, None, 0.0)
         if importance is not None:
             return WithImportance(logits, importance, 0.0)
         started = time.perf_counter()
-        importance = self._stepwise.run(ids).importance
+        importance = self._stepwise.run(ids, types).importance
         return WithImportance(logits, importance, time.perf_counter() - started)
 
     def _for(self, ids: np.ndarray | Sequence[int]) -> Runtime:

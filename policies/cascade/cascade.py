@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.encoder.confidence import confidence, softmax
+from pliant.texts import Text, parts
 
 SLOPE = 10.0
 """k of equation 4: within the range from the cut-off to 1, the probability then falls from 0.993 to 0.007."""
@@ -57,13 +58,14 @@ def sure_from(draw: float, cutoff: float, slope: float = SLOPE) -> float:
     return max(cutoff + (1 - cutoff) * (norm + 0.5), nextafter(cutoff, inf))
 
 
-def draw(seed: int, text: str, level: int) -> float:
+def draw(seed: int, text: Text, level: int) -> float:
     """The number from 0 to 1, uniform over texts, below whose re-route probability `text` goes on from `level`."""
-    digest = hashlib.blake2b(f"{seed}/{level}/{text}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    whole = f"{seed}/{level}/" + "\0".join(parts(text))
+    digest = hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return (int.from_bytes(digest) >> 11) / 2**53
 
 
-def draws(seed: int, texts: Sequence[str], level: int) -> Floats:
+def draws(seed: int, texts: Sequence[Text], level: int) -> Floats:
     """`draw` for each text, [n]."""
     return np.array([draw(seed, text, level) for text in texts], np.float64)
 
@@ -137,7 +139,7 @@ class Cascade:
         for cutoff in self.cutoffs:
             reroute_probability(1.0, cutoff, self.slope)
 
-    def decide(self, text: str, level: int, logits: ArrayLike) -> Decision:
+    def decide(self, text: Text, level: int, logits: ArrayLike) -> Decision:
         """Whether `text` goes on, from the logits [classes] of `level`, counted from 0."""
         sure = float(confidence(softmax(logits, self.temperatures[level])))
         number = draw(self.seed, text, level)
@@ -146,7 +148,7 @@ class Cascade:
         probability = float(reroute_probability(sure, self.cutoffs[level], self.slope))
         return Decision(number < probability, sure, probability, number)
 
-    def sure_from(self, text: str, level: int) -> float:
+    def sure_from(self, text: Text, level: int) -> float:
         """The calibrated confidence from which on `text` stops at `level`, which is not the last."""
         return sure_from(draw(self.seed, text, level), self.cutoffs[level], self.slope)
 

@@ -21,6 +21,7 @@ from pliant.bench.cascade.tasks import Splits
 from pliant.errors import ModelError
 from pliant.kernels.encoder.eager_classifier import EagerClassifier
 from pliant.models.sources import describe
+from pliant.texts import Pair
 from pliant.training.labelled_texts import LabelledText
 
 LABELS = ("cold", "hot")
@@ -82,6 +83,25 @@ def test_fine_tuned_layers_are_a_classifier_that_knows_its_labels_and_has_learne
     assert (info.labels, info.max_length, info.scores) == (LABELS, 32, "softmax")
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 1
     assert _right(folder) > 70
+
+
+def test_pairs_are_told_apart_by_which_of_both_texts_a_word_is_in(source: Path, tmp_path: Path) -> None:
+    """They have the same words in the same places."""
+    pairs = [LabelledText(Pair("snow the", "sun"), "cold"), LabelledText(Pair("snow", "the sun"), "hot")]
+    teacher = tmp_path / "whole"
+    teacher.mkdir()
+    recipe = replace(RECIPE, epochs=12, fragments=1)
+    fine_tuning.fine_tune(pairs * 40, LABELS, 2, replace(recipe, fragments=0), teacher, lambda _: None, teacher)
+    taught = tmp_path / "taught"
+    taught.mkdir()
+    fine_tuning.fine_tune(pairs * 40, LABELS, 1, recipe, taught, lambda _: None, teacher)
+    tokenizer = Tokenizer.from_file(str(teacher / "tokenizer.json"))
+    for folder in (teacher, taught):
+        model = EagerClassifier(folder, device="cpu", dtype="float32")
+        for (first, second), label in pairs:
+            encoding = tokenizer.encode(first, second)
+            said = model.unpadded(torch.tensor(encoding.ids), torch.tensor(encoding.type_ids))
+            assert LABELS[int(said.argmax())] == label
 
 
 def test_a_small_model_learns_from_what_the_whole_one_makes_of_fragments(source: Path, tmp_path: Path) -> None:

@@ -69,6 +69,31 @@ def test_the_first_texts_of_a_split_hold_all_labels_though_its_file_is_sorted(tm
     assert tasks.clinc150(tmp_path) == splits
 
 
+def test_pairs_ask_for_the_same_thing_or_for_another_one_of_their_domain(tmp_path: Path) -> None:
+    (tmp_path / "clinc150").mkdir()
+    sizes = {"train": 8, "val": 100, "test": 8}
+    content = {
+        name: [[f"{name} {number} of {label}", f"intent {label}"] for label in range(9) for number in range(texts)]
+        for name, texts in sizes.items()
+    }
+    domains = {f"domain {place}": [f"intent {3 * place + label}" for label in range(3)] for place in range(3)}
+    for name, given in (("data_full", content), ("domains", domains)):
+        (tmp_path / "clinc150" / f"{name}.json").write_text(json.dumps(given))
+    splits = tasks.clinc150_pairs(tmp_path)
+    assert splits.labels == ("different", "same")
+    assert _share_nothing(splits)
+    assert tasks.clinc150_pairs(tmp_path) == splits
+    for part in (splits.train, splits.choose, splits.test):
+        seen: dict[str, list[str]] = {"same": [], "different": []}
+        for (first, second), label in part:
+            one, other = (int(text.split()[-1]) for text in (first, second))
+            assert (one == other) == (label == "same")
+            assert one // 3 == other // 3
+            seen[label] += [first, second]
+        assert all(len(set(texts)) == len(texts) for texts in seen.values())
+        assert 0.3 < len(seen["same"]) / len([*seen["same"], *seen["different"]]) < 0.7
+
+
 def test_the_zoos_topics_are_enough_to_calibrate_choose_and_test_on() -> None:
     splits = tasks.topics()
     assert _share_nothing(splits)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from support import tiny_classifiers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -18,8 +19,10 @@ from pliant.deployments.encoder.engine import Engine
 from pliant.deployments.encoder.messages import Answer, Query
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.errors import ModelError
+from pliant.kernels.encoder.eager_classifier import EagerClassifier
 from pliant.models import encoder_exits, sources
 from pliant.models.revision import revision
+from pliant.texts import Pair
 from pliant.training.labelled_texts import LabelledText
 
 KINDS = 3
@@ -72,6 +75,27 @@ def test_the_folder_with_exits_is_a_model_of_its_own(folder: Path, tmp_path: Pat
     train(folder, tmp_path / "one", (1,))
     train(folder, tmp_path / "two", (2,))
     assert len({revision(each) for each in (folder, tmp_path / "one", tmp_path / "two")}) == 3
+
+
+def test_exits_learn_from_pairs(folder: Path, tmp_path: Path) -> None:
+    """Their types count: the whole model says of them what it says in a service."""
+    info = sources.describe(folder)
+
+    def paired(text: LabelledText) -> LabelledText:
+        words = str(text.text).split()
+        return text._replace(text=Pair(" ".join(words[:4]), " ".join(words[4:])))
+
+    splits = Splits(*(list(map(paired, texts(count, info.labels, seed))) for seed, count in enumerate((300, 100, 100))))
+    found = exit_training.train(folder, info, (1, 2), splits, 0.0, tmp_path / "out", lambda _what, _done: None)
+    assert found.accuracies[0] > 0.8 > found.accuracies[-1]
+    model = EagerClassifier(folder, device="cpu", dtype="float32")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    right = 0
+    for (first, second), label in splits.choose:
+        encoding = tokenizer.encode(first, second)
+        said = model.unpadded(torch.tensor(encoding.ids), torch.tensor(encoding.type_ids) if info.pairs else None)
+        right += info.labels[int(said.argmax())] == label
+    assert found.accuracies[-1] == pytest.approx(right / len(splits.choose), abs=0.011)
 
 
 def test_layers_that_the_model_does_not_have(folder: Path, tmp_path: Path) -> None:

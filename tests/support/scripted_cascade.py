@@ -15,9 +15,11 @@ from pliant.deployments.cascade.readings import Seen, UnreadableError
 from pliant.deployments.encoder.messages import ImportanceRequest
 from pliant.deployments.encoder.reading import Reading
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
+from pliant.deployments.serving.tokenizing import encoded
 from pliant.kernels.encoder.texts import Stop
 from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.encoder.confidence import confidence, softmax
+from pliant.texts import Text, parts
 from pliant.training.labelled_texts import LabelledText
 
 LABELS = ("no", "perhaps", "yes")
@@ -56,10 +58,10 @@ class Model:
         self.attentive = attentive
         self.exits: dict[int, Model] = {}
         """What those behind so many layers say, of which each takes its seconds from the first layer on."""
-        self.read_texts: list[str] = []
+        self.read_texts: list[Text] = []
 
-    def logits(self, text: str) -> np.ndarray:
-        words = text.split()
+    def logits(self, text: Text) -> np.ndarray:
+        words = words_of(text)
         label = next(word for word in words if word in LABELS)
         number = hashlib.blake2b(words[-1].encode(), digest_size=4, salt=self.name[:16].encode()).digest()
         chance = int.from_bytes(number) / 2**32
@@ -68,8 +70,12 @@ class Model:
         said = label if right else LABELS[(LABELS.index(label) + 1) % len(LABELS)]
         return np.array([sure if known == said else 0.0 for known in self.labels], np.float32)
 
-    def importance(self, text: str) -> np.ndarray:
-        return np.array([0.1 if word.startswith("w") else 1.0 for word in text.split()], np.float32)
+    def importance(self, text: Text) -> np.ndarray:
+        return np.array([0.1 if word.startswith("w") else 1.0 for word in words_of(text)], np.float32)
+
+
+def words_of(text: Text) -> list[str]:
+    return " ".join(parts(text)).split()
 
 
 class Levels:
@@ -79,17 +85,17 @@ class Levels:
         self.models = {level.name: level for level in levels}
         self.pause: asyncio.Event | None = None
 
-    async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
+    async def read(self, service: str, text: Text, importance: bool, exits: Sequence[int] = ()) -> Seen:
         if self.pause:
             await self.pause.wait()
-        model, words = self.models[service], len(text.split())
+        model, words = self.models[service], len(words_of(text))
         if words > TOO_LONG:
             raise UnreadableError
         model.read_texts.append(text)
         told = model.importance(text) if importance and model.attentive else None
         seconds, asked = model.seconds * words, [model.exits[layers] for layers in exits]
         earlier, earlier_s = [one.logits(text) for one in asked], [one.seconds * words for one in asked]
-        return Seen(model.logits(text), told, TOKENIZER.encode(text), seconds, 0.0, seconds, earlier, earlier_s)
+        return Seen(model.logits(text), told, encoded(TOKENIZER, text), seconds, 0.0, seconds, earlier, earlier_s)
 
 
 class Service:
@@ -105,17 +111,17 @@ class Service:
         self.waited_s = 0.0
         self.fails: Exception | None = None
         self.hangs = False
-        self.calls: list[tuple[str, float | None, float, bool]] = []
+        self.calls: list[tuple[Text, float | None, float, bool]] = []
         self.stops: list[tuple[Stop, ...]] = []
         self.cancelled = self.late = 0
         self.most_characters = 5000
 
-    async def tokens(self, text: str) -> int:
-        return len(text.split())
+    async def tokens(self, text: Text) -> int:
+        return len(words_of(text))
 
     async def read(
         self,
-        text: str,
+        text: Text,
         slo_s: float | None,
         slack_share: float = 1.0,
         importance_request: ImportanceRequest | None = None,
@@ -137,7 +143,7 @@ class Service:
                 raise
         if self.fails:
             raise self.fails
-        if len(text.split()) > TOO_LONG:
+        if len(words_of(text)) > TOO_LONG:
             raise RequestError(Outcome.REJECTED, "too long", fault=Fault.TOO_LONG)
         earlier: list[np.ndarray] = []
         logits = self.model.logits(text)
@@ -152,8 +158,8 @@ class Service:
             if importance_request and self.model.attentive and importance_request.wants(logits)
             else None
         )
-        seconds = self.model.seconds * len(text.split())
-        encoding = TOKENIZER.encode(text)
+        seconds = self.model.seconds * len(words_of(text))
+        encoding = encoded(TOKENIZER, text)
         return Reading(
             logits,
             told,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pliant.errors import DataError
+from pliant.texts import Pair
 from pliant.training import labelled_texts
 from pliant.training.labelled_texts import FEWEST, MOST, LabelledText, read, split
 from pliant.zoo import corpus
@@ -28,6 +29,14 @@ def test_a_file_is_read_and_each_text_counts_once(tmp_path: Path) -> None:
     assert len(found) == FEWEST + 1
     assert found[3] == LabelledText("text 3", "yes")
     assert found[-1].text == "a\u2028b"
+
+
+def test_pairs_are_read_and_each_counts_once(tmp_path: Path) -> None:
+    lines = [{"text": "a", "text_pair": str(number // 2), "label": "no"} for number in range(2 * FEWEST)]
+    path = write(tmp_path, *map(json.dumps, lines), count=0)
+    found = read(path, LABELS)
+    assert len(found) == FEWEST
+    assert found[3] == LabelledText(Pair("a", "3"), "no")
 
 
 def test_a_mark_at_the_beginning_and_other_letters_are_read_whatever_the_locale(tmp_path: Path) -> None:
@@ -52,6 +61,8 @@ def test_the_zoo_has_texts_that_its_models_have_not_seen() -> None:
         ('{"text": "a"}', "line 202: label: Field required"),
         ('{"text": "a", "label": "maybe"}', "line 202: got label 'maybe'; the levels know: no, yes"),
         ('{"text": " ", "label": "no"}', "line 202: the text is empty"),
+        ('{"text": "a", "text_pair": 1, "label": "no"}', "line 202: text_pair: Input should be a valid string"),
+        ('{"text": "a", "text_pair": "b", "label": "no"}', "line 202: some lines have a text_pair, others none"),
     ],
 )
 def test_each_mistake_is_told_with_its_line(tmp_path: Path, line: str, told: str) -> None:

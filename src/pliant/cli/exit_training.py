@@ -22,6 +22,7 @@ from pliant.models.encoder_info import EncoderInfo
 from pliant.policies.cascade.calibration import fit_temperature
 from pliant.policies.encoder.confidence import confidence, softmax
 from pliant.policies.encoder.exits import choose_cut_off, stops
+from pliant.texts import Text
 from pliant.training.labelled_texts import LabelledText
 
 _PASS = 16
@@ -115,6 +116,7 @@ class _Reader:
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(info.max_length)
         self._after = after
+        self._pairs = info.pairs
 
     def read(self, texts: Texts, report: Callable[[float], object]) -> tuple[list[np.ndarray], np.ndarray]:
         """What each exit reads [n, hidden], and the model's logits [n, labels]."""
@@ -125,11 +127,12 @@ class _Reader:
         *read, logits = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return read, logits
 
-    def _pass(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def _pass(self, texts: Sequence[Text]) -> list[np.ndarray]:
         encodings = self._tokenizer.encode_batch(list(texts))
         ids = np.concatenate([np.array(encoding.ids, np.int64) for encoding in encodings])
+        types = np.concatenate([np.array(encoding.type_ids, np.int64) for encoding in encodings])
         lengths = [len(encoding) for encoding in encodings]
-        going = self._encoder.begin(ids, None, lengths)
+        going = self._encoder.begin(ids, types if self._pairs and types.any() else None, lengths)
         found = []
         for end in self._after:
             going.advance(end)

@@ -7,12 +7,13 @@ what a level has learned from.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from pliant.errors import DataError
+from pliant.texts import Pair, Text, parts
 from pliant.training import json_lines
 from pliant.zoo import corpus
 
@@ -24,12 +25,12 @@ FEWEST, MOST = 200, 2000
 """Texts that are needed, and after which others are left out, as a profile would take too long."""
 CALIBRATE = (100, 500)
 """The least and the most texts to calibrate on."""
-_FORM = '{"text": "…", "label": "…"}'
+_FORM = '{"text": "…", "label": "…"}, and "text_pair": "…" of models that read pairs'
 _ADVICE = f"choose {ZOO}, or a file of JSON lines"
 
 
 class LabelledText(NamedTuple):
-    text: str
+    text: Text
     label: str
 
 
@@ -37,26 +38,41 @@ class _Line(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     text: str
+    text_pair: str | None = None
     label: str
+
+    @property
+    def whole(self) -> Text:
+        return self.text if self.text_pair is None else Pair(self.text, self.text_pair)
 
 
 def read(data: str, labels: Collection[str]) -> list[LabelledText]:
-    """The texts that `data` names, each once, in their order; all labels are among `labels`.
+    """The texts, or pairs of texts, that `data` names, each once, in their order; all labels are among `labels`.
 
     Raises DataError that names the line if one is wrong, and if there are fewer than FEWEST.
     """
-    found: dict[str, LabelledText] = {}
-    zoo = {ZOO: corpus.held_out, ZOO_TRAINING: corpus.training}.get(data)
-    for number, item in enumerate(zoo(), 1) if zoo else json_lines.read(data, _Line, _FORM, _ADVICE):
+    found: dict[Text, LabelledText] = {}
+    for number, item in _lines(data):
         if item.label not in labels:
             known = ", ".join(sorted(labels)[:20]) + ", …" * (len(labels) > 20)
             raise DataError(f"{data}, line {number}: got label {item.label!r}; the levels know: {known}")
-        if not item.text.strip():
+        if not all(part.strip() for part in parts(item.text)):
             raise DataError(f"{data}, line {number}: the text is empty")
-        found.setdefault(item.text, LabelledText(item.text, item.label))
+        if found and isinstance(item.text, Pair) != isinstance(next(iter(found)), Pair):
+            raise DataError(f"{data}, line {number}: some lines have a text_pair, others none; give it to all or none")
+        found.setdefault(item.text, item)
     if len(found) < FEWEST:
         raise DataError(f"{data}: has {len(found)} different texts; at least {FEWEST} are needed, better a thousand")
     return list(found.values())
+
+
+def _lines(data: str) -> Iterator[tuple[int, LabelledText]]:
+    """What `data` names, by number of the line."""
+    if zoo := {ZOO: corpus.held_out, ZOO_TRAINING: corpus.training}.get(data):
+        yield from enumerate((LabelledText(text.text, text.label) for text in zoo()), 1)
+        return
+    for number, line in json_lines.read(data, _Line, _FORM, _ADVICE):
+        yield number, LabelledText(line.whole, line.label)
 
 
 def split(texts: Collection[LabelledText], seed: int) -> tuple[list[LabelledText], list[LabelledText]]:

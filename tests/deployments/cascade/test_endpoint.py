@@ -16,10 +16,12 @@ from pliant.deployments.cascade.choice import Choice
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.pruning import Words
 from pliant.deployments.http.parameters import ClassifyParameters
+from pliant.deployments.http.texts import Input, TokenIds
 from pliant.deployments.serving.choosing.messages import Chosen
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.calibration import softmax
 from pliant.policies.cascade.candidates import Candidate
+from pliant.texts import Pair
 
 pytestmark = pytest.mark.virtual_time
 
@@ -52,11 +54,13 @@ class House:
         if chosen:
             self.choose(chosen, unmet, fallback)
 
-    def choose(self, chosen: Candidate, unmet: str | None = None, fallback: Candidate | None = None) -> None:
-        choice = Choice(chosen, unmet, (0.001,) * len(chosen.levels), 1000, fallback)
+    def choose(
+        self, chosen: Candidate, unmet: str | None = None, fallback: Candidate | None = None, pairs: bool = False
+    ) -> None:
+        choice = Choice(chosen, unmet, (0.001,) * len(chosen.levels), 1000, fallback, pairs=pairs)
         self.entry = Chosen("topics-c", f"serves {chosen}", choice)
 
-    async def ask(self, text: str, parameters: ClassifyParameters = PLAIN) -> Any:
+    async def ask(self, text: Input, parameters: ClassifyParameters = PLAIN) -> Any:
         [prediction] = await self.cascade.classify([text], parameters)
         return prediction
 
@@ -99,6 +103,30 @@ async def test_the_large_level_reads_the_pruned_text() -> None:
     assert not house.services["large"].calls[0][3]
     assert prediction.details.words_pruned == 3
     assert house.recorder.events[0] == ("rerouted", "small", 5, 3)
+
+
+async def test_both_texts_of_a_pair_are_pruned() -> None:
+    house = House(None)
+    house.choose(candidate("small", "large", alpha=0.5), pairs=True)
+    prediction = await house.ask(Pair("w1 so w2", "w3 yes t5"))
+    assert [call[0] for call in house.services["large"].calls] == [Pair("so", "yes t5")]
+    assert prediction.details.words_pruned == 3
+
+
+@pytest.mark.parametrize(
+    ("pairs", "text", "reason"),
+    [
+        (False, Pair("a", "yes t1"), "was profiled on single texts, and answers no pairs; ask one of small, middle"),
+        (True, "yes t1", "was profiled on pairs of texts, and answers no single texts; ask one of small, middle"),
+        (False, TokenIds([1]), "is a cascade, which reads no token ids; ask one of small, middle"),
+    ],
+)
+async def test_texts_of_another_sort_than_it_was_profiled_on_are_refused(pairs: bool, text: Input, reason: str) -> None:
+    house = House(None)
+    house.choose(candidate("small", "large"), pairs=pairs)
+    with pytest.raises(RequestError, match=reason):
+        await house.ask(text)
+    assert not house.services["small"].calls
 
 
 async def test_nothing_is_pruned_without_importance() -> None:
@@ -425,14 +453,14 @@ async def test_only_what_a_later_level_can_read_is_pruned_and_in_a_thread(monkey
     house = House(candidate("small", "large", alpha=0.5))
     house.services["large"].most_characters = 4500
     threads: list[bool] = []
-    prune = Words.prune
+    rest = Words.rest
 
     def watched(words: Words, alpha: float) -> Any:
         threads.append(threading.current_thread() is threading.main_thread())
         assert len(words.text) == min(len(text), 4500)
-        return prune(words, alpha)
+        return rest(words, alpha)
 
-    monkeypatch.setattr(Words, "prune", watched)
+    monkeypatch.setattr(Words, "rest", watched)
     for text in ("w1 yes t1", f"w1 yes {' ' * 5000}t1"):
         await house.ask(text)
     assert threads == [True, False]

@@ -97,7 +97,9 @@ def test_what_replicas_run_on_names_processors_too() -> None:
 
 
 class Teller(Sleeper):
-    def with_importance(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> SimpleNamespace:
+    def with_importance(
+        self, ids: np.ndarray | Sequence[int], types: object, wanted: Callable[[np.ndarray], bool]
+    ) -> SimpleNamespace:
         logits = self(ids)
         assert wanted(logits)
         return SimpleNamespace(logits=logits, importance=np.arange(len(ids), dtype=np.float32), importance_s=100.0)

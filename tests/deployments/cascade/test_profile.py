@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.scripted_cascade import LABELS, TOO_LONG, Levels, Model, texts
+from support.scripted_cascade import LABELS, TOO_LONG, Levels, Model, texts, words_of
 from support.waiting import HANGS_AFTER_S
 
 from pliant.config.cascade import CascadeConfig
@@ -27,6 +27,7 @@ from pliant.policies.cascade.candidates import Candidate, find_candidates
 from pliant.policies.cascade.cascade import Cascade
 from pliant.policies.cascade.choice import NoCandidateError, accurate
 from pliant.policies.encoder.accuracy_loss import MARGIN
+from pliant.texts import Pair
 from pliant.training.labelled_texts import LabelledText, split
 
 TEXTS = texts(600)
@@ -65,7 +66,7 @@ async def test_levels_are_calibrated_on_one_half_and_measured_on_the_other() -> 
         model = reader.models[level.name]
         right = [LABELS[int(model.logits(text.text).argmax())] == text.label for text in choose]
         assert level.accuracy == pytest.approx(np.mean(right))
-        seconds = [model.seconds * len(text.text.split()) for text in choose]
+        seconds = [model.seconds * len(words_of(text.text)) for text in choose]
         assert level.mean_latency_s == pytest.approx(np.mean(seconds))
         assert found.probabilities[index].argmax(axis=1).tolist() == [
             int(model.logits(text.text).argmax()) for text in choose
@@ -83,11 +84,26 @@ async def test_each_level_reads_each_whole_text_once_and_pruned_texts_only_as_as
     large = reader.models["large"].read_texts
     pruned = [text for text in large if text not in set(whole)]
     assert pruned
-    assert not any(word.startswith("w") for text in pruned for word in text.split())
+    assert not any(word.startswith("w") for text in pruned for word in words_of(text))
     unpruned = levels()
     found = await measured(unpruned, prune=False)
     assert sorted(unpruned.models["large"].read_texts[3:]) == sorted(whole)
     assert not any(any(candidate.alphas) for candidate in found.table.candidates)
+
+
+async def test_pairs_are_profiled_as_single_texts_are() -> None:
+    def halved(text: LabelledText) -> LabelledText:
+        words = str(text.text).split()
+        return text._replace(text=Pair(" ".join(words[:1]), " ".join(words[1:])))
+
+    reader = levels()
+    found = await measured(reader, [*map(halved, TEXTS)])
+    single = await measured(levels())
+    assert (found.table.pairs, single.table.pairs) == (True, False)
+    assert [level.accuracy for level in found.table.levels] == [level.accuracy for level in single.table.levels]
+    assert any(any(one.alphas) for one in found.table.candidates)
+    assert all(isinstance(text, Pair) for text in reader.models["large"].read_texts)
+    assert choose_for(cascade(), found).pairs
 
 
 async def test_pruned_words_make_cascades_faster() -> None:

@@ -47,9 +47,11 @@ CANDIDATE = Candidate(
 
 
 class House:
-    def __init__(self, unmet: str | None = None, ready: bool = True, refused: bool = False) -> None:
+    def __init__(
+        self, unmet: str | None = None, ready: bool = True, refused: bool = False, pairs: bool = False
+    ) -> None:
         self.small, self.large = Service(Model("small", 1.0, 0.001)), Service(Model("large", 1.0, 0.01))
-        choice = Choice(CANDIDATE, unmet, (0.001, 0.01), 500)
+        choice = Choice(CANDIDATE, unmet, (0.001, 0.01), 500, pairs=pairs)
         entry = Chosen("topics-c", "serves" if ready else "profiles its levels: 5%", choice if ready else None)
         if refused:
             entry = Chosen("topics-c", "cannot keep", None, "none of 9; delete /cache/c", refused=True)
@@ -132,6 +134,20 @@ def test_metadata_tells_levels_and_outputs() -> None:
         "words_pruned",
         "degraded",
     ]
+
+
+def test_a_cascade_that_was_profiled_on_pairs_answers_pairs() -> None:
+    house = House(pairs=True)
+    given = {"inputs": {"text": "w1 w2", "text_pair": "w3 yes t1"}, "parameters": {"details": True, "top_k": 1}}
+    [[item]] = house.http.post("/models/topics-c", json=given).json()
+    assert (item["label"], item["level"], item["words_pruned"]) == ("yes", "large", 2)
+    metadata = house.http.get("/v2/models/topics-c").json()
+    assert [each["name"] for each in metadata["inputs"]] == ["text", "text_pair"]
+    assert [each["name"] for each in House().http.get("/v2/models/topics-c").json()["inputs"]] == ["text"]
+    pair = [{"name": name, "shape": [1], "datatype": "BYTES", "data": ["yes t1"]} for name in ("text", "text_pair")]
+    answer = house.http.post(INFER, json={"inputs": pair, "parameters": {"top_k": 1}}).json()
+    assert answer["outputs"][0]["data"] == ["yes"]
+    assert "profiled on pairs" in house.infer("yes t1")["error"]
 
 
 def test_readiness_tells_what_a_cascade_waits_for() -> None:

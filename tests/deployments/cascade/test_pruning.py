@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from pliant.deployments.cascade.pruning import Words, find_words, read_words
+from pliant.deployments.cascade.pruning import Words, find_words, prune, read_words
+from pliant.texts import Pair, joined
 
 CORPUS = [
     "this paper is beautifully written and enjoyable to read",
@@ -90,7 +91,7 @@ def test_prunes_exactly_the_words_of_equation_5(query, alpha) -> None:
     given_texts, encoding, importance = query
     own = [i for i, number in enumerate(encoding.sequence_ids) if number is not None]
     mean = sum(float(importance[i]) for i in own) / max(1, len(own))
-    for number, words in enumerate(read_words(given_texts, encoding, importance)):
+    for number, words in enumerate(read_words(joined(tuple(given_texts)), encoding, importance)):
         tokens = [(encoding.offsets[i], float(importance[i])) for i in own if encoding.sequence_ids[i] == number]
         seen = max((end for (_, end), _ in tokens), default=0)
         greatest = []
@@ -102,7 +103,7 @@ def test_prunes_exactly_the_words_of_equation_5(query, alpha) -> None:
         if proper:
             kept[max(proper, key=lambda i: greatest[i])] = True
         stay = [words.text[span.start : span.end] for span, keep in zip(words.spans, kept, strict=True) if keep]
-        pruned = words.prune(alpha)
+        pruned = prune((words,), alpha)
         assert pruned[1:] == (len(kept), kept.count(False))
         assert squeezed(pruned.text) == "".join(stay)
 
@@ -110,9 +111,9 @@ def test_prunes_exactly_the_words_of_equation_5(query, alpha) -> None:
 @given(queries())
 @settings(max_examples=120)
 def test_fewer_words_stay_as_alpha_grows_but_one_always_does(query) -> None:
-    for text, words in zip(query[0], read_words(*query), strict=True):
-        assert words.prune(0).text == text
-        results = [words.prune(alpha) for alpha in (0, 0.3, 0.7, 1, 2, 100)]
+    for text, words in zip(query[0], read_words(joined(tuple(query[0])), *query[1:]), strict=True):
+        assert prune((words,), 0).text == text
+        results = [prune((words,), alpha) for alpha in (0, 0.3, 0.7, 1, 2, 100)]
         for less, more in itertools.pairwise(results):
             assert less.pruned <= more.pruned
             remaining = iter(squeezed(less.text))
@@ -131,7 +132,7 @@ def test_words_do_not_run_together(choice) -> None:
     spans = find_words(text)
     words = Words(text, spans, np.array([2.0 if keep else 0.5 for _, keep in choice]))
     if any(keep for _, keep in choice):
-        assert words_of(words.prune(1).text) == [word for word, keep in choice if keep]
+        assert words_of(words.rest(1)[0]) == [word for word, keep in choice if keep]
 
 
 @given(texts)
@@ -182,9 +183,8 @@ def test_finds_words_in_any_script(text, words) -> None:
     ],
 )
 def test_spaces_and_punctuation_stay_where_they_belong(text, dropped, expected) -> None:
-    pruned = reading(text, dict.fromkeys(dropped.split(), 0.5)).prune(0.5)
-    assert pruned.text == expected
-    assert pruned.pruned == len(dropped.split())
+    rest = reading(text, dict.fromkeys(dropped.split(), 0.5)).rest(0.5)
+    assert rest == (expected, len(dropped.split()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,31 +197,30 @@ def test_a_word_stays_for_any_one_of_its_tokens(kind) -> None:
     for token in within:
         importance = np.zeros(len(encoding), np.float32)
         importance[token] = 1
-        assert read_words([text], encoding, importance)[0].prune(0.5) == ("xylophone", 4, 3)
+        assert prune(read_words(text, encoding, importance), 0.5) == ("xylophone", 4, 3)
 
 
 def test_the_most_important_proper_word_stays_when_all_would_go() -> None:
     text = "fine , paper !"
-    assert reading(text, {"fine": 0.2, "paper": 0.3, ",": 0.9, "!": 0.1}).prune(1) == ("paper", 4, 3)
-    assert reading(text, {"fine": 0.2, "paper": 0.3}).prune(1) == (", paper !", 4, 1)
-    assert reading("?? !", {"??": 0.2, "!": 0.3}).prune(1) == ("!", 2, 1)
+    assert reading(text, {"fine": 0.2, "paper": 0.3, ",": 0.9, "!": 0.1}).rest(1) == ("paper", 3)
+    assert reading(text, {"fine": 0.2, "paper": 0.3}).rest(1) == (", paper !", 1)
+    assert reading("?? !", {"??": 0.2, "!": 0.3}).rest(1) == ("!", 1)
 
 
 def test_special_tokens_do_not_count() -> None:
     encoding = encode("wordpiece", "hello world")
     importance = np.where(encoding.special_tokens_mask, 1e6, 1.0)
-    (words,) = read_words(["hello world"], encoding, importance)
+    (words,) = read_words("hello world", encoding, importance)
     np.testing.assert_array_equal(words.importance, [1, 1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_of_a_pair_are_pruned_apart_by_one_mean(kind) -> None:
-    pair = ["hello world", "this paper"]
+    pair = Pair("hello world", "this paper")
     encoding = encode(kind, *pair)
     importance = np.array([3.0 if number == 0 else 1.0 for number in encoding.sequence_ids])
     first, second = read_words(pair, encoding, importance)
-    assert first.prune(1) == ("hello world", 2, 0)
-    assert second.prune(1) == ("this", 2, 1)
+    assert prune((first, second), 1) == (("hello world", "this"), 4, 1)
     assert first.importance[0] == pytest.approx(3 * second.importance[0])
 
 
@@ -230,31 +229,31 @@ def test_what_the_model_has_not_read_to_its_end_stays(kind) -> None:
     text = "hello world xylophone the end"
     within = sum(0 < end < text.index("xylophone") + 4 for _, end in encode(kind, text).offsets)
     encoding = encode(kind, text, most=within + 2)
-    (words,) = read_words([text], encoding, np.ones(len(encoding)))
-    assert words.prune(5) == ("xylophone the end", 5, 2)
+    (words,) = read_words(text, encoding, np.ones(len(encoding)))
+    assert words.rest(5) == ("xylophone the end", 2)
 
 
 @pytest.mark.parametrize("text", ["", "   "])
 def test_an_empty_text_stays_as_it_is(text) -> None:
     encoding = encode("wordpiece", text)
-    (words,) = read_words([text], encoding, np.ones(len(encoding)))
-    assert words.prune(0.7) == (text, 0, 0)
+    (words,) = read_words(text, encoding, np.ones(len(encoding)))
+    assert prune((words,), 0.7) == (text, 0, 0)
 
 
 def test_a_model_that_attends_to_nothing_prunes_nothing() -> None:
     encoding = encode("wordpiece", "hello world")
-    (words,) = read_words(["hello world"], encoding, np.zeros(len(encoding)))
-    assert words.prune(1) == ("hello world", 2, 0)
+    (words,) = read_words("hello world", encoding, np.zeros(len(encoding)))
+    assert words.rest(1) == ("hello world", 0)
 
 
 @pytest.mark.parametrize("alpha", [-0.1, float("nan"), float("inf")])
 def test_refuses_an_alpha_that_means_nothing(alpha) -> None:
     with pytest.raises(ValueError, match="alpha must be a number from 0 up"):
-        reading("hello world", {}).prune(alpha)
+        reading("hello world", {}).rest(alpha)
 
 
 @pytest.mark.parametrize("importance", [np.ones(3), np.ones((4, 1)), np.full(4, np.nan), np.full(4, -1.0), np.ones(0)])
 def test_refuses_importance_that_is_not_one_number_a_token(importance) -> None:
     encoding = encode("wordpiece", "hello world", most=4)
     with pytest.raises(ValueError, match="importance must be 4 finite numbers"):
-        read_words(["hello world"], encoding, importance)
+        read_words("hello world", encoding, importance)

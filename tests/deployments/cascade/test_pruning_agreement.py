@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from pliant.deployments.cascade.pruning import Words, find_words
+from pliant.deployments.cascade.pruning import Read, Words, find_words
 from pliant.deployments.cascade.pruning_agreement import agreement
 
 
-def reading(*importance: float) -> Words:
+def reading(*importance: float) -> Read:
     text = " ".join(f"w{number}" for number in range(len(importance)))
-    return Words(text, find_words(text), np.array(importance))
+    return (Words(text, find_words(text), np.array(importance)),)
 
 
 def test_equal_rankings_agree_wholly() -> None:
@@ -43,6 +43,13 @@ def test_top_half_is_weighed_by_words_and_chance_is_a_half() -> None:
     assert agreement(pairs).spearman == pytest.approx(0, abs=0.03)
     mixed = [(reading(*range(8)), reading(*range(8))), (reading(1, 2), reading(2, 1))]
     assert agreement(mixed).top_half == pytest.approx(4 / 5)
+
+
+def test_the_words_of_a_pair_are_ranked_together() -> None:
+    one, other = (*reading(1, 5), *reading(2, 3)), (*reading(1, 9), *reading(2, 8))
+    assert agreement([(one, other)]) == (1, pytest.approx(1), 1)
+    with pytest.raises(ValueError, match="two different texts"):
+        agreement([(one, reading(1, 5))])
 
 
 def test_refuses_what_cannot_be_compared() -> None:

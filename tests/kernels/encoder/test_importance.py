@@ -121,7 +121,7 @@ def test_long_texts_are_read_twice_if_their_importance_is_wanted_and_no_others(c
     runtime = ImportanceRuntime(plain.runtime, stepwise.runtime)
     logits, importance = expected(classifier("roberta"), text(length))
     asked: list[np.ndarray] = []
-    told = runtime.with_importance(text(length), lambda said: bool(asked.append(said)) or wanted)
+    told = runtime.with_importance(text(length), None, lambda said: bool(asked.append(said)) or wanted)
     np.testing.assert_allclose(told.logits, logits, atol=TOLERANCE)
     np.testing.assert_array_equal(asked, [told.logits])
     if wanted:
@@ -133,6 +133,20 @@ def test_long_texts_are_read_twice_if_their_importance_is_wanted_and_no_others(c
     assert (plain.passes, stepwise.passes) == ((0, 1) if short else (1, int(wanted)))
     assert (told.importance_s > 0) == (wanted and not short)
     np.testing.assert_array_equal(runtime(text(length)), told.logits)
+
+
+@pytest.mark.parametrize("length", [FUSED, FUSED + 1])
+def test_types_of_pairs_count(classifier, length) -> None:
+    folder, ids = classifier("bert"), text(length)
+    types = np.arange(length) % 2
+    plain, stepwise = (Counted(folder, 100, importance).runtime for importance in (False, True))
+    told = ImportanceRuntime(plain, stepwise).with_importance(ids, types, lambda _: True)
+    model = EagerClassifier(folder, device="cpu", dtype="float32", importance=True)
+    expected = model.unpadded(torch.from_numpy(ids), torch.from_numpy(types)).numpy()
+    np.testing.assert_allclose(told.logits, expected[:LABELS], atol=TOLERANCE)
+    assert told.importance is not None
+    np.testing.assert_allclose(told.importance, expected[LABELS:], atol=TOLERANCE * LAYERS * HEADS * length)
+    assert not np.allclose(told.logits, model.unpadded(torch.from_numpy(ids)).numpy()[:LABELS], atol=TOLERANCE)
 
 
 def test_a_runtime_for_short_texts_holds_one_package(classifier, monkeypatch) -> None:

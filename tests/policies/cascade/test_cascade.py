@@ -22,6 +22,7 @@ from pliant.policies.cascade.cascade import (
     vote,
 )
 from pliant.policies.encoder.confidence import softmax
+from pliant.texts import Pair
 
 shares = st.floats(0, 1)
 slopes = st.floats(0.1, 200)
@@ -206,3 +207,11 @@ def test_a_cascade_that_makes_no_sense_is_refused() -> None:
         Cascade((1.0, 0.0), (0.9,), ((1.0,), (0.5, 0.5)))
     with pytest.raises(ValueError, match="cut-off"):
         Cascade((1.0, 1.0), (1.9,), ((1.0,), (0.5, 0.5)))
+
+
+def test_a_pair_has_draws_of_its_own() -> None:
+    pair = Pair("one", "other")
+    assert draw(0, pair, 0) == draw(0, Pair("one", "other"), 0)
+    assert (
+        len({draw(0, text, 0) for text in (pair, Pair("other", "one"), Pair("oneother", ""), "one", "oneother")}) == 5
+    )
