@@ -248,7 +248,9 @@ class Reader(Sleeper):
         self._clock.now += self.slower * self.per_token_s * len(ids)
         return np.zeros(2, np.float32)
 
-    def with_importance(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> SimpleNamespace:
+    def with_importance(
+        self, ids: np.ndarray | Sequence[int], types: object, wanted: Callable[[np.ndarray], bool]
+    ) -> SimpleNamespace:
         logits = self(ids)
         importance_s = 4 * self.per_token_s * len(ids)
         self._clock.now += importance_s
@@ -365,7 +367,9 @@ async def test_cancelled_requests_are_not_computed(engine: Engine, sleepers: Sle
 class Teller(Sleeper):
     """A sleeper that says of each token how much attention it received: its index."""
 
-    def with_importance(self, ids: np.ndarray | Sequence[int], wanted: Callable[[np.ndarray], bool]) -> SimpleNamespace:
+    def with_importance(
+        self, ids: np.ndarray | Sequence[int], types: object, wanted: Callable[[np.ndarray], bool]
+    ) -> SimpleNamespace:
         logits = self(ids)
         if not wanted(logits):
             return SimpleNamespace(logits=logits, importance=None, importance_s=0.0)
