@@ -51,7 +51,9 @@ def main() -> None:
     parser.add_argument("name", choices=("gpu", *_BENCHES))
     parser.add_argument("--quick", action="store_true", help="end within minutes on two idle cores")
     parser.add_argument("--data", type=Path, help="a folder of public data sets; without it, the zoo's own texts")
-    parser.add_argument("--cells", nargs="+", metavar="CELL", help="only these, of chaos; tasks, of cascade")
+    parser.add_argument(
+        "--cells", nargs="+", metavar="CELL", help="of chaos only these faults, of cascade only these tasks"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="receives NAME.json and plots")
     arguments = parser.parse_args()

@@ -26,8 +26,8 @@ _FULL = Scale(texts=5000, timed=1000, passes=7, seeds=20), live.Scale(profiled=3
 def run(options: Options) -> Report:
     """All of it, into one report; the table "paper / here" is printed. The last task is also served live.
 
-    Without data, and where models must be fine-tuned first in a quick run, data sets are left out, as are all tasks but
-    those that `options.cells` names, if it does. Raises DataError if there is none of that name, or nothing is left.
+    If `options.cells` names tasks, others are left out. So are data sets without `options.data`, and in a quick run
+    those whose models must be fine-tuned first. Raises DataError if there is no task of a name, or none is left.
     """
     scale, live_scale = _QUICK if options.quick else _FULL
     found = Findings()
@@ -51,7 +51,9 @@ def run(options: Options) -> Report:
             config[prepared.name] = figures.config(studied)
             last = prepared, studied
         if last is None:
-            raise DataError("no task is left to measure; give the folder of data sets with --data, and no --quick")
+            raise DataError(
+                "no task is left to measure: give the folder of data sets with --data, and run once without --quick"
+            )
         served = live.run(*last, live_scale, tell)
     found.figures += live.figures(served, last[0].name)
     found.plots[f"live-{last[0].name}"] = plots.arrivals(served, last[0].name)

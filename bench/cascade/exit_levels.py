@@ -35,7 +35,7 @@ from pliant.deployments.cascade.readings import Level, Seen
 from pliant.deployments.cascade.route import Route
 from pliant.deployments.encoder.computing import Computation, compute
 from pliant.deployments.encoder.messages import ImportanceRequest, Query
-from pliant.deployments.serving.tokenizing import encoded
+from pliant.deployments.serving.tokenizing import encoded, types_of
 from pliant.kernels.encoder import exits as encoder_exits
 from pliant.kernels.encoder import packed_runtime
 from pliant.kernels.encoder.texts import Stop
@@ -73,8 +73,7 @@ class _Model:
     ) -> tuple[Encoding, Computation]:
         encoding = encoded(self._tokenizer, text)
         ids = np.array(encoding.ids, "<i4").tobytes()
-        types = bytes(encoding.type_ids) if any(encoding.type_ids) else b""
-        query = Query(ids, len(encoding), None, 1.0, importance, types=types, stops=tuple(stops))
+        query = Query(ids, len(encoding), None, 1.0, importance, types=types_of(encoding), stops=tuple(stops))
         return encoding, compute(self._runtime, [query])[0]
 
 

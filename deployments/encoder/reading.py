@@ -24,7 +24,7 @@ from pliant.deployments.serving.call import Caller
 from pliant.deployments.serving.outcome import Fault, Outcome, Recorder, RequestError, counted
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.deployments.serving.tenants import current
-from pliant.deployments.serving.tokenizing import CHARACTERS_PER_TOKEN, tokenize, tokenize_pair
+from pliant.deployments.serving.tokenizing import CHARACTERS_PER_TOKEN, tokenize, tokenize_pair, types_of
 from pliant.kernels.encoder.texts import Stop
 from pliant.models.encoder_info import EncoderInfo
 from pliant.texts import Text, cut, parts
@@ -209,7 +209,7 @@ class Reader:
         characters = sum(map(len, both))
         if characters > self.most_characters and not truncate:
             raise _too_long(f"text of {characters} characters; {self.name} takes at most {self._longest} tokens")
-        begun = parts(cut(text, self.most_characters))
+        begun = [part[: self.most_characters] for part in both]
         encoding, read = await self._encode(self._tokenizer, begun)
         if not len(encoding):
             raise RequestError(Outcome.REJECTED, "a text has no tokens; send at least one word")
@@ -220,7 +220,7 @@ class Reader:
         if not truncate:
             raise _too_long(f"text of {count} tokens; {self.name} takes at most {self._longest}")
         if len(begun) == 1:
-            begun = (begun[0][:read],)
+            begun = [begun[0][:read]]
         rest, _ = await self._encode(self._cutter, begun)
         return self._tokens(rest, f"text cut to the first {len(rest)} of {count} tokens")
 
@@ -231,7 +231,7 @@ class Reader:
         return await tokenize_pair(tokenizer, given[0], given[1], self._longest)
 
     def _tokens(self, encoding: Encoding, warning: str | None) -> _Tokens:
-        types = bytes(encoding.type_ids) if self.info.pairs and any(encoding.type_ids) else b""
+        types = types_of(encoding) if self.info.pairs else b""
         return _Tokens(np.array(encoding.ids, "<i4"), types, encoding, warning)
 
     def _check(self, text: TokenIds, truncate: bool) -> _Tokens:

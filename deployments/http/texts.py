@@ -119,7 +119,8 @@ class Scorer(Protocol):
 
 
 class TextClassifier(Protocol):
-    """What labels texts. A cascade has `levels`, too; of a service that says no `task` this is its task."""
+    """What labels texts; of a service that says no `task` this is its task. A cascade has `levels`, too, and
+    says whether it `reads_pairs`."""
 
     name: str
     labels: Sequence[str]

@@ -50,6 +50,11 @@ def encoded(tokenizer: Tokenizer, text: Text) -> Encoding:
     return tokenizer.encode(text) if isinstance(text, str) else tokenizer.encode(text.first, text.second)
 
 
+def types_of(encoding: Encoding) -> bytes:
+    """uint8 per token: of which of two texts it is; empty if all are of the first."""
+    return bytes(encoding.type_ids) if any(encoding.type_ids) else b""
+
+
 async def tokenize_pair(tokenizer: Tokenizer, first: str, second: str, most: int) -> tuple[Encoding, int]:
     """The tokens of two texts that are read together, and how many of their characters these are, as `tokenize`."""
     if len(first) + len(second) <= _SHORT:

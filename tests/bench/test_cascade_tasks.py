@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pliant.bench.cascade import tasks
+from pliant.bench.cascade import compare, tasks
 from pliant.bench.cascade.tasks import Splits
+from pliant.bench.report import Options
 from pliant.errors import DataError
 
 
@@ -25,6 +26,17 @@ def _sst2(folder: Path, train: int) -> None:
         rows = [f'the "{name} film {number}\t{number % 2}' for number in range(texts)]
         rows += ["the same everywhere\t1", "the same everywhere\t1"]
         (folder / "sst2" / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+
+
+def _clinc150(folder: Path, labels: int, **sizes: int) -> dict[str, list[list[str]]]:
+    """What is written there: so many texts of each label and part, sorted by label."""
+    content = {
+        name: [[f"{name} {number} of {label}", f"intent {label}"] for label in range(labels) for number in range(texts)]
+        for name, texts in sizes.items()
+    }
+    (folder / "clinc150").mkdir()
+    (folder / "clinc150" / "data_full.json").write_text(json.dumps(content))
+    return content
 
 
 def test_texts_to_choose_on_are_taken_from_those_to_train_on_where_development_texts_are_few(tmp_path: Path) -> None:
@@ -55,13 +67,7 @@ def test_a_validation_split_calibrates_and_chooses(tmp_path: Path) -> None:
 
 
 def test_the_first_texts_of_a_split_hold_all_labels_though_its_file_is_sorted(tmp_path: Path) -> None:
-    (tmp_path / "clinc150").mkdir()
-    sizes = {"train": 10, "val": 20, "test": 30}
-    content = {
-        name: [[f"{name} {number} of {label}", f"intent {label}"] for label in range(150) for number in range(texts)]
-        for name, texts in sizes.items()
-    }
-    (tmp_path / "clinc150" / "data_full.json").write_text(json.dumps(content))
+    content = _clinc150(tmp_path, 150, train=10, val=20, test=30)
     splits = tasks.clinc150(tmp_path)
     assert len({text.label for text in splits.test[:1000]}) == 150
     assert len({text.label for text in splits.choose[:1000]}) == 150
@@ -70,15 +76,9 @@ def test_the_first_texts_of_a_split_hold_all_labels_though_its_file_is_sorted(tm
 
 
 def test_pairs_ask_for_the_same_thing_or_for_another_one_of_their_domain(tmp_path: Path) -> None:
-    (tmp_path / "clinc150").mkdir()
-    sizes = {"train": 8, "val": 100, "test": 8}
-    content = {
-        name: [[f"{name} {number} of {label}", f"intent {label}"] for label in range(9) for number in range(texts)]
-        for name, texts in sizes.items()
-    }
+    _clinc150(tmp_path, 9, train=8, val=100, test=8)
     domains = {f"domain {place}": [f"intent {3 * place + label}" for label in range(3)] for place in range(3)}
-    for name, given in (("data_full", content), ("domains", domains)):
-        (tmp_path / "clinc150" / f"{name}.json").write_text(json.dumps(given))
+    (tmp_path / "clinc150" / "domains.json").write_text(json.dumps(domains))
     splits = tasks.clinc150_pairs(tmp_path)
     assert splits.labels == ("different", "same")
     assert _share_nothing(splits)
@@ -103,3 +103,12 @@ def test_the_zoos_topics_are_enough_to_calibrate_choose_and_test_on() -> None:
 def test_missing_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train\.tsv.*--data"):
         tasks.sst2(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [(["sst3"], "--cells: got sst3; tasks are topics, sst2"), (["sst2"], "no task is left to measure")],
+)
+def test_tasks_that_cannot_be_measured_are_told(cells: list[str], told: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=told):
+        compare.run(Options(True, None, "cpu", tmp_path, cells))

@@ -56,7 +56,7 @@ def first_tokens(served: Engine, executor: Timed) -> dict[str, float]:
     return first
 
 
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(
     slots=st.integers(1, 6),
     arrivals=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3000), st.integers(2, 60)), min_size=1, max_size=12),
