@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,15 @@ def test_exits_that_cannot_be_levels(tmp_path: Path, levels: list[str], changes:
     with pytest.raises(ConfigError) as error:
         with_exits(tmp_path, *levels, **changes)
     assert error.value.problems[0].startswith(f"services.{line}")
+
+
+def test_the_example_is_a_pair_where_the_labelled_texts_are_pairs(tmp_path: Path) -> None:
+    given = {}
+    lines = {"pairs": {"text": "a", "text_pair": "b", "label": "no"}, "single": {"text": "a", "label": "no"}}
+    for name, line in lines.items():
+        (tmp_path / name).write_text("\n" + json.dumps(line))
+        config = CascadeConfig.model_validate({**CASCADE, "data": str(tmp_path / name)})
+        given[name] = config.example("c").body["inputs"]
+    assert set(given["pairs"]) == {"text", "text_pair"}
+    assert isinstance(given["single"], str)
+    assert CascadeConfig.model_validate(CASCADE).example("c").body["inputs"] == given["single"]

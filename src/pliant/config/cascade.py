@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from pliant.config.base import Example, Milliseconds, ServiceConfig, Strict
-from pliant.config.encoder import EXAMPLE_TEXT, EncoderConfig
+from pliant.config.encoder import EXAMPLE_QUERY, EXAMPLE_TEXT, EncoderConfig
 from pliant.errors import DataError
 from pliant.models import sources
 from pliant.training import labelled_texts
@@ -172,7 +172,9 @@ class CascadeConfig(ServiceConfig):
         return None
 
     def example(self, name: str) -> Example:
-        return Example(f"models/{name}", {"inputs": EXAMPLE_TEXT, "parameters": {"top_k": 2, "details": True}})
+        pair = {"text": EXAMPLE_QUERY, "text_pair": EXAMPLE_TEXT}
+        given = pair if labelled_texts.are_pairs(self.data) else EXAMPLE_TEXT
+        return Example(f"models/{name}", {"inputs": given, "parameters": {"top_k": 2, "details": True}})
 
 
 def _encoders(services: Mapping[str, ServiceConfig]) -> dict[str, EncoderConfig]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -21,6 +22,7 @@ ZOO = "zoo/topics"
 """The paragraphs of the Python documentation that the zoo's text classifiers have not seen in training."""
 ZOO_TRAINING = "zoo/topics-training"
 """Those that they have seen."""
+_ZOO = {ZOO: corpus.held_out, ZOO_TRAINING: corpus.training}
 FEWEST, MOST = 200, 2000
 """Texts that are needed, and after which others are left out, as a profile would take too long."""
 CALIBRATE = (100, 500)
@@ -66,9 +68,14 @@ def read(data: str, labels: Collection[str]) -> list[LabelledText]:
     return list(found.values())
 
 
+def are_pairs(data: str) -> bool:
+    """Whether `data` names pairs, as its first line says. Raises DataError if that cannot be read, or is wrong."""
+    return data not in _ZOO and any(isinstance(item.text, Pair) for _, item in islice(_lines(data), 1))
+
+
 def _lines(data: str) -> Iterator[tuple[int, LabelledText]]:
     """What `data` names, by number of the line."""
-    if zoo := {ZOO: corpus.held_out, ZOO_TRAINING: corpus.training}.get(data):
+    if zoo := _ZOO.get(data):
         yield from enumerate((LabelledText(text.text, text.label) for text in zoo()), 1)
         return
     for number, line in json_lines.read(data, _Line, _FORM, _ADVICE):
