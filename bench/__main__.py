@@ -20,6 +20,7 @@ _BENCHES = {
     "start": "pliant.bench.start.compare",
     "router": "pliant.bench.router.compare",
     "edge": "pliant.bench.edge.compare",
+    "threads": "pliant.bench.threads.compare",
     "fuzz": "pliant.bench.fuzz.compare",
     "encoder": "pliant.bench.encoder.compare",
     "llm": "pliant.bench.llm.compare",

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from pliant import ray_settings
 from pliant.deployments import app
 
@@ -37,3 +39,13 @@ def test_a_busy_machine_may_take_as_long_to_start_the_edge_as_serve_waits_for_it
     constants = "ray.serve._private.constants"
     waits_s = float(understood("HTTP_PROXY_TIMEOUT", constants))
     assert float(understood("PROXY_READY_CHECK_TIMEOUT_S", constants)) >= waits_s
+
+
+def test_threads_that_wait_for_each_other_soon_sleep() -> None:
+    """Awake they would keep a core from whom they wait for, a hundred times in a pass: a pass of two threads took 20
+    times as long beside two processes that compute."""
+    given = {**os.environ, **ray_settings.ENVIRONMENT, "OMP_DISPLAY_ENV": "verbose"}
+    done = subprocess.run([sys.executable, "-c", "import torch"], env=given, capture_output=True, text=True, check=True)
+    if "GOMP_" not in done.stderr:
+        pytest.skip("torch's threads are not those of GNU's OpenMP here")
+    assert f"GOMP_SPINCOUNT = '{ray_settings.ENVIRONMENT['GOMP_SPINCOUNT']}'" in done.stderr

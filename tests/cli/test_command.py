@@ -1,14 +1,16 @@
-"""The commands that look at a service: profile and simulate."""
+"""The `pliant` command, and those of it that look at a service: profile and simulate."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from support.doubles import profile
 from typer.testing import CliRunner
 
+from pliant import ray_settings
 from pliant.cli import command
 from pliant.formats.pass_times import PassTimes
 from pliant.formats.profile import Profile
@@ -29,6 +31,16 @@ def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.csv"
     path.write_text("second,requests\n" + "".join(f"{second},200\n" for second in range(60)))
     return path
+
+
+def test_what_a_command_computes_waits_as_replicas_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "app", lambda: None)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    command.main()
+    assert os.environ["GOMP_SPINCOUNT"] == "5"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    command.main()
+    assert os.environ["GOMP_SPINCOUNT"] == ray_settings.ENVIRONMENT["GOMP_SPINCOUNT"]
 
 
 def simulate(*arguments: object) -> tuple[int, str]:

@@ -11,8 +11,10 @@ T = TypeVar("T")
 
 HANGS_AFTER_S = 600.0
 """Without any change of what is looked at."""
-_LOOKS_EVERY_S = 10.0
-"""At least, unless the machine stands still."""
+_LOOKS_EVERY_S = 2.0
+"""At the state, which may take long to find out."""
+_STANDS_STILL_S = 10.0
+"""Nothing is looked at for so long only where the whole machine stands still."""
 PROCESS_HANGS_AFTER_S = 3600.0
 """A process that works on its own, and says nothing before it is done."""
 
@@ -50,8 +52,11 @@ class _Patience:
 
     def check(self) -> None:
         """Fail if `state` has long been the same; a time for which the whole machine stood still is none."""
-        now, state = time.monotonic(), self._state()
-        self._same_s += min(now - self._looked, _LOOKS_EVERY_S)
+        now = time.monotonic()
+        if now < self._looked + _LOOKS_EVERY_S:
+            return
+        state = self._state()
+        self._same_s += min(now - self._looked, _STANDS_STILL_S)
         self._looked = now
         if state != self._last:
             self._last, self._same_s = state, 0.0

@@ -1,0 +1,1 @@
+"""How threads that share a pass wait for each other."""
