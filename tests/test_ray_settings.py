@@ -42,8 +42,7 @@ def test_a_busy_machine_may_take_as_long_to_start_the_edge_as_serve_waits_for_it
 
 
 def test_threads_that_wait_for_each_other_soon_sleep() -> None:
-    """Awake they would keep a core from whom they wait for, a hundred times in a pass: a pass of two threads took 20
-    times as long beside two processes that compute."""
+    """Awake they would keep a core from those they wait for, many times in a pass (`python -m bench threads`)."""
     given = {**os.environ, **ray_settings.ENVIRONMENT, "OMP_DISPLAY_ENV": "verbose"}
     done = subprocess.run([sys.executable, "-c", "import torch"], env=given, capture_output=True, text=True, check=True)
     if "GOMP_" not in done.stderr:

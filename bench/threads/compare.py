@@ -27,7 +27,7 @@ _COMPUTES = "while True: pass"
 
 def run(options: Options) -> Report:
     """Blocks of all three ways, one after the other."""
-    blocks, seconds = (3, 1.0) if options.quick else (7, 3.0)
+    blocks, seconds = (3, 2.0) if options.quick else (7, 5.0)
     figures = []
     for place, busy in (("alone", 0), ("beside_others", len(os.sched_getaffinity(0)))):
         with _computing(busy):
@@ -53,7 +53,7 @@ def _computing(processes: int) -> Iterator[None]:
 
 
 def _pass_s(wait: dict[str, str], seconds: float) -> float:
-    """The median pass of a process whose threads wait for each other in that way."""
+    """The mean pass of a process whose threads wait for each other in that way."""
     kept = {key: value for key, value in os.environ.items() if key not in (*_VARIABLES, "OMP_NUM_THREADS")}
     command = [sys.executable, "-m", "pliant.bench.threads.passes", str(seconds)]
     return float(subprocess.run(command, env={**kept, **wait}, stdout=subprocess.PIPE, check=True).stdout)
