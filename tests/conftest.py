@@ -1,9 +1,8 @@
 """For all tests: no opinion about how fast the machine is, and an order in which workers (`pytest -n auto`) share them.
 
 The end-to-end tests of one cluster are one worker's, and begin first, as they take longest; every other file is whole
-one worker's, too, and the longest of those come next, so that no worker is left with one at the end. There is a worker
-more than cores, as the first mostly waits for what its cluster computes. On one core all is one worker's, and its
-end-to-end tests come last: even an idle cluster takes a quarter of a core.
+one worker's, too, and the longest of those come next, so that no worker is left with one at the end. On one core all is
+one worker's, and its end-to-end tests come last: even an idle cluster takes a quarter of a core.
 """
 
 from __future__ import annotations
@@ -96,8 +95,7 @@ def _cores() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    cores = _cores()
-    return min(cores + 1, 8) if cores > 1 else 1
+    return min(_cores(), 8)
 
 
 @pytest.hookimpl(optionalhook=True)

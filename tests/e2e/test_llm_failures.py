@@ -34,16 +34,17 @@ async def until_idle(cluster: Cluster) -> None:
 
 
 async def all_report(cluster: Cluster, client: openai.AsyncOpenAI) -> int:
-    """Ask until each replica has told of an answer that it gave after this call; how many were asked for."""
+    """Ask until each replica has told of an answer that it gave after this call, and together of as many as were asked
+    for: how many that is."""
     request: dict[str, Any] = {"model": "chat", "prompt": "to each", "max_tokens": 16}
     before, asked = served(cluster), 0
     while True:
         now = served(cluster)
         if now.keys() != before.keys():
-            before = now
-        if all(now[name] > before[name] for name in now):
-            return asked
-        if sum(now.values()) >= sum(before.values()) + asked:  # one has told of all
+            before, asked = now, 0
+        if sum(now.values()) >= sum(before.values()) + asked:  # they have told of all
+            if all(now[name] > before[name] for name in now):
+                return asked
             await asyncio.gather(*(client.completions.create(**request) for _ in range(REPLICAS)))
             asked += REPLICAS
         await asyncio.sleep(0.1)
