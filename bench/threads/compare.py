@@ -16,7 +16,6 @@ from pliant import ray_settings
 from pliant.bench.report import Options, Report, ratio
 from pliant.bench.threads.passes import THREADS
 
-_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _WAITS = {
     "ours": {"GOMP_SPINCOUNT": ray_settings.ENVIRONMENT["GOMP_SPINCOUNT"]},
     "default": {},
@@ -54,6 +53,7 @@ def _computing(processes: int) -> Iterator[None]:
 
 def _pass_s(wait: dict[str, str], seconds: float) -> float:
     """The mean pass of a process whose threads wait for each other in that way."""
-    kept = {key: value for key, value in os.environ.items() if key not in (*_VARIABLES, "OMP_NUM_THREADS")}
+    said = {"OMP_NUM_THREADS"}.union(*_WAITS.values())
+    kept = {key: value for key, value in os.environ.items() if key not in said}
     command = [sys.executable, "-m", "pliant.bench.threads.passes", str(seconds)]
     return float(subprocess.run(command, env={**kept, **wait}, stdout=subprocess.PIPE, check=True).stdout)

@@ -38,7 +38,7 @@ def prompt_tokens(step: Step) -> int:
 
 
 def engine(executor: Timed, **options: Any) -> Engine:
-    return Engine(executor, byte_tokenizer(), (EOS,), 1000, STALL_S, clock=lambda: executor.now, **options)
+    return Engine(executor, byte_tokenizer(), (EOS,), 1000, STALL_S, clock=lambda: executor.now, debug=True, **options)
 
 
 def generation(id: str, prompt: int, answer: int, seed: int, **options: Any) -> Generation:
