@@ -26,8 +26,8 @@ FIRST = ("test_toy_kind.py", "test_metrics.py", "test_vision.py", "test_malforme
 """They ask services without a model, or whose models are trained first, while those of others are."""
 LAST = ("test_cascade.py", "test_faults.py", "test_llm_failures.py", "test_failures.py", "test_stop.py")
 """The first needs compiled models, the others leave the cluster in another state."""
-APART = "test_nodes.py"
-"""It has a cluster of its own."""
+APART = ("test_nodes.py", "second")
+"""A file with a cluster of its own, and a folder whose files share another one."""
 LONGEST = ("test_compiled_classifier.py", "test_types.py")
 """Of the files of unit tests."""
 
@@ -81,12 +81,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _place(item: pytest.Item) -> tuple[int, int]:
     """Which part of the tests comes when, and which file when in it."""
-    if item.path.parent != E2E:
+    if not item.path.is_relative_to(E2E):
         return 2 if _cores() > 1 else 0, item.path.name not in LONGEST
-    if item.path.name == APART:
-        return 1, 0
+    if _apart(item.path):
+        return 1, APART.index(item.path.relative_to(E2E).parts[0])
     order = [*FIRST, "", *LAST]
     return 0 if _cores() > 1 else 2, order.index(item.path.name if item.path.name in order else "")
+
+
+def _apart(path: Path) -> bool:
+    return path.relative_to(E2E).parts[0] in APART
 
 
 def _cores() -> int:
@@ -105,7 +109,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     class Scheduler(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return str(Path(file).parent) if "/e2e/" in file and not file.endswith(APART) else file
+            return str(Path(file).parent) if "/e2e/" in file and not file.endswith(APART[0]) else file
 
     config.option.loadscopereorder = False
     return Scheduler(config, log)

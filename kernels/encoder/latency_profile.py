@@ -1,10 +1,10 @@
 """Measures how a classifier's latency grows with length on each kind of runtime, and finds its staircase (Arlo §3.2).
 
 A dynamic runtime is compiled once and measured in fine steps, beside a packed one if the model has one here. Each
-static length costs a compile of 10 s or more, so none follows where the packed runtime is so much faster than the
-dynamic one that static ones would have to save more than they ever did. Else the two that decide come first: a short
-one, where static code saves the most, and the longest. Only if one of them is clearly faster do more follow. All of
-them are the packages that serving loads later.
+static length costs a compile of 10 s or more, so none follows where static ones would have to save more of the dynamic
+one's time than they ever did to serve instead of the packed one. Else the two that decide come first: a short one,
+where static code saves the most, and the longest. More follow only if all would serve that save as much as the better
+one. All of them are the packages that serving loads later.
 
 `python -m pliant.kernels.encoder.latency_profile GIVEN` prints the profile for a `RuntimeSpec`, given in JSON: replicas
 whose own runtime needs no torch have it measured so.
@@ -24,7 +24,7 @@ import numpy as np
 
 from pliant.background import run_in_background, work_in_background
 from pliant.errors import CannotCompileError, ModelError, PliantError
-from pliant.formats.profile import EVEN_BINS, PAYS, Profile, kept
+from pliant.formats.profile import EVEN_BINS, Profile, RuntimeKind, kept, worthwhile_s
 from pliant.kernels.encoder import packed_runtime, timed_runtime
 from pliant.kernels.encoder.packed_runtime import PackedRuntime
 from pliant.kernels.runtime_cache import RuntimeSpec, can_compile, device_name
@@ -50,9 +50,9 @@ _JUMP = 0.03
 """The least rise from the median of that many lengths to that of as many more, as a share of the former."""
 _SUDDEN = 0.5
 """The least share of the range of both that lies in the jump; on a straight line it is a fifth."""
-_BEATEN = 0.9
-"""A packed runtime's time, as a share of a dynamic one's, from which on static ones could not win: on a CPU they save
-up to 7% of it."""
+_FASTEST_STATIC = 0.9
+"""The least share of a dynamic runtime's time that a static one may be hoped to take where there is a packed one: on
+CPUs it took 0.93."""
 _STAIRCASE = 0.5
 """The least share of the whole rise that jumps must make up, or the curve is called smooth."""
 
@@ -109,10 +109,14 @@ def measure_profile(spec: RuntimeSpec, progress: Progress, static: bool = False)
     steps = find_steps(lengths, rounds)
 
     ratios: dict[int, float] = {}
-    beaten = packed is not None and packed_s.mean() <= _BEATEN * curve.mean() and not static
-    deciding = [] if beaten else _deciding(lengths, steps)
+    serves: RuntimeKind = "dynamic"
+    most = worthwhile_s(serves, 1.0)  # that static ones may take of the dynamic one's time, to serve instead
+    if packed is not None and not static and curve.mean() > worthwhile_s("packed", packed_s.mean()):
+        serves, most = "packed", worthwhile_s("packed", packed_s.mean() / curve.mean())
+    hopeless = serves == "packed" and most < _FASTEST_STATIC
+    deciding = [] if hopeless else _deciding(lengths, steps)
     for count, length in enumerate(deciding):
-        if count == 2 and min(ratios.values()) > 1 - PAYS:
+        if count == 2 and min(ratios.values()) > most:
             break
         progress(f"compiling for {length} tokens", 0.5 + 0.5 * count / len(deciding))
         seconds = _rounds([(runtime(length, False), length), (dynamic, length)], _POINT_S).min(axis=0)

@@ -112,8 +112,7 @@ class Profile(BaseModel):
         """
         chosen, *others = self.kinds
         for kind in others:
-            pays = _UNPACKED_PAYS if chosen == "packed" else PAYS
-            if self.mean_s(kind, bins) <= (1 - pays) * self.mean_s(chosen, bins):
+            if self.mean_s(kind, bins) <= worthwhile_s(chosen, self.mean_s(chosen, bins)):
                 chosen = kind
         return chosen
 
@@ -155,7 +154,8 @@ class Profile(BaseModel):
         if not self.static_s:
             saved = _compared(1 - self.mean_s("packed") / self.mean_s("dynamic"))
             return (
-                f"{steps}. The packed runtime takes {saved} time than a dynamic one, so no static ones were compiled."
+                f"{steps}. The packed runtime takes {saved} time than a dynamic one. Static ones could not "
+                f"save {_UNPACKED_PAYS:.0%} of its time, so none were compiled."
             )
         unpadded, padded = _compared(self.unpadded_saving), _compared(self.static_saving)
         verdict = "static runtimes serve" if self.static_pays else "one dynamic runtime serves all lengths"
@@ -163,6 +163,11 @@ class Profile(BaseModel):
             f"{steps}. Static runtimes take {unpadded} time than a dynamic one at their own length and {padded} with "
             f"padding: {verdict}."
         )
+
+
+def worthwhile_s(kind: RuntimeKind, mean_s: float) -> float:
+    """The mean seconds at which runtimes of another kind serve instead of one of this kind, which takes `mean_s`."""
+    return (1 - (_UNPACKED_PAYS if kind == "packed" else PAYS)) * mean_s
 
 
 def kept(name: str, make: Callable[[], Profile]) -> Profile:

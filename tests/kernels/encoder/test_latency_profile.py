@@ -19,6 +19,8 @@ from pliant.torchvision_ops import declare
 
 LENGTHS = tuple(range(8, 513, 8))
 EDGES = tuple(range(64, 512, 64))
+EVEN = EDGES[1:]
+"""Where static runtimes of a smooth curve are measured, but for the two that decide."""
 
 Seconds = Callable[[int, Any], float]
 """Of a text of so many tokens, on a dynamic runtime or not, or on a "packed" one."""
@@ -118,25 +120,29 @@ def test_where_static_is_faster_each_edge_is_measured(folder, compiled) -> None:
 
 
 @pytest.mark.parametrize(
-    ("packed", "static", "asked_for"),
+    ("packed", "takes", "static", "asked_for", "serves"),
     [
-        (0.85, False, [(512, True)]),
-        (0.85, True, [(512, True), (64, False), (512, False)]),
-        (0.95, False, [(512, True), (64, False), (512, False)]),
+        (1.1, 0.95, False, [(512, True)], "packed"),
+        (1.1, 0.95, True, [(512, True), (64, False), (512, False), *((edge, False) for edge in EVEN)], "packed"),
+        (1.1, 0.98, True, [(512, True), (64, False), (512, False)], "packed"),
+        (1.15, 0.93, False, [(512, True), (64, False), (512, False)], "packed"),
+        (1.15, 0.5, False, [(512, True), (64, False), (512, False), *((edge, False) for edge in EVEN)], "static"),
+        (1.3, 0.96, False, [(512, True), (64, False), (512, False)], "dynamic"),
+        (1.3, 0.5, False, [(512, True), (64, False), (512, False), *((edge, False) for edge in EVEN)], "static"),
     ],
 )
 def test_nothing_static_is_compiled_where_a_packed_runtime_leaves_it_no_chance(
-    folder, compiled, monkeypatch, packed, static, asked_for
+    folder, compiled, monkeypatch, packed, takes, static, asked_for, serves
 ) -> None:
-    asked = compiled(lambda length, kind: smooth(length) * {"packed": packed, True: 1.0, False: 0.98}[kind])
+    asked = compiled(lambda length, kind: smooth(length) * {"packed": packed, True: 1.0, False: takes}[kind])
     times = PassTimes(counts=(1,), lengths=(512,), seconds=((smooth(512),),))
     monkeypatch.setattr(latency_profile.packed_runtime, "suits", lambda _folder, **_: True)
     monkeypatch.setattr(latency_profile.timed_runtime, "load", lambda *_, **__: Packed(folder, times))
     made = measure_profile(RuntimeSpec(folder, 512, dynamic=True), lambda _text, _done: None, static)
     assert [each for each in asked if each[1] != "packed"] == asked_for
-    assert made.fastest() == "packed"
-    assert made.static_pays is False
-    assert ("no static ones were compiled" in made.summary()) == (len(asked_for) == 1)
+    assert made.fastest() == serves
+    assert made.static_pays == (takes == 0.5)
+    assert ("none were compiled" in made.summary()) == (len(asked_for) == 1)
 
 
 @pytest.mark.parametrize("longest", [3, 8, 20, 100, 8192])

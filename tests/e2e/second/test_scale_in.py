@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
-import yaml
-from e2e.application import IMPORT_PATH
-from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
+from e2e.cluster import Cluster
 from e2e.load import Load
-from e2e.pretend_nodes import LENGTHS, LONG, SHORT, model
-from e2e.scaled import POLICY, SLEEPING, TOLD
+from e2e.pretend_nodes import LENGTHS, LONG, SHORT
+from e2e.scaled import SLEEPING
 from support.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The number of replicas that there are to be."""
-    file = tmp_path_factory.mktemp("told") / "replicas"
-    file.write_text("3")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(TOLD, str(file))
-        yield file
-
-
-@pytest.fixture(scope="module")
-def cluster(told: Path, tmp_path_factory: pytest.TempPathFactory, faults_folder: None) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("scaled")
-    content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
-    content["applications"][0]["import_path"] = IMPORT_PATH
-    args = content["applications"][0]["args"]
-    service = {"kind": "encoder", "model": model(folder / "model"), "lengths": list(LENGTHS), "residency": "one"}
-    service |= {"replicas": {"min": 1, "max": 3}, "slo_ms": PATIENT_MS, "cpus": 0.05}
-    args |= {"services": {SLEEPING: service}, "budget": {"policy": POLICY}}
-    with serving(content, folder) as started:
-        yield started
 
 
 def ask(http: httpx.Client, number: int) -> str:

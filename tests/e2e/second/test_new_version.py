@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 import yaml
-from e2e.application import IMPORT_PATH
-from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
+from e2e.cluster import Cluster
 from e2e.load import Load
-from support.encoder_models import save, save_pooling
 from support.waiting import PROCESS_HANGS_AFTER_S, wait_until
 
 from pliant.models.revision import revision
-
-
-@pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two models that read texts differently: by their prompt, and by whether they know of token types."""
-    root = tmp_path_factory.mktemp("models")
-    old = save_pooling(save(root / "old", "bert", "embed"), "mean", True)
-    prompts = {"prompts": {"all": "the cat "}, "default_prompt_name": "all"}
-    new = save_pooling(save(root / "new", "roberta", "embed", type_vocab_size=1), "mean", True, **prompts)
-    return old, new
-
-
-@pytest.fixture(scope="module")
-def cluster(
-    versions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, faults_folder: None
-) -> Iterator[Cluster]:
-    content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
-    content["applications"][0]["import_path"] = IMPORT_PATH
-    service = {"kind": "encoder", "model": str(versions[0]), "replicas": 2, "cpus": 0.05}
-    service |= {"slo_ms": PATIENT_MS, "timeout_s": PROCESS_HANGS_AFTER_S}
-    content["applications"][0]["args"]["services"] = {"vectors": service}
-    with serving(content, tmp_path_factory.mktemp("versions")) as started:
-        yield started
 
 
 def ask(http: httpx.Client, _number: int = 0) -> str:

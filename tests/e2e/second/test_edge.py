@@ -1,4 +1,4 @@
-"""A cluster behind HAProxy: gateways are killed, and no request that is not a stream is lost; streams go on."""
+"""Behind HAProxy: gateways are killed, and no request that is not a stream is lost; streams go on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
-from e2e.application import IMPORT_PATH
-from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
-from support.waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S, wait_until
+from e2e.cluster import PATIENT_MS, Cluster
+from support.waiting import HANGS_AFTER_S, wait_until
 
 from pliant import haproxy
 
@@ -25,20 +23,10 @@ STREAM = {"model": "chat", "prompt": "The try statement", "max_tokens": 300, "ig
 HEADERS = {"x-request-id": "one-of-mine"}
 
 
-@pytest.fixture(scope="module")
-def edge(tmp_path_factory: pytest.TempPathFactory, faults_folder: None) -> Iterator[Cluster]:
-    """Two gateways before one replica of each kind that is asked."""
+@pytest.fixture(autouse=True)
+def _haproxy() -> None:
     if not haproxy.environment(None):
         pytest.skip("there is no HAProxy here")
-    content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
-    content["applications"][0]["import_path"] = IMPORT_PATH
-    args = content["applications"][0]["args"]
-    args["gateway"]["replicas"] = 2
-    args["services"] = {name: {**args["services"][name], "replicas": 1} for name in ("topics-small", "chat")}
-    args["services"]["chat"] |= {"slo_ms": PATIENT_MS, "timeout_s": PROCESS_HANGS_AFTER_S}
-    with serving(content, tmp_path_factory.mktemp("edge")) as started:
-        started.await_ready()
-        yield started
 
 
 def gateways(cluster: Cluster) -> set[int]:
@@ -54,25 +42,25 @@ def both_answer(cluster: Cluster) -> None:
     cluster.await_ready()
 
 
-def test_each_gateway_knows_what_all_have_answered(edge: Cluster) -> None:
-    both_answer(edge)
+def test_each_gateway_knows_what_all_have_answered(cluster: Cluster) -> None:
+    both_answer(cluster)
     for _ in range(8):
-        assert httpx.post(f"{edge.address}/models/topics-small", json=BODY, timeout=HANGS_AFTER_S).status_code == 200
+        assert httpx.post(f"{cluster.address}/models/topics-small", json=BODY, timeout=HANGS_AFTER_S).status_code == 200
 
     def agreed() -> bool:
         seen = {}
         for _ in range(8):
-            stats = edge.get("/stats")
+            stats = cluster.get("/stats")
             counts = stats["services"]["topics-small"]["requests_by_gateway"].values()
             seen[stats["gateway"]] = sum(each.get("ok", 0) for each in counts)
         return len(seen) == 2 and len(set(seen.values())) == 1 and min(seen.values()) >= 8
 
-    wait_until(agreed, edge.progress)
+    wait_until(agreed, cluster.progress)
 
 
-def test_a_killed_gateway_loses_no_request(edge: Cluster) -> None:
-    both_answer(edge)
-    sent, victims = itertools.count(), edge.replica_processes("gateway")
+def test_a_killed_gateway_loses_no_request(cluster: Cluster) -> None:
+    both_answer(cluster)
+    sent, victims = itertools.count(), cluster.replica_processes("gateway")
     killed = threading.Event()
 
     def ask(_: int) -> set[int]:
@@ -82,7 +70,7 @@ def test_a_killed_gateway_loses_no_request(edge: Cluster) -> None:
                 if next(sent) == REQUESTS // 3:
                     victims[0].kill()
                     killed.set()
-                statuses.add(http.post(f"{edge.address}/models/topics-small", json=BODY).status_code)
+                statuses.add(http.post(f"{cluster.address}/models/topics-small", json=BODY).status_code)
         return statuses
 
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -90,9 +78,9 @@ def test_a_killed_gateway_loses_no_request(edge: Cluster) -> None:
     assert killed.is_set()
 
 
-def events(edge: Cluster, **headers: str) -> Iterator[tuple[str | None, Any]]:
+def events(cluster: Cluster, **headers: str) -> Iterator[tuple[str | None, Any]]:
     """The ids and contents of a stream's events, until it ends or breaks off."""
-    url, id, data = f"{edge.address}/v1/completions", None, ""
+    url, id, data = f"{cluster.address}/v1/completions", None, ""
     body, given = {**STREAM, "stream": True}, {**HEADERS, **headers}
     try:
         with httpx.stream("POST", url, json=body, headers=given, timeout=HANGS_AFTER_S) as answer:
@@ -111,37 +99,37 @@ def text(found: list[tuple[str | None, Any]]) -> str:
     return "".join(each["choices"][0]["text"] for _, each in found if each)
 
 
-def test_a_stream_goes_on_in_another_gateway(edge: Cluster) -> None:
-    both_answer(edge)
-    whole = text(list(events(edge)))
-    begun, stream = [], events(edge)
+def test_a_stream_goes_on_in_another_gateway(cluster: Cluster) -> None:
+    both_answer(cluster)
+    whole = text(list(events(cluster)))
+    begun, stream = [], events(cluster)
     for event in itertools.islice(stream, 5):
         begun.append(event)
-    for process in edge.replica_processes("gateway"):
+    for process in cluster.replica_processes("gateway"):
         process.kill()
     begun += list(stream)
     last = [id for id, _ in begun if id][-1]
-    both_answer(edge)
-    later = list(events(edge, **{"Last-Event-ID": last}))
+    both_answer(cluster)
+    later = list(events(cluster, **{"Last-Event-ID": last}))
     assert later[-1] == (None, None)
     assert text(begun) + text(later) == whole
 
 
-def test_what_haproxy_answers_itself_is_counted(edge: Cluster) -> None:
-    both_answer(edge)
-    host, _, port = edge.host.rpartition(":")
+def test_what_haproxy_answers_itself_is_counted(cluster: Cluster) -> None:
+    both_answer(cluster)
+    host, _, port = cluster.host.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=HANGS_AFTER_S) as connection:
         connection.sendall(b"no HTTP\r\n\r\n")
         assert b" 400 " in connection.recv(1000)
 
     def counted() -> list[str]:
-        return [each for each in edge.ray_metrics() if each.startswith("ray_pliant_edge_answers_total")]
+        return [each for each in cluster.ray_metrics() if each.startswith("ray_pliant_edge_answers_total")]
 
     wait_until(lambda: any('status="4xx"' in each for each in counted()), counted)
 
 
 @pytest.mark.parametrize("name", ["x-request-id", "x-request-timeout-seconds", "traceparent"])
-def test_what_cannot_be_printed_harms_nobody(edge: Cluster, name: str) -> None:
-    answer = httpx.get(f"{edge.address}/v2/health/live", headers={name: b"\xff"}, timeout=HANGS_AFTER_S)
+def test_what_cannot_be_printed_harms_nobody(cluster: Cluster, name: str) -> None:
+    answer = httpx.get(f"{cluster.address}/v2/health/live", headers={name: b"\xff"}, timeout=HANGS_AFTER_S)
     assert answer.status_code == 200
     assert answer.headers["x-request-id"].isascii()
