@@ -19,8 +19,11 @@ from pliant.errors import DataError
 
 _log = logging.getLogger("pliant")
 
-_QUICK = Scale(texts=400, timed=100, passes=3, seeds=3), live.Scale(profiled=800, texts=60, repetitions=2)
-_FULL = Scale(texts=5000, timed=1000, passes=7, seeds=20), live.Scale(profiled=3000, texts=300, repetitions=5)
+_QUICK = Scale(texts=400, timed=100, passes=3, seeds=3, resplits=5), live.Scale(profiled=800, texts=60, repetitions=2)
+_FULL = (
+    Scale(texts=5000, timed=1000, passes=7, seeds=20, resplits=100),
+    live.Scale(profiled=3000, texts=300, repetitions=5),
+)
 
 
 def run(options: Options) -> Report:

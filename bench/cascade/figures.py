@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from pliant.bench.cascade import outcome
+from pliant.bench.cascade import outcome, resplits
 from pliant.bench.cascade.spread import Statistic, over_texts
 from pliant.bench.cascade.study import Served, Studied
 from pliant.bench.report import Figure, ratio
@@ -25,7 +25,7 @@ def figures(studied: Studied) -> list[Figure]:
     found = _figures(studied, first, f"_{studied.name}", targets=studied.name != "topics")
     for served in others:
         suffix = f"_loss_{served.loss:g}_{studied.name}"
-        kept = ("mean_latency_vs_best_single", "accuracy_minus_target", "early_share")
+        kept = ("mean_latency_vs_best_single", "accuracy_minus_target", "early_share", "resplits_that_keep_the_promise")
         found += [one for one in _figures(studied, served, suffix, False) if one.name.removesuffix(suffix) in kept]
     return found
 
@@ -106,6 +106,11 @@ def _accuracies(studied: Studied, served: Served, suffix: str, want: Callable[[s
     target = f"target {studied.accuracy(studied.large) - served.loss:.2%}"
     return [
         over(f"accuracy_minus_target{suffix}", met, target=want(">= 0"), beside=target),
+        resplits.figure(
+            f"resplits_that_keep_the_promise{suffix}",
+            [one for one in studied.resplits if one.loss == served.loss],
+            want(">= 0.95"),
+        ),
         over(f"early_share{suffix}", share),
         over(f"early_accuracy_gap{suffix}", gap, target=want("<= 0.01"), beside=f"to {studied.large}"),
     ]

@@ -15,8 +15,9 @@ from pliant.bench.cascade.early_exit import EarlyExit, Exits
 from pliant.bench.cascade.levels import Prepared
 from pliant.bench.cascade.outcome import Outcome
 from pliant.bench.cascade.readings import Readings
+from pliant.bench.cascade.resplits import Resplit, resplits
 from pliant.bench.cascade.sequential import Timed
-from pliant.bench.cascade.tasks import Texts
+from pliant.bench.cascade.tasks import Splits, Texts
 from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.pruning import whole
 from pliant.deployments.cascade.pruning_agreement import Agreement, agreement
@@ -49,6 +50,8 @@ class Scale:
     passes: int
     """Over these."""
     seeds: int
+    resplits: int
+    """How often the choice is made again on other splits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +92,8 @@ class Studied:
     """For each of LOSSES."""
     agreements: Mapping[str, Agreement]
     """By model that may be a first level: whether it and the most accurate one find the same words important."""
+    resplits: Sequence[Resplit]
+    """What other splits choose, under each of LOSSES."""
 
     @property
     def large(self) -> str:
@@ -126,7 +131,10 @@ def study(prepared: Prepared, scale: Scale, progress: Callable[[str], object]) -
         level: agreement((words, large.words(whole(words))) for words in read)
         for level, read in profiled.importance.items()
     }
-    return Studied(name, splits.sizes(), table, test, {one: timed[one] for one in models}, served, agreements)
+    read_again = Splits([], splits.calibrate, choose_on, test_on)
+    dealt = resplits(reader, levels, read_again, scale.resplits, LOSSES, _choose, tell)
+    alone = {one: timed[one] for one in models}
+    return Studied(name, splits.sizes(), table, test, alone, served, agreements, dealt)
 
 
 def _choose(table: CascadeTable, loss: float) -> Candidate:
