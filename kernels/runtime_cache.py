@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from pliant.cache import cache_folder, made_once
 from pliant.errors import ModelError
@@ -21,6 +22,10 @@ from pliant.models.encoder_info import most_tokens
 
 RECIPE = 3
 """Raised whenever models are compiled in another way, so that older packages are left alone."""
+
+_OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type")
+_NO_MATTER_OF_SPEED = frozenset((*_OF_THE_HEAD, "_name_or_path", "dtype", "torch_dtype", "transformers_version"))
+"""Keys of config.json: the head, which a text meets once, and how weights are stored."""
 
 SHORTEST_DYNAMIC = 2
 """Tokens of the shortest input of a dynamic runtime: torch.export would compile for a length of 1 alone."""
@@ -72,17 +77,22 @@ class RuntimeSpec:
         tensors = [*hub.weight_files(self.folder), *(file for file in modules if file.suffix != ".json")]
         weights = [(file.resolve(), file.stat()) for file in tensors]
         described = [self.folder / hub.CONFIG, *(file for file in modules if file.suffix == ".json")]
-        identity = [
-            RECIPE,
-            [[str(file), found.st_size, found.st_mtime_ns] for file, found in weights],
-            "".join(file.read_text() for file in described),
-            [self.max_length, self.device, self.dtype, self.threads, self.dynamic, self.importance, self.batch],
-            version("torch"),
-            machine(self.device),
-        ]
+        files = [[str(file), found.st_size, found.st_mtime_ns] for file, found in weights]
+        return self._named(self.folder.resolve().name, [files, "".join(file.read_text() for file in described)])
+
+    def shape_name(self) -> str:
+        """The name of how fast models of this shape are here, whatever their weights and labels: of another version of
+        a model, or of another head on it, nothing is measured again."""
+        config = json.loads((self.folder / hub.CONFIG).read_text())
+        shape = {key: config[key] for key in sorted(config.keys() - _NO_MATTER_OF_SPEED)}
+        return self._named(str(config.get("model_type", "encoder")), [shape])
+
+    def _named(self, name: str, model: list[Any]) -> str:
+        what = [self.max_length, self.device, self.dtype, self.threads, self.dynamic, self.importance, self.batch]
+        identity = [RECIPE, *model, what, version("torch"), machine(self.device)]
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
         lengths = f"1to{self.max_length}" if self.dynamic else self.max_length
-        return f"{self.folder.resolve().name}-{lengths}-{self.dtype}-{digest[:16]}"
+        return f"{name}-{lengths}-{self.dtype}-{digest[:16]}"
 
 
 def package_folder(spec: RuntimeSpec) -> Path:

@@ -24,7 +24,14 @@ from pliant.kernels import c_compiler
 E2E = Path(__file__).parent / "e2e"
 FIRST = ("test_toy_kind.py", "test_metrics.py", "test_vision.py", "test_malformed.py")
 """They ask services without a model, or whose models are trained first, while those of others are."""
-LAST = ("test_cascade.py", "test_faults.py", "test_llm_failures.py", "test_failures.py", "test_stop.py")
+LAST = (
+    "test_cascade.py",
+    "test_faults.py",
+    "test_llm_failures.py",
+    "test_failures.py",
+    "test_new_version.py",
+    "test_stop.py",
+)
 """The first needs compiled models, the others leave the cluster in another state."""
 APART = ("test_nodes.py", "second")
 """A file with a cluster of its own, and a folder whose files share another one."""
@@ -79,18 +86,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
 
 
-def _place(item: pytest.Item) -> tuple[int, int]:
+def _place(item: pytest.Item) -> tuple[int, ...]:
     """Which part of the tests comes when, and which file when in it."""
     if not item.path.is_relative_to(E2E):
         return 2 if _cores() > 1 else 0, item.path.name not in LONGEST
-    if _apart(item.path):
-        return 1, APART.index(item.path.relative_to(E2E).parts[0])
     order = [*FIRST, "", *LAST]
-    return 0 if _cores() > 1 else 2, order.index(item.path.name if item.path.name in order else "")
-
-
-def _apart(path: Path) -> bool:
-    return path.relative_to(E2E).parts[0] in APART
+    place = order.index(item.path.name if item.path.name in order else "")
+    first, *_ = item.path.relative_to(E2E).parts
+    if first in APART:
+        return 1, APART.index(first), place
+    return 0 if _cores() > 1 else 2, place
 
 
 def _cores() -> int:

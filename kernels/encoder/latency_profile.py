@@ -67,7 +67,8 @@ def profile(
     static: bool = False,
     progress: Progress | None = None,
 ) -> Profile:
-    """The profile of the classifier in `folder` for up to `longest` tokens; measured first if it is not in the cache.
+    """The profile of the classifier in `folder` for up to `longest` tokens; measured first if none of a model of its
+    shape is in the cache.
 
     With `static`, static runtimes are measured even where a packed one is faster than they could be. Measuring takes
     about a minute on a CPU, most of it compiling: in this process if it is to report its `progress`, or else in one of
@@ -75,8 +76,13 @@ def profile(
     """
     spec = RuntimeSpec(Path(folder), longest, device, dtype, threads, dynamic=True)
     spec.check()
-    name = f"{spec.name()}-{RECIPE}" + "-static" * static + "-uncompiled" * (not can_compile(spec))
-    return kept(name, lambda: measure_profile(spec, progress, static) if progress else _measured_apart(spec, static))
+    name = f"{spec.shape_name()}-{RECIPE}" + "-static" * static + "-uncompiled" * (not can_compile(spec))
+    found = kept(name, lambda: measure_profile(spec, progress, static) if progress else _measured_apart(spec, static))
+    return found.model_copy(update={"model": _name(spec)})
+
+
+def _name(spec: RuntimeSpec) -> str:
+    return spec.folder.resolve().name
 
 
 def _measured_apart(spec: RuntimeSpec, static: bool) -> Profile:
@@ -125,7 +131,7 @@ def measure_profile(spec: RuntimeSpec, progress: Progress, static: bool = False)
     measured = sorted(ratios)
     static_s = curve * np.interp(lengths, measured, [ratios[length] for length in measured]) if ratios else np.array([])
     return Profile(
-        model=spec.folder.resolve().name,
+        model=_name(spec),
         device=device_name(spec.device),
         dtype=spec.dtype,
         threads=spec.threads,

@@ -1,7 +1,7 @@
 """A packed runtime that knows what its passes take, so that texts can be cut into passes.
 
-What there is to prepare is the C code, once per machine, and the table, once per model: seconds, where a compiled
-runtime takes minutes.
+What there is to prepare is the C code, once per machine, and the table, once per shape of model: seconds, where a
+compiled runtime takes minutes.
 """
 
 import functools
@@ -73,7 +73,7 @@ def _load(folder: Path, max_length: int, exits: bool, options: dict[str, Any]) -
 def _table(folder: Path, max_length: int, exits: bool, options: dict[str, Any]) -> Path:
     spec = RuntimeSpec(folder, max_length, **options)
     in_torch = exits and not packed_runtime.suits(folder, device=spec.device, dtype=spec.dtype)
-    return cache_folder() / "profiles" / (f"{spec.name()}-passes-{RECIPE}" + "-torch" * in_torch)
+    return cache_folder() / "profiles" / (f"{spec.shape_name()}-passes-{RECIPE}" + "-torch" * in_torch)
 
 
 def _times(runtime: PackedRuntime, table: Path) -> PassTimes:

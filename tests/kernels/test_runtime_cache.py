@@ -1,6 +1,7 @@
 """Packages are built once, appear whole, and are told apart by everything that they depend on."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,18 @@ def test_models_that_share_weights_are_told_apart_by_what_is_made_of_their_state
     (spec.folder / "2_Dense" / "model.safetensors").write_bytes(b"weights")
     names.append(spec.name())
     assert len(set(names)) == 5
+
+
+def test_speeds_are_those_of_all_models_of_a_shape(spec: RuntimeSpec, tmp_path: Path) -> None:
+    other = tmp_path / "the next version"
+    other.mkdir()
+    for folder, config in ((spec.folder, {"id2label": {"0": "a"}}), (other, {"architectures": ["B"], "dtype": "x"})):
+        content = {"model_type": "bert", "hidden_size": 8, **config}
+        (folder / "config.json").write_text(json.dumps(content))
+    same = dataclasses.replace(spec, folder=other)
+    assert spec.shape_name() == same.shape_name()
+    assert spec.shape_name().startswith("bert-8-float32-")
+    changes = {"max_length": 9, "dtype": "bfloat16", "threads": 2, "dynamic": True}
+    names = {dataclasses.replace(spec, **{field: value}).shape_name() for field, value in changes.items()}
+    (other / "config.json").write_text('{"model_type": "bert", "hidden_size": 9}')
+    assert len({spec.shape_name(), same.shape_name()} | names) == 6
