@@ -84,8 +84,8 @@ def run(prepared: Prepared, studied: Studied, scale: Scale, progress: Callable[[
 
 def _application(prepared: Prepared, studied: Studied, data: Path) -> Application:
     """The best single model and the most accurate one, each on as many replicas as there are levels; and the levels."""
-    first, names = studied.served[0], list(prepared.folders)
-    levels = first.cascade.levels if len(first.cascade.levels) > 1 else (names[0], studied.large)
+    first, others = studied.served[0], [name for name in prepared.folders if name != studied.large]
+    levels = first.cascade.levels if len(first.cascade.levels) > 1 else (others[0], studied.large)
     pool = {
         "kind": "encoder",
         "lengths": [compiled.longest(prepared)],

@@ -15,6 +15,7 @@ ENVIRONMENT = {
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # 100, in every replica; whoever reads metrics does so in seconds
     "RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR": "0.5",  # of two seconds; the planner decides, not these
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # 5, when Serve kills what a busy machine starts, and gives up
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "600",  # 60, after which a busy machine has none for `serve deploy` to ask
     "RAY_agent_register_timeout_ms": "600000",  # 30,000, when a node ends whose Python agents have not started yet
     "RAY_preload_python_modules": "pliant.lean_worker",
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # without memory it calls itself without end; Python's stays
