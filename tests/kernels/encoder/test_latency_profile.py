@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -174,6 +175,15 @@ def test_uncompiled_profiles_are_kept_apart(folder, monkeypatch, tmp_path) -> No
     assert profile(folder, 40) == made
     (kept,) = (path for path in (tmp_path / "profiles").iterdir() if path.is_dir())
     assert kept.name.endswith("-uncompiled")
+
+
+def test_another_version_of_a_model_is_not_measured_again(folder, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("PLIANT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    made = profile(folder, 40)
+    monkeypatch.setattr(latency_profile, "run_in_background", None)
+    assert profile(shutil.copytree(folder, tmp_path / "next"), 40) == made.model_copy(update={"model": "next"})
 
 
 def test_refuses_lengths_that_the_model_cannot_take(folder) -> None:
