@@ -87,7 +87,7 @@ def check_json(body: bytes) -> None:
     if _count(body, b",:[{") <= MOST_NESTED:
         return
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    if bare.count(b'"') <= 2 * MOST_VALUES:
+    if bare.count(b'"') <= 2 * (MOST_VALUES + MOST_NESTED):  # of values and of keys
         bare = b"".join(bare.split(b'"')[::2])
         if _count(bare, b",[{") < MOST_VALUES and _count(bare, b":[{") <= MOST_NESTED:
             return

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pliant.deployments.http import body
@@ -45,6 +45,7 @@ def refused(content: bytes) -> bool:
 
 
 @given(JSON, st.integers(0, 20), st.integers(0, 20), st.booleans())
+@example({":": None, ",": None, "[": "", ":::": None, "": "", "::": ""}, 0, 7, False)
 def test_values_count_wherever_strings_end(of: Any, most: int, most_nested: int, ascii_only: bool) -> None:
     content = json.dumps(of, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
