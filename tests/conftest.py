@@ -33,7 +33,7 @@ LAST = (
     "test_stop.py",
 )
 """The first needs compiled models, the others leave the cluster in another state."""
-APART = ("test_nodes.py", "second")
+APART = ("test_nodes.py", "two_gateways")
 """A file with a cluster of its own, and a folder whose files share another one."""
 LONGEST = ("test_compiled_classifier.py", "test_types.py")
 """Of the files of unit tests."""

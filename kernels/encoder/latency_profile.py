@@ -3,8 +3,8 @@
 A dynamic runtime is compiled once and measured in fine steps, beside a packed one if the model has one here. Each
 static length costs a compile of 10 s or more, so none follows where static ones would have to save more of the dynamic
 one's time than they ever did to serve instead of the packed one. Else the two that decide come first: a short one,
-where static code saves the most, and the longest. More follow only if all would serve that save as much as the better
-one. All of them are the packages that serving loads later.
+where static code saves the most, and the longest. More follow only if static ones would serve if all of them saved as
+much as the better of these two. All of them are the packages that serving loads later.
 
 `python -m pliant.kernels.encoder.latency_profile GIVEN` prints the profile for a `RuntimeSpec`, given in JSON: replicas
 whose own runtime needs no torch have it measured so.
@@ -24,7 +24,7 @@ import numpy as np
 
 from pliant.background import run_in_background, work_in_background
 from pliant.errors import CannotCompileError, ModelError, PliantError
-from pliant.formats.profile import EVEN_BINS, Profile, RuntimeKind, kept, worthwhile_s
+from pliant.formats.profile import EVEN_BINS, Profile, kept, worthwhile_s
 from pliant.kernels.encoder import packed_runtime, timed_runtime
 from pliant.kernels.encoder.packed_runtime import PackedRuntime
 from pliant.kernels.runtime_cache import RuntimeSpec, can_compile, device_name
@@ -115,12 +115,12 @@ def measure_profile(spec: RuntimeSpec, progress: Progress, static: bool = False)
     steps = find_steps(lengths, rounds)
 
     ratios: dict[int, float] = {}
-    serves: RuntimeKind = "dynamic"
-    most = worthwhile_s(serves, 1.0)  # that static ones may take of the dynamic one's time, to serve instead
-    if packed is not None and not static and curve.mean() > worthwhile_s("packed", packed_s.mean()):
-        serves, most = "packed", worthwhile_s("packed", packed_s.mean() / curve.mean())
-    hopeless = serves == "packed" and most < _FASTEST_STATIC
-    deciding = [] if hopeless else _deciding(lengths, steps)
+    most = worthwhile_s("dynamic", 1.0)  # of the dynamic one's time, that static ones may take to serve
+    if packed is not None and not static:
+        least_s = worthwhile_s("packed", packed_s.mean())
+        if curve.mean() > least_s:  # the packed one serves, not the dynamic one
+            most = least_s / curve.mean()
+    deciding = _deciding(lengths, steps) if most >= _FASTEST_STATIC else []
     for count, length in enumerate(deciding):
         if count == 2 and min(ratios.values()) > most:
             break

@@ -18,15 +18,13 @@ from typing import Any
 import httpx
 import psutil
 import yaml
-from support.waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S, wait_until
+from support.waiting import HANGS_AFTER_S, PATIENT_MS, PROCESS_HANGS_AFTER_S, wait_until
 
 from pliant.bench.ray_session import Running, environment, free_port, running, script
 from pliant.bench.start.processes import background_seconds
 from pliant.cache import cache_folder
 
 ROOT = Path(__file__).parents[2]
-PATIENT_MS = 1_000_000
-"""An slo_ms that no machine misses."""
 
 
 @dataclass

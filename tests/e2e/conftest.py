@@ -1,4 +1,5 @@
-"""One real cluster for all end-to-end tests but those of several nodes: the repository's own cluster.yaml, and more.
+"""One real cluster for all end-to-end tests but those of several nodes or gateways: the repository's own cluster.yaml,
+and more.
 
 Its models are trained while tests already ask those services that are ready: each file of tests names in NEEDS what it
 asks. What is more: a folder from which tasks may be loaded, a random language model with many adapters, a cascade of
@@ -16,8 +17,8 @@ import yaml
 from e2e import answers, faults, given_cascades
 from e2e.adapter_oracle import NAME, Oracle
 from e2e.application import IMPORT_PATH
-from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
-from support.waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S
+from e2e.cluster import ROOT, Cluster, serving
+from support.waiting import HANGS_AFTER_S, PATIENT_MS, PROCESS_HANGS_AFTER_S
 
 
 @pytest.fixture(scope="session")

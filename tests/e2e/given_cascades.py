@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from e2e.cluster import PATIENT_MS
+from support.waiting import PATIENT_MS
 
 from pliant.cache import cache_folder
 from pliant.config.cascade import CascadeConfig

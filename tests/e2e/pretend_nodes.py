@@ -17,12 +17,11 @@ from typing import Any
 
 import httpx
 import psutil
-from e2e.cluster import PATIENT_MS
 from ray import serve
 from support.doubles import Sleepers
 from support.echo.config import EchoConfig
 from support.echo.kind import ECHO
-from support.waiting import HANGS_AFTER_S, wait_until
+from support.waiting import HANGS_AFTER_S, PATIENT_MS, wait_until
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.bench.chaos.nodes import Nodes, processes, replicas_on

@@ -18,10 +18,10 @@ from typing import Any
 
 import httpx
 import pytest
-from e2e.cluster import PATIENT_MS, Cluster
+from e2e.cluster import Cluster
 from e2e.load import Load
 from PIL import Image
-from support.waiting import HANGS_AFTER_S, wait_until
+from support.waiting import HANGS_AFTER_S, PATIENT_MS, wait_until
 
 from pliant.bench.ray_session import free_port
 from pliant.dashboards.boards import BOARDS

@@ -13,13 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-from e2e.cluster import PATIENT_MS, Cluster, runs
+from e2e.cluster import Cluster, runs
 from e2e.faults import FAULTS, Fault, ordered
 from e2e.given_cascades import FIRST, STRICT
 from e2e.load import Load
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
-from support.waiting import wait_until
+from support.waiting import PATIENT_MS, wait_until
 
 from pliant.zoo import corpus, digits
 

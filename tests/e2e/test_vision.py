@@ -13,12 +13,12 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from e2e.cluster import PATIENT_MS, Cluster
+from e2e.cluster import Cluster
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
 from support.vision_folders import change_tensors, task_folder
-from support.waiting import HANGS_AFTER_S, wait_until
+from support.waiting import HANGS_AFTER_S, PATIENT_MS, wait_until
 from tritonclient.utils import InferenceServerException
 
 from pliant import zoo

@@ -11,6 +11,7 @@ from support import tiny_classifiers
 from support.scripted_replicas import ANSWERS
 from support.text_service import TextService
 from support.tiny_classifiers import PAD
+from support.waiting import PATIENT_MS
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from pliant.deployments.encoder.kind import ENDPOINTS
@@ -82,7 +83,7 @@ class EncoderService(TextService):
             types = np.frombuffer(query.types, "u1") if query.types else None
             return Answer(runtime(ids, types).astype("<f4").tobytes(), info.max_length, len(ids))
 
-        patient = {"slo_ms": 1_000_000, **options}  # however slow the machine is
+        patient = {"slo_ms": PATIENT_MS, **options}
         endpoint = ENDPOINTS[info.task]
         super().__init__(
             folder, {"r": [ANSWERS]}, name, answer, held=info.max_length, info=info, endpoint=endpoint, **patient

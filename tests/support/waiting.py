@@ -15,6 +15,8 @@ _LOOKS_EVERY_S = 2.0
 """At the state, which may take long to find out."""
 _STANDS_STILL_S = 10.0
 """Nothing is looked at for so long only where the whole machine stands still."""
+PATIENT_MS = 1_000_000
+"""An slo_ms that no machine misses."""
 PROCESS_HANGS_AFTER_S = 3600.0
 """A process that works on its own, and says nothing before it is done."""
 

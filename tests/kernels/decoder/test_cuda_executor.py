@@ -113,7 +113,6 @@ def executors(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
     if not ON_GPU:
         rounded_by_torch(monkeypatch)
         monkeypatch.setattr(cuda_executor, "RecordedStep", Eager)
-        monkeypatch.setattr(cuda_executor, "_WARM_TOKENS", 4)  # nothing is compiled, and each pass takes a second
         monkeypatch.setattr(torch.cuda, "Event", NoEvent)
         default = Stream()
         monkeypatch.setattr(Stream, "waits", [])

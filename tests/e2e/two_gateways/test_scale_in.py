@@ -41,5 +41,7 @@ def test_long_texts_have_a_replica_at_every_moment(cluster: Cluster, told: Path)
         wait_until(alone, cluster.progress)
         load.go_on()
         await_held(cluster, [LENGTHS[-1]])
+        seen.append(held(cluster))
     assert all(LENGTHS[-1] in lengths for lengths in seen), seen
+    assert seen[-1] == [LENGTHS[-1]]
     assert set(load.outcomes) == {"ok"}, load.outcomes

@@ -1,5 +1,5 @@
-"""A second cluster, behind HAProxy, for tests that take its parts away: two gateways, one replica each of a text
-classifier and a language model, a model of which there is a new version, and replicas that only sleep.
+"""A cluster behind HAProxy, for tests that take its parts away: two gateways, one replica each of a text classifier and
+a language model, a model of which there is a new version, and replicas that only sleep.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 from e2e.application import IMPORT_PATH
-from e2e.cluster import PATIENT_MS, ROOT, Cluster, serving
+from e2e.cluster import ROOT, Cluster, serving
 from e2e.pretend_nodes import LENGTHS, model
 from e2e.scaled import POLICY, SLEEPING, TOLD
 from support.encoder_models import save, save_pooling
-from support.waiting import PROCESS_HANGS_AFTER_S
+from support.waiting import PATIENT_MS, PROCESS_HANGS_AFTER_S
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +41,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def cluster(
     told: Path, versions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, faults_folder: None
 ) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("second")
+    folder = tmp_path_factory.mktemp("two_gateways")
     content = yaml.safe_load((ROOT / "cluster.yaml").read_text())
     content["applications"][0]["import_path"] = IMPORT_PATH
     args = content["applications"][0]["args"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from e2e.cluster import PATIENT_MS, Cluster
-from support.waiting import HANGS_AFTER_S, wait_until
+from e2e.cluster import Cluster
+from support.waiting import HANGS_AFTER_S, PATIENT_MS, wait_until
 
 from pliant import haproxy
 
