@@ -24,8 +24,7 @@ from pliant.deployments.cascade.pruning_agreement import Agreement, agreement
 from pliant.deployments.cascade.table import CascadeTable, Profiled
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import Candidate
-from pliant.policies.cascade.choice import NoCandidateError, choose
-from pliant.policies.encoder.accuracy_loss import MARGIN
+from pliant.policies.cascade.choice import MARGIN, NoCandidateError, choose
 from pliant.policies.encoder.confidence import softmax
 from pliant.texts import Text
 

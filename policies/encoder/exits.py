@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pliant.policies.encoder.accuracy_loss import MARGIN, loss_error
+from pliant.policies.encoder.accuracy_loss import loss_error
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 STEPS = 100
 """Cut-offs are multiples of one over that."""
+MARGIN = 1.65
+"""Standard errors by which a promise must be kept, as texts flatter what is chosen on them. One cut-off in 20 that is
+just not accurate enough seems to be, and all higher ones must seem so, too."""
 
 
 def stops(sure: Floats, cut_off: float) -> Integers:

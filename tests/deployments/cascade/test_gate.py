@@ -24,6 +24,7 @@ from pliant.deployments.serving.choosing.messages import Chosen
 from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.calibration import softmax
 from pliant.policies.cascade.candidates import Candidate
+from pliant.policies.cascade.choice import MARGIN
 from pliant.training.labelled_texts import split
 
 pytestmark = pytest.mark.virtual_time
@@ -191,7 +192,9 @@ async def test_a_profile_from_before_there_were_gates_still_serves(tmp_path: Pat
 
 async def test_a_gate_serves_where_the_tail_asks_for_it_and_not_where_early_answers_are_certified() -> None:
     found = await measured()
-    gated = [one for one in found.table.candidates if one.gate is not None and one.loss + 1.65 * one.loss_error <= 0.05]
+    gated = [
+        one for one in found.table.candidates if one.gate is not None and one.loss + MARGIN * one.loss_error <= 0.05
+    ]
     best = next(one for one in found.table.candidates if one.levels == ("large",))
     asked = replace(max(gated, key=lambda one: one.accuracy), mean_latency_s=best.mean_latency_s / 2)
     both = replace(found, table=found.table.model_copy(update={"candidates": (best, asked)}))

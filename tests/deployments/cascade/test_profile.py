@@ -25,8 +25,7 @@ from pliant.deployments.cascade.table import CascadeTable, Profiled, folder_of, 
 from pliant.errors import DataError
 from pliant.policies.cascade.candidates import Candidate, find_candidates
 from pliant.policies.cascade.cascade import Cascade
-from pliant.policies.cascade.choice import NoCandidateError, accurate
-from pliant.policies.encoder.accuracy_loss import MARGIN
+from pliant.policies.cascade.choice import MARGIN, NoCandidateError, accurate
 from pliant.texts import Pair
 from pliant.training.labelled_texts import LabelledText, split
 

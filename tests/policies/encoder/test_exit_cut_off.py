@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.policies.encoder.accuracy_loss import MARGIN, loss_error
-from pliant.policies.encoder.exits import STEPS, choose_cut_off, stops
+from pliant.policies.encoder.accuracy_loss import loss_error
+from pliant.policies.encoder.exits import MARGIN, STEPS, choose_cut_off, stops
 
 
 @given(st.integers(1, 3), st.integers(1, 30), st.integers(0, 1000), st.sampled_from([0.0, 0.01, 0.1, 0.5]))
