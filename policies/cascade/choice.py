@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pliant.policies.cascade.candidates import Candidate
 
 MARGIN = 2.0
-"""Standard errors by which a promise must be kept."""
+"""Standard errors by which a promise must be kept: more than for exits, as the fastest of many candidates serves."""
 
 
 class NoCandidateError(ValueError):

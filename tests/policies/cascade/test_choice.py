@@ -55,11 +55,14 @@ def test_a_loss_must_be_kept_by_a_margin() -> None:
 
 
 def test_a_target_must_be_met_by_a_margin() -> None:
+    assert choose(TABLE, accuracy_target=0.95, margin=1.65) is TABLE[1]
+    assert accurate(TABLE, accuracy_target=0.95, margin=1.65) == TABLE[:2]
+    assert choose(TABLE, accuracy_target=0.95) is TABLE[0]
     assert choose(TABLE, accuracy_target=0.948) is TABLE[1]
     assert accurate(TABLE, accuracy_target=0.948) == TABLE[:2]
     assert accurate(TABLE, accuracy_loss=0.01, margin=1) == TABLE[:3]
     assert accurate(TABLE, accuracy_target=0.999) == []
-    assert choose(TABLE, accuracy_target=0.948, margin=0) is TABLE[2]
+    assert choose(TABLE, accuracy_target=0.95, margin=0) is TABLE[2]
     assert choose(TABLE, accuracy_target=0.9) is TABLE[3]
 
 
