@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,7 +26,9 @@ import ray
 from ray import serve
 from ray.serve.scripts import cli
 
+from pliant.deployments import serve_file
 from pliant.deployments.ray_start import patient
+from pliant.errors import ConfigError
 
 STATUS_FD = "PLIANT_STATUS_FD"
 _EVERY_S = 1.0
@@ -35,6 +38,10 @@ _HEALTHY_EVERY_S = 3.0
 
 def main() -> None:
     signal.signal(signal.SIGINT, _drain)
+    try:
+        serve_file.check(Path(sys.argv[1]))
+    except ConfigError as error:
+        sys.exit("\n".join(error.problems))
     if descriptor := os.environ.pop(STATUS_FD, None):
         threading.Thread(target=_tell, args=(int(descriptor),), daemon=True).start()
     with patient():

@@ -47,6 +47,7 @@ MAY_IMPORT_RAY = {
     "deployments.ray_client",
     "deployments.ray_start",
     "deployments.run",
+    "deployments.serve_file",
     "deployments.startup",
     *(f"deployments.serving.{shell}" for shell in ("calls", "gateway", "listening", "metrics", "planner", "router")),
     *(f"deployments.{kind}.replica" for kind in ("encoder", "llm", "vision")),

@@ -43,6 +43,21 @@ def test_what_a_command_computes_waits_as_replicas_do(monkeypatch: pytest.Monkey
     assert os.environ["GOMP_SPINCOUNT"] == ray_settings.ENVIRONMENT["GOMP_SPINCOUNT"]
 
 
+def test_check_says_what_a_file_serves() -> None:
+    result = CliRunner().invoke(command.app, ["check", str(ROOT / "cluster.yaml")])
+    assert result.exit_code == 0, result.output
+    assert "fine; serves topics (encoder)" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["kubernetes", "--image", "registry.example.org/pliant"]])
+def test_what_serve_refuses_is_wrong_too(arguments: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("proxy_location: Everywhere\n" + (ROOT / "cluster.yaml").read_text())
+    result = CliRunner().invoke(command.app, [*arguments, str(path)])
+    assert result.exit_code == 1
+    assert "proxy_location: got 'Everywhere'; input should be 'Disabled', " in " ".join(result.output.split())
+
+
 def simulate(*arguments: object) -> tuple[int, str]:
     given = ["simulate", str(ROOT / "cluster.yaml"), *map(str, arguments)]
     result = CliRunner().invoke(command.app, given)

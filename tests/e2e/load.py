@@ -12,10 +12,12 @@ import httpx
 from support.waiting import HANGS_AFTER_S, wait_until
 
 ROUNDS = 6
+_PAUSE_S = 0.1
+"""After each answer: clients that ask without a pause take the processors that what they wait for needs."""
 
 
 class Load:
-    """Clients that send one request after another until stopped, and count how each ended.
+    """Clients that send one request after another, with short pauses, until stopped, and count how each ended.
 
     `send` sends one, whose number it is given, by a client of `address`, and says how it ended.
     """
@@ -52,3 +54,4 @@ class Load:
                     outcome = repr(error)
                 self.outcomes[outcome] += 1
                 self._ended[index] += 1
+                self._stop.wait(_PAUSE_S)

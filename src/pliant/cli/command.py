@@ -35,7 +35,7 @@ ConfigOption = Annotated[Path, typer.Option("--config", help="The cluster's conf
 @app.command()
 def check(path: ClusterFile = Path("cluster.yaml")) -> None:
     """Validate a cluster.yaml; say in one line each what is wrong with it."""
-    cluster = _checked(path)
+    cluster = _checked(path, by_serve=True)
     services = ", ".join(f"{name} ({service.kind})" for name, service in cluster.serving.services.items())
     console.print(f"{path}: fine; serves {services}")
     if problem := traces.problem():
@@ -198,7 +198,8 @@ def kubernetes(
 
     shape = kubernetes.Shape(worker_cpus, worker_gpus, worker_memory_gb)
     given = kubernetes.Deployment(kubernetes.check_name(name), image, shape)
-    for file, content in kubernetes.manifests(path.read_text(), _checked(path, models=False), given).items():
+    cluster = _checked(path, models=False, by_serve=True)
+    for file, content in kubernetes.manifests(path.read_text(), cluster, given).items():
         (out / file).parent.mkdir(parents=True, exist_ok=True)
         (out / file).write_text(content)
     console.print(f"Written to {out}.")
@@ -274,12 +275,18 @@ def main() -> None:
         sys.exit(1)
 
 
-def _checked(path: Path, models: bool = True) -> ClusterConfig:
-    """What is in the file; whether its `models` are there is asked, too, as long as they are to be used here."""
+def _checked(path: Path, *, models: bool = True, by_serve: bool = False) -> ClusterConfig:
+    """What is in the file; whether its `models` are there is asked, too, as long as they are to be used here. What Ray
+    Serve asks of the file, which takes a second to import, is left to Serve, unless it is to be known before it starts.
+    """
     try:
         cluster = read(path)
         if models:
             check_models(cluster.serving)
+        if by_serve:
+            from pliant.deployments import serve_file
+
+            serve_file.check(path)
     except ConfigError as error:
         for problem in error.problems:
             console.print(problem, style="red", markup=False)

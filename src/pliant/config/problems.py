@@ -45,9 +45,9 @@ def _tags(choice: Schema) -> list[str]:
 
 
 def _written(schema: Schema, loc: Location) -> Iterator[int | str]:
-    """`loc` without what pydantic adds to the keys of the file: the tags of choices, and marks of bad keys."""
+    """`loc` without what pydantic adds to the keys of the file: names of alternatives, and marks of bad keys."""
     for index, part in enumerate(loc):
-        if part != "[key]" and "discriminator" not in _node(schema, loc[:index]):
+        if part != "[key]" and not {"discriminator", "anyOf"} & _node(schema, loc[:index]).keys():
             yield part
 
 
