@@ -7,7 +7,8 @@ import io
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -36,7 +37,7 @@ SHORT = sorted((text.text for text in corpus.held_out()), key=len)[:CLIENTS]
 """Any replica takes them."""
 
 
-def text(service: str, texts: list[str]) -> Callable[[httpx.Client, int, float], Any]:
+def text(service: str, texts: list[str]) -> Ask:
     def ask(http: httpx.Client, index: int, _slo_ms: float) -> Any:
         body = {"inputs": texts[index], "parameters": {"slo_ms": PATIENT_MS, "top_k": 1}}
         answer = http.post(f"/models/{service}", json=body)
@@ -45,7 +46,7 @@ def text(service: str, texts: list[str]) -> Callable[[httpx.Client, int, float],
     return ask
 
 
-def completion(model: str) -> Callable[[httpx.Client, int, float], str]:
+def completion(model: str) -> Ask:
     """Greedy or sampled with a seed, whole or streamed."""
 
     def ask(http: httpx.Client, index: int, _slo_ms: float) -> str:
@@ -89,42 +90,45 @@ def image(http: httpx.Client, index: int, slo_ms: float) -> Any:
     return answer.json()[0]["label"] if answer.status_code == 200 else answer.text
 
 
+Ask = Callable[[httpx.Client, int, float], Any]
+"""The answer to one of CLIENTS requests, or else why there is none; with an slo_ms, where that says how long a replica
+is waited for."""
+
+
 @dataclass(frozen=True)
 class Kind:
-    service: str
     broken: str
     """The service whose replica has the fault."""
     replicas: int
     """Of that."""
-    ask: Callable[[httpx.Client, int, float], Any]
-    """The answer to one of CLIENTS requests, or else why there is none; with an slo_ms, where that says how long a
-    replica is waited for."""
+    asked: Mapping[str, Ask]
+    """Services and how clients ask them: itself, or those that have it answer, which counts there, too."""
 
 
 KINDS = {
-    "encoder": Kind("topics", "topics", 3, text("topics", [word * 3 for word in WORDS])),
-    "cascade": Kind(STRICT, FIRST, 2, text(STRICT, SHORT)),
-    "llm": Kind("chat", "chat", 2, completion("chat")),
-    "route": Kind("ask", "chat", 2, completion("ask")),
-    "llm-cascade": Kind("answers", "chat", 2, completion("answers")),
-    "vision": Kind("digits", "digits", 2, image),
-    "echo": Kind("echo", "echo", 2, text("echo", list(WORDS))),
+    "encoder": Kind("topics", 3, {"topics": text("topics", [word * 3 for word in WORDS])}),
+    "cascade": Kind(FIRST, 2, {STRICT: text(STRICT, SHORT)}),
+    "llm": Kind("chat", 2, {"chat": completion("chat")}),
+    "route, llm-cascade": Kind("chat", 2, {"ask": completion("ask"), "answers": completion("answers")}),
+    "vision": Kind("digits", 2, {"digits": image}),
+    "echo": Kind("echo", 2, {"echo": text("echo", list(WORDS))}),
 }
+SERVICES = [service for kind in KINDS.values() for service in kind.asked]
 
 
 class Undisturbed:
     """What is answered when nothing breaks, and an slo_ms that this takes nothing near."""
 
-    def __init__(self, cluster: Cluster, kind: Kind) -> None:
+    def __init__(self, cluster: Cluster, ask: Ask) -> None:
         with httpx.Client(base_url=cluster.address, timeout=None) as http:
             started = time.monotonic()
-            self.answers = [kind.ask(http, index, PATIENT_MS) for index in range(CLIENTS)]
+            self.answers = [ask(http, index, PATIENT_MS) for index in range(CLIENTS)]
             self.slo_ms = max(10e3, 50e3 * (time.monotonic() - started) / CLIENTS)
 
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Undisturbed]:
-    """By kind, once it is known."""
+    """By service, once it is known."""
     return {}
 
 
@@ -148,31 +152,44 @@ def test_a_replica_breaks_and_no_request_is_lost_changed_or_counted_twice(
 ) -> None:
     kind = KINDS[name]
     wait_until(lambda: whole(cluster, kind), cluster.progress)
-    if name not in undisturbed:
-        undisturbed[name] = Undisturbed(cluster, kind)
-    usual = undisturbed[name]
+    for service in kind.asked.keys() - undisturbed.keys():
+        undisturbed[service] = Undisturbed(cluster, kind.asked[service])
+
+    def counted() -> dict[str, Counter[str]]:
+        return {service: requests(cluster, service) for service in kind.asked}
+
+    before = counted()
+    replicas = {replica.pid: replica for replica in cluster.replica_processes(kind.broken)}
+    loads = {service: load(cluster, ask, undisturbed[service], fault) for service, ask in kind.asked.items()}
+    with ExitStack() as asking:
+        for each in loads.values():
+            asking.enter_context(each.running())
+        replica = asking.enter_context(ordered(fault, kind.broken))
+        for each in loads.values():
+            each.go_on()
+        if fault in ("killed", "raises"):
+            wait_until(lambda: not runs(replicas[replica]), cluster.progress)
+    outcomes = {service: each.outcomes for service, each in loads.items()}
+    assert all(set(each) == {"ok"} for each in outcomes.values()), outcomes
+    expected = {service: before[service] + outcomes[service] for service in loads}
+    wait_until(lambda: all(counted()[service] >= expected[service] for service in loads), cluster.progress)
+    assert counted() == expected
+
+
+def load(cluster: Cluster, ask: Ask, usual: Undisturbed, fault: Fault) -> Load:
+    """Clients that find out whether answers are as usual."""
     slo_ms = usual.slo_ms if fault in SILENT else PATIENT_MS
 
     def send(http: httpx.Client, number: int) -> str:
         index = number % CLIENTS
-        answer = kind.ask(http, index, slo_ms)
+        answer = ask(http, index, slo_ms)
         return "ok" if answer == usual.answers[index] else f"{answer}, not {usual.answers[index]}"
 
-    counts = requests(cluster, kind.service)
-    replicas = {replica.pid: replica for replica in cluster.replica_processes(kind.broken)}
-    load = Load(cluster.address, CLIENTS, send)
-    with load.running(), ordered(fault, kind.broken) as replica:
-        load.go_on()
-        if fault in ("killed", "raises"):
-            wait_until(lambda: not runs(replicas[replica]), cluster.progress)
-    assert set(load.outcomes) == {"ok"}, load.outcomes
-    sent = load.outcomes.total()
-    wait_until(lambda: requests(cluster, kind.service).total() >= counts.total() + sent, cluster.progress)
-    assert requests(cluster, kind.service) - counts == {"ok": sent}
+    return Load(cluster.address, CLIENTS, send)
 
 
 def test_ray_has_counted_what_the_gateway_has(cluster: Cluster) -> None:
-    gateway = {kind.service: requests(cluster, kind.service) for kind in KINDS.values()}
+    gateway = {service: requests(cluster, service) for service in SERVICES}
 
     def ray() -> dict[str, dict[str, Counter[str]]]:
         """By replica of the gateway; other tests kill some."""
