@@ -1,10 +1,11 @@
 """Measures how a classifier's latency grows with length on each kind of runtime, and finds its staircase (Arlo §3.2).
 
 A dynamic runtime is compiled once and measured in fine steps, beside a packed one if the model has one here. Each
-static length costs a compile of 10 s or more, so none follows where static ones would have to save more of the dynamic
-one's time than they ever did to serve instead of the packed one. Else the two that decide come first: a short one,
-where static code saves the most, and the longest. More follow only if static ones would serve if all of them saved as
-much as the better of these two. All of them are the packages that serving loads later.
+compile costs 10 s of a processor or more. So the uncompiled model is measured in place of the dynamic runtime where
+that would have to save more of its time than it ever did to serve instead of the packed one. Nor does any static length
+follow where static ones would have to save more of the dynamic one's time than they ever did. Else the two that decide
+come first: a short one, where static code saves the most, and the longest. More follow only if static ones would serve
+if all of them saved as much as the better of these two. All of them are the packages that serving loads later.
 
 `python -m pliant.kernels.encoder.latency_profile GIVEN` prints the profile for a `RuntimeSpec`, given in JSON: replicas
 whose own runtime needs no torch have it measured so.
@@ -33,7 +34,7 @@ from pliant.models.sources import Progress
 if TYPE_CHECKING:
     from pliant.kernels.encoder.compiled_classifier import Runtime
 
-RECIPE = 4
+RECIPE = 5
 """Raised whenever profiles are measured in another way, so that older ones are left alone."""
 
 _FINEST = 8
@@ -53,6 +54,9 @@ _SUDDEN = 0.5
 _FASTEST_STATIC = 0.9
 """The least share of a dynamic runtime's time that a static one may be hoped to take where there is a packed one: on
 CPUs it took 0.93."""
+_FASTEST_DYNAMIC = 0.5
+"""The least share of the uncompiled model's time that a dynamic runtime may be hoped to take where there is a packed
+one: on CPUs it took 0.68 with one layer, and 0.72 and more with several."""
 _STAIRCASE = 0.5
 """The least share of the whole rise that jumps must make up, or the curve is called smooth."""
 
@@ -70,9 +74,9 @@ def profile(
     """The profile of the classifier in `folder` for up to `longest` tokens; measured first if none of a model of its
     shape is in the cache.
 
-    With `static`, static runtimes are measured even where a packed one is faster than they could be. Measuring takes
-    about a minute on a CPU, most of it compiling: in this process if it is to report its `progress`, or else in one of
-    its own. Raises ModelError as `compiled_classifier.load` does.
+    With `static`, other runtimes are compiled even where a packed one is faster than they could be. Measuring takes
+    about a minute on a CPU if anything is compiled: in this process if it is to report its `progress`, or else in one
+    of its own. Raises ModelError as `compiled_classifier.load` does.
     """
     spec = RuntimeSpec(Path(folder), longest, device, dtype, threads, dynamic=True)
     spec.check()
@@ -96,18 +100,19 @@ def _measured_apart(spec: RuntimeSpec, static: bool) -> Profile:
 
 def measure_profile(spec: RuntimeSpec, progress: Progress, static: bool = False) -> Profile:
     """The profile of the dynamic runtime `spec` against others. Times are the least of interleaved calls."""
-
     from pliant.kernels.encoder import compiled_classifier  # brings torch: a profile that is there is read without
 
-    def runtime(length: int, dynamic: bool) -> "Runtime":
-        return compiled_classifier.load(
-            spec.folder, length, device=spec.device, dtype=spec.dtype, threads=spec.threads, dynamic=dynamic
-        )
+    def runtime(length: int, dynamic: bool, compiling: bool = True) -> "Runtime":
+        options = {"device": spec.device, "dtype": spec.dtype, "threads": spec.threads}
+        return compiled_classifier.load(spec.folder, length, dynamic=dynamic, compiling=compiling, **options)
 
-    progress(f"compiling for any length up to {spec.max_length}", 0.0)
-    dynamic = runtime(spec.max_length, True)
     lengths = _grid(spec.max_length)
+    progress("loading the model", 0.0)
     packed = _packed(spec)
+    dynamic = runtime(spec.max_length, True, compiling=False)
+    if static or packed is None or _may_serve(dynamic, packed, lengths):
+        progress(f"compiling for any length up to {spec.max_length}", 0.0)
+        dynamic = runtime(spec.max_length, True)
     calls = [(each, length) for each in (dynamic, packed) if each for length in lengths]
     found = _rounds(calls, _CURVE_S, lambda done: progress("measuring every length", 0.3 + 0.2 * done))
     rounds, packed_s = found[:, : len(lengths)], found[:, len(lengths) :].min(axis=0)
@@ -138,12 +143,25 @@ def measure_profile(spec: RuntimeSpec, progress: Progress, static: bool = False)
         torch=version("torch"),
         lengths=lengths,
         dynamic_s=tuple(curve.tolist()),
+        compiled=dynamic.backend == "aoti",
         static_s=tuple(static_s.tolist()),
         static_at=tuple(measured),
         packed_s=tuple(packed_s.tolist()),
         passes=packed.times if packed else None,
         steps=steps,
     )
+
+
+def _may_serve(uncompiled: "Runtime", packed: PackedRuntime, lengths: Sequence[int]) -> bool:
+    """Whether it could be so much faster, once it is compiled, that it would serve."""
+    some = lengths[:: -(-len(lengths) // EVEN_BINS)]
+    uncompiled_s, packed_s = (
+        _rounds([(each, length) for each in (uncompiled, packed) for length in some], _POINT_S)
+        .min(axis=0)
+        .reshape(2, -1)
+        .mean(axis=1)
+    )
+    return bool(_FASTEST_DYNAMIC * uncompiled_s <= worthwhile_s("packed", packed_s))
 
 
 def _packed(spec: RuntimeSpec) -> PackedRuntime | None:

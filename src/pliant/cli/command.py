@@ -83,7 +83,7 @@ def profile(
     kind, reason = measured_kind(config, found) or ("static", "")
     lengths = Lengths(None, found, resident=kind != "static", longest=found.longest).current
     kinds = found.kinds
-    table = Table("tokens", *(f"{kind}, ms" for kind in kinds))
+    table = Table("tokens", *(f"{found.name(kind)}, ms" for kind in kinds))
     for length in sorted({*lengths, *found.static_at}):
         times = [found.service_s(length, kind) * 1e3 for kind in kinds]
         table.add_row(str(length), *(f"{time:.2f}" for time in times))

@@ -15,7 +15,7 @@ def plot(profile: Profile, bins: Sequence[int], path: Path) -> None:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for kind in profile.kinds:
-        label = "static, estimated" if kind == "static" else kind
+        label = "static, estimated" if kind == "static" else profile.name(kind)
         (line,) = axes.plot(profile.lengths, _milliseconds(profile, profile.lengths, kind), label=label)
         if kind == "static":
             at = profile.static_at

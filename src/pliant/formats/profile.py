@@ -36,7 +36,8 @@ class Profile(BaseModel):
 
     `dynamic_s[i]` is the seconds that a dynamic runtime takes for a text of `lengths[i]` tokens, `static_s[i]` those of
     a static runtime compiled for that many. Static times were measured at the lengths in `static_at`, and estimated
-    between them from the dynamic ones; there are none where a packed runtime leaves them no chance. `packed_s` are
+    between them from the dynamic ones; there are none where a packed runtime leaves them no chance. Where it leaves a
+    dynamic one none either, or nothing can be compiled, `dynamic_s` are those of the uncompiled model. `packed_s` are
     those of a packed runtime with one text; none if the model has none here; `passes` those of several texts together.
     `steps` are the last lengths before latency jumps: the staircase's edges, empty where there is none. `device` is the
     processor's name; `threads` are those of the CPU for one forward pass.
@@ -51,6 +52,8 @@ class Profile(BaseModel):
     torch: str
     lengths: tuple[PositiveInt, ...]
     dynamic_s: tuple[PositiveFloat, ...]
+    compiled: bool = True
+    """Whether the dynamic runtime is."""
     static_s: tuple[PositiveFloat, ...] = ()
     static_at: tuple[PositiveInt, ...] = ()
     packed_s: tuple[PositiveFloat, ...] = ()
@@ -86,6 +89,10 @@ class Profile(BaseModel):
         """Those that were measured; of two that take equally long the former serves."""
         return tuple(kind for kind, seconds in self._measured.items() if seconds)
 
+    def name(self, kind: RuntimeKind) -> str:
+        """What people should read for it."""
+        return "uncompiled" if kind == "dynamic" and not self.compiled else kind
+
     def service_s(self, length: int, kind: RuntimeKind) -> float:
         """Seconds for one text of `length` tokens on a runtime of this kind, a static one compiled for exactly that
         many.
@@ -118,7 +125,7 @@ class Profile(BaseModel):
 
     def reason(self, bins: Sequence[int] | None = None) -> str:
         """Why `fastest` says so, in a line."""
-        compared = ", ".join(f"{kind} {self.mean_s(kind, bins) * 1e3:.3g} ms" for kind in self.kinds)
+        compared = ", ".join(f"{self.name(kind)} {self.mean_s(kind, bins) * 1e3:.3g} ms" for kind in self.kinds)
         return f"{self.fastest(bins)}: a text of any length takes {compared} on average"
 
     @property
@@ -153,8 +160,9 @@ class Profile(BaseModel):
         steps = f"Latency jumps after {edges} tokens" if edges else "Latency rises with length without a staircase"
         if not self.static_s:
             saved = _compared(1 - self.mean_s("packed") / self.mean_s("dynamic"))
+            than, others = ("a dynamic one", "Static ones") if self.compiled else ("the uncompiled model", "Others")
             return (
-                f"{steps}. The packed runtime takes {saved} time than a dynamic one. Static ones could not "
+                f"{steps}. The packed runtime takes {saved} time than {than}. {others} could not "
                 f"save {_UNPACKED_PAYS:.0%} of its time, so none were compiled."
             )
         unpadded, padded = _compared(self.unpadded_saving), _compared(self.static_saving)
