@@ -103,8 +103,15 @@ def measure_profile(spec: RuntimeSpec, progress: Progress, static: bool = False)
     from pliant.kernels.encoder import compiled_classifier  # brings torch: a profile that is there is read without
 
     def runtime(length: int, dynamic: bool, compiling: bool = True) -> "Runtime":
-        options = {"device": spec.device, "dtype": spec.dtype, "threads": spec.threads}
-        return compiled_classifier.load(spec.folder, length, dynamic=dynamic, compiling=compiling, **options)
+        return compiled_classifier.load(
+            spec.folder,
+            length,
+            device=spec.device,
+            dtype=spec.dtype,
+            threads=spec.threads,
+            dynamic=dynamic,
+            compiling=compiling,
+        )
 
     lengths = _grid(spec.max_length)
     progress("loading the model", 0.0)
