@@ -230,7 +230,7 @@ def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) 
     if compiler is None:
         raise CannotCompileError(
             "No C++ compiler was found (CXX, g++ or clang++), so classifiers run uncompiled: answers are the same, but "
-            f"take longer, on CPUs about twice. Install {_NEEDED} and restart."
+            f"take longer, small models on CPUs by half. Install {_NEEDED} and restart."
         )
     threads = str(spec.threads)
     environment = {
@@ -255,7 +255,7 @@ def _compile_apart(spec: RuntimeSpec, urgency: Callable[[], float], into: Path) 
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise CannotCompileError(
             f"{spec.folder} could not be compiled for {'up to ' * spec.dynamic}{spec.max_length} tokens and runs "
-            f"uncompiled, on CPUs about half as fast. It takes {_NEEDED}. The compiler's process said: "
+            f"uncompiled, small models on CPUs a third slower. It takes {_NEEDED}. The compiler's process said: "
             f"{reason}"
         )
 
