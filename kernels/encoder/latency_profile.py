@@ -116,10 +116,10 @@ def measure_profile(spec: RuntimeSpec, progress: Progress, static: bool = False)
     lengths = _grid(spec.max_length)
     progress("loading the model", 0.0)
     packed = _packed(spec)
-    dynamic = runtime(spec.max_length, True, compiling=False)
-    if static or packed is None or _may_serve(dynamic, packed, lengths):
+    compiling = static or packed is None or _may_serve(runtime(spec.max_length, True, compiling=False), packed, lengths)
+    if compiling:
         progress(f"compiling for any length up to {spec.max_length}", 0.0)
-        dynamic = runtime(spec.max_length, True)
+    dynamic = runtime(spec.max_length, True, compiling)
     calls = [(each, length) for each in (dynamic, packed) if each for length in lengths]
     found = _rounds(calls, _CURVE_S, lambda done: progress("measuring every length", 0.3 + 0.2 * done))
     rounds, packed_s = found[:, : len(lengths)], found[:, len(lengths) :].min(axis=0)
@@ -162,13 +162,9 @@ def measure_profile(spec: RuntimeSpec, progress: Progress, static: bool = False)
 def _may_serve(uncompiled: "Runtime", packed: PackedRuntime, lengths: Sequence[int]) -> bool:
     """Whether it could be so much faster, once it is compiled, that it would serve."""
     some = lengths[:: -(-len(lengths) // EVEN_BINS)]
-    uncompiled_s, packed_s = (
-        _rounds([(each, length) for each in (uncompiled, packed) for length in some], _POINT_S)
-        .min(axis=0)
-        .reshape(2, -1)
-        .mean(axis=1)
-    )
-    return bool(_FASTEST_DYNAMIC * uncompiled_s <= worthwhile_s("packed", packed_s))
+    seconds = _rounds([(each, length) for each in (uncompiled, packed) for length in some], _POINT_S).min(axis=0)
+    uncompiled_s, packed_s = (float(each.mean()) for each in np.split(seconds, 2))
+    return _FASTEST_DYNAMIC * uncompiled_s <= worthwhile_s("packed", packed_s)
 
 
 def _packed(spec: RuntimeSpec) -> PackedRuntime | None:
