@@ -1,8 +1,9 @@
 """For all tests: no opinion about how fast the machine is, and an order in which workers (`pytest -n auto`) share them.
 
 The end-to-end tests of one cluster are one worker's, and begin first, as they take longest; every other file is whole
-one worker's, too, and the longest of those come next, so that no worker is left with one at the end. On one core all is
-one worker's, and its end-to-end tests come last: even an idle cluster takes a quarter of a core.
+one worker's, too, and the longest of those come next, so that no worker is left with one at the end. Then come other
+clusters, whose models are trained by that time. On one core all is one worker's, and its end-to-end tests come last:
+even an idle cluster takes a quarter of a core.
 """
 
 from __future__ import annotations
@@ -89,13 +90,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _place(item: pytest.Item) -> tuple[int, ...]:
     """Which part of the tests comes when, and which file when in it."""
     if not item.path.is_relative_to(E2E):
-        return 2 if _cores() > 1 else 0, item.path.name not in LONGEST
+        is_short = item.path.name not in LONGEST
+        return (3 if is_short else 1) if _cores() > 1 else 0, is_short
     order = [*FIRST, "", *LAST]
     place = order.index(item.path.name if item.path.name in order else "")
     first, *_ = item.path.relative_to(E2E).parts
     if first in APART:
-        return 1, APART.index(first), place
-    return 0 if _cores() > 1 else 2, place
+        return 2, APART.index(first), place
+    return 0 if _cores() > 1 else 3, place
 
 
 def _cores() -> int:
