@@ -123,7 +123,7 @@ def load(
         try:
             encoder = CpuEncoder(read, threads)
         except c_compiler.CompilerError as reason:
-            _warn_once("Encoders run about half as fast: %s.", str(reason))
+            _warn_once("Encoders compute in torch, which takes up to four times as long: %s.", str(reason))
         else:
             accepted = Accepted(max_length, shape.vocab, shape.token_types)
             encode = functools.partial(_encode, encoder)

@@ -64,8 +64,8 @@ def _load(folder: Path, max_length: int, exits: bool, options: dict[str, Any]) -
     slow = options.get("device", "cpu") == "cpu" and runtime.backend != "c"
     if slow and not (exits and runtime.encoder):
         raise CannotCompileError(
-            f"{folder} runs uncompiled, about half as fast: no C compiler was found that can compile our code. Install "
-            "one (apt-get install gcc) and restart."
+            f"{folder} runs uncompiled, which takes two to four times as long for short texts: no C compiler was found "
+            "that can compile our code. Install one (apt-get install gcc) and restart."
         )
     return runtime
 

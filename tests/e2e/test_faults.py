@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import time
 from collections import Counter
@@ -14,15 +12,13 @@ from functools import cache
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from e2e.cluster import Cluster, runs
 from e2e.faults import FAULTS, Fault, ordered
 from e2e.given_cascades import FIRST, STRICT
 from e2e.load import Load
-from numpy.typing import NDArray
-from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
+from support.images import base64_png
 from support.waiting import PATIENT_MS, wait_until
 
 from pliant.zoo import corpus, digits
@@ -71,17 +67,11 @@ def completion(model: str) -> Ask:
 @cache
 def surest(address: httpx.URL) -> list[str]:
     """CLIENTS images, encoded, of which the model is so sure that it says the same with fewer or more tokens."""
-    images = [encoded(pixels) for pixels in digits.held_out().images[:64]]
+    images = [base64_png(pixels) for pixels in digits.held_out().images[:64]]
     body = {"inputs": images, "parameters": {"task": "digit", "slo_ms": PATIENT_MS, "top_k": 1}}
     answers = httpx.post(address.join("/models/digits"), json=body, timeout=None).raise_for_status().json()
     scores = [answer[0]["score"] for answer in answers]
     return [images[index] for index in sorted(range(len(images)), key=scores.__getitem__)[-CLIENTS:]]
-
-
-def encoded(pixels: NDArray[np.uint8]) -> str:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def image(http: httpx.Client, index: int, slo_ms: float) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +14,7 @@ import tritonclient.http as triton
 from e2e.cluster import Cluster
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
-from PIL import Image
+from support.images import base64_png, png
 from support.vision_folders import change_tensors, task_folder
 from support.waiting import HANGS_AFTER_S, PATIENT_MS, wait_until
 from tritonclient.utils import InferenceServerException
@@ -30,12 +28,6 @@ NEEDS = ("digits",)
 PIXELS = digits.held_out().images
 SHOWN = digits.held_out().labels
 """The digits on `PIXELS`, which nothing has learned from."""
-
-
-def png(pixels: np.ndarray[Any, Any]) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def replicas(cluster: Cluster) -> dict[str, dict[str, Any]]:
@@ -102,7 +94,7 @@ def test_encoded_images_and_pixels_are_the_same_to_it(cluster: Cluster) -> None:
     ):
         assert binary.as_numpy("label").shape == (4, 2)
     body = {
-        "inputs": [base64.b64encode(png(image)).decode() for image in PIXELS[:3]],
+        "inputs": [base64_png(image) for image in PIXELS[:3]],
         "parameters": {"task": "digit", "slo_ms": PATIENT_MS, "top_k": 1},
     }
     answer = httpx.post(f"{cluster.address}/models/digits", json=body, timeout=HANGS_AFTER_S).json()
