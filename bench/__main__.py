@@ -56,16 +56,22 @@ def main() -> None:
         "--cells", nargs="+", metavar="CELL", help="of chaos only these faults, of cascade only these tasks"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--gpu",
+        type=Path,
+        metavar="FOLDER",
+        help="adapters, pages and vision simulate the GPU that was measured, too",
+    )
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="receives NAME.json and plots")
-    arguments = parser.parse_args()
+    asked = parser.parse_args()
     signal.signal(signal.SIGTERM, _end)
     facts = machine()
-    options = Options(arguments.quick, arguments.data, arguments.device, arguments.out, arguments.cells)
+    options = Options(asked.quick, asked.data, asked.device, asked.out, asked.cells, asked.gpu)
     try:
-        report: Report = importlib.import_module(_BENCHES[arguments.name]).run(options)
+        report: Report = importlib.import_module(_BENCHES[asked.name]).run(options)
     except (LoadError, PliantError) as error:
         sys.exit(str(error))
-    write(arguments.name, report, {**facts, "load_after": load_average()}, arguments.out)
+    write(asked.name, report, {**facts, "load_after": load_average()}, asked.out)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

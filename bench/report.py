@@ -23,13 +23,15 @@ _PACKAGES = ("torch", "ray", "transformers", "onnxruntime", "numpy")
 @dataclass(frozen=True)
 class Options:
     """What the command line asked for. `data` is a folder of public data sets; `device` is "cpu" or "cuda"; `cells` are
-    what the bench is to try, if not all."""
+    what the bench is to try, if not all; `gpu` is a folder of what `python -m bench gpu` measured, for simulations of
+    that GPU beside the paper's."""
 
     quick: bool
     data: Path | None
     device: str
     out: Path
     cells: list[str] | None = None
+    gpu: Path | None = None
 
 
 @dataclass(frozen=True)

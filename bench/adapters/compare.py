@@ -12,6 +12,7 @@ from pliant.bench.adapters import live, overhead, scaling, simulated
 from pliant.bench.adapters.runs import SCALE, Case, Runs
 from pliant.bench.adapters.simulated import Scale
 from pliant.bench.findings import Findings
+from pliant.bench.gpu.profiles import measured_gpu
 from pliant.bench.report import Options, Report, paper_and_here
 from pliant.simulation.llm import hardware
 
@@ -45,6 +46,7 @@ def run(options: Options) -> Report:
     """All of it, into one report; the table "paper / here" is printed."""
     plan = _QUICK if options.quick else _FULL
     case = Case(data=options.data)
+    gpu = measured_gpu(options.gpu) if options.gpu else None
     threads = torch.get_num_threads()
     found = Findings()
     with Progress(transient=True) as progress:
@@ -52,7 +54,7 @@ def run(options: Options) -> Report:
         with Runs(lambda: progress.advance(task)) as runs:
             found.add(simulated.repeat(runs, plan.main, case))
             found.add(scaling.repeat(runs, plan.others, case))
-            found.add(scaling.sensitivity(runs, plan.others, case))
+            found.add(scaling.sensitivity(runs, plan.others, case, gpu))
         progress.update(task, description="live")
         found.figures += overhead.measure(threads, *plan.overhead)
         found.figures += live.compare(plan.live, options.data, threads)

@@ -15,7 +15,7 @@ from pliant.bench.adapters.simulated import LOADS, Scale, Study, p50s, p99s, stu
 from pliant.bench.adapters.systems import NO_SCHEDULER, NO_SCHEDULER_THERE, OURS, PUBLISHED, S_LORA, System
 from pliant.bench.findings import Findings
 from pliant.bench.report import Row, median
-from pliant.simulation.llm.hardware import A100, FIGURE_4_BYTES_PER_S, LLAMA_7B, LLAMA_13B, LLAMA_30B, Model
+from pliant.simulation.llm.hardware import A100, FIGURE_4_BYTES_PER_S, LLAMA_7B, LLAMA_13B, LLAMA_30B, Gpu, Model
 
 
 class _Size(NamedTuple):
@@ -47,9 +47,10 @@ class Variant:
     """The same with our cache."""
 
 
-def variants(case: Case) -> list[Variant]:
+def variants(case: Case, gpu: Gpu | None = None) -> list[Variant]:
     """The link at half and twice its bandwidth, or as slow as Figure 4 has it; lengths as they are in the trace; more
-    adapters than fit; with data another popularity; and S-LoRA as its code has it, not its policy alone."""
+    adapters than fit; with data another popularity; S-LoRA as its code has it, not its policy alone; and a `gpu` that
+    was measured, with the paper's adapters for 80 GB."""
     bandwidth = case.costs.link.bytes_per_s
     slow = _with_link(case, FIGURE_4_BYTES_PER_S)
     found = [
@@ -63,13 +64,15 @@ def variants(case: Case) -> list[Variant]:
     ]
     if case.data:
         found.append(Variant("recorded_popularity", replace(case, recorded=True)))
+    if gpu:
+        found.append(Variant("gpu", replace(case, costs=replace(case.costs, gpu=gpu), adapters=_SIZES[0].adapters)))
     return found
 
 
-def sensitivity(runs: Runs, scale: Scale, case: Case) -> Findings:
+def sensitivity(runs: Runs, scale: Scale, case: Case, gpu: Gpu | None = None) -> Findings:
     """The main figures once more for each variant, each against its own X."""
     found = Findings()
-    for variant in variants(case):
+    for variant in variants(case, gpu):
         name = variant.name
         this, gain = study(runs, scale, variant.case, variant.slora)
         slora, ours = this.at(LOADS["high"], variant.slora, OURS)

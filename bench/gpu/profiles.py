@@ -1,8 +1,8 @@
 """What stages measured, in the forms that simulations read.
 
-profile-gpu.json has the arguments of `pliant.simulation.llm.hardware.Gpu`, with what was measured in place of what the
-maker says. profile-vision.json is for `pliant.bench.vision.profiles.read`, with the accuracies of the paper's tasks, as
-weights are random here.
+profile-gpu.json is a `pliant.simulation.llm.hardware.Gpu`, with what was measured in place of what the maker says.
+profile-vision.json is a `pliant.bench.vision.profiles.Profile`, with the accuracies of the paper's tasks: weights are
+random here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pliant.bench.vision import profiles
+from pliant.bench.vision.profiles import Profile
+from pliant.errors import PliantError
 from pliant.simulation.llm.hardware import Gpu
+
+_GPU = "profile-gpu.json"
+_VISION = "profile-vision.json"
 
 
 def write(out: Path) -> None:
@@ -22,7 +27,7 @@ def write(out: Path) -> None:
     figures, device = probe["figures"], probe["device"]
     if {"bytes_per_s", "flops"} <= figures.keys() and "memory_bytes" in device:
         gpu = Gpu(device["name"], device["memory_bytes"], figures["bytes_per_s"], figures["flops"])
-        (out / "profile-gpu.json").write_text(json.dumps(asdict(gpu), indent=1) + "\n")
+        (out / _GPU).write_text(json.dumps(asdict(gpu), indent=1) + "\n")
     if vision["tables"]:
         table = list(vision["tables"].values())[-1]  # prepared, if it came to that
         measured = profiles.measured(
@@ -32,7 +37,24 @@ def write(out: Path) -> None:
             table["seconds"],
             profiles.paper().accuracies,
         )
-        profiles.write(measured, out / "profile-vision.json")
+        profiles.write(measured, out / _VISION)
+
+
+def measured_gpu(folder: Path) -> Gpu:
+    """What `write` left there. Raises PliantError if it left none."""
+    return Gpu(**json.loads(_written(folder, _GPU, "probe").read_text()))
+
+
+def measured_vision(folder: Path) -> Profile:
+    """As `measured_gpu`, of a vision transformer on it."""
+    return profiles.read(_written(folder, _VISION, "vision"))
+
+
+def _written(folder: Path, name: str, stage: str) -> Path:
+    file = folder / name
+    if not file.exists():
+        raise PliantError(f"{file} is not there; python -m bench gpu --stages {stage} --out {folder} writes it")
+    return file
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -15,9 +15,10 @@ import numpy as np
 
 from pliant.bench.adapters.workload import Lengths, population
 from pliant.bench.adapters.workload import conversations as azure
+from pliant.bench.gpu.profiles import measured_gpu
 from pliant.bench.pages import workload
 from pliant.bench.report import Figure, Options, Report, ratio
-from pliant.simulation.llm.hardware import A40, A100, LLAMA_7B, Costs
+from pliant.simulation.llm.hardware import A40, A100, LLAMA_7B, Costs, Gpu
 from pliant.simulation.llm.one_pass import Answered, Keep, Replica, Turn, simulate
 
 SLO = 5.0
@@ -61,24 +62,24 @@ class _Bench:
     def all(self, jobs: Sequence[tuple[Replica, Sequence[Turn], Sequence[int]]]) -> list[Answered]:
         return list(self._pool.map(simulate, *zip(*jobs, strict=True)))
 
-    def capacity(self) -> list[Figure]:
+    def capacity(self, replica: Replica, scale: float, suffix: str = "") -> list[Figure]:
         """Requests a second within both objectives, with the predictor that ships: in one pass over in two, and by the
-        default scheduler over the others."""
-        plan = self._plan
-        ours = replace(_A40, most=int(self._lengths.outputs.max()))
+        default scheduler over the others. Lengths are scaled."""
+        plan, lengths = self._plan, self._azure.scaled(scale)
+        ours = replace(replica, most=int(lengths.outputs.max()))
         others: dict[str, Replica] = {
             "two_passes": replace(ours, apart=True),
             "fifo": replace(ours, scheduler="fifo"),
             "sjf": replace(ours, scheduler="sjf"),
         }
-        alone = self._pool.submit(simulate, ours, _alone(self._lengths)).result()
+        alone = self._pool.submit(simulate, ours, _alone(lengths)).result()
         slo_s = SLO * float(np.quantile(alone.first_s, 0.99))
         wanted = [(replica, seed) for replica in (ours, *others.values()) for seed in plan.seeds]
         low, high = [2.0] * len(wanted), [24.0] * len(wanted)
         for _ in range(plan.rounds):
             rates = [math.sqrt(least * most) for least, most in zip(low, high, strict=True)]
             jobs = [
-                (replica, workload.singles(rate, plan.seconds, self._lengths, seed), ())
+                (replica, workload.singles(rate, plan.seconds, lengths, seed), ())
                 for (replica, seed), rate in zip(wanted, rates, strict=True)
             ]
             for index, answered in enumerate(self.all(jobs)):
@@ -88,7 +89,7 @@ class _Bench:
         of = [found[at : at + len(plan.seeds)] for at in range(0, len(found), len(plan.seeds))]
         return [
             ratio(
-                f"capacity_within_slo_vs_{name}",
+                f"capacity_within_slo_vs_{name}{suffix}",
                 of[0],
                 theirs,
                 ">= 1.15" if name == "two_passes" else ">= 1",
@@ -97,17 +98,17 @@ class _Bench:
             for name, theirs in zip(others, of[1:], strict=True)
         ]
 
-    def at_once(self) -> list[Figure]:
+    def at_once(self, replica: Replica, suffix: str = "") -> list[Figure]:
         """Requests that run at a time when as many as can do, over slots that hold the longest; lengths unscaled."""
         longest = int(self._azure.prompts.max() + self._azure.outputs.max())
-        slots = _A40.machine.memory // LLAMA_7B.token_bytes // longest
+        slots = replica.machine.memory // LLAMA_7B.token_bytes // longest
         jobs = [
             (
-                replace(_A40, rows=rows, tpot_s=math.inf),
+                replace(replica, rows=rows, tpot_s=math.inf),
                 workload.singles(1e3, self._plan.burst / 1e3, self._azure, seed),
                 (),
             )
-            for rows in (_A40.rows, slots)
+            for rows in (replica.rows, slots)
             for seed in self._plan.seeds
         ]
         results = self.all(jobs)
@@ -115,14 +116,14 @@ class _Bench:
         beside = f"{slots} slots of {longest} tokens; preempted: {sum(one.preemptions for one in pages)}"
         return [
             ratio(
-                "requests_at_once_vs_slots",
+                f"requests_at_once_vs_slots{suffix}",
                 [one.running for one in pages],
                 [one.running for one in slotted],
                 ">= 2",
                 beside,
             ),
             ratio(
-                "throughput_vs_slots",
+                f"throughput_vs_slots{suffix}",
                 [one.end_s for one in slotted],
                 [one.end_s for one in pages],
                 "",
@@ -190,15 +191,23 @@ class _Bench:
             ratio("boundless_memory_vs_best_single", bound, single, "", "nothing is ever evicted"),
         ]
 
+    def measured(self, gpu: Gpu) -> list[Figure]:
+        """On a GPU that was measured, with lengths as they are."""
+        replica = Replica(Costs(gpu, LLAMA_7B), tpot_s=TPOT_S)
+        turns = self._turns("second_turn_ttft_vs_cold_gpu", replica, self._azure, 2.0)
+        return [*self.capacity(replica, 1.0, "_gpu"), *self.at_once(replica, "_gpu"), turns]
+
 
 def run(options: Options) -> Report:
     """All of it, into one report."""
     plan = _QUICK if options.quick else _FULL
     with _pool() as pool:
         bench = _Bench(plan, options.data, pool)
-        figures = [*bench.capacity(), *bench.at_once(), *bench.turns(), *bench.caches()]
+        figures = [*bench.capacity(_A40, SCALE), *bench.at_once(_A40), *bench.turns(), *bench.caches()]
         if options.data:
             figures.append(bench.shared(options.data))
+        if options.gpu:
+            figures += bench.measured(measured_gpu(options.gpu))
     settings = {"slo": SLO, "tpot_s": TPOT_S, "length_scale": SCALE, "turns": TURNS, "adapters": ADAPTERS}
     return Report(figures, {**asdict(plan), **settings, "replica": asdict(_A40)}, {})
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from pliant.bench.findings import Findings
+from pliant.bench.gpu.profiles import measured_vision
 from pliant.bench.report import Options, Report, paper_and_here
 from pliant.bench.vision import decisions, digits, live, merging, profiles, real_tasks, second_passes, simulated
 from pliant.bench.vision.profiles import Profile
@@ -20,7 +21,7 @@ class _Plan:
     paper: Scale
     """For the paper's machine."""
     here: Scale
-    """For this one, which may be many times as fast as its models are small: as many queries come in less time."""
+    """For machines that may be many times as fast: as many queries come in less time."""
     decisions: int
     """Repetitions for each kind of queue."""
     instances: tuple[int, float]
@@ -50,6 +51,8 @@ def run(options: Options) -> Report:
         devices = [(profiles.paper(), plan.paper, ""), (digits.profile(), plan.here, "_digits")]
         if (real := real_tasks.profile(options)) is not None:
             devices.append((real, plan.here, "_real"))
+        if options.gpu:
+            devices.append((measured_vision(options.gpu), plan.here, "_gpu"))
         progress.update(task, description="simulated runs")
         with Runs(lambda: progress.advance(task)) as runs:
             for profile, scale, suffix in devices:

@@ -18,7 +18,7 @@ from support.waiting import PROCESS_HANGS_AFTER_S
 from pliant.bench.gpu import bare, compare, decoder_check, decoders, profiles
 from pliant.bench.gpu.compare import LIMITS_S
 from pliant.bench.gpu.record import Record
-from pliant.bench.vision.profiles import read
+from pliant.errors import PliantError
 from pliant.simulation.llm.hardware import LLAMA_7B, Costs, Gpu
 
 FIGURES = {
@@ -70,7 +70,7 @@ def test_a_stage_that_is_not_done_in_time_is_ended_and_the_next_one_runs(
     assert compare.main(["--dry", "--stages", "engine", "vision", "--out", str(tmp_path)]) == 1
     assert "not done within" in load(tmp_path / "engine.json")["errors"]["stage"]
     assert not load(tmp_path / "vision.json")["errors"]
-    assert read(tmp_path / "profile-vision.json").per_s() > 0
+    assert profiles.measured_vision(tmp_path).per_s() > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
@@ -121,10 +121,11 @@ def test_the_probe_gives_simulations_a_gpu(tmp_path: Path) -> None:
     record.figures.update(bytes_per_s=2e12, flops=5e14)
     record.save()
     profiles.write(tmp_path)
-    measured = Gpu(**load(tmp_path / "profile-gpu.json"))
+    measured = profiles.measured_gpu(tmp_path)
     assert measured == Gpu("a GPU", 80 * 2**30, 2e12, 5e14)
     assert Costs(measured, LLAMA_7B).decode_s(1, 100, 0) > 0
-    assert not (tmp_path / "profile-vision.json").exists()
+    with pytest.raises(PliantError, match=r"profile-vision.json is not there; .* --stages vision"):
+        profiles.measured_vision(tmp_path)
 
 
 def test_kernels_here_compute_what_the_readable_ones_do() -> None:
