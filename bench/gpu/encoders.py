@@ -11,21 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from pliant.bench.gpu import saved
 from pliant.bench.gpu.record import Record
 from pliant.bench.gpu.scale import Scale
-from pliant.cache import cache_folder, made_once
 from pliant.kernels.encoder import compiled_classifier, packed_runtime
 from pliant.kernels.encoder.exits import Exits
 from pliant.kernels.encoder.texts import Stop, Text
 from pliant.models.decoder_info import read_json
-from pliant.torchvision_ops import declare
 
-_SHAPES: dict[str, dict[str, int]] = {
-    "BERT-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
-    "MiniLM": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
-}
-_TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-_LONGEST = 512
+_LONGEST = saved.LONGEST
 _LENGTHS = tuple(range(64, _LONGEST + 1, 64))
 _STATIC = (64, 512, 128, 256)
 _TOGETHER = (1, 8, 32, 128)
@@ -33,9 +27,9 @@ _TOGETHER = (1, 8, 32, 128)
 
 def run(record: Record, scale: Scale) -> None:
     """Packed runtimes first, as static and dynamic ones are compared with them."""
-    shapes = {"BERT-base": _TINY} if scale.dry else _SHAPES
+    names = ("BERT-base",) if scale.dry else tuple(saved.CLASSIFIERS)
     lengths, static, together = ((16, 32), (16,), (1, 2)) if scale.dry else (_LENGTHS, _STATIC, _TOGETHER)
-    folders = {name: _folder(name, sizes, scale.dry) for name, sizes in shapes.items()}
+    folders = {name: saved.classifier(name, scale.dry) for name in names}
     for name, folder in folders.items():
         with record.part(f"{name}, packed"):
             _packed(record, name, folder, scale, lengths, together)
@@ -113,17 +107,3 @@ def _runtime(folder: Path, longest: int, scale: Scale, **options: Any) -> compil
 
 def _ids(length: int) -> np.ndarray:
     return np.random.default_rng(length).integers(5, 400, length)
-
-
-def _folder(name: str, sizes: dict[str, int], dry: bool) -> Path:
-    """A classifier of these sizes with random weights, made once."""
-
-    def make(into: Path) -> None:
-        declare()
-        from transformers import AutoConfig, AutoModelForSequenceClassification
-
-        models: Any = AutoModelForSequenceClassification
-        options = {**sizes, "vocab_size": 400 if dry else 30522, "max_position_embeddings": _LONGEST, "num_labels": 2}
-        models.from_config(AutoConfig.for_model("bert", **options)).save_pretrained(into)
-
-    return made_once(cache_folder() / "bench" / f"random-{name}{'-tiny' * dry}", make)

@@ -75,16 +75,16 @@ def _save(size: Size, dtype: str, folder: Path) -> None:
     )
     model = LlamaForCausalLM(config).to(getattr(torch, dtype))
     model.save_pretrained(folder)
-    _tokenizer(size.vocab).save(str(folder / "tokenizer.json"))
+    tokenizer(size.vocab).save(str(folder / "tokenizer.json"))
 
 
-def _tokenizer(vocab: int) -> Tokenizer:
+def tokenizer(vocab: int) -> Tokenizer:
     """A vocabulary of bytes and made-up words, each id a token that can be written out."""
     words = [f"Ġw{index}" for index in range(vocab - len(_BYTES))]
-    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate([*_BYTES, *words])}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
+    made = Tokenizer(models.BPE({token: index for index, token in enumerate([*_BYTES, *words])}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return made
 
 
 def _save_gguf(size: Size, folder: Path, path: Path) -> None:
