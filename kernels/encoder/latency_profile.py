@@ -116,10 +116,10 @@ def measure_profile(spec: RuntimeSpec, progress: Progress, static: bool = False)
     lengths = _grid(spec.max_length)
     progress("loading the model", 0.0)
     packed = _packed(spec)
-    compiling = static or packed is None or _may_serve(runtime(spec.max_length, True, compiling=False), packed, lengths)
-    if compiling:
+    dynamic = runtime(spec.max_length, True, compiling=False) if packed and not static else None
+    if packed is None or dynamic is None or _may_serve(dynamic, packed, lengths):
         progress(f"compiling for any length up to {spec.max_length}", 0.0)
-    dynamic = runtime(spec.max_length, True, compiling)
+        dynamic = runtime(spec.max_length, True)
     calls = [(each, length) for each in (dynamic, packed) if each for length in lengths]
     found = _rounds(calls, _CURVE_S, lambda done: progress("measuring every length", 0.3 + 0.2 * done))
     rounds, packed_s = found[:, : len(lengths)], found[:, len(lengths) :].min(axis=0)

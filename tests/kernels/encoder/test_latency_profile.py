@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -150,8 +151,11 @@ def test_nothing_is_compiled_that_a_packed_runtime_leaves_no_chance(
     times = PassTimes(counts=(1,), lengths=(512,), seconds=((smooth(512),),))
     monkeypatch.setattr(latency_profile.packed_runtime, "suits", lambda _folder, **_: True)
     monkeypatch.setattr(latency_profile.timed_runtime, "load", lambda *_, **__: Packed(folder, times))
+    load = Mock(wraps=compiled_classifier.load)
+    monkeypatch.setattr(compiled_classifier, "load", load)
     made = measure_profile(RuntimeSpec(folder, 512, dynamic=True), lambda _text, _done: None, static)
     assert [each for each in asked if each[1] != "packed"] == asked_for
+    assert sum(not call.kwargs.get("compiling", True) for call in load.mock_calls) == (not static)
     assert made.fastest() == serves
     assert made.static_pays == (takes == 0.5)
     assert ("none were compiled" in made.summary()) == (len(asked_for) <= 1)
