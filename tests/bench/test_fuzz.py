@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import random
 from pathlib import Path
 
 import httpx
 from hypothesis import strategies as st
 from PIL import Image
+from support.images import encoded
 
 from pliant.bench.fuzz.bodies import BODIES, MOST_BYTES, PAGES, Request, dump
 from pliant.bench.fuzz.campaign import Campaign
@@ -55,9 +55,3 @@ def test_no_request_with_images_takes_more_than_64_mb(tmp_path: Path) -> None:
         found = campaign.block(st.just(Request("POST", address, address, body)), 2, 0)
     assert found.statuses == {200: 1}
     assert found.peak_mb < 64
-
-
-def encoded(image: Image.Image, **options: int) -> bytes:
-    into = io.BytesIO()
-    image.save(into, "PNG", **options)
-    return into.getvalue()

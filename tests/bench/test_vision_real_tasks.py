@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from support.images import encoded
 
 from pliant.bench.vision import real_tasks, real_tasks_backbone
 from pliant.bench.vision.merging_speed import Case, measure
@@ -72,9 +73,7 @@ def test_the_sets_are_read_as_rgb_of_one_size(tmp_path: Path) -> None:
     (tmp_path / "eurosat").mkdir()
     with zipfile.ZipFile(tmp_path / "eurosat" / "eurosat_rgb_200_per_class_jpeg.zip", "w") as archive:
         for label in ("Forest", "River"):
-            image = io.BytesIO()
-            Image.new("RGB", (64, 64), "green").save(image, "JPEG")
-            archive.writestr(f"{label}/{label}_1.jpg", image.getvalue())
+            archive.writestr(f"{label}/{label}_1.jpg", encoded(Image.new("RGB", (64, 64), "green"), "JPEG"))
     read = {task.name: task.read(tmp_path) for task in TASKS}
     assert {name: found.images.shape for name, found in read.items()} == {
         "cifar10": (10, 32, 32, 3),

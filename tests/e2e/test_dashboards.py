@@ -5,9 +5,7 @@ Without a prometheus this is skipped, but where $PLIANT_PROMETHEUS is set to `re
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import os
 import re
 import shutil
@@ -17,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from e2e.cluster import Cluster
 from e2e.load import Load
-from PIL import Image
+from support.images import base64_png
 from support.waiting import HANGS_AFTER_S, PATIENT_MS, wait_until
 
 from pliant.bench.ray_session import free_port
@@ -44,14 +43,7 @@ EVENTS = {
 """Metrics of which nothing is there before what they count has happened."""
 
 
-def image() -> str:
-    """A small black one."""
-    file = io.BytesIO()
-    Image.new("L", (8, 8)).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
-
-
-IMAGE = image()
+IMAGE = base64_png(np.zeros((8, 8), np.uint8))
 
 
 @pytest.fixture(scope="module")

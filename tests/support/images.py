@@ -10,10 +10,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 
-def png(pixels: NDArray[Any]) -> bytes:
+def encoded(image: Image.Image, format_: str = "PNG", **options: Any) -> bytes:
+    """The file that Pillow saves with these `options`."""
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
+    image.save(file, format_, **options)
     return file.getvalue()
+
+
+def png(pixels: NDArray[Any]) -> bytes:
+    return encoded(Image.fromarray(pixels))
 
 
 def base64_png(pixels: NDArray[Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import io
 import struct
 import warnings
 import zlib
@@ -19,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.images import encoded
 
 from pliant.deployments.http import images
 from pliant.deployments.http.images import FORMATS, ImageError, ImageReader
@@ -66,12 +66,6 @@ def status_mb(key: str) -> float:
 
 def picture(width: int = 50, height: int = 40, mode: str = "RGB") -> Image.Image:
     return Image.fromarray(RNG.integers(0, 256, (height, width, 3), dtype=np.uint8)).convert(mode)
-
-
-def encoded(image: Image.Image, format_: str = "PNG", **options: Any) -> bytes:
-    into = io.BytesIO()
-    image.save(into, format_, **options)
-    return into.getvalue()
 
 
 def chunk(name: bytes, data: bytes) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import struct
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ import tritonclient.http as triton
 from huggingface_hub import ImageClassificationOutputElement
 from huggingface_hub.inference._providers import get_provider_helper
 from PIL import Image
+from support.images import encoded
 from support.scripted_vision import INFO, Replicas, TaskPlanner, report, service, task
 from support.tenants import keyed
 
@@ -34,9 +34,7 @@ SHAPE = (INFO.height, INFO.width, 3)
 
 
 def picture(shade: int = 255) -> bytes:
-    into = io.BytesIO()
-    Image.new("RGB", (20, 16), (shade,) * 3).save(into, "PNG")
-    return into.getvalue()
+    return encoded(Image.new("RGB", (20, 16), (shade,) * 3))
 
 
 def pixels(*shades: int, dtype: Any = np.uint8) -> Any:
@@ -90,10 +88,9 @@ async def test_the_hugging_face_client(parameters: dict[str, Any]) -> None:
 async def test_large_requests_and_answers() -> None:
     labels = tuple(map(str, range(2_000)))
     noise = np.random.default_rng(0).integers(0, 256, (150, 150, 3), np.uint8)
-    into = io.BytesIO()
-    Image.fromarray(noise).save(into, "PNG", compress_level=0)
+    image = encoded(Image.fromarray(noise), compress_level=0)
     async with gateway(None, task(labels=labels)) as http:
-        answer = await http.post(CLASSIFY, json={"inputs": [b64(into.getvalue())]})
+        answer = await http.post(CLASSIFY, json={"inputs": [b64(image)]})
         assert [len(each) for each in answer.json()] == [2_000]
         answer = await http.post(CLASSIFY, json={"inputs": [b64(picture())] * 3})
         assert [len(each) for each in answer.json()] == [2_000] * 3
