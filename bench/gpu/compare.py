@@ -28,6 +28,7 @@ LIMITS_S = {
     "engine": 210,
     "encoders": 330,
     "vision": 180,
+    "serving": 300,
 }
 """How long each stage may take, in the order in which they run."""
 _TO_STOP_S = 5

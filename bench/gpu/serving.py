@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,15 @@ from pliant.bench.gpu import saved
 from pliant.bench.gpu.record import Record
 from pliant.bench.gpu.scale import Scale
 
-TEXTS, IMAGES, CHAT = "sentiment", "images", "chat"
 _MODEL = "8B"
+
+
+class Services(NamedTuple):
+    """Their names."""
+
+    texts: str = "sentiment"
+    images: str = "images"
+    chat: str = "chat"
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ def run(record: Record, scale: Scale) -> None:
         with cluster({"pliant": build(args)}, torch.cuda.device_count()) as address:
             record.figures["ready_s"] = time.perf_counter() - begun
             record.save()
-            asyncio.run(measure(record, f"{address}/pliant", work))
+            asyncio.run(measure(record, f"{address}/pliant", work, Services()))
             asyncio.run(lose_a_replica(record, f"{address}/pliant", work))
 
 
@@ -78,15 +85,16 @@ def _services(scale: Scale) -> dict[str, dict[str, Any]]:
     chat = {"kind": "llm", "model": str(saved.decoder(name, scale)), "replicas": 2, "slots": 32, "max_length": 1024}
     texts = {"kind": "encoder", "model": str(saved.classifier("BERT-base", scale.dry)), "lengths": "auto"}
     images = {"kind": "vision", "model": str(saved.vision_transformer(scale.dry))}
+    names = Services()
     return {
-        TEXTS: {**texts, "replicas": 1, "slo_ms": 1000, **shared(0.1)},
-        IMAGES: {**images, "replicas": 1, **shared(0.1)},
-        CHAT: {**chat, **shared(0.4)},
+        names.texts: {**texts, "replicas": 1, "slo_ms": 1000, **shared(0.1)},
+        names.images: {**images, "replicas": 1, **shared(0.1)},
+        names.chat: {**chat, **shared(0.4)},
     }
 
 
-async def measure(record: Record, address: str, work: Work) -> None:
-    """Each service by itself. Raises LoadError unless all are answered."""
+async def measure(record: Record, address: str, work: Work, services: Services) -> None:
+    """Each of the `services` by itself. Raises LoadError unless all are answered."""
     from pliant.bench.load import Block, closed_loop, session
 
     def note(name: str, block: Block) -> None:
@@ -96,17 +104,19 @@ async def measure(record: Record, address: str, work: Work) -> None:
 
     text = json.dumps({"inputs": "w1 w2 w3 w4 w5 w6 w7 w8"}).encode()
     image = json.dumps({"inputs": _png(work.side)}).encode()
+    sent = {"texts": (services.texts, text, work.texts), "images": (services.images, image, work.images)}
     async with session() as http:
-        for name, body, count in ((TEXTS, text, work.texts), (IMAGES, image, work.images)):
+        for kind, (name, body, count) in sent.items():
             for clients in (1, 16):
-                url, some = f"{address}/models/{name}", [body] * max(1, count * clients // 16)
-                note(f"{name}, {clients} at once", await closed_loop(http, url, some, clients))
-            record.figures[f"{name}_per_s"] = record.tables[f"{name}, 16 at once"]["answers_per_s"]
+                some = [body] * max(1, count * clients // 16)
+                note(f"{kind}, {clients} at once", await closed_loop(http, f"{address}/models/{name}", some, clients))
+            record.figures[f"{kind}_per_s"] = record.tables[f"{kind}, 16 at once"]["answers_per_s"]
         for count in work.streams:
             begun = time.perf_counter()
-            found = await asyncio.gather(*(_stream(http, address, work, number) for number in range(count)))
+            streams = (_stream(http, address, services.chat, work, number) for number in range(count))
+            found = await asyncio.gather(*streams)
             tokens_per_s = sum(one.tokens for one in found) / (time.perf_counter() - begun)
-            record.tables[f"{CHAT}, {count} at once"] = {**_medians(found), "tokens_per_s": tokens_per_s}
+            record.tables[f"chat, {count} at once"] = {**_medians(found), "tokens_per_s": tokens_per_s}
             record.save()
         record.figures["tokens_per_s"] = tokens_per_s
 
@@ -118,10 +128,12 @@ async def lose_a_replica(record: Record, address: str, work: Work) -> None:
     from pliant.bench.load import LoadError, session
     from pliant.bench.start.processes import command, kind
 
+    chat = Services().chat
     processes = psutil.Process().children(recursive=True)
-    replicas = [process for process in processes if kind(command(process)) == f"replicas of {CHAT}"]
+    replicas = [process for process in processes if kind(command(process)) == f"replicas of {chat}"]
     async with session() as http:
-        answers = [asyncio.create_task(_stream(http, address, work, number)) for number in range(max(work.streams))]
+        streams = (_stream(http, address, chat, work, number) for number in range(max(work.streams)))
+        answers = [asyncio.create_task(stream) for stream in streams]
         await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED, timeout=work.answer * 2e-3)
         replicas[0].kill()
         found = await asyncio.gather(*answers, return_exceptions=True)
@@ -132,12 +144,12 @@ async def lose_a_replica(record: Record, address: str, work: Work) -> None:
         raise unexpected[0]
 
 
-async def _stream(http: Any, address: str, work: Work, number: int) -> Stream:
+async def _stream(http: Any, address: str, service: str, work: Work, number: int) -> Stream:
     """Raises LoadError unless the answer comes whole."""
     from pliant.bench.load import LoadError
 
     words = " ".join(f"w{number + word}" for word in range(work.prompt))
-    body = {"model": CHAT, "prompt": words, "max_tokens": work.answer, "ignore_eos": True, "temperature": 0}
+    body = {"model": service, "prompt": words, "max_tokens": work.answer, "ignore_eos": True, "temperature": 0}
     usage: dict[str, int] = {}
     times: list[float] = []
     begun = time.perf_counter()

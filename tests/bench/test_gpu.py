@@ -111,6 +111,11 @@ def test_without_the_wheels_the_engine_is_skipped_and_says_why() -> None:
     assert done.stdout.split() == ["pydantic"], done.stderr
 
 
+def test_without_ray_serving_is_skipped_and_says_why(tmp_path: Path) -> None:
+    assert compare.run("serving", tmp_path, True, PROCESS_HANGS_AFTER_S)
+    assert load(tmp_path / "serving.json")["skipped"] == {"serving": "ray is not installed"}
+
+
 def test_what_was_imported_cannot_be_hidden() -> None:
     with pytest.raises(RuntimeError, match="torch"):
         bare.hide(("torch",))

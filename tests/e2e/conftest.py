@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 import yaml
+from support.waiting import HANGS_AFTER_S, PATIENT_MS, PROCESS_HANGS_AFTER_S
+
 from e2e import answers, faults, given_cascades
 from e2e.adapter_oracle import NAME, Oracle
 from e2e.application import IMPORT_PATH
 from e2e.cluster import ROOT, Cluster, serving
-from support.waiting import HANGS_AFTER_S, PATIENT_MS, PROCESS_HANGS_AFTER_S
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +35,7 @@ def faults_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory, oracle: Oracle, faults_folder: None) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster")
     content = yaml.safe_load((ROOT / "cluster.yaml").read_text())

@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from e2e.cluster import Cluster
-from e2e.load import Load
 from support.images import base64_png
 from support.waiting import HANGS_AFTER_S, PATIENT_MS, wait_until
 
+from e2e.cluster import Cluster
+from e2e.load import Load
 from pliant.bench.ray_session import free_port
 from pliant.dashboards.boards import BOARDS
 from pliant.dashboards.files import RAY_S_LIST, write

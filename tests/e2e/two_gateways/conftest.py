@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.encoder_models import save, save_pooling
+from support.waiting import PATIENT_MS, PROCESS_HANGS_AFTER_S
+
 from e2e.application import IMPORT_PATH
 from e2e.cluster import ROOT, Cluster, serving
 from e2e.pretend_nodes import LENGTHS, model
 from e2e.scaled import POLICY, SLEEPING, TOLD
-from support.encoder_models import save, save_pooling
-from support.waiting import PATIENT_MS, PROCESS_HANGS_AFTER_S
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +38,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return old, new
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(
     told: Path, versions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, faults_folder: None
 ) -> Iterator[Cluster]:

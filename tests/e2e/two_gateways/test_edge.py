@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from e2e.cluster import Cluster
 from support.waiting import HANGS_AFTER_S, PATIENT_MS, wait_until
 
+from e2e.cluster import Cluster
 from pliant import haproxy
 
 CLIENTS, REQUESTS = 4, 200

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import httpx
 import yaml
-from e2e.cluster import Cluster
-from e2e.load import Load
 from support.waiting import PROCESS_HANGS_AFTER_S, wait_until
 
+from e2e.cluster import Cluster
+from e2e.load import Load
 from pliant.models.revision import revision
 
 

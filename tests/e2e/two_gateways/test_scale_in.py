@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
+from support.waiting import wait_until
+
 from e2e.cluster import Cluster
 from e2e.load import Load
 from e2e.pretend_nodes import LENGTHS, LONG, SHORT
 from e2e.scaled import SLEEPING
-from support.waiting import wait_until
 
 
 def ask(http: httpx.Client, number: int) -> str:
