@@ -15,7 +15,7 @@ import torch
 from support.caches import with_libraries
 from support.waiting import PROCESS_HANGS_AFTER_S
 
-from pliant.bench.gpu import bare, compare, decoder_check, decoders, profiles
+from pliant.bench.gpu import bare, bundle, compare, decoder_check, decoders, profiles
 from pliant.bench.gpu.compare import LIMITS_S
 from pliant.bench.gpu.record import Record
 from pliant.errors import PliantError
@@ -114,6 +114,12 @@ def test_without_the_wheels_the_engine_is_skipped_and_says_why() -> None:
 def test_without_ray_serving_is_skipped_and_says_why(tmp_path: Path) -> None:
     assert compare.run("serving", tmp_path, True, PROCESS_HANGS_AFTER_S)
     assert load(tmp_path / "serving.json")["skipped"] == {"serving": "ray is not installed"}
+
+
+def test_what_is_brought_along_is_what_an_image_lacks() -> None:
+    needed = bundle.needed("pliant", "3.12")
+    assert {"ray", "fastapi", "grpcio-reflection", "uvicorn", "httptools", "timm", "pydantic-core"} <= {*needed}
+    assert not {"torch", "numpy", "transformers", "sympy", "pytest", "onnxruntime", "colorama"} & {*needed}
 
 
 def test_what_was_imported_cannot_be_hidden() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from e2e.breakable import BREAKABLE
-from e2e.scaled import SLEEPING, SleepingReplica
 from ray.serve import Application
 from support.echo.config import EchoConfig
 from support.echo.kind import ECHO
 
+from e2e.breakable import BREAKABLE
+from e2e.scaled import SLEEPING, SleepingReplica
 from pliant.config.cluster import Reader
 from pliant.deployments import app
 from pliant.deployments.kinds import CONFIGS, KINDS

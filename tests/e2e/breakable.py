@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from e2e.faults import Orders
 from support.echo.replica import EchoReplica
 
+from e2e.faults import Orders
 from pliant.deployments.encoder.replica import EncoderReplica
 from pliant.deployments.llm.replica import LlmReplica
 from pliant.deployments.serving.outcome import Outcome

@@ -6,7 +6,6 @@ The file's application is to be `e2e.application`, which knows it, too.
 from __future__ import annotations
 
 from e2e.application import IMPORT_PATH, READER
-
 from pliant.config import cluster
 from pliant.deployments import kinds
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import httpx
 import openai
 import pytest
+from support.waiting import HANGS_AFTER_S, wait_until
+
 from e2e.adapter_oracle import FOUND, NAME, RANKS, TOKENS, Oracle
 from e2e.cluster import Cluster
-from support.waiting import HANGS_AFTER_S, wait_until
 
 
 class World(NamedTuple):

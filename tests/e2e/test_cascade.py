@@ -10,11 +10,11 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from e2e.cluster import Cluster
-from e2e.given_cascades import FIRST, LATENCY_S, LENIENT, MADE, SECOND, STRICT
 from huggingface_hub import InferenceClient
 from support.waiting import HANGS_AFTER_S, PATIENT_MS, wait_until
 
+from e2e.cluster import Cluster
+from e2e.given_cascades import FIRST, LATENCY_S, LENIENT, MADE, SECOND, STRICT
 from pliant.cache import cache_folder
 from pliant.deployments.cascade.table import CascadeTable
 from pliant.zoo import corpus

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from e2e.cluster import Cluster
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from support.waiting import HANGS_AFTER_S
 from tritonclient.utils import InferenceServerException
+
+from e2e.cluster import Cluster
 
 TEXT = "The yield expression is used when defining a generator function"
 

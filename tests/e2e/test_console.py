@@ -12,10 +12,11 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from e2e.cluster import Cluster
-from e2e.load import Load
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from support.waiting import HANGS_AFTER_S, wait_until
+
+from e2e.cluster import Cluster
+from e2e.load import Load
 
 PATIENT_MS = HANGS_AFTER_S * 1000
 SERVICES = ("topics", "e2e-made", "chat", "digits", "echo")

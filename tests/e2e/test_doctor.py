@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.cluster import ROOT, with_tests
 from support.waiting import PROCESS_HANGS_AFTER_S
 
+from e2e.cluster import ROOT, with_tests
 from pliant import ray_settings
 from pliant.bench.ray_session import running, script
 

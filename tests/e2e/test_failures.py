@@ -15,9 +15,10 @@ from pathlib import Path
 import httpx
 import psutil
 import yaml
+from support.waiting import PATIENT_MS, wait_until
+
 from e2e.cluster import Cluster
 from e2e.load import Load
-from support.waiting import PATIENT_MS, wait_until
 
 TEXTS = {length: "generator " * (length - 10) for length in (30, 90, 400)}
 """By their approximate number of tokens: one for each runtime."""

@@ -13,14 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
-from e2e.cluster import Cluster, runs
-from e2e.faults import FAULTS, Fault, ordered
-from e2e.given_cascades import FIRST, STRICT
-from e2e.load import Load
 from prometheus_client.parser import text_string_to_metric_families
 from support.images import base64_png
 from support.waiting import PATIENT_MS, wait_until
 
+from e2e.cluster import Cluster, runs
+from e2e.faults import FAULTS, Fault, ordered
+from e2e.given_cascades import FIRST, STRICT
+from e2e.load import Load
 from pliant.zoo import corpus, digits
 
 CLIENTS = 4

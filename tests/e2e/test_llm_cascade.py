@@ -7,9 +7,10 @@ from typing import Any
 
 import openai
 import pytest
+from support.waiting import HANGS_AFTER_S, wait_until
+
 from e2e.answers import LARGE, NAME, PROMPTS, SMALL
 from e2e.cluster import Cluster, runs
-from support.waiting import HANGS_AFTER_S, wait_until
 
 NEEDS = (NAME, SMALL, LARGE)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import openai
 import pytest
-from e2e.cluster import Cluster
 from support.waiting import HANGS_AFTER_S, until, wait_until
+
+from e2e.cluster import Cluster
 
 REPLICAS = 2
 STREAMS = 12

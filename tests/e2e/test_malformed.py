@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import httpx
-from e2e.cluster import Cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.waiting import HANGS_AFTER_S
+
+from e2e.cluster import Cluster
 
 NEEDS = ("topics", "digits")
 PATHS = st.sampled_from(

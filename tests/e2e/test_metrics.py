@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from e2e.cluster import Cluster
 from support.waiting import wait_until
+
+from e2e.cluster import Cluster
 
 NEEDS = ("topics",)
 

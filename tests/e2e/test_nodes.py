@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.cluster import ROOT, with_tests
-from e2e.pretend_nodes import BROKEN, CLIENTS
 from support.waiting import PROCESS_HANGS_AFTER_S
 
+from e2e.cluster import ROOT, with_tests
+from e2e.pretend_nodes import BROKEN, CLIENTS
 from pliant import ray_settings
 from pliant.bench.ray_session import running
 

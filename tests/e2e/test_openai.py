@@ -10,10 +10,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from e2e.cluster import Cluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.waiting import HANGS_AFTER_S
+
+from e2e.cluster import Cluster
 
 PROMPT = "A generator function is"
 TALK: Any = [{"role": "user", "content": "What does the yield expression do?"}]

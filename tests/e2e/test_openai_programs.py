@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from e2e.cluster import Cluster
 from pydantic import BaseModel
 from support.waiting import HANGS_AFTER_S, wait_until
+
+from e2e.cluster import Cluster
 
 NEEDS = ("chat", "search")
 MEANING = "The if statement is used for conditional execution."

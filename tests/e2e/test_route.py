@@ -7,9 +7,9 @@ from typing import Any
 
 import openai
 import pytest
-from e2e.cluster import Cluster, runs
 from support.waiting import HANGS_AFTER_S, wait_until
 
+from e2e.cluster import Cluster, runs
 from pliant.zoo import library, shapes
 
 NEEDS = ("ask", "library")

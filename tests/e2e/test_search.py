@@ -7,9 +7,10 @@ import numpy as np
 import openai
 import pytest
 import tritonclient.http as triton
-from e2e.cluster import Cluster
 from huggingface_hub import InferenceClient
 from support.waiting import HANGS_AFTER_S
+
+from e2e.cluster import Cluster
 
 NEEDS = ("search",)
 QUERY = "How do I set a breakpoint?"

@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 import psutil
-from e2e.cluster import Cluster, runs
 from support.waiting import HANGS_AFTER_S, PROCESS_HANGS_AFTER_S, wait_until
+
+from e2e.cluster import Cluster, runs
 
 REQUESTS = 4
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-from e2e.cluster import Cluster
 from huggingface_hub import InferenceClient
 from support.waiting import HANGS_AFTER_S, wait_until
+
+from e2e.cluster import Cluster
 
 NEEDS = ("echo",)
 

@@ -11,7 +11,6 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from e2e.cluster import Cluster
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from support.images import base64_png, png
@@ -19,6 +18,7 @@ from support.vision_folders import change_tensors, task_folder
 from support.waiting import HANGS_AFTER_S, PATIENT_MS, wait_until
 from tritonclient.utils import InferenceServerException
 
+from e2e.cluster import Cluster
 from pliant import zoo
 from pliant.formats.vision_task import HEAD_BIAS, TASK, WEIGHTS, read_task
 from pliant.models.vision_info import read_vision
