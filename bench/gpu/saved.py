@@ -44,6 +44,9 @@ def decoder(name: str, scale: Scale) -> Path:
         (into / "config.json").write_text(json.dumps(config) + "\n")
         save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
         tokenizer(shape.vocab).save(str(into / "tokenizer.json"))
+        tensors.clear()
+        if scale.device.type == "cuda":
+            torch.cuda.empty_cache()  # what torch keeps for later, services lack
 
     return _made(f"decoder-{name}", scale.dry, make)
 

@@ -89,7 +89,7 @@ def _services(scale: Scale) -> dict[str, dict[str, Any]]:
     return {
         names.texts: {**texts, "replicas": 1, "slo_ms": 1000, **shared(0.1)},
         names.images: {**images, "replicas": 1, **shared(0.1)},
-        names.chat: {**chat, **shared(0.4)},
+        names.chat: {**chat, **shared(0.35)},
     }
 
 
