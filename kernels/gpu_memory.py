@@ -1,14 +1,29 @@
-"""How much memory a process may take that computes on a GPU: of the GPU's, which others may share, and pinned."""
+"""Whether there is a GPU, and how much memory a process may take that computes on it: of the GPU's, which others may
+share, and pinned."""
 
 from __future__ import annotations
 
 import torch
 
+from pliant.errors import PliantError
+
 _GIVEN_BACK = "pinned_max_cached_size_mb"
 
 
+def must_be_there() -> None:
+    """Raises PliantError if torch finds no GPU."""
+    if not torch.cuda.is_available():
+        raise PliantError(
+            f"gpus: torch {torch.__version__} finds no GPU here; install its build for this machine's CUDA driver "
+            "(pliant doctor tells which), or leave gpus out"
+        )
+
+
 def take_share(gpus: float) -> None:
-    """Bound what this process allocates to the share of a GPU that it reserved; 0 and whole ones bound nothing."""
+    """Bound what this process allocates to the share of a GPU that it reserved; 0 and whole ones bound nothing. Raises
+    PliantError if it reserved any and torch finds none."""
+    if gpus:
+        must_be_there()
     if 0 < gpus < 1:
         torch.cuda.set_per_process_memory_fraction(gpus)
 

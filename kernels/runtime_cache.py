@@ -124,10 +124,13 @@ def machine(device: str) -> list[str]:
 
 
 def device_name(device: str) -> str:
-    """What the maker of this machine's "cpu" or "cuda" device calls it."""
+    """What the maker of this machine's "cpu" or "cuda" device calls it. Raises PliantError if there is none."""
     if device == "cuda":
         import torch
 
+        from pliant.kernels import gpu_memory
+
+        gpu_memory.must_be_there()
         return torch.cuda.get_device_name()
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []

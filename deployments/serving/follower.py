@@ -98,7 +98,7 @@ class Follower:
             news = {name: tally.take() for name, tally in self._tallies.items()}
             try:
                 async with asyncio.timeout(_ANSWER_WITHIN_S):
-                    seen, guidance = await self._exchange(self._me, seen, news)
+                    answered, guidance = await self._exchange(self._me, seen, news)
             except Exception as error:
                 if self.reached:
                     logger.warning("the planner cannot be reached; lengths stay as they are: %r", error)
@@ -110,8 +110,9 @@ class Follower:
                 continue
             self.reached = True
             if self._outdated(guidance):
-                await asyncio.sleep(_RETRY_S)  # a newer one may be asked then
+                await asyncio.sleep(_RETRY_S)  # a newer one may be asked then, or this one hears that there was one
             else:
+                seen = answered
                 self._follow(guidance)
 
     def of(self, service: str) -> Guidance:

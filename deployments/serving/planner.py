@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.gateways import Gateways
 from pliant.deployments.serving.kind import Fetch, Kind, Opening, Part, Planning
 from pliant.deployments.serving.messages import Guidance, News, Step
+from pliant.deployments.serving.places import Places, Room, Rooms
 from pliant.deployments.serving.router import ReplicaCalls, table_of
 from pliant.deployments.serving.scale_in import foreseen
 from pliant.deployments.serving.starting_replicas import StartingReplicas
@@ -47,16 +48,24 @@ class Planner:
     """Exchanges news for guidance with gateways, and runs each kind's part.
 
     When a planner was cut off and another one started, both may run for a while: gateways and replicas obey the one
-    with the greater epoch, which is when it started. One whose clock is behind its predecessor's is replaced, until it
-    is not.
+    with the greater epoch, which is when it started. One that hears of a greater epoch is replaced: nobody obeys it,
+    even if the other has ended, or was its predecessor, with another clock.
     """
 
-    def __init__(self, config: ServingConfig, kinds: Mapping[str, Kind[Any]], handles: Mapping[str, Handle]) -> None:
+    def __init__(
+        self,
+        config: ServingConfig,
+        kinds: Mapping[str, Kind[Any]],
+        handles: Mapping[str, Handle],
+        look: Callable[[], Awaitable[Rooms]] | None = None,
+    ) -> None:
         logs.start()
         self._config = config
         self._kinds = {name: kinds[service.kind] for name, service in config.services.items()}
         self._handles = handles
         self._epoch = time.time_ns()
+        self._newest = self._epoch
+        """That a gateway has heard of."""
         self._changes = 0
         self._change = asyncio.Event()
         self._starting = StartingReplicas()
@@ -71,6 +80,9 @@ class Planner:
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part}
         self._budget = self._joint_budget(config.budget) if config.budget else None
         self._sharing = asyncio.create_task(self._budget.run()) if self._budget else None
+        reserved = {name: _reserved(config.services[name].resources()) for name in handles}
+        self._places = Places(reserved, self._silent, look or _rooms, self._changed)
+        self._looking = asyncio.create_task(self._places.run())
 
     async def exchange(self, gateway: str, seen: str, news: Mapping[str, News]) -> tuple[str, dict[str, Guidance]]:
         """Take the `news` of `gateway` by service; answer as soon as there is something newer than it has `seen`.
@@ -78,6 +90,7 @@ class Planner:
         Answers after a second in any case, so that news keep coming. The first element is what the gateway has seen
         then.
         """
+        self._newest = max(self._newest, int(seen.partition("-")[0] or 0))
         self._gateways.hear(gateway, news)
         for service, each in news.items():
             if part := self._parts.get(self._kinds[service].name):
@@ -93,7 +106,8 @@ class Planner:
                 known = guidance.get(name, Guidance())
                 alone = {key: fact for key, fact in known.plan.items() if key != "wanted_replicas"}
                 guidance[name] = replace(known, plan={**alone, **self._budget.facts(name)})
-        for name, steps in self._starting.now().items():
+        lacking = {name: {"": step} for name, step in self._places.lacking.items()}
+        for name, steps in {**lacking, **self._starting.now()}.items():
             guidance[name] = replace(guidance.get(name, Guidance()), starting=steps)
         gateways = self._gateways.now()
         found = {
@@ -139,6 +153,8 @@ class Planner:
         """Serve replaces a planner of which a part does not work any more."""
         for part in self._parts.values():
             part.check()
+        if self._newest > self._epoch:
+            raise RuntimeError("gateways have heard a planner with a later clock, and do not obey this one")
         if self._sharing and self._sharing.done():
             raise RuntimeError(f"the budget is not shared out any more: {self._sharing}")
 
@@ -150,6 +166,16 @@ class Planner:
         return JointBudget(
             self._config, judged, self._tables, self._starting, partial(_nodes, budget), lambda: self._gateways.count
         )
+
+    def _silent(self) -> set[str]:
+        """Services that should have replicas and of which none was heard of."""
+        wanted = self._budget.wanted() if self._budget else {}
+        begun = self._starting.now().keys() | {name for name, table in self._tables.items() if table.reports()}
+        return {name for name in self._handles if name not in begun and wanted.get(name, self._least(name))}
+
+    def _least(self, service: str) -> int:
+        size = self._config.services[service].replica_range()
+        return size.min if size else 0
 
     def _wake(self, service: str) -> None:
         if self._budget:
@@ -192,6 +218,15 @@ async def _nodes(budget: BudgetConfig) -> list[Nodes]:
     there = [node["Resources"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
     alike = Counter((int(node.get("GPU", 0)), float(node.get("CPU", 0))) for node in there)
     return [Nodes(count, gpus, cpus) for (gpus, cpus), count in alike.items()]
+
+
+async def _rooms() -> Rooms:
+    nodes = [_reserved(node["Resources"], "GPU", "CPU") for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
+    return nodes, _reserved(await asyncio.to_thread(ray.available_resources), "GPU", "CPU")
+
+
+def _reserved(resources: Mapping[str, float], gpus: str = "num_gpus", cpus: str = "num_cpus") -> Room:
+    return Room(resources.get(gpus, 0.0), resources.get(cpus, 0.0))
 
 
 async def _fetched(model: str, fetch: Any) -> Path:

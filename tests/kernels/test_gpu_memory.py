@@ -28,6 +28,7 @@ def test_it_takes_what_is_free_within_its_share(
 @pytest.mark.parametrize(("gpus", "bound"), [(0, []), (0.25, [0.25]), (0.5, [0.5]), (1, [])])
 def test_only_a_share_is_bounded(monkeypatch: pytest.MonkeyPatch, gpus: float, bound: list[float]) -> None:
     found: list[float] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", found.append)
     gpu_memory.take_share(gpus)
     assert found == bound

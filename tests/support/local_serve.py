@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from fastapi import FastAPI
 from ray.exceptions import ActorDiedError
+from support.rooms import roomy
 
 from pliant.config.cluster import ServingConfig
 from pliant.deployments.http.application import application
@@ -86,7 +87,7 @@ class LocalCluster:
     async def gateway(self) -> FastAPI:
         """Its HTTP application, once it has heard of all replicas."""
         handles = {service: Handle(replicas) for service, replicas in self.replicas.items()}
-        planner = Handle({"planner": Planner(self._config, self._kinds, handles)})  # type: ignore[arg-type]
+        planner = Handle({"planner": Planner(self._config, self._kinds, handles, roomy)})  # type: ignore[arg-type]
         gateway = PlainGateway.__new__(PlainGateway)
         await gateway.__init__(self._config, self._kinds, handles, planner, application)
         await self.report()

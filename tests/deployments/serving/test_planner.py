@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
 
 import pytest
-from support.echo.kind import ECHO, EchoKind
+from support.echo.kind import ECHO, EchoConfig, EchoKind
+from support.rooms import roomy
 
 from pliant.config.cluster import Reader
 from pliant.deployments.kinds import KINDS, loaded
 from pliant.deployments.serving.joint_budget import JointBudget
-from pliant.deployments.serving.messages import News
+from pliant.deployments.serving.messages import News, Step
+from pliant.deployments.serving.places import Room, Rooms
 from pliant.deployments.serving.planner import Planner
 
 pytestmark = pytest.mark.virtual_time
 
 
-def planner_of(*services: str) -> Planner:
+def planner_of(*services: str, look: Callable[[], Awaitable[Rooms]] = roomy) -> Planner:
     listed = (*KINDS, ECHO)
     config = Reader(kind for kind, _ in listed).parse({"services": {name: {"kind": "echo"} for name in services}})
     handles = {name: SimpleNamespace(_init=lambda **_: None) for name in services}
-    return Planner(config, loaded(listed), handles)  # type: ignore[arg-type]
+    return Planner(config, loaded(listed), handles, look)  # type: ignore[arg-type]
 
 
 async def test_services_of_one_kind_share_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +75,7 @@ async def test_with_a_budget_it_hears_demand_and_says_how_many_replicas_and_why(
     monkeypatch.setattr(JointBudget, "facts", lambda self, service: {"wanted_replicas": 3, "wanted_because": service})
     chat = {"kind": "llm", "model": "m", "replicas": {"min": 1, "max": 4}}
     config = Reader([kind for kind, _ in KINDS]).parse({"budget": {}, "services": {"chat": chat}})
-    planner = Planner(config, loaded(KINDS), {"chat": SimpleNamespace(_init=lambda **_: None)})  # type: ignore[dict-item]
+    planner = Planner(config, loaded(KINDS), {"chat": SimpleNamespace(_init=lambda **_: None)}, roomy)  # type: ignore[dict-item]
     _, guidance = await planner.exchange("a", "", {"chat": News(arrived=Counter({7: 2}))})
     assert heard == [("chat", 2)]
     assert guidance["chat"].plan == {"wanted_replicas": 3, "wanted_because": "chat"}
@@ -85,7 +87,8 @@ async def test_gateways_that_are_busy_get_more_and_hear_of_it() -> None:
     listed = (*KINDS, ECHO)
     args = {"gateway": {"replicas": {"min": 1, "max": 3}}, "services": {"echo": {"kind": "echo"}}}
     config = Reader(kind for kind, _ in listed).parse(args)
-    planner = Planner(config, loaded(listed), {"echo": SimpleNamespace(_init=lambda **_: None)})  # type: ignore[dict-item]
+    handles = {"echo": SimpleNamespace(_init=lambda **_: None)}
+    planner = Planner(config, loaded(listed), handles, roomy)  # type: ignore[arg-type]
     assert await planner.record_autoscaling_stats() == {}
     for _ in range(90):
         _, guidance = await planner.exchange("a", "", {"echo": News(gateway_busy=0.9)})
@@ -94,3 +97,38 @@ async def test_gateways_that_are_busy_get_more_and_hear_of_it() -> None:
     assert guidance["gateway"].plan["wanted"] == 2
     assert guidance["gateway"].plan["busy"] == pytest.approx(0.45), "of what two would have"
     assert guidance["gateway"].gateways == {"a"}
+
+
+async def test_gateways_hear_why_no_replica_begins_until_one_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EchoConfig, "resources", lambda self: {"num_cpus": 2.0, "num_gpus": 1.0})
+    rooms: list[Rooms] = [([Room(0, 4), Room(1, 1.5)], Room(1, 5.5))]
+
+    async def look() -> Rooms:
+        return rooms[0]
+
+    planner = planner_of("nowhere", look=look)
+
+    async def said() -> list[str]:
+        await asyncio.sleep(6)
+        _, guidance = await planner.exchange("a", "", {})
+        return [step.text for step in guidance["nowhere"].starting.values()]
+
+    [why] = await said()
+    assert why.startswith("no node has the 1 GPU and 2 CPUs that a replica reserves, the largest has 1 GPU and 1.5 CPU")
+    rooms[0] = [Room(1, 4)], Room(0, 4)
+    assert await said() == [], "one may just have got its place"
+    await asyncio.sleep(30)
+    assert await said() == ["a replica reserves 1 GPU and 2 CPUs, and all nodes together have 4 CPUs left"]
+    await planner.starting("nowhere", "a", Step("loading", 0.5))
+    assert await said() == ["loading"]
+
+
+async def test_one_that_nobody_obeys_is_replaced() -> None:
+    older, newer = planner_of("echo"), planner_of("echo")
+    of_older, _ = await older.exchange("a", "", {})
+    seen, _ = await newer.exchange("a", of_older, {})
+    newer.check_health()
+    older.check_health()
+    await older.exchange("a", seen, {})
+    with pytest.raises(RuntimeError, match="later clock"):
+        older.check_health()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.call_path import CallPath
 from support.doubles import Sleepers
+from support.rooms import roomy
 from support.simulated.processes import Network, Process
 from support.stored_files import Fault, FaultyStorage, MemoryStorage
 from support.text_service import TextRecorder
@@ -77,7 +78,7 @@ class SimulatedPlanner:
     def __init__(self, cluster: SimulatedCluster, process: Process) -> None:
         self.process = process
         handles = {name: SimpleNamespace(hold=_Remote(cluster, process)) for name in cluster.config.services}
-        self.planner = process.run(lambda: Planner(cluster.config, loaded(), handles))  # type: ignore[arg-type]
+        self.planner = process.run(lambda: Planner(cluster.config, loaded(), handles, roomy))  # type: ignore[arg-type]
 
 
 class TalliedRecorder(TextRecorder):
