@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import itertools
 import json
 import time
@@ -15,11 +14,11 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import numpy as np
-from PIL import Image
 
 from pliant.bench.budget.devices import ACCURACY
 from pliant.bench.budget.models import SIDE
 from pliant.bench.budget.shift import ANSWER, CHAT, IMAGES, PROMPT, SERVICES, SLO_S, TEXTS, Asked
+from pliant.bench.images import png
 from pliant.bench.load import session
 
 _LOOKS_EVERY_S = 0.5
@@ -157,9 +156,7 @@ def _sent(http: aiohttp.ClientSession, address: str, service: str, number: int) 
 
 @cache
 def _png() -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.zeros((SIDE, SIDE, 3), np.uint8)).save(file, "PNG")
-    return file.getvalue()
+    return png(np.zeros((SIDE, SIDE, 3), np.uint8))
 
 
 async def _refused(response: aiohttp.ClientResponse) -> str:

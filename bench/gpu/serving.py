@@ -7,8 +7,6 @@ Wants Ray and whatever else pliant is installed with: on a bare image, what `bun
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 import time
 from collections.abc import Sequence
@@ -95,6 +93,7 @@ def _services(scale: Scale) -> dict[str, dict[str, Any]]:
 
 async def measure(record: Record, address: str, work: Work, services: Services) -> None:
     """Each of the `services` by itself. Raises LoadError unless all are answered."""
+    from pliant.bench.images import base64_png
     from pliant.bench.load import Block, closed_loop, session
 
     def note(name: str, block: Block) -> None:
@@ -103,7 +102,8 @@ async def measure(record: Record, address: str, work: Work, services: Services) 
         record.save()
 
     text = json.dumps({"inputs": "w1 w2 w3 w4 w5 w6 w7 w8"}).encode()
-    image = json.dumps({"inputs": _png(work.side)}).encode()
+    pixels = np.random.default_rng(0).integers(0, 256, (work.side, work.side, 3), np.uint8)
+    image = json.dumps({"inputs": base64_png(pixels)}).encode()
     sent = {"texts": (services.texts, text, work.texts), "images": (services.images, image, work.images)}
     async with session() as http:
         for kind, (name, body, count) in sent.items():
@@ -172,11 +172,3 @@ def _medians(streams: Sequence[Stream]) -> dict[str, float]:
     """In milliseconds."""
     rows = [asdict(stream) for stream in streams]
     return {f"{name}_ms": float(np.median([row[f"{name}_s"] for row in rows])) * 1e3 for name in ("first", "token")}
-
-
-def _png(side: int) -> str:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8)).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -12,7 +10,8 @@ from itertools import count
 
 import httpx
 import numpy as np
-from PIL import Image
+
+from pliant.bench.images import base64_png
 
 ADAPTERS = ("asyncio-32", "decimal-128", "email-16", "logging-8", "unittest-64")
 TASKS = ("at-least-five", "digit", "parity")
@@ -95,9 +94,7 @@ class Clients:
 
     def _png(self) -> str:
         pixels = np.array([[self._rng.randrange(256) for _ in range(8)] for _ in range(8)], np.uint8)
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG")
-        return base64.b64encode(file.getvalue()).decode()
+        return base64_png(pixels)
 
     async def _post(self, path: str, body: object) -> None:
         answer = await self._http.post(path, json=body, headers={"x-request-id": f"soak-{next(self._numbers)}"})

@@ -80,7 +80,7 @@ class Planner:
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part}
         self._budget = self._joint_budget(config.budget) if config.budget else None
         self._sharing = asyncio.create_task(self._budget.run()) if self._budget else None
-        reserved = {name: _reserved(config.services[name].resources()) for name in handles}
+        reserved = {name: _room(config.services[name].resources()) for name in handles}
         self._places = Places(reserved, self._silent, look or _rooms, self._changed)
         self._looking = asyncio.create_task(self._places.run())
 
@@ -168,7 +168,7 @@ class Planner:
         )
 
     def _silent(self) -> set[str]:
-        """Services that should have replicas and of which none was heard of."""
+        """Services that should have replicas, and nothing was heard of any."""
         wanted = self._budget.wanted() if self._budget else {}
         begun = self._starting.now().keys() | {name for name, table in self._tables.items() if table.reports()}
         return {name for name in self._handles if name not in begun and wanted.get(name, self._least(name))}
@@ -215,17 +215,21 @@ async def _nodes(budget: BudgetConfig) -> list[Nodes]:
     """What there is to share: as configured, or the nodes that Ray has now, alike ones together."""
     if budget.nodes:
         return [Nodes(each.count, each.gpus, each.cpus) for each in budget.nodes]
-    there = [node["Resources"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
-    alike = Counter((int(node.get("GPU", 0)), float(node.get("CPU", 0))) for node in there)
+    alike = Counter((int(node.get("GPU", 0)), float(node.get("CPU", 0))) for node in await _alive())
     return [Nodes(count, gpus, cpus) for (gpus, cpus), count in alike.items()]
 
 
 async def _rooms() -> Rooms:
-    nodes = [_reserved(node["Resources"], "GPU", "CPU") for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
-    return nodes, _reserved(await asyncio.to_thread(ray.available_resources), "GPU", "CPU")
+    left = await asyncio.to_thread(ray.available_resources)
+    return [_room(node, "GPU", "CPU") for node in await _alive()], _room(left, "GPU", "CPU")
 
 
-def _reserved(resources: Mapping[str, float], gpus: str = "num_gpus", cpus: str = "num_cpus") -> Room:
+async def _alive() -> list[Mapping[str, float]]:
+    """What each node has."""
+    return [node["Resources"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
+
+
+def _room(resources: Mapping[str, float], gpus: str = "num_gpus", cpus: str = "num_cpus") -> Room:
     return Room(resources.get(gpus, 0.0), resources.get(cpus, 0.0))
 
 

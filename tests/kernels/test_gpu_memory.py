@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pliant.errors import PliantError
 from pliant.kernels import gpu_memory
+from pliant.kernels.runtime_cache import device_name
 
 
 @pytest.mark.parametrize("gpu", ["cuda", "cuda:1"])
@@ -32,6 +34,15 @@ def test_only_a_share_is_bounded(monkeypatch: pytest.MonkeyPatch, gpus: float, b
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", found.append)
     gpu_memory.take_share(gpus)
     assert found == bound
+
+
+@pytest.mark.parametrize("gpus", [0.25, 1])
+def test_a_gpu_that_torch_cannot_use_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, gpus: float) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(PliantError, match=r"^gpus: torch .* finds no GPU here; install .*$"):
+        gpu_memory.take_share(gpus)
+    with pytest.raises(PliantError, match="finds no GPU here"):
+        device_name("cuda")
 
 
 @pytest.mark.parametrize(
