@@ -96,7 +96,7 @@ def load(
 def longest(prepared: Prepared) -> int:
     """Tokens of the longest text that is not to train on, for any of the models, as far as all of them take it."""
     splits = prepared.splits
-    texts = [text.text for text in (*splits.calibrate, *splits.choose, *splits.test)]
+    texts = [text.text for text in (*splits.choose, *splits.test)]
     found = 0
     for folder in prepared.folders.values():
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

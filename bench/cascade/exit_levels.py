@@ -127,9 +127,7 @@ def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object])
 
     def chosen(models: Mapping[str, _Model], levels: Sequence[Level], longest: int) -> list[_Chosen]:
         reader = _Reader(models)
-        table = asyncio.run(
-            profile(reader, levels, splits.calibrate, splits.choose[: scale.texts], _SEED, True, tell)
-        ).table
+        table = asyncio.run(profile(reader, levels, splits.choose[: scale.texts], _SEED, True, tell)).table
         candidates = [one for one in table.candidates if len(one.levels) <= longest and one.gate is None]
         test = Readings(reader, levels, splits.test[: scale.texts], tell)
         return [_chosen(choose(candidates, accuracy_loss=loss), models, labels, test, scale.seeds) for loss in LOSSES]
@@ -189,7 +187,7 @@ def _with_exits(prepared: Prepared, model: str, after: int) -> Path:
     train: Texts = given.train or labelled_texts.read(labelled_texts.ZOO_TRAINING, info.labels)
 
     def make(into: Path) -> None:
-        texts = Splits(train, given.calibrate, given.choose)
+        texts = Splits(train, *labelled_texts.split(given.choose, _SEED))
         exit_training.train(folder, info, (after,), texts, 1.0, into, lambda _what, _done: None)
 
     return made_once(cache_folder() / "bench" / "cascade" / f"{folder.name}-exit-{after}", make)

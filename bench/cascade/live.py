@@ -76,7 +76,7 @@ def run(prepared: Prepared, studied: Studied, scale: Scale, progress: Callable[[
         shutil.rmtree(table.parent)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "texts.jsonl"
-        labelled = [*prepared.splits.calibrate, *prepared.splits.choose][: scale.profiled]
+        labelled = prepared.splits.choose[: scale.profiled]
         data.write_text("".join(json.dumps({**_fields(text), "label": label}) + "\n" for text, label in labelled))
         with cluster({"bench": _application(prepared, studied, data)}) as address:
             return asyncio.run(_measure(f"{address}/bench", texts, scale, progress))

@@ -65,14 +65,13 @@ def resplits(
     """`count` times, with texts dealt anew to splits as large as those given: what `choose` takes for each of `losses`,
     and what it comes to. Nobody has learned from these texts."""
     remembering = Remembering(reader)
-    texts = [*splits.calibrate, *splits.choose, *splits.test]
-    calibrating, choosing = len(splits.calibrate), len(splits.calibrate) + len(splits.choose)
+    texts, choosing = [*splits.choose, *splits.test], len(splits.choose)
     found = []
     for seed in range(count):
         tell("other splits", seed / count)
         dealt = random.Random(seed).sample(texts, len(texts))
-        calibrate, chosen_on, tested_on = dealt[:calibrating], dealt[calibrating:choosing], dealt[choosing:]
-        table = asyncio.run(profile(remembering, levels, calibrate, chosen_on, _ROUTING, True, _quiet)).table
+        chosen_on, tested_on = dealt[:choosing], dealt[choosing:]
+        table = asyncio.run(profile(remembering, levels, chosen_on, _ROUTING, True, _quiet)).table
         test = Readings(remembering, levels, tested_on, _quiet)
         large = test.right(test.whole[table.levels[table.best].name])
         for loss in losses:

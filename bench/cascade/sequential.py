@@ -14,6 +14,7 @@ import numpy as np
 
 from pliant.bench.cascade.compiled import Model
 from pliant.deployments.cascade.pruning import prune, read_words
+from pliant.deployments.cascade.readings import IN_A_ROW
 from pliant.deployments.encoder.messages import ImportanceRequest
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import Candidate
@@ -22,8 +23,6 @@ from pliant.texts import Text
 System = Callable[[Text], float]
 """Answers a text, and gives what that costs in bytes times seconds: the paper's estimate (Tabi §7.1), which charges for
 each model the time that it computes, by the share of the machine that it takes; here, by the size of its weights."""
-
-_IN_A_ROW = 25
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +113,10 @@ def run(
     rng = random.Random(0)
     timed = {name: Timed(*np.zeros((2, passes, len(texts)))) for name in systems}
     for number in range(passes):
-        for start in range(0, len(texts), _IN_A_ROW):
+        for start in range(0, len(texts), IN_A_ROW):
             done()
             for name in rng.sample(list(systems), len(systems)):
-                for place in range(start, min(start + _IN_A_ROW, len(texts))):
+                for place in range(start, min(start + IN_A_ROW, len(texts))):
                     started = time.perf_counter()
                     timed[name].cost[number, place] = systems[name](texts[place])
                     timed[name].seconds[number, place] = time.perf_counter() - started

@@ -115,7 +115,7 @@ def study(prepared: Prepared, scale: Scale, progress: Callable[[str], object]) -
     def tell(what: str, done: float) -> None:
         progress(f"{name}: {what}, {done:.0%}")
 
-    profiled = asyncio.run(profile(reader, levels, splits.calibrate, choose_on, _SEED, True, tell))
+    profiled = asyncio.run(profile(reader, levels, choose_on, _SEED, True, tell))
     table = profiled.table
     cascades = [_choose(table, loss) for loss in LOSSES]
     test = Readings(reader, levels, test_on, tell)
@@ -130,7 +130,7 @@ def study(prepared: Prepared, scale: Scale, progress: Callable[[str], object]) -
         level: agreement((words, large.words(whole(words))) for words in read)
         for level, read in profiled.importance.items()
     }
-    read_again = Splits([], splits.calibrate, choose_on, test_on)
+    read_again = Splits([], choose_on, test_on)
     dealt = resplits(reader, levels, read_again, scale.resplits, LOSSES, _choose, tell)
     alone = {one: timed[one] for one in models}
     return Studied(name, splits.sizes(), table, test, alone, served, agreements, dealt)

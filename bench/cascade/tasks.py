@@ -1,8 +1,6 @@
 """Labelled texts of public data sets and of the zoo, split honestly: what one split decides, no other one has seen.
 
-Models learn from "train" alone; temperatures are fitted on "calibrate", everything else is chosen on "choose", and the
-figures come from "test". A temperature is one number, which a few hundred texts fix; a choice has thousands, as the
-fewer there are, the wider is the margin by which a target must be met.
+Models learn from "train" alone, everything is chosen on "choose", and the figures come from "test".
 """
 
 from __future__ import annotations
@@ -30,14 +28,13 @@ class Splits:
     """The texts of one task; no two splits share any."""
 
     train: Texts
-    calibrate: Texts
     choose: Texts
     test: Texts
 
     @property
     def labels(self) -> tuple[str, ...]:
         """In alphabetical order."""
-        return tuple(sorted({text.label for text in (*self.train, *self.calibrate)}))
+        return tuple(sorted({text.label for text in (*self.train, *self.choose)}))
 
     def sizes(self) -> dict[str, int]:
         """How many texts are in each."""
@@ -45,13 +42,13 @@ class Splits:
 
 
 def clinc150(data: Path) -> Splits:
-    """Intents of 150 kinds (out-of-scope texts are left out): its validation split calibrates and chooses.
+    """Intents of 150 kinds (out-of-scope texts are left out): its validation split chooses.
 
     Raises DataError if it is not there.
     """
     content = json.loads(_content(data / "clinc150" / "data_full.json"))
     train, held_out, test = ([LabelledText(*pair) for pair in content[name]] for name in ("train", "val", "test"))
-    return _distinct(train, *_divide(held_out, 500), test)
+    return _distinct(train, held_out, test)
 
 
 def sst2(data: Path) -> Splits:
@@ -61,8 +58,7 @@ def sst2(data: Path) -> Splits:
     """
     train, held_out, test = (_rows(data / "sst2" / f"{name}.tsv") for name in ("train", "dev", "test"))
     taken, rest = _divide(train, 1500)
-    calibrate, choose = _divide(held_out, 300)
-    return _distinct(rest, calibrate, [*taken, *choose], test)
+    return _distinct(rest, [*held_out, *taken], test)
 
 
 def clinc150_pairs(data: Path) -> Splits:
@@ -77,10 +73,9 @@ def clinc150_pairs(data: Path) -> Splits:
 
 
 def topics() -> Splits:
-    """The zoo's topics: what its models have not learned from, in three parts."""
-    calibrate, rest = _divide([LabelledText(text.text, text.label) for text in corpus.held_out()], 80)
-    choose, test = _divide(rest, len(rest) // 2)
-    return _distinct([], calibrate, choose, test)
+    """The zoo's topics: what its models have not learned from, in two parts."""
+    held_out = [LabelledText(text.text, text.label) for text in corpus.held_out()]
+    return _distinct([], *_divide(held_out, 2 * len(held_out) // 3))
 
 
 def _pairs(texts: Texts, domain_of: Mapping[str, str]) -> Texts:
@@ -110,7 +105,7 @@ def _shuffled(texts: Texts) -> Texts:
     return random.Random(_SEED).sample(list(texts), len(texts))
 
 
-def _distinct(train: Texts, calibrate: Texts, choose: Texts, test: Texts) -> Splits:
+def _distinct(train: Texts, choose: Texts, test: Texts) -> Splits:
     """The splits, without a text that a later one, "test" last, holds too, or that it holds twice.
 
     All but the one to train on, which learning shuffles itself, are shuffled: their first texts hold all labels, though
@@ -118,7 +113,7 @@ def _distinct(train: Texts, calibrate: Texts, choose: Texts, test: Texts) -> Spl
     """
     known: set[Text] = set()
     kept: list[Texts] = []
-    for texts in (test, choose, calibrate, train):
+    for texts in (test, choose, train):
         once = {text.text: text for text in texts if text.text not in known}
         known |= set(once)
         kept.append(list(once.values()) if texts is train else _shuffled([*once.values()]))

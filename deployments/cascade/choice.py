@@ -57,7 +57,7 @@ def choose_for(config: CascadeConfig, profiled: Profiled) -> Choice:
         candidate=candidate,
         unmet=unmet,
         latency_s=_added_s(candidate, {level.name: level.mean_latency_s for level in table.levels}),
-        texts=table.chosen_on,
+        texts=table.texts,
         fallback=_fallback(candidate, table.candidates) if config.degrade else None,
         conformal=promise,
         pairs=table.pairs,

@@ -72,10 +72,10 @@ class CascadePart(ChoosingPart[CascadeConfig]):
 
         async def measure() -> Profiled:
             reader = ClassifierReader(parts, {} if provisional else self._revisions)
-            split = labelled_texts.split(texts, config.seed)
+            given = labelled_texts.sample(texts, config.seed)
             levels = levels_of(config, self._encoders, parts)
             progress = self._progress(name, "profiles its levels")
-            return await profile(reader, levels, *split, config.seed, config.prune, progress)
+            return await profile(reader, levels, given, config.seed, config.prune, progress)
 
         profiled = await self._profiled(name, folder, load, measure, None if provisional else keep)
         try:

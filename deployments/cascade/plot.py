@@ -29,7 +29,7 @@ def plot(table: CascadeTable, path: Path, chosen: Candidate | None = None) -> No
     if chosen:
         axes.scatter(*_places([chosen]), marker="*", s=220, color="red", zorder=3, label=f"chosen: {chosen}")
     axes.set(
-        title=f"candidates on {table.chosen_on} texts",
+        title=f"candidates on {table.texts} texts",
         xlabel="mean latency (ms)",
         ylabel="accuracy (%)",
         xlim=(0, None),

@@ -1,8 +1,10 @@
 """Profiles the levels of a cascade on labelled texts, and finds the cascades that they make (Tabi §5, offline).
 
 Each level reads every text once, whole; texts are read again, pruned, only as the search for candidates asks for it.
-Temperatures are fitted on some of the texts, everything else is measured on the others. Latencies are those
-of idle levels (`readings`). Plain asyncio: a `Reader` knows where the levels are.
+All texts choose, and none is calibrated by its own label: the texts are dealt to FOLDS parts, and the probabilities of
+each are those of a temperature that was fitted on the others (cross-fitting; the paper keeps a split for it). The one
+that serves is fitted on all. Latencies are those of idle levels (`readings`). Plain asyncio: a `Reader` knows where the
+levels are.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from pliant.deployments.cascade.readings import Level, One, Progress, Reader, Re
 from pliant.deployments.cascade.table import CascadeTable, LevelTable, Profiled, PruningAgreement
 from pliant.errors import DataError
 from pliant.policies.cascade.calibration import (
-    MIN_SAMPLES,
     Floats,
     Integers,
     expected_calibration_error,
@@ -43,43 +44,40 @@ from pliant.training.labelled_texts import FEWEST, LabelledText
 
 logger = logging.getLogger("pliant")
 
+FOLDS = 5
+"""Parts that the texts are dealt to, to calibrate each on the others."""
+
 
 async def profile(
     reader: Reader,
     levels: Sequence[Level],
-    calibrate: Sequence[LabelledText],
-    choose: Sequence[LabelledText],
+    given: Sequence[LabelledText],
     seed: int,
     prune: bool,
     progress: Progress,
 ) -> Profiled:
-    """What the levels, in rising accuracy, and cascades of them do on the texts to `choose` on.
+    """What the levels, in rising accuracy, and cascades of them do on texts in an order that says nothing of them.
 
-    Temperatures are fitted on those to `calibrate` on; `seed` is the one that routes. Raises DataError when nothing can
-    be told from these texts, and what the reader raises.
+    `seed` is the one that routes. Raises DataError when nothing can be told from these texts, and what the reader
+    raises.
     """
-    given = [*calibrate, *choose]
     readings = Readings(reader, levels, progress)
     found = await readings.whole([text.text for text in given])
     kept = readable(found)
-    fitted = [index for index in kept if index < len(calibrate)]
-    measured = [index for index in kept if index >= len(calibrate)]
-    if len(kept) < FEWEST or min(len(fitted), len(measured)) < MIN_SAMPLES:
+    if len(kept) < FEWEST:
         raise DataError(
             f"{len(given) - len(kept)} of {len(given)} labelled texts are too long for a level; at least {FEWEST} that "
-            f"all of them take are needed, {MIN_SAMPLES} each to calibrate and to choose on; got {len(fitted)} and "
-            f"{len(measured)}"
+            "all of them take are needed"
         )
-    truth = np.array([levels[0].labels.index(text.label) for text in given])
-    read = [_fit(name, ones, truth, fitted, measured) for name, ones in found.items()]
+    truth = np.array([levels[0].labels.index(given[index].label) for index in kept])
+    read = [_Level(name, [one for index in kept if (one := ones[index])], truth) for name, ones in found.items()]
     _check_labels(read)
     candidates = await _find(read, readings if prune and _all_tell(read) else None)
     progress("profiled", 1.0)
     table = CascadeTable(
         labels=levels[0].labels,
         seed=seed,
-        calibrated_on=len(fitted),
-        chosen_on=len(measured),
+        texts=len(kept),
         left_out=len(given) - len(kept),
         pairs=isinstance(given[0].text, Pair),
         levels=tuple(level.table() for level in read),
@@ -90,8 +88,8 @@ async def profile(
         table=table,
         probabilities=np.stack([level.probabilities for level in read]),
         latency_s=np.stack([level.latency_s for level in read]),
-        truth=truth[measured],
-        draws=draws(seed, [given[index].text for index in measured], 0),
+        truth=truth,
+        draws=draws(seed, [given[index].text for index in kept], 0),
         importance={level.name: level.words for level in read if level.words},
     )
 
@@ -101,9 +99,23 @@ class _Level:
     """A level on the whole texts that cascades are chosen on."""
 
     name: str
-    temperature: float
     ones: list[One]
     truth: Integers
+
+    @cached_property
+    def temperature(self) -> float:
+        """Fitted on all texts."""
+        return fit_temperature(self.logits, self.truth)
+
+    @cached_property
+    def temperatures(self) -> Floats:
+        """Of each text, [n, 1]: fitted on the texts of other folds."""
+        found = np.empty((len(self.ones), 1))
+        folds = np.arange(len(self.ones)) % FOLDS
+        for fold in range(FOLDS):
+            others = folds != fold
+            found[~others] = fit_temperature(self.logits[others], self.truth[others])
+        return found
 
     @cached_property
     def logits(self) -> Floats:
@@ -120,7 +132,11 @@ class _Level:
     @cached_property
     def probabilities(self) -> Floats:
         """Calibrated."""
-        return softmax(self.logits, self.temperature)
+        return self.calibrated(self.logits)
+
+    def calibrated(self, logits: Floats) -> Floats:
+        """Probabilities from logits of the same texts, whole or pruned, [n, labels]."""
+        return softmax(logits / self.temperatures)
 
     @cached_property
     def right(self) -> Floats:
@@ -152,15 +168,6 @@ class _Level:
             mean_latency_s=self.mean_latency_s,
             p99_latency_s=weighted_quantile(self.latency_s, np.ones(len(self.ones)), 0.99),
         )
-
-
-def _fit(
-    name: str, ones: Sequence[One | None], truth: Integers, fitted: Sequence[int], measured: Sequence[int]
-) -> _Level:
-    """The level, calibrated on the texts `fitted`; all of them and of those `measured` could be read."""
-    logits = np.stack([one.logits for index in fitted if (one := ones[index])])
-    temperature = fit_temperature(logits, truth[fitted])
-    return _Level(name, temperature, [one for index in measured if (one := ones[index])], truth[measured])
 
 
 def _check_labels(levels: Sequence[_Level]) -> None:
@@ -220,7 +227,7 @@ async def _find(levels: Sequence[_Level], readings: Readings | None) -> list[Can
         level = named[reader]
         ones = await readings.pruned(reader, pruner, alpha, list(zip(named[pruner].ones, level.ones, strict=True)))
         logits = np.stack([one.logits for one in ones])
-        return Reading(softmax(logits, level.temperature), np.array([one.seconds for one in ones]))
+        return Reading(level.calibrated(logits), np.array([one.seconds for one in ones]))
 
     with _InLoop(pruned) as reread:
         tokens = np.array([one.tokens for one in levels[0].ones])

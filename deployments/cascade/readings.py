@@ -1,8 +1,10 @@
 """What the levels of a cascade say of labelled texts, one text after the other (Tabi §5).
 
-A level's latency is that of an idle service, whatever else its clients ask of it meanwhile: what its model takes of
-each text, and the median over texts of everything else (tokenizing, the way there and back), in which a queue would
-show. A wait that only some texts meet so moves neither mean nor tail.
+A level's latency is that of an idle service, whatever else its clients ask of it meanwhile: what its model takes of a
+text of that length (`RisingLatency`), and the median over texts of everything else (tokenizing, the way there and
+back), in which a queue would show. What only some texts meet, a wait or a busy machine, so moves neither mean nor tail,
+and as levels read a few texts in turn, no level is read while the machine is slower than for the others. What a pruned
+text takes follows from its length, too, so that texts read whole say of it as much as those read pruned.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,10 +24,14 @@ from pliant.config.cascade import level_at
 from pliant.deployments.cascade.pruning import Read, prune, read_words
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.label_agreement import columns
+from pliant.policies.cascade.latency import RisingLatency
 from pliant.texts import Text
 
 _WARM_UP = 3
 """Texts that a level reads before its latency counts."""
+IN_A_ROW = 25
+"""Texts that a level reads before the next one has its turn: its weights are then in the processor's caches, as when it
+has the machine."""
 
 Progress = Callable[[str, float], object]
 """Called with what is being done, and the share of it that is."""
@@ -76,16 +84,46 @@ class One(NamedTuple):
     logits: Floats
     """[labels], in the order of the first level."""
     seconds: float
-    """`compute_s` and what else a text of this level takes, less what depends on chance; of a pruned text with the time
-    to prune it."""
+    """`compute_s` and what else a text of this level takes; of a pruned text with the time to prune it."""
     compute_s: float
-    """What the model itself took."""
+    """What the model itself takes of a text of so many tokens."""
     words: Read | None
     """With their importance, if the level tells."""
     importance_s: float
     """What it takes to know them, beyond `seconds`: a text that is not pruned does without."""
     tokens: int
     """That the level has read."""
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """Tells what a level takes when it has nothing else to do, from how it has read whole texts."""
+
+    read: Sequence[One]
+
+    @cached_property
+    def hop_s(self) -> float:
+        """Of a text, beside the model."""
+        return max(0.0, statistics.median(one.seconds - one.compute_s for one in self.read))
+
+    def whole(self) -> list[One]:
+        """The same texts, with the times of an idle level."""
+        tells = RisingLatency([one.tokens for one in self.read], [one.importance_s for one in self.read])
+        told_s = tells([one.tokens for one in self.read]).tolist()
+        timed = zip(self._timed(self.read, 0.0), told_s, strict=True)
+        return [one._replace(importance_s=importance_s) for one, importance_s in timed]
+
+    def pruned(self, ones: Sequence[One], pruning_s: float) -> list[One]:
+        """Others, which it has read too, and which it takes so long to prune."""
+        return self._timed([*self.read, *ones], pruning_s)[len(self.read) :]
+
+    def _timed(self, ones: Sequence[One], pruning_s: float) -> list[One]:
+        tokens = [one.tokens for one in ones]
+        takes = RisingLatency(tokens, [one.compute_s for one in ones])
+        return [
+            one._replace(seconds=compute_s + self.hop_s + pruning_s, compute_s=compute_s)
+            for one, compute_s in zip(ones, takes(tokens).tolist(), strict=True)
+        ]
 
 
 class Readings:
@@ -96,24 +134,34 @@ class Readings:
         self._levels = levels
         self._columns = {level.name: list(columns(levels[0].labels, level.labels)) for level in levels}
         self._progress = progress
-        self._hop_s: dict[str, float] = {}
-        """What a text of each level takes beside its model."""
+        self._clocks: dict[str, _Clock] = {}
+        """By level."""
 
     async def whole(self, texts: Sequence[Text]) -> dict[str, list[One | None]]:
         """By level, what it says of each of `texts`; None where it cannot take the text."""
-        found: dict[str, list[One | None]] = {}
-        services = list(dict.fromkeys(level_at(level.name).service for level in self._levels))
-        for index, service in enumerate(services):
-            levels = [level for level in self._levels if level_at(level.name).service == service]
-            read: list[list[One | None]] = []
-            for number, text in enumerate([*texts[:_WARM_UP], *texts]):
-                done = (index + max(0, number - _WARM_UP) / len(texts)) / len(services)
-                self._progress(f"{service} reads the labelled texts", done)
-                read.append(await self._read(service, text, levels))
-            for level, ones in zip(levels, zip(*read[_WARM_UP:], strict=True), strict=True):
-                self._hop_s[level.name] = hop_s = _hop_s(ones)
-                found[level.name] = [one and one._replace(seconds=one.compute_s + hop_s) for one in ones]
-        return {level.name: found[level.name] for level in self._levels}
+        services: dict[str, list[Level]] = {}
+        for level in self._levels:
+            services.setdefault(level_at(level.name).service, []).append(level)
+        self._progress("levels read the labelled texts", 0.0)
+        for service, levels in services.items():
+            for text in texts[:_WARM_UP]:
+                await self._read(service, text, levels)
+        found: dict[str, list[One | None]] = {level.name: [] for level in self._levels}
+        for start in range(0, len(texts), IN_A_ROW):
+            self._progress("levels read the labelled texts", start / len(texts))
+            for service, levels in services.items():
+                for text in texts[start : start + IN_A_ROW]:
+                    for level, one in zip(levels, await self._read(service, text, levels), strict=True):
+                        found[level.name].append(one)
+        return {name: self._timed(name, ones) for name, ones in found.items()}
+
+    def _timed(self, level: str, found: Sequence[One | None]) -> list[One | None]:
+        read = [one for one in found if one]
+        if not read:
+            return list(found)
+        self._clocks[level] = clock = _Clock(read)
+        timed = iter(clock.whole())
+        return [one and next(timed) for one in found]
 
     async def pruned(self, level: str, pruner: str, alpha: float, given: Sequence[tuple[One, One]]) -> list[One]:
         """What `level` says of texts less the words that `pruner` gave too little attention; with the time to prune.
@@ -121,18 +169,17 @@ class Readings:
         `given` is each text as the pruner has read it, with importance, and as `level` has read it whole: that also
         goes for a text of which nothing is pruned, or whose rest it cannot take. What importance takes is not in it.
         """
-        found = []
+        found, took = [], []
         reading = [Level(level, (), False)]
         for number, (pruner_reading, whole) in enumerate(given):
             self._progress(f"{level} reads texts pruned by {pruner}, alpha {alpha:g}", number / len(given))
             assert pruner_reading.words
             started = time.perf_counter()
             rest = prune(pruner_reading.words, alpha)
-            prune_s = time.perf_counter() - started
+            took.append(time.perf_counter() - started)
             [one] = await self._read(level, rest.text, reading) if rest.pruned else [None]
-            one = one or whole
-            found.append(one._replace(seconds=one.compute_s + self._hop_s[level] + prune_s))
-        return found
+            found.append(one or whole)
+        return self._clocks[level].pruned(found, statistics.median(took))
 
     async def _read(self, service: str, text: Text, levels: Sequence[Level]) -> list[One | None]:
         """As each of the service's `levels` has read it, all of its model last if it is one."""
@@ -161,11 +208,6 @@ class Readings:
             )
             for level, (logits, compute_s) in zip(levels, said, strict=False)
         ]
-
-
-def _hop_s(read: Sequence[One | None]) -> float:
-    """The median, over the texts that could be read, of what they took beside the model."""
-    return max(0.0, statistics.median([one.seconds - one.compute_s for one in read if one] or [0.0]))
 
 
 def readable(found: Mapping[str, Sequence[One | None]]) -> list[int]:

@@ -27,7 +27,7 @@ from pliant.policies.cascade.tables import reference
 from pliant.policies.encoder.confidence import confidence
 from pliant.training.labelled_texts import LabelledText
 
-RECIPE = 2
+RECIPE = 3
 """Rises when profiles made before are no good any more."""
 
 _TABLE, _READINGS = "table.json", "readings.npz"
@@ -76,10 +76,8 @@ class CascadeTable(_Frozen):
     labels: tuple[str, ...]
     """In the order of the first level."""
     seed: int
-    calibrated_on: int
-    """Texts that temperatures were fitted on."""
-    chosen_on: int
-    """Texts that everything else was measured on."""
+    texts: int
+    """That everything was measured on."""
     left_out: int
     """Texts that some level cannot take."""
     pairs: bool = False

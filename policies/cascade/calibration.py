@@ -1,7 +1,7 @@
 """How sure a classifier is, in numbers that can be believed: temperature scaling (Tabi §4.1, equations 2 and 3).
 
 A model's softmax says more than its accuracy bears out. One number per model, the temperature that logits are divided
-by, mends that without changing any answer. It is fitted on labelled texts that nothing else is chosen on.
+by, mends that without changing any answer. It says nothing honest of texts that it was fitted on.
 
 Beyond the paper: half a text's worth of the labels is taken for a toss-up between the two classes that the model finds
 likeliest. That keeps the temperature away from 0 where the model answers all texts of a small split correctly, and is

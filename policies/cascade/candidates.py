@@ -1,9 +1,10 @@
 """Which cascades there are, how accurate and how fast: found from stored tables of every model (Tabi §5).
 
-Each model reads a labelled split once, whole. Chains of two and three models in rising accuracy are then evaluated from
-what was stored, over cut-offs from 0.95 down, until a chain is less accurate than its models are on average; kept are
-those whose 75th percentile latency is within 1.5 times that of its slowest model. Only pruned texts must be read anew,
-by the later levels, over a rising degree of pruning, until that loses them 2% of accuracy.
+Each model reads a labelled split once, whole. Chains of two models or more (the paper's have two or three), in rising
+accuracy, are then evaluated from what was stored, over cut-offs from 0.95 down, until a chain is less accurate than its
+models are on average; kept are those whose 75th percentile latency is within 1.5 times that of its slowest model. Only
+pruned texts must be read anew, by the later levels, over a rising degree of pruning, until that loses them 2% of
+accuracy.
 
 Beside the paper:
 
@@ -15,7 +16,9 @@ Beside the paper:
 - The slope k is swept as well. §4.1 says it is profiled, §5 leaves it out.
 - Single models are candidates, of one level.
 - Levels may be exits of one encoder: a text that goes on to the next is computed on, and not from its words.
-- Chains of three models on the front are then tried with another cut-off for the second level than for the first.
+- Chains of three models or more on the front are then tried with another cut-off for later levels than for the first.
+- The cut-offs of candidates on the front are then moved, one at a time, in steps of a hundredth to halfway past the
+  next ones that were tried; of what that adds, what is on the front is moved again.
 - Candidates on the front are then tried with a gate: texts of more tokens, which would take two models long, go to the
   last level at once. Tried are some quantiles of lengths, and the longest that all levels together read within the last
   one's 99th percentile. A gate is kept where it shortens that of the candidate.
@@ -27,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations, pairwise
 from math import sqrt
 
@@ -42,7 +46,11 @@ CUTOFFS = tuple(round(0.95 - 0.05 * step, 2) for step in range(19))
 ALPHAS = tuple(round(0.5 + 0.1 * step, 1) for step in range(11))
 """How far words are pruned, rising; a word goes when it gets less than so many times the mean attention."""
 SECOND_STEP = 2
-"""Of the cut-offs, every second is tried for the second level."""
+"""Of the cut-offs, every second is tried for later levels."""
+FINE_STEP, FINE_STEPS = 0.01, 4
+"""By how much the cut-offs of candidates on the front are moved, and how often to either side."""
+MOVES = 2
+"""How often a candidate on the front is moved: each time, one cut-off of it."""
 SLOPES = (SLOPE, 4 * SLOPE)
 GATES = (0.5, 0.75, 0.9, 0.95, 0.99)
 """Shares of the texts that are no longer than the gates that are tried."""
@@ -121,13 +129,14 @@ def find_candidates(
     check(levels, truth, lengths)
     search = _Search(levels, truth, cutoffs, slopes)
     found = [search.single(level) for level in levels]
-    chains = [chain for length in (2, 3) for chain in combinations(search.rising, length) if _goes_on(chain)]
+    lengths_of_chains = range(2, len(levels) + 1)
+    chains = [chain for length in lengths_of_chains for chain in combinations(search.rising, length) if _goes_on(chain)]
     for chain in chains:
         found += search.sweep(chain, 0.0, [level.reading for level in chain])
     on_front = {candidate.levels for candidate in front(found)}
     promising = [chain for chain in chains if tuple(level.name for level in chain) in on_front]
     for chain in promising:
-        if len(chain) == 3:
+        if len(chain) > 2:
             found += search.apart(chain)
     if reread is not None:
         ladders = _Ladders(search, reread)
@@ -135,6 +144,8 @@ def find_candidates(
             if all(level.whole for level in chain):
                 for alpha, readings in ladders.of(chain):
                     found += search.sweep(chain, alpha, readings)
+    for _ in range(MOVES):
+        found += search.moved(front(found))
     if lengths is not None:
         for candidate in front(found):
             found += search.gated(candidate, lengths)
@@ -164,14 +175,6 @@ def _added_s(chain: Sequence[LevelProfile], readings: Sequence[Reading]) -> list
     ]
 
 
-def _way_s(chain: Sequence[LevelProfile], readings: Sequence[Reading], alpha: float) -> Floats:
-    """What each text has taken once each level has read it, [levels, n]."""
-    taken: Floats = np.cumsum(_added_s(chain, readings), axis=0)
-    if alpha and chain[0].importance_s is not None:
-        taken[1:] += chain[0].importance_s
-    return taken
-
-
 def front(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Those that none beats in both accuracy and mean latency, the fastest first."""
     best: list[Candidate] = []
@@ -188,6 +191,46 @@ def weighted_quantile(values: ArrayLike, weights: ArrayLike, share: float) -> fl
     total = np.cumsum(masses[order])
     place = np.searchsorted(total, share * total[-1] * (1 - 1e-12))
     return float(numbers[order[place]])
+
+
+@dataclass(frozen=True, eq=False)
+class _Swept:
+    """A chain of which cut-offs are tried."""
+
+    chain: Sequence[LevelProfile]
+    alpha: float
+    readings: Sequence[Reading]
+    """Of later levels, on texts pruned by `alpha`."""
+    least: float
+    """Accuracy, and the most that its 75th percentile latency may be, of candidates that are kept."""
+    most_s: float
+
+    @cached_property
+    def way_s(self) -> Floats:
+        """What each text has taken once each level has read it, [levels, n]."""
+        taken: Floats = np.cumsum(_added_s(self.chain, self.readings), axis=0)
+        if self.alpha and self.chain[0].importance_s is not None:
+            taken[1:] += self.chain[0].importance_s
+        return taken
+
+    def voted(self, level: int, weights: Sequence[float]) -> Integers:
+        """The class that the vote of all levels up to this one gives each text, [n]: theirs where they are at one."""
+        answers = self.readings[0].answers.copy()
+        if level:
+            split, said = self._split[level - 1]
+            answers[split] = vote(said, weights).argmax(axis=1)
+        return answers
+
+    @cached_property
+    def _split(self) -> list[tuple[Integers, Floats]]:
+        """For each level but the first, the texts on which those up to there differ, and what each says of them,
+        [levels, texts, classes]."""
+        found = []
+        answers = np.stack([reading.answers for reading in self.readings])
+        for level in range(1, len(self.readings)):
+            split = np.flatnonzero((answers[1 : level + 1] != answers[0]).any(axis=0))
+            found.append((split, np.stack([reading.probabilities[split] for reading in self.readings[: level + 1]])))
+        return found
 
 
 class _Search:
@@ -208,8 +251,10 @@ class _Search:
         self.rising = [levels[index] for index in sorted(range(len(levels)), key=lambda i: (accuracies[i], means[i]))]
         self._reference = levels[reference(accuracies, means)]
         self._best = self.right(self._reference.reading.answers)
-        self._swept: dict[tuple[tuple[str, ...], float], tuple[Sequence[LevelProfile], Sequence[Reading]]] = {}
+        self._swept: dict[tuple[tuple[str, ...], float], _Swept] = {}
         """By names of levels and alpha."""
+        self._tried: set[tuple[_Swept, tuple[float, ...], float]] = set()
+        """Cut-offs and slopes."""
 
     def right(self, answers: Integers) -> Floats:
         """1 for each text whose answer is the true class, else 0."""
@@ -220,10 +265,10 @@ class _Search:
         return float(self.right(reading.answers).mean())
 
     def single(self, level: LevelProfile) -> Candidate:
-        return self._evaluate((level,), 0.0, [level.reading], (), self._slopes[0])
+        return self._evaluate(self._limits((level,), 0.0, [level.reading]), (), self._slopes[0])
 
     def apart(self, chain: Sequence[LevelProfile]) -> Iterator[Candidate]:
-        """The chain of three on whole texts, where the cut-off of its second level is not that of the first."""
+        """The chain of three or more on whole texts, where the cut-off of later levels is not that of the first."""
         for second in self._cutoffs[::SECOND_STEP]:
             for candidate in self.sweep(chain, 0.0, [level.reading for level in chain], second):
                 if candidate.cutoffs[0] != second:
@@ -233,46 +278,61 @@ class _Search:
         self, chain: Sequence[LevelProfile], alpha: float, readings: Sequence[Reading], second: float | None = None
     ) -> Iterator[Candidate]:
         """The chain over falling cut-offs, of later levels `second` if given, which read texts pruned by `alpha`."""
-        self._swept[tuple(level.name for level in chain), alpha] = chain, readings
-        least = float(np.mean([self.accuracy(level.reading) for level in chain])) - ROUNDING
-        slowest = max((level.reading.latency_s for level in chain), key=lambda latency: float(latency.mean()))
-        most = (1 + ROUNDING) * TAIL_FACTOR * weighted_quantile(slowest, np.ones_like(slowest), TAIL)
+        swept = self._swept.setdefault(
+            (tuple(level.name for level in chain), alpha), self._limits(chain, alpha, readings)
+        )
         for slope in self._slopes:
             for cutoff in self._cutoffs:
                 later = (cutoff if second is None else second,) * (len(chain) - 2)
-                candidate = self._evaluate(chain, alpha, readings, (cutoff, *later), slope)
-                if candidate.accuracy < least:
+                candidate = self._try(swept, (cutoff, *later), slope)
+                if candidate.accuracy < swept.least:
                     break
-                if candidate.p75_latency_s <= most:
+                if candidate.p75_latency_s <= swept.most_s:
                     yield candidate
+
+    def moved(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """Each with one of its cut-offs moved, as far as that was not tried."""
+        for one in candidates:
+            for place, cutoff in enumerate(one.cutoffs):
+                swept = self._swept[one.levels, one.alphas[0]]
+                for step in range(-FINE_STEPS, FINE_STEPS + 1):
+                    near = round(cutoff + step * FINE_STEP, 2)
+                    cutoffs = (*one.cutoffs[:place], near, *one.cutoffs[place + 1 :])
+                    if 0 < near < 1 and (swept, cutoffs, one.slope) not in self._tried:
+                        candidate = self._try(swept, cutoffs, one.slope)
+                        if candidate.accuracy >= swept.least and candidate.p75_latency_s <= swept.most_s:
+                            yield candidate
+
+    def _limits(self, chain: Sequence[LevelProfile], alpha: float, readings: Sequence[Reading]) -> _Swept:
+        least = float(np.mean([self.accuracy(level.reading) for level in chain])) - ROUNDING
+        slowest = max((level.reading.latency_s for level in chain), key=lambda latency: float(latency.mean()))
+        most_s = (1 + ROUNDING) * TAIL_FACTOR * weighted_quantile(slowest, np.ones_like(slowest), TAIL)
+        return _Swept(chain, alpha, readings, least, most_s)
+
+    def _try(self, swept: _Swept, cutoffs: tuple[float, ...], slope: float) -> Candidate:
+        self._tried.add((swept, cutoffs, slope))
+        return self._evaluate(swept, cutoffs, slope)
 
     def gated(self, candidate: Candidate, tokens: Integers) -> Iterator[Candidate]:
         """The same with each gate that shortens its 99th percentile, of texts of `tokens` [n]."""
         if not candidate.cutoffs:
             return
-        alpha = candidate.alphas[0]
-        chain, readings = self._swept[candidate.levels, alpha]
+        swept = self._swept[candidate.levels, candidate.alphas[0]]
         gates = np.quantile(tokens, GATES, method="inverted_cdf").tolist()
-        last = chain[-1].reading.latency_s
-        slow = _way_s(chain, readings, alpha)[-1] > weighted_quantile(last, np.ones_like(last), 0.99)
+        last = swept.chain[-1].reading.latency_s
+        slow = swept.way_s[-1] > weighted_quantile(last, np.ones_like(last), 0.99)
         if slow.any() and (quick := tokens[tokens < tokens[slow].min()]).size:
             gates.append(quick.max())
         for gate in sorted(set(gates)):
-            gated = self._evaluate(chain, alpha, readings, candidate.cutoffs, candidate.slope, tokens > gate)
+            gated = self._evaluate(swept, candidate.cutoffs, candidate.slope, tokens > gate)
             if gated.p99_latency_s < candidate.p99_latency_s:
                 yield replace(gated, gate=int(gate))
 
     def _evaluate(
-        self,
-        chain: Sequence[LevelProfile],
-        alpha: float,
-        readings: Sequence[Reading],
-        cutoffs: tuple[float, ...],
-        slope: float,
-        gated: NDArray[np.bool_] | None = None,
+        self, swept: _Swept, cutoffs: tuple[float, ...], slope: float, gated: NDArray[np.bool_] | None = None
     ) -> Candidate:
         """Where texts that are `gated` [n] begin, and end, at the last level."""
-        texts = len(self._labels)
+        chain, readings, texts = swept.chain, swept.readings, len(self._labels)
         past = np.zeros(texts) if gated is None else gated.astype(np.float64)
         alone = not cutoffs
         hits = [self.right(reading.answers) for reading in readings]
@@ -282,19 +342,19 @@ class _Search:
             onward = reroute_probability(reading.confidence, cutoffs[level], slope) if level < len(cutoffs) else 0.0
             stops.append(reached * (1 - onward))
             weights.append(ensemble_weights(hits[: level + 1], reached))
-            expected += stops[level] * self.right(_voted(readings[: level + 1], weights[level]))
+            expected += stops[level] * self.right(swept.voted(level, weights[level]))
             reached = reached * onward
         mass = np.stack(stops)
         mass[-1] += past
-        latency = _way_s(chain, readings, alpha)
-        latency[-1] = np.where(past, chain[-1].reading.latency_s, latency[-1])
+        *earlier, latest = swept.way_s
+        latency = np.stack([*earlier, np.where(past, chain[-1].reading.latency_s, latest)])
         right, lost = float(expected.sum()), float((self._best - expected).sum())
         differing = float((expected * (1 - self._best) + (1 - expected) * self._best).sum())
         early_gap = 0.0 if alone else float(mass[0] @ (self._best - hits[0]) / (mass[0].sum() or 1.0))
         return Candidate(
             levels=tuple(level.name for level in chain),
             cutoffs=cutoffs,
-            alphas=(alpha,) * len(cutoffs),
+            alphas=(swept.alpha,) * len(cutoffs),
             temperatures=tuple(level.temperature for level in chain),
             weights=tuple(weights),
             slope=slope,
@@ -309,14 +369,6 @@ class _Search:
             early_accuracy_gap=early_gap,
             gated_share=float(past.mean()),
         )
-
-
-def _voted(readings: Sequence[Reading], weights: Sequence[float]) -> Integers:
-    """The class that the vote gives each text, [n]: that of all models where they are at one."""
-    answers = readings[0].answers.copy()
-    split = np.flatnonzero((np.stack([reading.answers for reading in readings]) != answers).any(axis=0))
-    answers[split] = vote([reading.probabilities[split] for reading in readings], weights).argmax(axis=1)
-    return answers
 
 
 class _Ladders:

@@ -70,16 +70,16 @@ def draws(seed: int, texts: Sequence[Text], level: int) -> Floats:
     return np.array([draw(seed, text, level) for text in texts], np.float64)
 
 
-def vote(outputs: Sequence[Floats], weights: Sequence[float]) -> Floats:
+def vote(outputs: Sequence[Floats] | Floats, weights: Sequence[float]) -> Floats:
     """The weighted mean of what the levels reached say (equation 6): one array [..., classes] each, of one shape.
 
     Raises ValueError unless there is one weight, of at least 0, for each level, and some are above 0.
     """
-    if len(outputs) != len(weights) or not outputs or min(weights) < 0 or not sum(weights) > 0:
+    if len(outputs) != len(weights) or not len(outputs) or min(weights) < 0 or not sum(weights) > 0:
         raise ValueError(f"needs a weight of at least 0 for each of {len(outputs)} levels, got {tuple(weights)}")
     if len({np.shape(output) for output in outputs}) != 1:
         raise ValueError(f"levels must have the same classes, got shapes {[np.shape(output) for output in outputs]}")
-    total: Floats = np.tensordot(np.asarray(weights, np.float64) / sum(weights), np.stack(outputs), axes=1)
+    total: Floats = np.tensordot(np.asarray(weights, np.float64) / sum(weights), np.asarray(outputs), axes=1)
     return total
 
 

@@ -8,6 +8,9 @@ passes on to the next (the fallback procedure), so that a cut-off too careful to
 the search. With probability 1 - delta no cut-off is certified wrongly, so that any of the certified may be chosen, on
 the same texts too.
 
+Confidences here are those of temperatures that the text had no part in (cross-fitting), and a cascade serves with one
+that was fitted on all: the guarantee leaves out what the fifth of the texts more say of that one number.
+
 The guarantee is for one pair of levels and one slope. For a chain of levels, or several, share out delta.
 """
 
@@ -69,8 +72,8 @@ def conformal_cutoffs(
     """The cut-offs whose early answers disagree with the large model on at most `epsilon`, with confidence 1 - `delta`.
 
     `confidence` [n] is the small model's, `draws` [n] decide as they do live (`cascade.draws`), and `disagrees` [n]
-    says whose answers differ, the large one's on whole texts. The texts need no labels, but must not
-    be those that temperatures were fitted on. `cutoffs` are fixed before these texts are seen. Raises ValueError for
+    says whose answers differ, the large one's on whole texts. The texts need no labels, and must have
+    no part in the temperatures that their confidences come from. `cutoffs` are fixed before these texts are seen. Raises ValueError for
     arguments that make no sense.
     """
     sure, numbers, differ = (

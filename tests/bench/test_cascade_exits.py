@@ -47,10 +47,10 @@ def test_exits_and_two_models_are_chosen_and_timed_side_by_side(
     monkeypatch.setenv("PLIANT_CACHE", str(with_libraries(tmp_path / "cache")))
     small, large = model(tmp_path / "small", 1), model(tmp_path / "large", 3)
     labels = sources.describe(large).labels
-    splits = Splits(*(texts(count, labels, seed) for seed, count in enumerate((300, 100, 150, 80))))
+    splits = Splits(*(texts(count, labels, seed) for seed, count in enumerate((300, 250, 80))))
     prepared = Prepared("made", splits, {"small": small, "large": large}, {}, None)
     said: list[str] = []
-    scale = Scale(texts=150, timed=10, passes=2, seeds=2, resplits=0)
+    scale = Scale(texts=250, timed=10, passes=2, seeds=2, resplits=0)
     found = {figure.name: figure for figure in exit_levels.figures(prepared, scale, said.append)}
     assert set(found) == {
         f"exit_cascade_{what}_{loss}made"

@@ -126,8 +126,7 @@ def studied_with(readings: Readings, cascade: Candidate) -> Studied:
     table = CascadeTable(
         labels=LABELS,
         seed=0,
-        calibrated_on=100,
-        chosen_on=100,
+        texts=100,
         left_out=0,
         levels=tuple(levels),
         agreements=(),
@@ -298,7 +297,7 @@ class Asked:
 def test_other_splits_choose_on_other_texts_and_models_read_each_text_once(made: Models, readings: Readings) -> None:
     asked = Asked(made)
     texts = [LabelledText(text, LABELS[truth]) for text, truth in zip(readings.texts, made.truth.tolist(), strict=True)]
-    splits = Splits([], texts[:60], texts[60:200], texts[200:])
+    splits = Splits([], texts[:200], texts[200:])
     levels = [Level("small", LABELS, True), Level("large", LABELS, False)]
     tables: list[CascadeTable] = []
 
@@ -310,7 +309,7 @@ def test_other_splits_choose_on_other_texts_and_models_read_each_text_once(made:
     assert set(asked.calls.values()) == {1}
     assert {text for _, text, _ in asked.calls} >= {text.text for text in texts}
     assert [one.loss for one in found] == [LOSS, 0.5] * 4
-    assert all(table.calibrated_on + table.chosen_on == 200 for table in tables)
+    assert all(table.texts == 200 for table in tables)
     assert len({table.levels[1].accuracy for table in tables}) > 1, "texts are dealt anew"
     assert [one.spare for one in found[1::2]] == [0.5] * 4, "the most accurate model alone loses nothing"
     right = dict(zip(readings.texts, (right for _, right in plainly(made, 0)), strict=True))

@@ -166,7 +166,7 @@ def test_an_early_exit_is_taken_where_it_is_sure_and_the_target_is_met() -> None
 
 
 def _splits(train: int = 20) -> Splits:
-    return Splits(_texts(train), _texts(10), _texts(10), _texts(10))
+    return Splits(_texts(train), _texts(10), _texts(10))
 
 
 def test_a_folder_is_another_one_for_other_texts_recipes_layers_and_teachers() -> None:

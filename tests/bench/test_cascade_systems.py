@@ -51,7 +51,7 @@ class Made:
 def profiled() -> Profiled:
     texts = [LabelledText(f"text {number}", LABELS[number % 3]) for number in range(TEXTS)]
     levels = [Level(name, LABELS, False) for name in ACCURACIES]
-    return asyncio.run(profile(Made(), levels, texts[:100], texts[100:], 0, True, lambda what, done: None))
+    return asyncio.run(profile(Made(), levels, texts, 0, True, lambda what, done: None))
 
 
 def test_the_best_single_model_is_the_fastest_that_meets_the_target_without_a_margin(profiled: Profiled) -> None:

@@ -12,6 +12,7 @@ from pliant.bench.cascade import compare, tasks
 from pliant.bench.cascade.tasks import Splits
 from pliant.bench.report import Options
 from pliant.errors import DataError
+from pliant.training.labelled_texts import FEWEST
 
 
 def _share_nothing(splits: Splits) -> bool:
@@ -45,8 +46,7 @@ def test_texts_to_choose_on_are_taken_from_those_to_train_on_where_development_t
     assert _share_nothing(splits)
     assert sum(text.text.startswith('the "train') for text in splits.choose) in range(1498, 1501)
     assert 100 <= len(splits.train) <= 102
-    assert 298 <= len(splits.calibrate) <= 300
-    assert len(splits.calibrate) + len(splits.choose) == pytest.approx(1830, abs=2)
+    assert len(splits.choose) == pytest.approx(1830, abs=2)
     assert len(splits.test) == 21
     assert splits.labels == ("negative", "positive")
     assert splits.train[0].text.startswith('the "train film ')
@@ -54,7 +54,7 @@ def test_texts_to_choose_on_are_taken_from_those_to_train_on_where_development_t
     assert tasks.sst2(tmp_path) == splits
 
 
-def test_a_validation_split_calibrates_and_chooses(tmp_path: Path) -> None:
+def test_a_validation_split_chooses(tmp_path: Path) -> None:
     (tmp_path / "clinc150").mkdir()
     content = {
         name: [[f"{name} {number}", f"intent {number % 3}"] for number in range(texts)]
@@ -63,7 +63,7 @@ def test_a_validation_split_calibrates_and_chooses(tmp_path: Path) -> None:
     (tmp_path / "clinc150" / "data_full.json").write_text(json.dumps(content))
     splits = tasks.clinc150(tmp_path)
     assert _share_nothing(splits)
-    assert splits.sizes() == {"train": 40, "calibrate": 500, "choose": 700, "test": 50}
+    assert splits.sizes() == {"train": 40, "choose": 1200, "test": 50}
 
 
 def test_the_first_texts_of_a_split_hold_all_labels_though_its_file_is_sorted(tmp_path: Path) -> None:
@@ -94,10 +94,11 @@ def test_pairs_ask_for_the_same_thing_or_for_another_one_of_their_domain(tmp_pat
         assert 0.3 < len(seen["same"]) / len([*seen["same"], *seen["different"]]) < 0.7
 
 
-def test_the_zoos_topics_are_enough_to_calibrate_choose_and_test_on() -> None:
+def test_the_zoos_topics_are_enough_to_choose_and_test_on() -> None:
     splits = tasks.topics()
     assert _share_nothing(splits)
-    assert all(size >= 50 for name, size in splits.sizes().items() if name != "train")
+    assert len(splits.choose) >= FEWEST
+    assert len(splits.test) >= 100
 
 
 def test_missing_data_is_named(tmp_path: Path) -> None:

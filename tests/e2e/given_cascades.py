@@ -78,8 +78,7 @@ def _keep(serving: ServingConfig, name: str, backend: str) -> None:
     table = CascadeTable(
         labels=corpus.LABELS,
         seed=cascade.seed,
-        calibrated_on=100,
-        chosen_on=100,
+        texts=100,
         left_out=0,
         levels=(level, level.model_copy(update={"name": SECOND})),
         agreements=(),

@@ -11,8 +11,8 @@ from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.tables import LevelProfile, Reading
 from pliant.policies.encoder.confidence import softmax
 
-SKILLS = {"tiny": 1.5, "small": 2.5, "large": 4.0}
-LATENCY_S = {"tiny": 0.001, "small": 0.002, "large": 0.006}
+SKILLS = {"tiny": 1.5, "small": 2.5, "middle": 3.2, "large": 4.0}
+LATENCY_S = {"tiny": 0.001, "small": 0.002, "middle": 0.004, "large": 0.006}
 
 
 def logits(name: str, labels: Integers, seed: int, classes: int = 4) -> Floats:

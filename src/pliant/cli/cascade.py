@@ -69,8 +69,8 @@ async def _profiled(
     if found is None:
         levels = levels_of(config, encoders, classifiers)
         reader = ClassifierReader(classifiers)
-        parts = labelled_texts.split(texts, config.seed)
-        found = await profile(reader, levels, *parts, config.seed, config.prune, update)
+        given = labelled_texts.sample(texts, config.seed)
+        found = await profile(reader, levels, given, config.seed, config.prune, update)
         update("compares what levels attend to", 0.0)
         if config.ats[-1].exit is None:
             found = attention_agreements(found, config.levels[-1], encoders[config.levels[-1]])
@@ -114,9 +114,8 @@ def _print(table: CascadeTable, chosen: Candidate | None) -> None:
     console.print(candidates)
     left_out = f", {table.left_out} are too long for a level" if table.left_out else ""
     console.print(
-        f"Calibrated on {table.calibrated_on} texts, chosen on {table.chosen_on} others{left_out}; the best of "
-        f"{len(table.candidates)} candidates. Gap: what the most accurate level has over the first on texts "
-        "answered early."
+        f"Measured on {table.texts} labelled texts{left_out}; the best of {len(table.candidates)} candidates. Gap: "
+        "what the most accurate level has over the first on texts answered early."
     )
 
 

@@ -1,7 +1,6 @@
-"""Labelled texts on which a cascade is profiled (Tabi §5): read from a file or from the zoo, and split in two.
+"""Labelled texts on which a cascade is profiled (Tabi §5), or exits are calibrated: read from a file or from the zoo.
 
-The smaller part calibrates the levels, the other one says which cascade is good enough; neither may be the other, nor
-what a level has learned from.
+No level may have learned from them.
 """
 
 from __future__ import annotations
@@ -82,13 +81,18 @@ def _lines(data: str) -> Iterator[tuple[int, LabelledText]]:
         yield number, LabelledText(line.whole, line.label)
 
 
+def sample(texts: Collection[LabelledText], seed: int) -> list[LabelledText]:
+    """MOST of `texts` at most, in an order that says nothing of them."""
+    return random.Random(seed).sample(list(texts), min(len(texts), MOST))
+
+
 def split(texts: Collection[LabelledText], seed: int) -> tuple[list[LabelledText], list[LabelledText]]:
     """Texts to calibrate and texts to choose on, at random, MOST of `texts` at most.
 
     A temperature is one number, which a few hundred texts fix; a choice has thousands, and the fewer texts there are,
     the wider is the margin by which a promise must be kept. So a quarter calibrates, within CALIBRATE.
     """
-    shuffled = random.Random(seed).sample(list(texts), min(len(texts), MOST))
+    shuffled = sample(texts, seed)
     least, most = CALIBRATE
     few = min(most, max(least, len(shuffled) // 4))
     return shuffled[:few], shuffled[few:]

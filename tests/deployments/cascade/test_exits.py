@@ -32,7 +32,7 @@ from pliant.errors import CannotCompileError
 from pliant.kernels.encoder.texts import Stop
 from pliant.models import sources
 from pliant.policies.cascade.candidates import Candidate
-from pliant.training.labelled_texts import LabelledText, split
+from pliant.training.labelled_texts import LabelledText, sample
 
 PLAIN = ClassifyParameters()
 TEXTS = [text.text for text in texts(60)]
@@ -117,7 +117,7 @@ async def test_a_service_that_fails_is_missing_with_all_of_its_levels() -> None:
 async def measured() -> Any:
     reader = Levels(small(), Model("large", 0.97, 0.01))
     told = [Level(name, LABELS, False) for name in CHAIN]
-    return reader, await profile(reader, told, *split(texts(400), 0), 0, True, lambda _text, _done: None)
+    return reader, await profile(reader, told, sample(texts(400), 0), 0, True, lambda _text, _done: None)
 
 
 async def test_a_profile_reads_each_text_once_for_all_exits() -> None:
@@ -125,7 +125,7 @@ async def test_a_profile_reads_each_text_once_for_all_exits() -> None:
     assert len(reader.models["small"].read_texts) == 400 + 3
     levels = {level.name: level for level in found.table.levels}
     assert list(levels) == list(CHAIN)
-    words = np.mean([len(text.text.split()) for text in split(texts(400), 0)[1]])
+    words = np.mean([len(text.text.split()) for text in texts(400)])
     for level, seconds in zip(CHAIN, (0.001, 0.002, 0.004, 0.01), strict=True):
         assert levels[level].mean_latency_s == pytest.approx(seconds * words)
     for one in found.table.candidates:
@@ -193,7 +193,7 @@ async def test_a_real_encoder_from_its_profile_to_its_answers(
     labels = tuple(classifiers["t"].labels)
     given = learned(300, labels, 7)
     read = levels_of(config, {"t": encoder}, classifiers)
-    found = await profile(ClassifierReader(classifiers), read, *split(given, 0), 0, True, lambda _text, _done: None)
+    found = await profile(ClassifierReader(classifiers), read, sample(given, 0), 0, True, lambda _text, _done: None)
     exits = {level.name: level for level in found.table.levels}
     assert min(exits["t@1"].accuracy, exits["t@2"].accuracy) > 0.6 > exits["t"].accuracy
     assert exits["t@1"].mean_latency_s < exits["t@2"].mean_latency_s < exits["t"].mean_latency_s

@@ -25,7 +25,7 @@ from pliant.deployments.serving.outcome import Fault, Outcome, RequestError
 from pliant.policies.cascade.calibration import softmax
 from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.choice import MARGIN
-from pliant.training.labelled_texts import split
+from pliant.training.labelled_texts import sample
 
 pytestmark = pytest.mark.virtual_time
 
@@ -155,7 +155,7 @@ async def measured() -> Profiled:
     """On texts of 3 to 10 words, of which the small level takes as long as the large one."""
     models = Model("small", 0.85, 0.008), Model("large", 0.97, 0.01)
     levels = [Level(model.name, tuple(model.labels), model.name == "small") for model in models]
-    return await profile(Levels(*models), levels, *split(texts(600), 0), 0, True, lambda _text, _done: None)
+    return await profile(Levels(*models), levels, sample(texts(600), 0), 0, True, lambda _text, _done: None)
 
 
 def cascade(**changes: Any) -> CascadeConfig:
@@ -166,7 +166,7 @@ def cascade(**changes: Any) -> CascadeConfig:
 async def test_gates_are_lengths_of_labelled_texts_and_kept_with_the_profile(tmp_path: Path) -> None:
     found = await measured()
     gated = [one for one in found.table.candidates if one.gate is not None]
-    words = np.array([len(text.text.split()) for text in split(texts(600), 0)[1]])
+    words = np.array([len(text.text.split()) for text in texts(600)])
     assert gated
     for one in gated:
         assert one.gated_share == pytest.approx((words > one.gate).mean())

@@ -24,7 +24,7 @@ from pliant.deployments.cascade.readings import Level, UnreadableError
 from pliant.deployments.encoder.computing import Runtime
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.torchvision_ops import declare
-from pliant.training.labelled_texts import split
+from pliant.training.labelled_texts import sample
 
 declare()
 from transformers import BertConfig, BertForSequenceClassification  # noqa: E402
@@ -144,7 +144,7 @@ async def test_levels_can_be_in_this_process(folder: Path, monkeypatch: pytest.M
 async def test_a_level_that_does_not_tell_is_compared_all_the_same(folder: Path) -> None:
     levels = Levels(Model("small", 0.85, 0.001), Model("large", 0.97, 0.01))
     told = [Level("small", LABELS, True), Level("large", LABELS, False)]
-    found = await profile(levels, told, *split(texts(300), 0), 0, False, lambda _text, _done: None)
+    found = await profile(levels, told, sample(texts(300), 0), 0, False, lambda _text, _done: None)
     assert not found.table.agreements
     [same] = attention_agreements(found, "large", ENCODER).table.agreements
     assert (same.pruner, same.reader) == ("small", "large")

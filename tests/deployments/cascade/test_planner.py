@@ -282,7 +282,7 @@ async def test_replicas_that_fail_meanwhile_are_asked_again() -> None:
     large = house.services["large"]
     large.fails = RequestError(Outcome.UNAVAILABLE, "gone")
     part = house.start()
-    await entry(part, "large reads the labelled texts")
+    await entry(part, "levels read the labelled texts")
     await asyncio.sleep(0.02)
     large.fails = None
     await entry(part, "serves")

@@ -7,6 +7,7 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,15 @@ from pliant.config.cascade import CascadeConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.choice import choose_for
 from pliant.deployments.cascade.plot import plot
-from pliant.deployments.cascade.profile import profile
-from pliant.deployments.cascade.readings import Level, Seen
+from pliant.deployments.cascade.profile import FOLDS, profile
+from pliant.deployments.cascade.readings import IN_A_ROW, Level, Seen
 from pliant.deployments.cascade.table import CascadeTable, Profiled, folder_of, identity, keep, load
 from pliant.errors import DataError
 from pliant.policies.cascade.candidates import Candidate, find_candidates
 from pliant.policies.cascade.cascade import Cascade
 from pliant.policies.cascade.choice import MARGIN, NoCandidateError, accurate
-from pliant.texts import Pair
-from pliant.training.labelled_texts import LabelledText, split
+from pliant.texts import Pair, Text
+from pliant.training.labelled_texts import LabelledText, sample
 
 TEXTS = texts(600)
 SMALL, LARGE = ("small", 0.85, 0.001), ("large", 0.97, 0.01)
@@ -47,7 +48,7 @@ async def measured(reader: Levels, given: list[LabelledText] = TEXTS, prune: boo
         Level(name, tuple(model.labels), index < len(reader.models) - 1)
         for index, (name, model) in enumerate(reader.models.items())
     ]
-    return await profile(reader, told, *split(given, seed), seed, prune, lambda _text, _done: None)
+    return await profile(reader, told, sample(given, seed), seed, prune, lambda _text, _done: None)
 
 
 def cascade(**changes: Any) -> CascadeConfig:
@@ -55,24 +56,52 @@ def cascade(**changes: Any) -> CascadeConfig:
     return CascadeConfig.model_validate(given)
 
 
-async def test_levels_are_calibrated_on_one_half_and_measured_on_the_other() -> None:
+async def test_levels_are_measured_on_all_texts() -> None:
     reader = levels()
     found = await measured(reader)
     table = found.table
-    calibrate, choose = split(TEXTS, 0)
-    assert (table.calibrated_on, table.chosen_on, table.left_out) == (len(calibrate), len(choose), 0)
+    given = sample(TEXTS, 0)
+    assert (table.texts, table.left_out) == (len(TEXTS), 0)
     for index, level in enumerate(table.levels):
         model = reader.models[level.name]
-        right = [LABELS[int(model.logits(text.text).argmax())] == text.label for text in choose]
+        right = [LABELS[int(model.logits(text.text).argmax())] == text.label for text in given]
         assert level.accuracy == pytest.approx(np.mean(right))
-        seconds = [model.seconds * len(words_of(text.text)) for text in choose]
+        seconds = [model.seconds * len(words_of(text.text)) for text in given]
         assert level.mean_latency_s == pytest.approx(np.mean(seconds))
         assert found.probabilities[index].argmax(axis=1).tolist() == [
-            int(model.logits(text.text).argmax()) for text in choose
+            int(model.logits(text.text).argmax()) for text in given
         ]
     small = table.levels[0]
     assert small.calibration_error_after < small.calibration_error_before
     assert table.best == 1
+
+
+@pytest.mark.parametrize("fold", range(FOLDS))
+async def test_no_text_is_calibrated_by_labels_of_its_own_fold(fold: int) -> None:
+    given = sample(TEXTS, 0)
+    told = [Level("small", LABELS, True), Level("large", LABELS, False)]
+    others = [
+        text._replace(label=LABELS[LABELS.index(text.label) - 1]) if index % FOLDS == fold and index % 3 else text
+        for index, text in enumerate(given)
+    ]
+    found = [await profile(levels(), told, texts, 0, True, lambda _text, _done: None) for texts in (given, others)]
+    same = (found[0].probabilities == found[1].probabilities).all(axis=(0, 2))
+    assert same[fold::FOLDS].all()
+    assert not np.delete(same, slice(fold, None, FOLDS)).any(), "all others are"
+    assert found[0].table.levels[0].temperature != found[1].table.levels[0].temperature
+
+
+async def test_levels_read_a_few_texts_in_turn() -> None:
+    order: list[str] = []
+
+    class Ordered(Levels):
+        async def read(self, service: str, text: Text, importance: bool, exits: Sequence[int] = ()) -> Seen:
+            order.append(service)
+            return await super().read(service, text, importance, exits)
+
+    await measured(Ordered(*levels().models.values()), prune=False)
+    runs = [(service, len([*same])) for service, same in groupby(order[6:])]
+    assert runs == [("small", IN_A_ROW), ("large", IN_A_ROW)] * (len(TEXTS) // IN_A_ROW)
 
 
 async def test_each_level_reads_each_whole_text_once_and_pruned_texts_only_as_asked() -> None:
@@ -123,7 +152,7 @@ async def test_labels_that_mean_other_things_are_told() -> None:
     reader.models["large"].labels = [LABELS[1], LABELS[2], LABELS[0]]
     told = [Level("small", LABELS, True), Level("large", LABELS, False)]
     with pytest.raises(DataError, match="large and small: two levels agree on"):
-        await profile(reader, told, *split(TEXTS, 0), 0, True, lambda _text, _done: None)
+        await profile(reader, told, TEXTS, 0, True, lambda _text, _done: None)
 
 
 async def test_levels_in_the_wrong_order_do_without_pruning(caplog: pytest.LogCaptureFixture) -> None:
@@ -138,18 +167,9 @@ async def test_texts_that_a_level_cannot_take_count_for_none() -> None:
     long = [LabelledText("no " * TOO_LONG + f"no t{number}", "no") for number in range(30)]
     table = (await measured(levels(), [*TEXTS, *long])).table
     assert table.left_out == 30
-    assert table.calibrated_on + table.chosen_on == len(TEXTS)
+    assert table.texts == len(TEXTS)
     with pytest.raises(DataError, match="30 of 180 labelled texts are too long for a level; at least 200"):
         await measured(levels(), [*TEXTS[:150], *long])
-
-
-async def test_too_few_texts_that_all_levels_take_to_calibrate_or_to_choose_on_are_told() -> None:
-    long = [LabelledText("no " * TOO_LONG + f"no t{number}", "no") for number in range(60)]
-    told = [Level("small", LABELS, True), Level("large", LABELS, False)]
-    few, many = [*TEXTS[:49], *long], TEXTS[49:400]
-    for calibrate, choose, says in ((few, many, "got 49 and 351"), (many, few, "got 351 and 49")):
-        with pytest.raises(DataError, match=f"50 each to calibrate and to choose on; {says}"):
-            await profile(levels(), told, calibrate, choose, 0, True, lambda _text, _done: None)
 
 
 async def test_a_third_level_tells_how_far_the_others_agree_on_words() -> None:
@@ -178,17 +198,20 @@ class Wordy(Model):
 
 
 class Busy(Levels):
-    """Each level has a way of 2 ms, and some texts meet a queue there, when it is `busy`."""
+    """Each level has a way of 2 ms, and some texts meet a queue there, or a machine that does something else, when it
+    is `busy`."""
 
     busy = False
 
     async def read(self, service: str, text: str, importance: bool, exits: Sequence[int] = ()) -> Seen:
         seen = await super().read(service, text, importance, exits)
-        waits = self.busy and int(hashlib.sha256((service + text).encode()).hexdigest(), 16) % 20 == 0
-        return seen._replace(seconds=seen.compute_s + 0.002 + 5.0 * waits)
+        chance = int(hashlib.sha256((service + text).encode()).hexdigest(), 16)
+        waits_s = 5.0 * (self.busy and chance % 20 == 0)
+        compute_s = seen.compute_s + 3.0 * (self.busy and chance % 20 == 1)
+        return seen._replace(seconds=compute_s + 0.002 + waits_s, compute_s=compute_s)
 
 
-async def test_a_few_slow_waits_move_neither_mean_nor_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_few_slow_waits_and_readings_move_neither_mean_nor_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Levels may have other clients while they are profiled."""
     monkeypatch.setattr("pliant.deployments.cascade.readings.time.perf_counter", lambda: 0.0)
     idle, busy = (Busy(*levels().models.values()) for _ in range(2))
@@ -197,7 +220,7 @@ async def test_a_few_slow_waits_move_neither_mean_nor_tail(monkeypatch: pytest.M
     assert beside.table == alone.table
     assert any(any(one.alphas) for one in alone.table.candidates)
     for level, model in zip(alone.table.levels, idle.models.values(), strict=True):
-        words = [len(text.text.split()) for text in split(TEXTS, 0)[1]]
+        words = [len(text.text.split()) for text in TEXTS]
         assert level.mean_latency_s == pytest.approx(0.002 + model.seconds * np.mean(words))
         assert level.p99_latency_s <= 0.002 + model.seconds * max(words) + 1e-9
 
@@ -270,7 +293,7 @@ async def test_a_profile_can_be_cancelled_while_it_rereads(search_returned: thre
             rereading.set()
 
     told = [Level("small", LABELS, True), Level("large", LABELS, False)]
-    task = asyncio.create_task(profile(reader, told, *split(TEXTS, 0), 0, True, progress))
+    task = asyncio.create_task(profile(reader, told, TEXTS, 0, True, progress))
     await rereading.wait()
     assert not search_returned.is_set()
     task.cancel()
@@ -326,7 +349,7 @@ async def test_the_choice_keeps_the_promise_and_is_faster_than_the_best_model() 
     assert choice.candidate.levels == ("small", "large")
     assert choice.candidate.loss + MARGIN * choice.candidate.loss_error <= 0.02
     assert choice.candidate.mean_latency_s < found.table.levels[1].mean_latency_s
-    assert choice.texts == found.table.chosen_on
+    assert choice.texts == found.table.texts
     assert choice.latency_s == tuple(level.mean_latency_s for level in found.table.levels)
 
 
@@ -392,7 +415,7 @@ async def test_a_conformal_promise_leaves_certified_pairs_and_the_best_model() -
     policy = Cascade((1.0, 1.0), candidate.cutoffs, candidate.weights, candidate.slope)
     early = [
         not policy.decide(text.text, 0, np.log(row)).reroute
-        for text, row in zip(split(texts(2000), 0)[1], found.probabilities[index], strict=True)
+        for text, row in zip(sample(texts(2000), 0), found.probabilities[index], strict=True)
     ]
     answers = found.probabilities.argmax(axis=-1)
     assert (answers[index] != answers[2])[early].mean() < 0.03
