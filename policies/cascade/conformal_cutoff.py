@@ -72,9 +72,9 @@ def conformal_cutoffs(
     """The cut-offs whose early answers disagree with the large model on at most `epsilon`, with confidence 1 - `delta`.
 
     `confidence` [n] is the small model's, `draws` [n] decide as they do live (`cascade.draws`), and `disagrees` [n]
-    says whose answers differ, the large one's on whole texts. The texts need no labels, and must have
-    no part in the temperatures that their confidences come from. `cutoffs` are fixed before these texts are seen. Raises ValueError for
-    arguments that make no sense.
+    says whose answers differ, the large one's on whole texts. The texts need no labels, and must have no part in the
+    temperatures that their confidences come from. `cutoffs` are fixed before these texts are seen. Raises ValueError
+    for arguments that make no sense.
     """
     sure, numbers, differ = (
         np.asarray(confidence, np.float64),
