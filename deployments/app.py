@@ -18,6 +18,7 @@ from pliant.deployments.autoscaling import STAY
 from pliant.deployments.http.application import application
 from pliant.deployments.http.places import most_at_once
 from pliant.deployments.http.statuses import BUSY
+from pliant.deployments.own_version import version_of, with_own_version
 from pliant.deployments.serving.gateway import Gateway
 from pliant.deployments.serving.kind import Kind
 from pliant.deployments.serving.listening import listening
@@ -103,14 +104,15 @@ def replicas_of(name: str, config: ServiceConfig, kind: Kind[Any], target: type)
     size = config.replica_range()
     assert size
     most = kind.most_ongoing(config)
-    return _deployment(
+    deployment = _deployment(
         listening(target, most),
         name=name,
         **_size(size),
         ray_actor_options=config.resources(),
         max_ongoing_requests=most,
         request_router_config=_router(service=name),
-    ).bind(name, config)
+    )
+    return with_own_version(deployment, version_of(config, target)).bind(name, config)
 
 
 def _router(**kwargs: Any) -> RequestRouterConfig:

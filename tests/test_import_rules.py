@@ -44,6 +44,7 @@ MAY_IMPORT_RAY = {
     "deployments.app",
     "deployments.drain",
     "deployments.nodes",
+    "deployments.own_version",
     "deployments.ray_client",
     "deployments.ray_start",
     "deployments.run",

@@ -160,8 +160,9 @@ def test_a_bad_configuration_says_why_and_keeps_serving(cluster: Cluster) -> Non
 
 
 def test_a_changed_configuration_keeps_serving_and_then_scales(cluster: Cluster) -> None:
-    """`serve deploy` of the same services with another size: every replica is replaced, no request fails."""
-    before = set(cluster.stats())
+    """`serve deploy` of a service with another objective, and then with another size: first each of its replicas is
+    replaced, then none; others' stay, and no request fails."""
+    before, others = set(cluster.stats()), set(cluster.stats("topics-small"))
     load = texts(cluster, 4)
 
     def replaced() -> bool:
@@ -170,11 +171,22 @@ def test_a_changed_configuration_keeps_serving_and_then_scales(cluster: Cluster)
         except httpx.HTTPError:
             return False
 
+    def may_grow() -> bool:
+        try:
+            return cluster.get("/stats")["services"]["topics"]["replica_range"] == [3, 4]
+        except httpx.HTTPError:
+            return False
+
     with load.running():
-        cluster.deploy(changed(cluster, replicas={"min": 3, "max": 4}))
+        cluster.deploy(changed(cluster, slo_ms=999))
         wait_until(replaced, cluster.progress)
+        after = set(cluster.stats())
+        cluster.deploy(changed(cluster, slo_ms=999, replicas={"min": 3, "max": 4}))
+        wait_until(lambda: may_grow() and whole(held(cluster)), cluster.progress)
         load.go_on()
     assert set(load.outcomes) == {"ok"}, load.outcomes
+    assert after <= set(cluster.stats())
+    assert set(cluster.stats("topics-small")) == others
     scaled, statuses = threading.Event(), Counter[int]()
 
     def ask(_index: int) -> None:

@@ -24,7 +24,7 @@ from e2e.load import Load
 from pliant.zoo import corpus, digits
 
 CLIENTS = 4
-TOKENS = 200
+TOKENS = 100
 """Of a language model's answer: many more than are computed until a fault is ordered."""
 SILENT: tuple[Fault, ...] = ("stopped", "slow")
 """Faults that nobody hears of: another replica is asked when it takes too long."""

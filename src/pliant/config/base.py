@@ -112,6 +112,10 @@ class ServiceConfig(Strict):
         """What each replica reserves in Ray."""
         return {}
 
+    def of_a_replica(self) -> dict[str, Any]:
+        """What each replica goes by, as JSON: it is replaced where that changes, but not for having more beside it."""
+        return self.model_dump(mode="json", exclude={"replicas"})
+
     def memory_bytes(self) -> int:
         """What each replica is known to take of its machine's memory, beyond what every process does.
 

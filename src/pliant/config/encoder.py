@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -107,6 +107,11 @@ class EncoderConfig(ElasticServiceConfig):
     def longest(self, model_takes: int) -> int:
         """The longest text that is served, in tokens, for a model that takes `model_takes`."""
         return self.lengths[-1] if self.lengths else model_takes
+
+    def of_a_replica(self) -> dict[str, Any]:
+        told = super().of_a_replica()
+        shares_memory = self.residency == "several" and self.memory_mb is None and self.device == "cpu"
+        return told | {"shared_by": self.replicas.max} if shares_memory else told
 
     def memory_bytes(self) -> int:
         return 0 if self.device == "cuda" else (self.memory_mb or 0) * 2**20

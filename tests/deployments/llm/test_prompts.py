@@ -25,7 +25,7 @@ class Timed(ScriptedExecutor):
     """An iteration takes a millisecond, and a tenth of one for each token of a prompt."""
 
     def __init__(self, slots: int) -> None:
-        super().__init__(slots, MAX_LENGTH, page=64, arena_bytes=1 << 16)
+        super().__init__(slots, MAX_LENGTH, page=64, arena_bytes=1 << 12)
         self.now = 0.0
 
     def launch(self, step: Step) -> Launched:

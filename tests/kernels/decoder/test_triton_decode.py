@@ -46,7 +46,17 @@ FILES = [
 @pytest.mark.skipif(torch.cuda.is_available(), reason=f"run the cases on the GPU: pytest {FILES[0]}")
 def test_kernels_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", *map(str, FILES)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "support.patched_once",
+        "-x",
+        *map(str, FILES),
+    ]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROCESS_HANGS_AFTER_S)
     assert found.returncode == 0, found.stdout + found.stderr
 

@@ -22,7 +22,7 @@ CASES = Path(__file__).with_name("triton_cases.py")
 @pytest.mark.skipif(torch.cuda.is_available(), reason=f"run the cases on the GPU: pytest {CASES}")
 def test_kernels_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", str(CASES)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "support.patched_once", "-x", str(CASES)]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROCESS_HANGS_AFTER_S)
     assert found.returncode == 0, found.stdout + found.stderr
 
