@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pliant.config.cascade import CascadeConfig
+from pliant.deployments.cascade.checks import Checks
 from pliant.deployments.cascade.route import Serving
 from pliant.deployments.cascade.run import CascadeRecorder, CascadeRun
 from pliant.deployments.encoder.endpoint import Classifier
@@ -50,6 +51,7 @@ class CascadeClassifier:
         self._recorder = recorder
         self._asleep = asleep
         self._serving: Serving | None = None
+        self._checks: Checks | None = None
 
     @property
     def ready(self) -> bool:
@@ -90,7 +92,9 @@ class CascadeClassifier:
         choice = entry.choice if entry else None
         if choice is not None and (self._serving is None or self._serving.choice != choice):
             before = self._serving.reroutes.levels if self._serving else ()
-            self._serving = Serving(choice, self._classifiers, self.labels, self._config.seed)
+            self._serving = serving = Serving(choice, self._classifiers, self.labels, self._config.seed)
+            self._checks = Checks(self.name, choice, serving.last, self._config.check, self._recorder)
+            self._recorder.answers_drifted(False)
             for level in sorted({*before, *self._serving.reroutes.levels}):
                 self._recorder.drifted(level, False)
         return self._serving
@@ -132,6 +136,8 @@ class CascadeClassifier:
             if run.degraded:
                 ending.outcome = Outcome.DEGRADED
             probabilities = run.probabilities
+        if run.early and self._checks:
+            self._checks.look(text, int(probabilities.argmax()))
         order = likeliest(probabilities, parameters.top_k)
         sure = float(probabilities.max())
         self._recorder.answered(run.level, run.seconds, slo_s, sure)
@@ -149,8 +155,11 @@ class CascadeClassifier:
         """For people and Prometheus."""
         entry, serving = self._entry(), self.serving
         facts: dict[str, Any] = {"state": self.state, "ready": self.ready, "problem": entry.problem if entry else None}
-        if serving:
+        if serving and self._checks:
             choice, candidate = serving.choice, serving.choice.candidate
+            drifts = [f"{self.name}: at {drift}" for drift in serving.reroutes.drifts()]
+            if differing := self._checks.drift():
+                drifts.append(f"{self.name}: {differing}")
             facts |= {
                 "levels": candidate.levels,
                 "cutoffs": candidate.cutoffs,
@@ -163,7 +172,8 @@ class CascadeClassifier:
                 "fallback": choice.fallback and str(choice.fallback),
                 "conformal": choice.conformal,
                 "reroutes": serving.reroutes.facts(),
-                "warnings": [f"{self.name}: at {drift}" for drift in serving.reroutes.drifts()],
+                "checks": self._checks.facts(),
+                "warnings": drifts,
             }
         return facts
 

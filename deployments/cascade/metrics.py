@@ -21,12 +21,29 @@ _DRIFTING = Described(
     "Whether the level sends on another share of texts now than in the profile.",
 )
 _DRIFTS = Described(True, "pliant_cascade_reroute_drifts", "Times that such a drift began.")
+_CHECKS = Described(True, "pliant_cascade_checks", "Early answers that the last level was asked for, too.")
+_DIFFERING = Described(True, "pliant_cascade_checks_differing", "Of these, those that it would have given otherwise.")
+_ANSWERS_DRIFTING = Described(
+    False,
+    "pliant_cascade_answers_drifting",
+    "Whether the last level would give more of the early answers otherwise than in the profile.",
+)
 _ALL: Table = {
     "ready": Described(False, "pliant_cascade_ready", "Whether a candidate is chosen and its levels are up."),
 }
 _CHOSEN: Table = {
     "kept": Described(False, "pliant_cascade_promise_kept", "Whether what serves meets what was asked for."),
     "accuracy": Described(False, "pliant_cascade_profiled_accuracy", "Of what serves, on the labelled texts."),
+}
+_CHECKED: Table = {
+    "texts": _CHECKS,
+    "differing": _DIFFERING,
+    "profiled_share": Described(
+        False,
+        "pliant_cascade_profiled_difference",
+        "Of early answers that the last level gave otherwise in the profile.",
+    ),
+    "drifting": _ANSWERS_DRIFTING,
 }
 _REROUTES: Table = {
     "profiled_share": Described(
@@ -56,6 +73,9 @@ class CascadeMetrics(Requests):
         )
         self._drifting = gauge(service, *_DRIFTING[1:], "level")
         self._drifts = counter(service, f"{_DRIFTS.name}_total", _DRIFTS.description, "level")
+        self._checks = counter(service, f"{_CHECKS.name}_total", _CHECKS.description)
+        self._differing = counter(service, f"{_DIFFERING.name}_total", _DIFFERING.description)
+        self._answers_drifting = gauge(service, *_ANSWERS_DRIFTING[1:])
         self._degraded = counter(
             service,
             "pliant_cascade_degraded_total",
@@ -84,6 +104,14 @@ class CascadeMetrics(Requests):
         if pruned:
             self._words_pruned.inc(pruned, tags=tags)
 
+    def checked(self, differs: bool) -> None:
+        self._checks.inc()
+        if differs:
+            self._differing.inc()
+
+    def answers_drifted(self, drifting: bool) -> None:
+        self._answers_drifting.set(drifting)
+
     def drifted(self, level: str, drifting: bool) -> None:
         tags = {"level": level}
         self._drifting.set(drifting, tags=tags)
@@ -100,6 +128,10 @@ def cascade_metrics(views: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     yield from labelled(_ALL, [((name,), view) for name, view in views.items()], "service")
     kept: Rows = [((name,), {**view, "kept": view["unmet"] is None}) for name, view in chosen.items()]
     yield from labelled(_CHOSEN, kept, "service")
+    checked: Rows = [
+        ((name,), {**view["checks"], "drifting": view["checks"]["drift"] is not None}) for name, view in chosen.items()
+    ]
+    yield from labelled(_CHECKED, checked, "service")
     reroutes: Rows = [
         ((name, level), {**one, "drifting": one["drift"] is not None})
         for name, view in chosen.items()

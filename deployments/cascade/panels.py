@@ -28,6 +28,13 @@ def panels(view: Mapping[str, Any]) -> Iterator[Panel]:
     yield Flow("Texts through the levels", answered)
     promised = {"accuracy, promised": view["accuracy"]}
     yield Bars(f"Measured on labelled texts (± {view['accuracy_error']:.1%})", promised, unit="%", most=1.0)
+    checks = view.get("checks") or {}
+    if checks.get("texts"):
+        differing = {
+            "now": checks["differing"] / checks["texts"],
+            "in the profile": checks["profiled_share"],
+        }
+        yield Bars(f"Early answers that {levels[-1]} gives otherwise, of {checks['texts']}", differing, unit="%")
     rows = [
         (
             level,

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from pliant.policies.cascade.candidates import Candidate
-from pliant.policies.cascade.reroute_drift import RerouteDrift
+from pliant.policies.cascade.share_drift import Drift, ShareDrift
 
 logger = logging.getLogger("pliant")
 
@@ -29,7 +29,7 @@ class Reroutes:
         self._rerouted = [0] * len(self.levels)
         for reached, onward in pairwise(candidate.reached):
             share = onward / reached if reached else 0.0
-            self._watched.append(RerouteDrift(min(1.0, share), max(1, round(texts * reached))))
+            self._watched.append(ShareDrift(min(1.0, share), max(1, round(texts * reached))))
 
     def observe(self, service: str, level: int, rerouted: bool) -> bool | None:
         """A text got a decision at `level`: True when with it a drift begins, False when one ends, None mostly.
@@ -48,7 +48,7 @@ class Reroutes:
         self._drifting[level] = drift is not None
         if drift:
             self._drifts[level] += 1
-            logger.warning("%s: at %s, %s", service, self.levels[level], drift)
+            logger.warning("%s: at %s, %s", service, self.levels[level], _told(drift))
         else:
             logger.info("%s: at %s, as many texts are re-routed as in the profile again", service, self.levels[level])
         return self._drifting[level]
@@ -56,7 +56,7 @@ class Reroutes:
     def drifts(self) -> list[str]:
         """The drifts there are, each with its level."""
         drifts = ((level, watched.drift()) for level, watched in zip(self.levels, self._watched, strict=True))
-        return [f"{level}, {drift}" for level, drift in drifts if drift]
+        return [f"{level}, {_told(drift)}" for level, drift in drifts if drift]
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """For people and Prometheus, by level: what was profiled, what became of texts, and the drift if there is."""
@@ -68,6 +68,13 @@ class Reroutes:
                 "texts": self._texts[index],
                 "rerouted": self._rerouted[index],
                 "drifts": self._drifts[index],
-                "drift": str(drift) if drift else None,
+                "drift": _told(drift) if drift else None,
             }
         return found
+
+
+def _told(drift: Drift) -> str:
+    return (
+        f"{drift.recent:.0%} of the last {drift.texts} texts were re-routed, {drift.profiled:.0%} when the cascade was "
+        "profiled: the texts have changed; put labelled texts like these into its data, and it is profiled anew"
+    )

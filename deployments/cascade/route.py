@@ -135,6 +135,8 @@ class Serving:
     def __init__(self, choice: Choice, services: Mapping[str, Classifier], labels: Sequence[str], seed: int) -> None:
         self.choice = choice
         self.route = Route(choice.candidate, choice.latency_s, services, labels, seed)
+        self.last = Route(_alone(choice.candidate, -1), self.route.latency_s[-1:], services, labels, seed)
+        """The last level alone."""
         self.fallback = None
         if choice.fallback:
             mean_s = choice.fallback.mean_latency_s
@@ -148,9 +150,8 @@ class Serving:
         candidate = choice.candidate
         if candidate.gate is None:
             return None
-        last = Route(_alone(candidate, -1), self.route.latency_s[-1:], services, labels, seed)
         first = Route(_alone(candidate, 0), choice.latency_s[:1], services, labels, seed)
-        return Gate(candidate.gate, candidate.gated_share, next(iter(services.values())), last, first)
+        return Gate(candidate.gate, candidate.gated_share, next(iter(services.values())), self.last, first)
 
     @property
     def starts(self) -> list[Classifier]:

@@ -37,6 +37,12 @@ class CascadeRecorder(Recorder, Protocol):
     def rerouted(self, level: str, words: int, pruned: int) -> None:
         """From `level` to the next; `pruned` of its `words` were left out, both 0 if the text went on whole."""
 
+    def checked(self, differs: bool) -> None:
+        """The last level was asked, too, for a text that was answered without it, and says something else or not."""
+
+    def answers_drifted(self, drifting: bool) -> None:
+        """Whether more such answers differ now than in the profile; called when that changes."""
+
     def drifted(self, level: str, drifting: bool) -> None:
         """Whether `level` now sends on another share of texts than in the profile; called when that changes."""
 
@@ -96,6 +102,11 @@ class CascadeRun:
     def probabilities(self) -> Floats:
         """[labels], what those that have read it vote for."""
         return self._route.policy.vote(self._logits)
+
+    @property
+    def early(self) -> bool:
+        """Whether a level was sure enough before the last one."""
+        return not (self.degraded or self._past_gate) and len(self._logits) < len(self._route.levels)
 
     async def run(self) -> None:
         """Have the text read by level after level, until one is sure, or one that can be done without fails.

@@ -92,6 +92,14 @@ class Candidate:
     None: all texts begin at the first level."""
     gated_share: float = 0.0
     """Of the texts that are longer than the gate; they stop at the last level."""
+    early_difference: float = 0.0
+    """The share of texts that are answered before the last level of which that one, reading them whole, says something
+    else; 0 for a single model."""
+
+    @property
+    def before_last(self) -> float:
+        """The share of texts that are answered before the last level."""
+        return sum(self.shares[:-1])
 
     @property
     def early_share(self) -> float:
@@ -337,12 +345,15 @@ class _Search:
         alone = not cutoffs
         hits = [self.right(reading.answers) for reading in readings]
         reached, expected = 1 - past, past * self.right(chain[-1].reading.answers)
-        stops, weights = [], []
+        stops, weights, differing_early = [], [], 0.0
         for level, reading in enumerate(readings):
             onward = reroute_probability(reading.confidence, cutoffs[level], slope) if level < len(cutoffs) else 0.0
             stops.append(reached * (1 - onward))
             weights.append(ensemble_weights(hits[: level + 1], reached))
-            expected += stops[level] * self.right(swept.voted(level, weights[level]))
+            voted = swept.voted(level, weights[level])
+            expected += stops[level] * self.right(voted)
+            if level < len(cutoffs):
+                differing_early += float(stops[level] @ (voted != chain[-1].reading.answers))
             reached = reached * onward
         mass = np.stack(stops)
         mass[-1] += past
@@ -367,6 +378,7 @@ class _Search:
             p99_latency_s=weighted_quantile(latency, mass, 0.99),
             shares=tuple(mass.mean(axis=1).tolist()),
             early_accuracy_gap=early_gap,
+            early_difference=differing_early / (float(mass[:-1].sum()) or 1.0),
             gated_share=float(past.mean()),
         )
 

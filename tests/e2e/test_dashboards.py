@@ -35,6 +35,8 @@ EVENTS = {
     "ray_pliant_cascade_degraded_total",
     "ray_pliant_cascade_words_total",
     "pliant_cascade_reroute_drifting",
+    "ray_pliant_cascade_checks_total",
+    "ray_pliant_cascade_checks_differing_total",
     "ray_pliant_cascade_rerouted_total",
     "ray_pliant_padding_tokens_total",
     "pliant_adapter_cache_evictions_total",

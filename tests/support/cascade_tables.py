@@ -89,7 +89,7 @@ def plain(
         tokens is not None and candidate.gate is not None and length > candidate.gate
         for length in ([0] * len(labels) if tokens is None else tokens.tolist())
     ]
-    right = latency = early = early_gap = 0.0
+    right = latency = early = early_gap = before_last = differing = 0.0
     best = best_of(levels, labels)
     reached_right = [[0.0] * (level + 1) for level in range(len(chain))]
     ends: list[tuple[float, float]] = []
@@ -124,6 +124,9 @@ def plain(
                 for weight, other in zip(weights[level], chain[: level + 1], strict=True)
             )
             right += mass * (1 - on) * (int(np.argmax(said)) == label)
+            if level < len(chain) - 1:
+                before_last += mass * (1 - on)
+                differing += mass * (1 - on) * (np.argmax(said) != called[-1].reading.probabilities[text].argmax())
             latency += mass * (1 - on) * seconds
             ends.append((seconds, mass * (1 - on)))
             if level == 0:
@@ -140,6 +143,7 @@ def plain(
         "p99_latency_s": _quantile(ends, 0.99),
         "early_share": early / texts,
         "early_accuracy_gap": early_gap / early if early else 0.0,
+        "early_difference": differing / before_last if before_last else 0.0,
     }
 
 

@@ -181,6 +181,8 @@ class CascadeRecorder(Recorder):
         self.drifts: list[tuple[str, bool]] = []
         self.levels: list[str] = []
         """That were asked, in order."""
+        self.checks: list[bool] = []
+        self.answers_drifts: list[bool] = []
 
     def asked(self, level: str) -> None:
         self.levels.append(level)
@@ -191,6 +193,12 @@ class CascadeRecorder(Recorder):
 
     def rerouted(self, level: str, words: int, pruned: int) -> None:
         self.events.append(("rerouted", level, words, pruned))
+
+    def checked(self, differs: bool) -> None:
+        self.checks.append(differs)
+
+    def answers_drifted(self, drifting: bool) -> None:
+        self.answers_drifts.append(drifting)
 
     def drifted(self, level: str, drifting: bool) -> None:
         self.drifts.append((level, drifting))

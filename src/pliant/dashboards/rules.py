@@ -166,10 +166,10 @@ ALERTS = (
     ),
     Alert(
         "PliantCascadeDrifts",
-        "max by (service) (pliant_cascade_reroute_drifting) > 0",
+        "max by (service) (pliant_cascade_reroute_drifting or pliant_cascade_answers_drifting) > 0",
         "15m",
         "ticket",
-        "{{ $labels.service }} sends on another share of its texts than profiled",
+        "{{ $labels.service }} sends on another share of its texts than profiled, or is wrong more often",
     ),
     Alert(
         "PliantProblems",

@@ -43,7 +43,11 @@ class House:
         self.services = {name: Service(Model(name, accuracy, 0.001, labels)) for name, accuracy, labels in made}
         self.recorder = CascadeRecorder()
         config = CascadeConfig(
-            kind="cascade", levels=("small", "middle", "large"), data="d", accuracy_loss=0.01, **options
+            kind="cascade",
+            levels=("small", "middle", "large"),
+            data="d",
+            accuracy_loss=0.01,
+            **{"check": 0.0, **options},
         )
         self.entry: Chosen | None = None
         self.asleep: set[str] = set()

@@ -51,7 +51,7 @@ class House:
     def __init__(self, chosen: Candidate, **options: Any) -> None:
         self.services: dict[str, Any] = {"small": Service(small()), "large": Service(Model("large", 1.0, 0.009))}
         self.recorder = CascadeRecorder()
-        config = CascadeConfig(kind="cascade", levels=CHAIN, data="d", accuracy_loss=0.01, **options)
+        config = CascadeConfig(kind="cascade", levels=CHAIN, data="d", accuracy_loss=0.01, check=0, **options)
         fallback = candidate("large") if config.degrade else None
         choice = Choice(chosen, None, (0.001,) * len(chosen.levels), 1000, fallback)
         entry = Chosen("c", "serves", choice)
@@ -140,7 +140,9 @@ async def test_what_is_chosen_adds_up_and_falls_back_to_another_service() -> Non
     _, found = await measured()
     chains = [one for one in found.table.candidates if one.levels == ("small@2", "small", "large")]
     only = replace(found, table=found.table.model_copy(update={"candidates": (chains[0], *found.table.candidates[:4])}))
-    config = CascadeConfig(kind="cascade", levels=CHAIN, data="d", accuracy_target=0.1, degrade=True, slo_ms=1e6)
+    config = CascadeConfig(
+        kind="cascade", levels=CHAIN, data="d", accuracy_target=0.1, degrade=True, slo_ms=1e6, check=0
+    )
     choice = choose_for(config, only)
     assert choice.candidate.levels == ("small@2",)
     assert choice.fallback is not None
@@ -189,7 +191,7 @@ async def test_a_real_encoder_from_its_profile_to_its_answers(
     classifiers, run_on = await local.local_classifiers({"t": encoder}, lambda _text, _done: None)
     assert run_on["t"][0].startswith(f"{encoder_backend} on ")
     [engine] = engines
-    config = CascadeConfig(kind="cascade", levels=("t@1", "t@2", "t"), data="d", accuracy_loss=0.05)
+    config = CascadeConfig(kind="cascade", levels=("t@1", "t@2", "t"), data="d", accuracy_loss=0.05, check=0)
     labels = tuple(classifiers["t"].labels)
     given = learned(300, labels, 7)
     read = levels_of(config, {"t": encoder}, classifiers)

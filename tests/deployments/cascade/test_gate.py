@@ -42,7 +42,7 @@ class House:
         self.services = {name: Service(Model(name, accuracy, 0.001, labels)) for name, accuracy, labels in made}
         self.recorder = CascadeRecorder()
         config = CascadeConfig(
-            kind="cascade", levels=("small", "middle", "large"), data="d", accuracy_loss=0.01, **options
+            kind="cascade", levels=("small", "middle", "large"), data="d", accuracy_loss=0.01, check=0, **options
         )
         entry = Chosen("c", "serves", Choice(chosen, None, (0.001, 0.003), 1000))
         levels: Any = self.services

@@ -55,7 +55,9 @@ class House:
         entry = Chosen("topics-c", "serves" if ready else "profiles its levels: 5%", choice if ready else None)
         if refused:
             entry = Chosen("topics-c", "cannot keep", None, "none of 9; delete /cache/c", refused=True)
-        config = CascadeConfig(kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, degrade=True)
+        config = CascadeConfig(
+            kind="cascade", levels=("small", "large"), data="d", accuracy_loss=0.01, degrade=True, check=0
+        )
         levels: Any = {"small": self.small, "large": self.large}
         self.cascade = CascadeClassifier("topics-c", config, levels, lambda: entry, CascadeRecorder())
         services = Services.of("texts", {**levels, "topics-c": self.cascade})
@@ -177,6 +179,8 @@ def test_prometheus_sees_the_promise_and_the_drift() -> None:
     assert 'pliant_cascade_profiled_reroute_share{level="small",service="topics-c"} 0.6' in seen
     assert 'pliant_cascade_reroute_drifting{level="small",service="topics-c"} 1.0' in seen
     assert 'pliant_cascade_reroute_drifts_total{level="small",service="topics-c"} 1.0' in seen
+    assert 'pliant_cascade_checks_total{service="topics-c"} 0.0' in seen
+    assert 'pliant_cascade_answers_drifting{service="topics-c"} 0.0' in seen
     waiting = House(ready=False).http.get("/metrics").text
     assert 'pliant_cascade_ready{service="topics-c"} 0.0' in waiting
     assert "pliant_cascade_profiled_accuracy{" not in waiting
@@ -197,8 +201,8 @@ def ray_heard(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, ...]]:
         def inc(self, value: float = 1, tags: dict[str, str] | None = None) -> None:
             heard[self.name, *(tags or {}).values()] += value  # type: ignore[assignment]
 
-        def set(self, value: float, tags: dict[str, str]) -> None:
-            heard[self.name, *tags.values()] = value  # type: ignore[assignment]
+        def set(self, value: float, tags: dict[str, str] | None = None) -> None:
+            heard[self.name, *(tags or {}).values()] = value  # type: ignore[assignment]
 
         observe = inc
 
@@ -214,6 +218,9 @@ def test_ray_hears_of_outcomes_routes_and_drifts(ray_heard: Counter[tuple[str, .
     for now in (False, True, False):
         recorder.drifted("small", now)
         assert ray_heard[drifting] == now
+    for differs in (True, False, True):
+        recorder.checked(differs)
+    recorder.answers_drifted(True)
     recorder.asked("small")
     recorder.rerouted("small", 5, 3)
     recorder.rerouted("small", 0, 0)
@@ -221,6 +228,9 @@ def test_ray_hears_of_outcomes_routes_and_drifts(ray_heard: Counter[tuple[str, .
     recorder.answered("small", 0.25, 0.2, 0.9)
     recorder.ended(Outcome.DEGRADED)
     assert +ray_heard == {
+        ("pliant_cascade_checks_total",): 3,
+        ("pliant_cascade_checks_differing_total",): 2,
+        ("pliant_cascade_answers_drifting",): 1,
         ("pliant_cascade_reroute_drifts_total", "small"): 1,
         ("pliant_cascade_rerouted_total", "small"): 2,
         ("pliant_cascade_words_total", "small"): 5,

@@ -61,9 +61,26 @@ CASCADES = Dashboard(
                     (
                         Query(total("pliant_cascade_promise_kept"), "{{service}} kept"),
                         Query(f"max by (service) (pliant_cascade_reroute_drifting{{{SERVICE}}})", "{{service}} drifts"),
+                        Query(
+                            f"max by (service) (pliant_cascade_answers_drifting{{{SERVICE}}})",
+                            "{{service}} is wrong more often",
+                        ),
                     ),
                     "1 is yes.",
                     "none",
+                ),
+                Panel(
+                    "Early answers that the last level would give otherwise",
+                    (
+                        Query(
+                            f"{rate('ray_pliant_cascade_checks_differing_total', 'service')} / "
+                            f"{rate('ray_pliant_cascade_checks_total', 'service')}",
+                            "{{service}}",
+                        ),
+                        Query(total("pliant_cascade_profiled_difference"), "{{service}}, in the profile"),
+                    ),
+                    "Of those that it was asked for, too.",
+                    "percentunit",
                 ),
                 Panel(
                     "Degraded",

@@ -1,10 +1,11 @@
-"""Whether texts go on to the next level as often as they did when the cascade was profiled (beyond Tabi §5).
+"""Whether as many texts as when a cascade was profiled have some fate (beyond Tabi §5).
 
 Cut-offs are chosen for texts like those of the profile. When others come, the share that is re-routed tends to move
-first, without any label. Two cumulative sums (Page's test), one for more and one for less, add up how much likelier
-each text's fate is under a share moved by `shift` than under the profiled one, and start anew whenever that speaks
-against a move. A share near 0 that cannot fall so far is watched for a fall to a quarter of it, and one near 1 likewise
-for a rise. Without drift, either sum takes at least `false_alarm_texts` texts, on average, to cry wolf.
+first, without any label, or that of early answers which the last level would give otherwise. Two cumulative sums
+(Page's test), one for more and one for less, add up how much likelier each text's fate is under a share moved by
+`shift` than under the profiled one, and start anew whenever that speaks against a move. A share near 0 that cannot fall
+so far is watched for a fall to a quarter of it, and one near 1 likewise for a rise. Without drift, either sum takes at
+least `false_alarm_texts` texts, on average, to cry wolf.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ REMEMBERED = 2.0
 
 @dataclass(frozen=True)
 class Drift:
-    """The share of re-routed texts is no longer what it was."""
+    """The share is no longer what it was."""
 
     profiled: float
     """The share when the cascade was profiled."""
@@ -33,12 +34,6 @@ class Drift:
     texts: int
     """How many texts that was."""
 
-    def __str__(self) -> str:
-        return (
-            f"{self.recent:.0%} of the last {self.texts} texts were re-routed, {self.profiled:.0%} when the cascade "
-            "was profiled: the texts have changed; put labelled texts like these into its data, and it is profiled anew"
-        )
-
 
 class _Side:
     """Evidence that the share moved from `before` to `after`, since it last was none."""
@@ -46,28 +41,34 @@ class _Side:
     def __init__(self, before: float, after: float) -> None:
         self.evidence = 0.0
         self.texts = 0
-        self.rerouted = 0
-        self._rerouted_gain = math.log(after / before)
-        self._answered_gain = math.log((1 - after) / (1 - before))
+        self.met = 0
+        self._met_gain = math.log(after / before)
+        self._other_gain = math.log((1 - after) / (1 - before))
 
-    def observe(self, texts: int, rerouted: int, most: float) -> None:
-        self.evidence += rerouted * self._rerouted_gain + (texts - rerouted) * self._answered_gain
+    def observe(self, texts: int, met: int, most: float) -> None:
+        self.evidence += met * self._met_gain + (texts - met) * self._other_gain
         self.evidence = min(self.evidence, most)
         self.texts += texts
-        self.rerouted += rerouted
+        self.met += met
         if self.evidence <= 0:
-            self.evidence, self.texts, self.rerouted = 0.0, 0, 0
+            self.evidence, self.texts, self.met = 0.0, 0, 0
 
 
-class RerouteDrift:
-    """Watches one level's share of re-routed texts.
+class ShareDrift:
+    """Watches the share of texts that have a fate.
 
     `share` is the profiled one, from 0 to 1, over `profiled_texts` texts; `shift` the smallest move that matters, of
-    which about half goes unnoticed. Raises ValueError for numbers that make no sense.
+    which about half goes unnoticed; a fall does only where it `may_fall`. Raises ValueError for numbers that make no
+    sense.
     """
 
     def __init__(
-        self, share: float, profiled_texts: int, shift: float = SHIFT, false_alarm_texts: float = FALSE_ALARM_TEXTS
+        self,
+        share: float,
+        profiled_texts: int,
+        shift: float = SHIFT,
+        false_alarm_texts: float = FALSE_ALARM_TEXTS,
+        may_fall: bool = True,
     ) -> None:
         if not 0 <= share <= 1 or profiled_texts < 1 or not 0 < shift < 1 or not false_alarm_texts > 1:
             raise ValueError(
@@ -79,22 +80,21 @@ class RerouteDrift:
         error = PROFILE_ERRORS * math.sqrt(before * (1 - before) / profiled_texts)
         self._alarm = math.log(false_alarm_texts)
         low, high = before - error, before + error
-        ends = (
-            (low, max(low - shift, low / FARTHEST)),
-            (high, min(high + shift, 1 - (1 - high) / FARTHEST)),
-        )
+        ends = [(high, min(high + shift, 1 - (1 - high) / FARTHEST))]
+        if may_fall:
+            ends.append((low, max(low - shift, low / FARTHEST)))
         self._sides = [_Side(*end) for end in ends if 0 < end[0] < 1]
 
-    def observe(self, texts: int, rerouted: int) -> None:
-        """Since the last call, `texts` got a decision at this level, of which `rerouted` went on."""
-        if not 0 <= rerouted <= texts:
-            raise ValueError(f"of {texts} texts {rerouted} cannot have been re-routed")
+    def observe(self, texts: int, met: int) -> None:
+        """Since the last call there were `texts`, of which `met` had that fate."""
+        if not 0 <= met <= texts:
+            raise ValueError(f"of {texts} texts {met} cannot have met with it")
         for side in self._sides:
-            side.observe(texts, rerouted, REMEMBERED * self._alarm)
+            side.observe(texts, met, REMEMBERED * self._alarm)
 
     def drift(self) -> Drift | None:
         """What has changed, as long as the evidence for it stands."""
         side = max(self._sides, key=lambda side: side.evidence, default=None)
         if side is None or side.evidence < self._alarm:
             return None
-        return Drift(self.share, side.rerouted / side.texts, side.texts)
+        return Drift(self.share, side.met / side.texts, side.texts)
