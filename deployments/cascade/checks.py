@@ -3,7 +3,7 @@
 Where clients send other texts than the labelled ones, small models may be as sure as before, and wrong. The share of
 early answers that the last level would give otherwise is known from the profile, and needs no labels: it can be counted
 live. What that costs is bounded: a small share of early answers, one at a time in a gateway, and only where the last
-level has nothing better to do.
+level would have them hardly wait.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ logger = logging.getLogger("pliant")
 
 _SHIFT = 0.05
 """By how much more of the early answers must differ to be worth a warning."""
-_WITHIN_S = 30.0
 
 
 class Checks:
-    """Of the cascade that serves as `choice` says, and of whose early answers `share` are checked by its `last` level.
+    """Of the cascade that serves as `choice` says, and of whose early answers `share` are checked by its `last` level,
+    each in `slo_s` or not at all.
 
     `chance` draws numbers from 0 to 1.
     """
@@ -41,6 +41,7 @@ class Checks:
         choice: Choice,
         last: Route,
         share: float,
+        slo_s: float,
         recorder: CascadeRecorder,
         chance: Callable[[], float] = lambda: random.random(),
     ) -> None:
@@ -49,6 +50,7 @@ class Checks:
         self._early = early
         self._last = last
         self._share = share if early else 0.0
+        self._slo_s = slo_s
         self._recorder = recorder
         self._chance = chance
         self._watched = ShareDrift(
@@ -71,9 +73,9 @@ class Checks:
         try:
             utility = current().utility(1.0)
             stops = self._last.stops(text, visit)
-            reading = await visit.service.read(text, _WITHIN_S, utility, within_s=_WITHIN_S, stops=stops)
+            reading = await visit.service.read(text, self._slo_s, utility, within_s=self._slo_s, stops=stops)
         except RequestError:
-            return  # it has better things to do
+            return  # it has other things to do
         except Exception:
             logger.exception("%s: an early answer could not be checked", self._cascade)
             return

@@ -93,7 +93,9 @@ class CascadeClassifier:
         if choice is not None and (self._serving is None or self._serving.choice != choice):
             before = self._serving.reroutes.levels if self._serving else ()
             self._serving = serving = Serving(choice, self._classifiers, self.labels, self._config.seed)
-            self._checks = Checks(self.name, choice, serving.last, self._config.check, self._recorder)
+            self._checks = Checks(
+                self.name, choice, serving.last, self._config.check, self._config.slo_ms / 1e3, self._recorder
+            )
             self._recorder.answers_drifted(False)
             for level in sorted({*before, *self._serving.reroutes.levels}):
                 self._recorder.drifted(level, False)

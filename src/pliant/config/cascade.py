@@ -67,8 +67,8 @@ class CascadeConfig(ServiceConfig):
     """Leave out words that the first level hardly attended to, before a later level reads a text."""
     conformal: ConformalConfig | None = None
     check: Annotated[float, Field(ge=0, le=0.1)] = 0.01
-    """Of the answers that are given before the last level, how many that one is asked for, too, when it has nothing
-    better to do: whether they are still what it would say."""
+    """Of the answers that are given before the last level, how many that one is asked for, too, where they hardly
+    have to wait: whether they are still what it would say."""
     seed: int = 0
     """Of the choice which texts go on to the next level; the same text always takes the same way."""
 

@@ -36,7 +36,7 @@ class House:
         self.recorder = CascadeRecorder()
         choice = Choice(candidate("small", "large", **{**EARLY, **changes}), None, (0.001, 0.01), 1000)
         self.serving = Serving(choice, services, LABELS, 0)
-        self.checks = Checks("c", choice, self.serving.last, share, self.recorder, lambda: 0.0)
+        self.checks = Checks("c", choice, self.serving.last, share, 1.0, self.recorder, lambda: 0.0)
 
     async def look(self, text: str, label: int = YES) -> None:
         self.checks.look(text, label)
@@ -59,7 +59,7 @@ async def test_a_text_is_read_by_the_last_level_for_nobody_who_waits(monkeypatch
     await house.look("w1 no t2")
     assert house.recorder.checks == [False, True]
     assert accounts == [("anonymous", True)] * 2
-    assert [call[2] for call in house.large.calls] == [0.1, 0.1], "it makes no other text wait"
+    assert [call[1:3] for call in house.large.calls] == [(1.0, 0.1)] * 2, "it hardly waits, and makes nobody wait"
     assert (tenants.current().name, tenants.in_background()) == ("acme", False)
     assert house.checks.facts() == {"texts": 2, "differing": 1, "profiled_share": 0.02, "drift": None}
 
