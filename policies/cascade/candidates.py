@@ -17,8 +17,8 @@ Beside the paper:
 - Single models are candidates, of one level.
 - Levels may be exits of one encoder: a text that goes on to the next is computed on, and not from its words.
 - Chains of three models or more on the front are then tried with another cut-off for later levels than for the first.
-- The cut-offs of candidates on the front are then moved, one at a time, in steps of a hundredth to halfway past the
-  next ones that were tried; of what that adds, what is on the front is moved again.
+- The cut-offs of candidates on the front are then moved, one at a time, in steps of a hundredth towards the next that
+  was tried; what then is on the front is moved again.
 - Candidates on the front are then tried with a gate: texts of more tokens, which would take two models long, go to the
   last level at once. Tried are some quantiles of lengths, and the longest that all levels together read within the last
   one's 99th percentile. A gate is kept where it shortens that of the candidate.
