@@ -58,7 +58,7 @@ def test_a_profile_is_printed_and_written(loaded: list[str], tmp_path: Path) -> 
     assert code == 0, output
     assert loaded == ["small", "large"]
     assert "c would serve small → large: 9" in output
-    assert "Calibrated on 100 texts, chosen on 300 others" in output
+    assert "Measured on 400 labelled texts; the best of" in output
     table = CascadeTable.model_validate_json((tmp_path / "out" / "profile-c.json").read_bytes())
     assert [level.name for level in table.levels] == ["small", "large"]
     assert (tmp_path / "out" / "profile-c.png").read_bytes().startswith(b"\x89PNG")

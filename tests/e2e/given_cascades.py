@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.waiting import PATIENT_MS
+from support.waiting import PATIENT_MS, PROCESS_HANGS_AFTER_S
 
 from pliant.cache import cache_folder
 from pliant.config.cascade import CascadeConfig
@@ -25,8 +25,15 @@ from pliant.training import labelled_texts
 from pliant.zoo import corpus
 
 LEVELS = FIRST, SECOND = "topics-small", "e2e-large"
-LARGE = {"kind": "encoder", "model": "zoo/topics-large", "lengths": [512], "replicas": 1, "cpus": 0.05, "timeout_s": 1}
-"""The second level, which is killed: nobody waits for it."""
+LARGE = {
+    "kind": "encoder",
+    "model": "zoo/topics-large",
+    "lengths": [512],
+    "replicas": 1,
+    "cpus": 0.05,
+    "timeout_s": PROCESS_HANGS_AFTER_S,
+}
+"""The second level, which is killed."""
 CASCADE = {"kind": "cascade", "levels": [*LEVELS], "accuracy_loss": 0.9, "slo_ms": PATIENT_MS, "check": 0}
 """Whatever is chosen for levels that are not compiled yet is good enough."""
 LATENCY_S = 0.0123
