@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
@@ -33,7 +34,11 @@ logger = logging.getLogger("pliant")
 
 _RETRY_S = 0.05
 _MOST_FAILED = 3
-"""Replicas that may fail one request, between two signs of progress, before it is suspected of causing that."""
+"""Failures over one request, between two signs of progress, after which it is suspected of causing them."""
+_SPARED_S = 2.0
+"""How long those that failed a request are not asked again, as long as another one runs; at most."""
+_SPARED_SHARE = 0.25
+"""The same as a share of the time that a request may stand still."""
 _MOST_REFUSED = 3
 _PATIENCE = 2.5
 """Times the predicted time, after which another replica is asked."""
@@ -224,10 +229,12 @@ class _Course(Generic[Want, Query, Item]):
         """Why another replica is to be asked, if so: it is counted once one is."""
         self._next: Attempt[Query] | None = None
         """With whom to go on, if that is known."""
-        self._failed = 0
-        """Replicas that failed it since it last got on."""
+        self._failed: Counter[str] = Counter()
+        """How often each replica failed it since it last got on."""
+        self._failed_at = 0.0
+        """By the clock, when the last one did."""
         self._reason = ""
-        """Why the last one did."""
+        """Why it did."""
         self._avoid: set[str] = set()
         self._refusals: dict[str, Refusal] = {}
         """By replica; those that refused are not asked again."""
@@ -243,7 +250,8 @@ class _Course(Generic[Want, Query, Item]):
         """The client has one more piece."""
         self._moved = time.monotonic()
         self._begun = True
-        self._failed = self._unable = 0
+        self._unable = 0
+        self._failed.clear()
         self._refusals.clear()
 
     async def choose(self) -> Attempt[Query]:
@@ -254,18 +262,18 @@ class _Course(Generic[Want, Query, Item]):
     async def _chosen(self) -> Attempt[Query]:
         attempt, self._next = self._next, None
         while not (attempt := attempt or self._choose_now(self._why)):
-            if self._failed >= _MOST_FAILED:
-                failures = f"{self._failed} replicas of {self.errand.subject} failed over this request"
-                raise RequestError(Outcome.UNAVAILABLE, f"{failures}; the last: {self._reason}")
+            if self._failed.total() >= _MOST_FAILED:
+                raise RequestError(Outcome.UNAVAILABLE, f"{self._failures}; the last: {self._reason}")
             if self._refusals and (self._refused or not self._begun):
                 raise self.errand.refused(list(self._refusals.values()))
             if not self.errand.waits:
                 raise self._absent(self.errand.unserved())
             if time.monotonic() >= self.until:
                 raise self._absent(self.errand.unanswered())
+            self._table.let_in(self._failed)
             await asyncio.sleep(_RETRY_S)
             self.errand.waited()
-            self._avoid.clear()
+            self._avoid = set(self._failed) if self._spares else set()
             self._refusals.clear()
         if self._why:
             self._recorder.retried(self._why)
@@ -277,6 +285,18 @@ class _Course(Generic[Want, Query, Item]):
         if not self._table.running:
             error.retry_after_s = max(error.retry_after_s or 0.0, self._table.starts_within_s)
         return error
+
+    @property
+    def _spares(self) -> bool:
+        """Whether those that failed it are not asked again yet."""
+        spared_s = min(_SPARED_S, _SPARED_SHARE * self.errand.timeout_s)
+        return time.monotonic() < self._failed_at + spared_s and self._table.runs_another(self._failed)
+
+    @property
+    def _failures(self) -> str:
+        times, number = self._failed.total(), len(self._failed)
+        told = f"{number} replica{'s' * (number > 1)} of {self.errand.subject} failed over this request"
+        return told if times == number else f"{told}, {times} times in all"
 
     def another(self, replicas: Collection[str]) -> Attempt[Query] | None:
         """One more than `replicas`, which were asked and stall, if there is one; it may have failed before."""
@@ -303,7 +323,8 @@ class _Course(Generic[Want, Query, Item]):
         self._table.failed(replica)
         logger.warning("%s: replica %s failed a request: %s", self.errand.subject, replica, reason)
         self.late = True
-        self._failed += 1
+        self._failed[replica] += 1
+        self._failed_at = time.monotonic()
         self._reason = reason
         self._why = why
 
@@ -359,7 +380,7 @@ class _Course(Generic[Want, Query, Item]):
 
     def _choose_now(self, why: Retry | None) -> Attempt[Query] | None:
         """Another one is asked for `why`, if so. None also when enough have failed it, or refused it."""
-        if self._failed >= _MOST_FAILED or self._refused:
+        if self._failed.total() >= _MOST_FAILED or self._refused:
             return None
         want, query = self.errand.want(self.late), self.errand.query(self.late)
         try:

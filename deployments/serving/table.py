@@ -201,6 +201,11 @@ class ReplicaTable(Generic[Want, R]):
             self._ejected.add(replica)
             self._route(replica)
 
+    def let_in(self, failed: Collection[str]) -> None:
+        """Let those that are ejected be chosen again, if all others that may be have `failed` a request."""
+        if not self._usable.difference(failed):
+            self._readmit(self._ejected.difference(failed))
+
     def usable(self, replica: str) -> bool:
         """Whether `replica` may be chosen now."""
         return replica in self._usable
@@ -215,6 +220,10 @@ class ReplicaTable(Generic[Want, R]):
     def running(self) -> int:
         """Replicas that have reported."""
         return len(self._reports)
+
+    def runs_another(self, replicas: Collection[str]) -> bool:
+        """Whether a replica runs that is none of these, though it may be that it cannot be chosen now."""
+        return not self._reports.keys() <= set(replicas)
 
     def reports(self) -> dict[str, R]:
         """What each live replica last said of itself."""
@@ -232,15 +241,16 @@ class ReplicaTable(Generic[Want, R]):
             for replica, report in self._reports.items()
         }
 
-    def _readmit(self) -> None:
-        """Let those be chosen again whose time has come; one more failure ejects them again.
+    def _readmit(self, early: Collection[str] = ()) -> None:
+        """Let those be chosen again whose time has come, and the `early` ones; one more failure ejects them again.
 
         All of them when there is no other: the last of those that did not fail may have left meanwhile.
         """
         if not self._ejected:
             return
         now = self._now()
-        for replica in [each for each in self._ejected if not self._usable or self._health[each].until <= now]:
+        alone = not self._usable
+        for replica in [each for each in self._ejected if alone or each in early or self._health[each].until <= now]:
             self._health[replica].failures = _FAILURES - 1
             self._ejected.discard(replica)
             self._route(replica)

@@ -374,6 +374,55 @@ async def test_the_only_replica_is_asked_again(way: Way) -> None:
 
 
 @both_ways
+@pytest.mark.parametrize("end", ["suspect", "move"])
+async def test_one_that_failed_it_is_not_asked_again_while_another_cannot_be_chosen_for_a_moment(
+    end: str, way: Way
+) -> None:
+    async with nothing_left(first([refuses("failed")])) as service:
+        loop = asyncio.get_running_loop()
+        if end == "suspect":
+            service.table.suspect("good0")
+            loop.call_later(1.5, service.table.trust, "good0")
+        else:
+            service.table.stop_routing(["good0"])
+            loop.call_later(1.5, service.table.stop_routing, [])
+        assert await ask(service, way) == TEXT
+        assert service.replicas.asked == ["bad0", "good0"]
+        assert time.monotonic() < 1.6 + len(TEXT) * ANSWER_S
+
+
+@both_ways
+async def test_one_that_failed_it_is_asked_again_where_the_other_does_not_come_back(way: Way) -> None:
+    async with nothing_left(first([refuses("failed"), ANSWERS])) as service:
+        service.table.suspect("good0")
+        assert await ask(service, way, Reading(timeout_s=1.0)) == TEXT
+        assert service.replicas.asked == ["bad0", "bad0"]
+
+
+@both_ways
+async def test_one_that_is_ejected_is_asked_what_all_others_failed(way: Way) -> None:
+    async with nothing_left(first([refuses("failed")])) as service:
+        for _ in range(3):
+            service.table.failed("good0")
+        for _ in range(5):
+            assert await ask(service, way) == TEXT
+        assert time.monotonic() < 5 * (0.1 + len(TEXT) * ANSWER_S)
+
+
+@both_ways
+@pytest.mark.parametrize(("others", "within_s"), [(0, 0.2), (1, 4.2)])
+async def test_what_one_replica_fails_again_and_again_ends_and_says_so(others: int, within_s: float, way: Way) -> None:
+    async with nothing_left(first([refuses("failed", "illegal address")], others=others)) as service:
+        if others:
+            service.table.suspect("good0")
+        error = await refused(service, way)
+        told = "1 replica of the reader failed over this request, 3 times in all; the last: illegal address"
+        assert (error.outcome, error.reason) == (Outcome.UNAVAILABLE, told)
+        assert service.replicas.asked == ["bad0"] * 3
+        assert within_s - 0.2 < time.monotonic() < within_s
+
+
+@both_ways
 async def test_nobody_answers_in_time(way: Way) -> None:
     async with nothing_left(first([Act(stops=True)], others=0)) as service:
         error = await refused(service, way, Reading(timeout_s=4.0))

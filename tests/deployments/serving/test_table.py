@@ -51,6 +51,8 @@ def test_replicas_that_run_and_reported_may_be_chosen() -> None:
     scene.table.sync({"b": report(), "c": None})
     assert scene.usable() == {"b"}
     assert scene.table.running == 1
+    assert scene.table.runs_another({"c"})
+    assert not scene.table.runs_another({"b", "c"})
     scene.table.sync({"b": report(), "c": report()})
     assert scene.usable() == {"b", "c"}
     scene.table.sync({})
@@ -197,6 +199,19 @@ def test_those_that_are_ejected_are_let_in_when_there_is_no_other(end: str) -> N
             scene.table.stop_routing(["b"])
     assert scene.table.ready
     assert scene.usable() == {"a"}
+
+
+def test_those_that_are_ejected_are_let_in_for_what_all_others_failed() -> None:
+    scene = Scene("a", "b", "c", "d")
+    scene.fail("a")
+    scene.fail("b")
+    scene.table.let_in({"c"})
+    assert scene.usable() == {"c", "d"}
+    scene.table.let_in({"b", "c", "d"})
+    assert scene.usable() == {"a", "c", "d"}
+    scene.fail("a", 1)
+    scene.clock.now = 1.5
+    assert scene.usable() == {"b", "c", "d"}, "a is out for twice as long"
 
 
 def test_one_that_is_ejected_stays_so_whatever_it_reports() -> None:
