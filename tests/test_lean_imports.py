@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,19 +52,36 @@ PROCESSES: dict[str, tuple[tuple[str, ...], set[str]]] = {
 """By process: what it imports, and what must not come with it. timm brings all that is for vision and compiling."""
 
 
+SHARED = "fastapi", "numpy", "pydantic", "ray.serve"
+"""What most processes import: once for all of them, which are forks of the one that has."""
+FORKS = """
+import importlib, os, sys
+for module in {shared!r}:
+    importlib.import_module(module)
+for process, modules in {processes!r}.items():
+    if os.fork() == 0:
+        for module in modules:
+            importlib.import_module(module)
+        print(process, *({heavy!r} & sys.modules.keys()), sep=",", flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, process
+"""
+
+
 @pytest.fixture(scope="module")
 def imported() -> dict[str, set[str]]:
     """What of HEAVY each process has imported."""
 
-    def run(process: str) -> set[str]:
-        modules, _ = PROCESSES[process]
-        code = f"import sys, {', '.join(modules)}\nprint('imported', *({HEAVY!r} & sys.modules.keys()))"
+    def run(shared: tuple[str, ...], allowed: bool) -> dict[str, set[str]]:
+        """Of processes for which torch is `allowed`, or is not."""
+        processes = {name: modules for name, (modules, absent) in PROCESSES.items() if ("torch" in absent) != allowed}
+        code = FORKS.format(shared=shared, processes=processes, heavy=HEAVY)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
         assert done.returncode == 0, done.stderr
-        return set(done.stdout.split()[1:])
+        told = [line.split(",") for line in done.stdout.splitlines()]
+        return {process: set(heavy) for process, *heavy in told if process in processes}
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(PROCESSES, pool.map(run, PROCESSES), strict=True))
+    return run(SHARED, False) | run((*SHARED, "torch"), True)
 
 
 @pytest.mark.parametrize("process", PROCESSES)
