@@ -214,9 +214,9 @@ def _system(candidate: Candidate, models: Mapping[str, _Model], labels: Sequence
     def answer(text: Text) -> float:
         logits: list[np.ndarray] = []
         words, rest = None, text
-        for index, visit in enumerate(route.visits):
+        for visit in route.visits:
             model = cast("_Model", visit.service)
-            wanted = None if index else route.importance_request(text)
+            wanted = route.importance_request(text, visit)
             encoding, found = model.read(rest, wanted, route.stops(text, visit))
             logits += [row[visit.columns] for row in (*found.earlier, found.logits)]
             last = visit.levels[-1]

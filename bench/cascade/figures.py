@@ -146,8 +146,9 @@ def _pruning(studied: Studied, cascade: Candidate, suffix: str) -> list[Figure]:
             beside=beside,
         )
     ]
-    if agreed := studied.agreements.get(cascade.levels[0]):
-        beside = f"rank correlation {agreed.spearman:.2f}; {cascade.levels[0]} and {studied.large}"
+    pruner = cascade.levels[cascade.pruner or 0]
+    if agreed := studied.agreements.get(pruner):
+        beside = f"rank correlation {agreed.spearman:.2f}; {pruner} and {studied.large}"
         name = f"importance_agreement{suffix}"
         found.append(Figure(name, agreed.top_half, agreed.top_half, agreed.top_half, "", beside))
     return found

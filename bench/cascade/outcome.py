@@ -69,8 +69,9 @@ class Pruning:
 def reads(candidate: Candidate, readings: Readings) -> list[Read]:
     """What each level says of the texts that it would get."""
     first, *later = candidate.levels
+    pruner = candidate.levels[candidate.pruner or 0]
     pruned = zip(later, candidate.alphas, strict=True)
-    return [readings.whole[first], *(readings.pruned(name, first, alpha) for name, alpha in pruned)]
+    return [readings.whole[first], *(readings.pruned(name, pruner, alpha) for name, alpha in pruned)]
 
 
 def past_gate(candidate: Candidate, readings: Readings) -> NDArray[np.bool_]:
@@ -114,8 +115,10 @@ def early_gap(early: Floats, lost: Floats) -> float:
 
 def seconds(candidate: Candidate, readings: Readings, stops: Integers) -> Floats:
     """How long each text takes, [n]: what each level takes that it reaches, and once what tells what to prune."""
-    read = reads(candidate, readings)
-    total = read[0].seconds + np.where((stops > 0) & any(candidate.alphas), read[0].importance_s, 0.0)
+    read, pruner = reads(candidate, readings), candidate.pruner
+    total = read[0].seconds.copy()
+    if pruner is not None:
+        total += np.where(stops > pruner, read[pruner].importance_s, 0.0)
     for level, of in enumerate(read[1:], 1):
         total += np.where(stops >= level, of.seconds, 0.0)
     return np.where(past_gate(candidate, readings), readings.whole[candidate.levels[-1]].seconds, total)
@@ -123,23 +126,23 @@ def seconds(candidate: Candidate, readings: Readings, stops: Integers) -> Floats
 
 def pruning(candidate: Candidate, readings: Readings, alpha: float) -> Pruning:
     """Of the texts that go on to the last level under seed 0, if they were pruned by `alpha`."""
-    first, last = candidate.levels[0], candidate.levels[-1]
+    pruner, last = candidate.levels[candidate.pruner or 0], candidate.levels[-1]
     goes_on = outcomes(candidate, readings, [0])[0].stops >= len(candidate.levels) - 1
     reach = np.flatnonzero(goes_on & ~past_gate(candidate, readings))
-    if alpha == 0 or first == last:
+    if alpha == 0 or pruner == last:
         reach = reach[:0]
     counts = np.zeros((2, len(reach)), int)
     for place, number in enumerate(reach.tolist()):
-        words = readings.whole[first].ones[number].words
+        words = readings.whole[pruner].ones[number].words
         assert words
         counts[:, place] = prune(words, alpha)[1:]
-    whole, less = readings.whole[last], readings.pruned(last, first, alpha if len(reach) else 0.0)
+    whole, less = readings.whole[last], readings.pruned(last, pruner, alpha if len(reach) else 0.0)
     pruning_s = less.seconds - less.compute_s - (whole.seconds - whole.compute_s)
     return Pruning(
         words=counts[0],
         pruned=counts[1],
         whole_s=whole.compute_s[reach],
         pruned_s=less.compute_s[reach],
-        extra_s=(readings.whole[first].importance_s + pruning_s)[reach],
+        extra_s=(readings.whole[pruner].importance_s + pruning_s)[reach],
         lost=(readings.right(whole) - readings.right(less))[reach],
     )

@@ -72,8 +72,9 @@ def _pruning(studied: Studied) -> list[Row]:
             _percent(share, float(np.mean(gaps))),
         )
     ]
-    if agreed := studied.agreements.get(cascade.levels[0]):
-        what = f"{name}: words that {cascade.levels[0]} and {studied.large} both find important, in %"
+    pruner = cascade.levels[cascade.pruner or 0]
+    if agreed := studied.agreements.get(pruner):
+        what = f"{name}: words that {pruner} and {studied.large} both find important, in %"
         found.append(Row(what, _AGREEMENT.get(studied.name, ""), _percent(agreed.top_half)))
     for alpha in sorted({0.5, 0.7, 0.9, *cascade.alphas} - {0.0}) if len(cascade.levels) > 1 else []:
         pruned = outcome.pruning(cascade, studied.test, alpha)

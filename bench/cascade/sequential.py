@@ -70,33 +70,32 @@ def alone(model: Model) -> System:
 
 
 def cascade(candidate: Candidate, models: Mapping[str, Model], seed: int) -> System:
-    """As the service does it: the first level tells of the texts that will go on, and lose words, and the last one
+    """As the service does it: the level by which texts are pruned tells of those that will go on, and the last one
     alone reads those that are longer than the gate, as the first of all `models` counts."""
     policy = candidate.cascade(seed)
     levels = [models[name] for name in candidate.levels]
     counted_by = next(iter(models.values()))
     by_itself = alone(levels[-1])
-    pruning = any(candidate.alphas)
 
-    def wanted(text: Text) -> Callable[[np.ndarray], bool]:
-        if not pruning:
+    def wanted(text: Text, level: int) -> Callable[[np.ndarray], bool]:
+        if level != candidate.pruner:
             return lambda _: False
-        return ImportanceRequest(policy.temperatures[0], policy.sure_from(text, 0)).wants
+        return ImportanceRequest(policy.temperatures[level], policy.sure_from(text, level)).wants
 
     def answer(text: Text) -> float:
         if candidate.gate is not None and len(counted_by.encode(text)) > candidate.gate:
             return by_itself(text)
-        started = time.perf_counter()
-        encoding = levels[0].encode(text)
-        told = levels[0].with_importance(encoding, wanted(text))
-        words = None if told.importance is None else read_words(text, encoding, told.importance)
-        logits = [told.logits]
-        cost = levels[0].bytes * (time.perf_counter() - started)
-        while policy.decide(text, level := len(logits) - 1, logits[-1]).reroute:
-            started, later = time.perf_counter(), levels[level + 1]
-            rest = prune(words, candidate.alphas[level]).text if words else text
-            logits.append(later.with_importance(later.encode(rest), lambda _: False).logits)
-            cost += later.bytes * (time.perf_counter() - started)
+        words, logits, cost = None, [], 0.0
+        for level, model in enumerate(levels):
+            started = time.perf_counter()
+            encoding = model.encode(prune(words, candidate.alphas[level - 1]).text if words else text)
+            told = model.with_importance(encoding, wanted(text, level))
+            if told.importance is not None:
+                words = read_words(text, encoding, told.importance)
+            logits.append(told.logits)
+            cost += model.bytes * (time.perf_counter() - started)
+            if not policy.decide(text, level, told.logits).reroute:
+                break
         policy.vote(logits).argmax()
         return cost
 

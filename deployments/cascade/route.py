@@ -56,6 +56,7 @@ class Route:
             self.visits.append(Visit(service, reads, exits, list(columns(labels, service.labels))))
         self.policy = candidate.cascade(seed)
         self.alphas = candidate.alphas
+        self._pruner = candidate.pruner
         self.latency_s = [sum(latency_s[index] for index in visit.levels) for visit in self.visits]
         """What each visit takes on average of a text that does not leave early."""
 
@@ -77,11 +78,12 @@ class Route:
             for level, after in zip(visit.levels, visit.exits, strict=False)
         )
 
-    def importance_request(self, text: Text) -> ImportanceRequest | None:
-        """The first level tells which tokens are important if the text will go on, and lose words."""
-        if not any(self.alphas):
+    def importance_request(self, text: Text, visit: Visit) -> ImportanceRequest | None:
+        """The level by which texts are pruned tells which tokens are important, if the text will go on."""
+        level = visit.levels[-1]
+        if level != self._pruner:
             return None
-        return ImportanceRequest(self.policy.temperatures[0], self.policy.sure_from(text, 0))
+        return ImportanceRequest(self.policy.temperatures[level], self.policy.sure_from(text, level))
 
     def most_characters(self, index: int) -> int:
         """Of a text that are read after visit `index`."""

@@ -182,15 +182,15 @@ class CascadeRun:
         visit, left_s = self._route.visits[index], self._left_s
         level = visit.service
         budget_s = None if self._interrupted else self._route.budget_s(index, left_s)
-        importance_request = None if index else self._route.importance_request(self._text)
         self._recorder.asked(level.name)  # though it may be down: one that sleeps is to wake
         try:
             if within_s is not None and level.down:
                 raise RequestError(Outcome.UNAVAILABLE, f"{level.name} is down", 1, Fault.DOWN)
             if within_s == 0:
                 raise RequestError(Outcome.TOO_LATE, f"no time is left for {level.name}", 1, Fault.SHORT_SLO)
+            importance = self._route.importance_request(self._text, visit)
             stops = self._route.stops(self._text, visit)
-            reading = await level.read(text, budget_s, self._slack_share, importance_request, within_s, stops=stops)
+            reading = await level.read(text, budget_s, self._slack_share, importance, within_s, stops=stops)
             said = [*reading.earlier, reading.logits]
             if not np.isfinite(said).all():
                 raise RequestError(Outcome.FAILED, f"{level.name} failed: what it computed of this text are no numbers")

@@ -27,7 +27,7 @@ from pliant.policies.cascade.tables import reference
 from pliant.policies.encoder.confidence import confidence
 from pliant.training.labelled_texts import LabelledText
 
-RECIPE = 3
+RECIPE = 4
 """Rises when profiles made before are no good any more."""
 
 _TABLE, _READINGS = "table.json", "readings.npz"

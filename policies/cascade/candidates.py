@@ -11,8 +11,9 @@ Beside the paper:
 - A chain is evaluated exactly over the draws that re-route: each text stops at each level with its probability. So no
   candidate owes its accuracy to a lucky seed.
 - Pruning is tried for chains on the front of accuracy and latency as they are without, not for all.
-- The words are chosen by the first level of the chain, the only one that reads every text whole. (The paper takes one
-  small model for all chains.) Either way the number of runs does not depend on the cut-offs.
+- The words are chosen by any level of the chain but the last, which reads texts whole, as those before it do: a later
+  one knows better which words matter, an earlier one prunes for more levels. (The paper takes one small model for all
+  chains.) Either way the number of runs does not depend on the cut-offs.
 - The slope k is swept as well. §4.1 says it is profiled, §5 leaves it out.
 - Single models are candidates, of one level.
 - Levels may be exits of one encoder: a text that goes on to the next is computed on, and not from its words.
@@ -67,7 +68,7 @@ class Candidate:
     cutoffs: tuple[float, ...]
     """From each level but the last to the next one."""
     alphas: tuple[float, ...]
-    """How far texts are pruned for each level but the first; 0 leaves them whole."""
+    """How far texts are pruned for each level but the first; 0 leaves them whole. See `pruner`."""
     temperatures: tuple[float, ...]
     weights: tuple[tuple[float, ...], ...]
     """Those of levels 0 to j in the vote on a text that stops at level j."""
@@ -95,6 +96,11 @@ class Candidate:
     early_difference: float = 0.0
     """The share of texts that are answered before the last level of which that one, reading them whole, says something
     else; 0 for a single model."""
+
+    @property
+    def pruner(self) -> int | None:
+        """The level that says which words are important: the last that reads texts whole. None: all read them whole."""
+        return _pruner(self.alphas)
 
     @property
     def before_last(self) -> float:
@@ -140,7 +146,7 @@ def find_candidates(
     lengths_of_chains = range(2, len(levels) + 1)
     chains = [chain for length in lengths_of_chains for chain in combinations(search.rising, length) if _goes_on(chain)]
     for chain in chains:
-        found += search.sweep(chain, 0.0, [level.reading for level in chain])
+        found += search.sweep(chain, _whole(chain), [level.reading for level in chain])
     on_front = {candidate.levels for candidate in front(found)}
     promising = [chain for chain in chains if tuple(level.name for level in chain) in on_front]
     for chain in promising:
@@ -150,8 +156,8 @@ def find_candidates(
         ladders = _Ladders(search, reread)
         for chain in promising:
             if all(level.whole for level in chain):
-                for alpha, readings in ladders.of(chain):
-                    found += search.sweep(chain, alpha, readings)
+                for alphas, readings in ladders.of(chain):
+                    found += search.sweep(chain, alphas, readings)
     for _ in range(MOVES):
         found += search.moved(front(found))
     if lengths is not None:
@@ -166,6 +172,15 @@ def _goes_on(chain: Sequence[LevelProfile]) -> bool:
         not _continued(one, other) or (other.reading.latency_s > one.reading.latency_s).all()
         for one, other in pairwise(chain)
     )
+
+
+def _pruner(alphas: Sequence[float]) -> int | None:
+    return next((level for level, alpha in enumerate(alphas) if alpha), None)
+
+
+def _whole(chain: Sequence[LevelProfile]) -> tuple[float, ...]:
+    """Alphas of a chain that leaves texts whole."""
+    return (0.0,) * (len(chain) - 1)
 
 
 def _continued(one: LevelProfile, other: LevelProfile) -> bool:
@@ -206,9 +221,10 @@ class _Swept:
     """A chain of which cut-offs are tried."""
 
     chain: Sequence[LevelProfile]
-    alpha: float
+    alphas: tuple[float, ...]
+    """As a candidate's."""
     readings: Sequence[Reading]
-    """Of later levels, on texts pruned by `alpha`."""
+    """Of later levels, on texts pruned so."""
     least: float
     """Accuracy, and the most that its 75th percentile latency may be, of candidates that are kept."""
     most_s: float
@@ -217,8 +233,9 @@ class _Swept:
     def way_s(self) -> Floats:
         """What each text has taken once each level has read it, [levels, n]."""
         taken: Floats = np.cumsum(_added_s(self.chain, self.readings), axis=0)
-        if self.alpha and self.chain[0].importance_s is not None:
-            taken[1:] += self.chain[0].importance_s
+        pruner = _pruner(self.alphas)
+        if pruner is not None and (importance_s := self.chain[pruner].importance_s) is not None:
+            taken[pruner + 1 :] += importance_s
         return taken
 
     def voted(self, level: int, weights: Sequence[float]) -> Integers:
@@ -259,8 +276,8 @@ class _Search:
         self.rising = [levels[index] for index in sorted(range(len(levels)), key=lambda i: (accuracies[i], means[i]))]
         self._reference = levels[reference(accuracies, means)]
         self._best = self.right(self._reference.reading.answers)
-        self._swept: dict[tuple[tuple[str, ...], float], _Swept] = {}
-        """By names of levels and alpha."""
+        self._swept: dict[tuple[tuple[str, ...], tuple[float, ...]], _Swept] = {}
+        """By names of levels and alphas."""
         self._tried: set[tuple[_Swept, tuple[float, ...], float]] = set()
         """Cut-offs and slopes."""
 
@@ -273,21 +290,25 @@ class _Search:
         return float(self.right(reading.answers).mean())
 
     def single(self, level: LevelProfile) -> Candidate:
-        return self._evaluate(self._limits((level,), 0.0, [level.reading]), (), self._slopes[0])
+        return self._evaluate(self._limits((level,), (), [level.reading]), (), self._slopes[0])
 
     def apart(self, chain: Sequence[LevelProfile]) -> Iterator[Candidate]:
         """The chain of three or more on whole texts, where the cut-off of later levels is not that of the first."""
         for second in self._cutoffs[::SECOND_STEP]:
-            for candidate in self.sweep(chain, 0.0, [level.reading for level in chain], second):
+            for candidate in self.sweep(chain, _whole(chain), [level.reading for level in chain], second):
                 if candidate.cutoffs[0] != second:
                     yield candidate
 
     def sweep(
-        self, chain: Sequence[LevelProfile], alpha: float, readings: Sequence[Reading], second: float | None = None
+        self,
+        chain: Sequence[LevelProfile],
+        alphas: tuple[float, ...],
+        readings: Sequence[Reading],
+        second: float | None = None,
     ) -> Iterator[Candidate]:
-        """The chain over falling cut-offs, of later levels `second` if given, which read texts pruned by `alpha`."""
+        """The chain over falling cut-offs, of later levels `second` if given, which read texts pruned by `alphas`."""
         swept = self._swept.setdefault(
-            (tuple(level.name for level in chain), alpha), self._limits(chain, alpha, readings)
+            (tuple(level.name for level in chain), alphas), self._limits(chain, alphas, readings)
         )
         for slope in self._slopes:
             for cutoff in self._cutoffs:
@@ -302,7 +323,7 @@ class _Search:
         """Each with one of its cut-offs moved, as far as that was not tried."""
         for one in candidates:
             for place, cutoff in enumerate(one.cutoffs):
-                swept = self._swept[one.levels, one.alphas[0]]
+                swept = self._swept[one.levels, one.alphas]
                 for step in range(-FINE_STEPS, FINE_STEPS + 1):
                     near = round(cutoff + step * FINE_STEP, 2)
                     cutoffs = (*one.cutoffs[:place], near, *one.cutoffs[place + 1 :])
@@ -311,11 +332,11 @@ class _Search:
                         if candidate.accuracy >= swept.least and candidate.p75_latency_s <= swept.most_s:
                             yield candidate
 
-    def _limits(self, chain: Sequence[LevelProfile], alpha: float, readings: Sequence[Reading]) -> _Swept:
+    def _limits(self, chain: Sequence[LevelProfile], alphas: tuple[float, ...], readings: Sequence[Reading]) -> _Swept:
         least = float(np.mean([self.accuracy(level.reading) for level in chain])) - ROUNDING
         slowest = max((level.reading.latency_s for level in chain), key=lambda latency: float(latency.mean()))
         most_s = (1 + ROUNDING) * TAIL_FACTOR * weighted_quantile(slowest, np.ones_like(slowest), TAIL)
-        return _Swept(chain, alpha, readings, least, most_s)
+        return _Swept(chain, alphas, readings, least, most_s)
 
     def _try(self, swept: _Swept, cutoffs: tuple[float, ...], slope: float) -> Candidate:
         self._tried.add((swept, cutoffs, slope))
@@ -325,7 +346,7 @@ class _Search:
         """The same with each gate that shortens its 99th percentile, of texts of `tokens` [n]."""
         if not candidate.cutoffs:
             return
-        swept = self._swept[candidate.levels, candidate.alphas[0]]
+        swept = self._swept[candidate.levels, candidate.alphas]
         gates = np.quantile(tokens, GATES, method="inverted_cdf").tolist()
         last = swept.chain[-1].reading.latency_s
         slow = swept.way_s[-1] > weighted_quantile(last, np.ones_like(last), 0.99)
@@ -365,7 +386,7 @@ class _Search:
         return Candidate(
             levels=tuple(level.name for level in chain),
             cutoffs=cutoffs,
-            alphas=(swept.alpha,) * len(cutoffs),
+            alphas=swept.alphas,
             temperatures=tuple(level.temperature for level in chain),
             weights=tuple(weights),
             slope=slope,
@@ -391,12 +412,14 @@ class _Ladders:
         self._reread = reread
         self._known: dict[tuple[str, str], dict[float, Reading]] = {}
 
-    def of(self, chain: Sequence[LevelProfile]) -> Iterator[tuple[float, list[Reading]]]:
-        """Each alpha that no later level of the chain loses too much by, with the readings of all its levels."""
-        first, *later = chain
-        ladders = [self._ladder(first, reader) for reader in later]
-        for alpha in min(ladders, key=len):
-            yield alpha, [first.reading, *(ladder[alpha] for ladder in ladders)]
+    def of(self, chain: Sequence[LevelProfile]) -> Iterator[tuple[tuple[float, ...], list[Reading]]]:
+        """Alphas of each level that may prune for all after it, as far as none of these loses too much by that; with
+        the readings of all levels."""
+        for place, pruner in enumerate(chain[:-1]):
+            ladders = [self._ladder(pruner, reader) for reader in chain[place + 1 :]]
+            whole = [level.reading for level in chain[: place + 1]]
+            for alpha in min(ladders, key=len):
+                yield (0.0,) * place + (alpha,) * len(ladders), [*whole, *(ladder[alpha] for ladder in ladders)]
 
     def _ladder(self, pruner: LevelProfile, reader: LevelProfile) -> dict[float, Reading]:
         pair = pruner.name, reader.name

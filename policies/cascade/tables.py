@@ -43,7 +43,7 @@ class LevelProfile:
     reading: Reading
     importance_s: Floats | None = None
     """[n]: what it takes to know which words of each text are important. A text pays it once, when it goes on from the
-    first level of a chain that prunes. None: it costs nothing."""
+    level by which a chain prunes. None: it costs nothing."""
     encoder: str | None = None
     """Of which it is an exit, or the whole. A text goes on from a level to a later one of the same encoder, and takes
     what it takes longer there."""

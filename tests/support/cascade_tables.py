@@ -84,7 +84,9 @@ def plain(
     called = [next(level for level in levels if level.name == name) for name in candidate.levels]
     chain = [level.reading for level in called]
     if reread and any(candidate.alphas):
-        chain[1:] = [reread(name, candidate.levels[0], candidate.alphas[0]) for name in candidate.levels[1:]]
+        pruner = [alpha > 0 for alpha in candidate.alphas].index(True)
+        later = zip(candidate.levels[pruner + 1 :], candidate.alphas[pruner:], strict=True)
+        chain[pruner + 1 :] = [reread(name, candidate.levels[pruner], alpha) for name, alpha in later]
     past = [
         tokens is not None and candidate.gate is not None and length > candidate.gate
         for length in ([0] * len(labels) if tokens is None else tokens.tolist())

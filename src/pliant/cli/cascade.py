@@ -104,7 +104,7 @@ def _print(table: CascadeTable, chosen: Candidate | None) -> None:
             "→" if one == chosen else "",
             str(one),
             ", ".join(f"{cutoff:g}" for cutoff in one.cutoffs),
-            f"{one.alphas[0]:g}" if any(one.alphas) else "",
+            ", ".join(f"{alpha:g}" for alpha in one.alphas) if any(one.alphas) else "",
             f"{one.accuracy:.1%} ± {one.accuracy_error:.1%}",
             f"{1e3 * one.mean_latency_s:.2f}",
             f"{1e3 * one.p99_latency_s:.2f}",

@@ -64,7 +64,7 @@ class CascadeConfig(ServiceConfig):
     down or late; from the fastest level of another service when the first one is; and with the closest there is to an
     accuracy that cannot be had. Such answers say so."""
     prune: bool = True
-    """Leave out words that the first level hardly attended to, before a later level reads a text."""
+    """Leave out words that an earlier level hardly attended to, before a later one reads a text."""
     conformal: ConformalConfig | None = None
     check: Annotated[float, Field(ge=0, le=0.1)] = 0.01
     """Of the answers that are given before the last level, how many that one is asked for, too, where they hardly

@@ -109,6 +109,16 @@ async def test_the_large_level_reads_the_pruned_text() -> None:
     assert house.recorder.events[0] == ("rerouted", "small", 5, 3)
 
 
+async def test_a_later_level_may_say_what_is_pruned() -> None:
+    house = House(candidate("small", "middle", "large", alphas=(0.0, 0.5)))
+    text = "w1 w2 yes w3 t5"
+    prediction = await house.ask(text)
+    read = [(name, *house.services[name].calls[0][::3]) for name in ("small", "middle", "large")]
+    assert read == [("small", text, False), ("middle", text, True), ("large", "yes t5", False)]
+    assert prediction.details.words_pruned == 3
+    assert house.recorder.events[:2] == [("rerouted", "small", 0, 0), ("rerouted", "middle", 5, 3)]
+
+
 async def test_both_texts_of_a_pair_are_pruned() -> None:
     house = House(None)
     house.choose(candidate("small", "large", alpha=0.5), pairs=True)

@@ -226,7 +226,7 @@ async def test_a_few_slow_waits_and_readings_move_neither_mean_nor_tail(monkeypa
 
 
 class Slow(Levels):
-    """ImportanceRequest which words are important takes the first level `importance_s`."""
+    """To know which words are important takes a level `importance_s`."""
 
     importance_s = 0.0
 
@@ -245,9 +245,9 @@ async def test_texts_pay_once_for_importance_however_many_levels_read_them_prune
     paid.importance_s = 1e-6
     without, told = await measured(free, texts(400)), await measured(paid, texts(400))
     pairs = list(zip(without.table.candidates, told.table.candidates, strict=True))
-    assert {len(one.levels) for one, _ in pairs if any(one.alphas)} == {2, 3}
+    assert {(len(one.levels), one.pruner) for one, _ in pairs if any(one.alphas)} == {(2, 0), (3, 0), (3, 1)}
     for one, other in pairs:
-        onward = 1 - one.shares[0] if any(one.alphas) else 0.0
+        onward = 0.0 if one.pruner is None else sum(one.shares[one.pruner + 1 :])
         assert (other.levels, other.cutoffs, other.alphas) == (one.levels, one.cutoffs, one.alphas)
         assert other.mean_latency_s - one.mean_latency_s == pytest.approx(1e-6 * onward, rel=1e-3, abs=1e-12)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
@@ -167,7 +167,7 @@ def test_pruning_is_read_once_per_pair_until_it_hurts_and_only_where_it_may_pay(
     assert len(reread.calls) == len(set(reread.calls))
     pairs = {call[:2] for call in reread.calls}
     on_front = {one.levels for one in front(find_candidates(levels, labels))}
-    assert pairs <= {(reader, chain[0]) for chain in on_front for reader in chain[1:]}
+    assert pairs <= {(reader, pruner) for chain in on_front for pruner, reader in combinations(chain, 2)}
     for reader, pruner in pairs:
         alphas = [call[2] for call in reread.calls if call[:2] == (reader, pruner)]
         assert alphas == list(ALPHAS[: len(alphas)])
@@ -189,7 +189,13 @@ def test_pruning_is_read_once_per_pair_until_it_hurts_and_only_where_it_may_pay(
         whole_text = whole_texts.get((one.levels, one.cutoffs, one.slope))
         assert whole_text is None or one.mean_latency_s < whole_text.mean_latency_s
         assert len(one.alphas) == len(one.cutoffs) == len(one.levels) - 1
-        assert len(set(one.alphas)) == 1
+        first = one.alphas.index(max(one.alphas))
+        assert one.alphas == (0.0,) * first + (max(one.alphas),) * (len(one.alphas) - first)
+        assert one.pruner == first
+    assert {one.pruner for one in pruned if len(one.levels) == 3} == {0, 1}
+    for one in pruned[:: max(1, len(pruned) // 12)]:
+        for field, value in plain(one, levels, labels, reread=reread).items():
+            assert getattr(one, field) == pytest.approx(value, abs=1e-6), (field, one)
 
 
 def test_the_front_holds_what_none_beats() -> None:
@@ -287,8 +293,8 @@ def test_a_text_pays_once_for_importance_if_it_goes_on_and_words_are_pruned() ->
     free, paid = (find_candidates(levels, labels, Rereader(labels, levels, 0.05)) for levels in (plainly, paying))
     costs = {(one.levels, one.cutoffs, one.alphas, one.slope): one for one in paid}
     compared = [(one, other) for one in free if (other := costs.get((one.levels, one.cutoffs, one.alphas, one.slope)))]
-    assert {len(one.levels) for one, _ in compared if any(one.alphas)} == {2, 3}
+    assert {(len(one.levels), one.pruner) for one, _ in compared} == {(1, None), *product((2, 3), (None, 0)), (3, 1)}
     for one, other in compared:
         assert other.accuracy == one.accuracy
-        onward = 1 - one.shares[0] if any(one.alphas) else 0.0
+        onward = 0.0 if one.pruner is None else sum(one.shares[one.pruner + 1 :])
         assert other.mean_latency_s - one.mean_latency_s == pytest.approx(0.0015 * onward, rel=0.1, abs=1e-12)
