@@ -31,6 +31,8 @@ class Choice(NamedTuple):
     """For people: what the conformal promise came to; None without one."""
     pairs: bool = False
     """Whether it was profiled on pairs of texts, and not on single ones."""
+    taken_from: int = 0
+    """Labelled texts of which only those `texts` chose it that are like what comes since a drift; 0: all chose it."""
 
 
 def choose_for(config: CascadeConfig, profiled: Profiled) -> Choice:

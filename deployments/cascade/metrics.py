@@ -12,6 +12,7 @@ from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.metric_table import Described, Rows, Table, labelled
 from pliant.deployments.serving.metrics import Requests, counter, gauge, histogram
 from pliant.deployments.serving.outcome import Trouble
+from pliant.policies.cascade.resemblance import degree
 
 _SURE = [0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0]
 
@@ -57,7 +58,7 @@ _REROUTES: Table = {
 class CascadeMetrics(Requests):
     """As a gateway sees it; a `CascadeRecorder`. `level` is a service, of answers the last one that read the text.
 
-    The planner hears what levels are asked, by `tally`.
+    The planner hears by `tally` what levels are asked, how sure the first one is, and of drifts.
     """
 
     def __init__(self, service: str, kind: str, outcomes: Counter[str], tally: Tally) -> None:
@@ -90,6 +91,9 @@ class CascadeMetrics(Requests):
     def asked(self, level: str) -> None:
         self._tally.asked(level)
 
+    def begun(self, sure: float) -> None:
+        self._tally.sure(degree(sure))
+
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None:
         tags = {"level": level}
         self.took(seconds, seconds <= slo_s)
@@ -117,6 +121,7 @@ class CascadeMetrics(Requests):
         self._drifting.set(drifting, tags=tags)
         if drifting:
             self._drifts.inc(tags=tags)
+            self._tally.drifted()
 
     def degraded(self, level: str, reason: Trouble) -> None:
         self._degraded.inc(tags={"level": level, "reason": reason})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +19,27 @@ from pliant.deployments.cascade.table import FILES, KEPT, Profiled, folder_of, i
 from pliant.deployments.encoder.endpoint import Classifier
 from pliant.deployments.serving.choosing.part import PAUSES_S, ChoosingPart, RefusedError
 from pliant.deployments.serving.kind import Planning
+from pliant.deployments.serving.messages import News
 from pliant.models import sources
 from pliant.models.revision import revision
 from pliant.policies.cascade.choice import NoCandidateError
+from pliant.policies.cascade.resemblance import alike
 from pliant.training import labelled_texts
 
 logger = logging.getLogger("pliant")
 
 Texts = list[labelled_texts.LabelledText]
 
+LIVE = 1000
+"""Texts since a drift began, after which it is known what they are like."""
+
 
 class CascadePart(ChoosingPart[CascadeConfig]):
     """The cascades' part of the planner.
 
     While a level is being compiled, or replicas have another version of its model than is configured, as in the midst
-    of a deploy, a choice is provisional.
+    of a deploy, a choice is provisional. After a drift a cascade is profiled anew on those of its labelled texts that
+    are like what comes now, and chosen by them, for as long as it is not chosen again.
     """
 
     def __init__(self, planning: Planning, pauses_s: tuple[float, float] = PAUSES_S) -> None:
@@ -43,6 +51,16 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         """By level's service, of the model that it is configured with."""
         self._revisions: dict[str, str] = {}
         """Of these."""
+        self._first: dict[str, str] = {}
+        """By service, the first level of what serves."""
+        self._live: dict[str, Counter[int]] = {}
+        """By service of which texts drift, how many came since then, by how sure the first level was."""
+
+    def hear(self, service: str, news: News) -> None:
+        if news.drifts:
+            self._live.setdefault(service, Counter())
+        if service in self._live:
+            self._live[service].update(news.sure)
 
     async def _look(self, config: CascadeConfig, parts: Mapping[str, Classifier]) -> None:
         for level in parts:
@@ -58,6 +76,8 @@ class CascadePart(ChoosingPart[CascadeConfig]):
 
     async def _others(self, name: str, config: CascadeConfig) -> bool:
         known, labels = self._profiled_on[name]
+        if self._knows_live(name):
+            return True
         return await asyncio.to_thread(labelled_texts.read, config.data, labels) != known
 
     async def _choose(
@@ -65,35 +85,70 @@ class CascadePart(ChoosingPart[CascadeConfig]):
     ) -> Choice:
         labels = parts[config.parts()[0]].labels
         texts = await asyncio.to_thread(labelled_texts.read, config.data, labels)
+        if self._profiled_on.get(name) != (texts, labels):
+            self._live.pop(name, None)  # texts that were put there lately are like those that come
         self._profiled_on[name] = texts, labels
         backends = {level: run_on(self._planning.tables[level].reports().values()) for level in config.parts()}
         named = await asyncio.to_thread(identity, config, self._encoders, self._folders, texts, backends)
         folder = folder_of(name, named)
+        given = labelled_texts.sample(texts, config.seed)
 
-        async def measure() -> Profiled:
+        async def measure(given: Texts) -> Profiled:
             reader = ClassifierReader(parts, {} if provisional else self._revisions)
-            given = labelled_texts.sample(texts, config.seed)
             levels = levels_of(config, self._encoders, parts)
             progress = self._progress(name, "profiles its levels")
             return await profile(reader, levels, given, config.seed, config.prune, progress)
 
-        profiled = await self._profiled(name, folder, load, measure, None if provisional else keep)
+        of_all = partial(measure, given)
+        profiled = await self._profiled(name, folder, load, of_all, None if provisional else keep)
+        where = f"the profile is in {folder}: delete it to have the levels measured again"
+        taken_from = 0
+        if like_live := self._like_live(name, profiled, given):
+            taken_from = profiled.table.texts
+            profiled = await self._profiled(name, folder, lambda _: None, partial(measure, like_live), None)
+            where = f"by the {len(like_live)} labelled texts that are like those that come now: put more into its data"
         try:
             choice = await asyncio.to_thread(choose_for, config, profiled)
         except NoCandidateError as error:
-            raise RefusedError(
-                "cannot keep what it promises; see /stats",
-                f"{error}; the profile is in {folder}: delete it to have the levels measured again",
-            ) from None
+            raise RefusedError("cannot keep what it promises; see /stats", f"{error}; {where}") from None
+        choice = choice._replace(taken_from=taken_from)
+        if self._first.get(name) != choice.candidate.levels[0]:
+            self._first[name] = choice.candidate.levels[0]
+            self._live.pop(name, None)
         if choice.conformal:
             logger.info("%s: %s", name, choice.conformal)
         if choice.unmet:
             logger.error("%s: does not keep its promise, but serves, as it may degrade: %s", name, choice.unmet)
         return choice
 
+    def _knows_live(self, name: str) -> bool:
+        """Whether texts drift, and it is known what they are like."""
+        return name in self._live and self._live[name].total() >= LIVE
+
+    def _like_live(self, name: str, profiled: Profiled, given: Texts) -> Texts:
+        """Of the `given` texts those that are like what comes since a drift, if that is known; once for each drift."""
+        if not self._knows_live(name):
+            return []
+        levels = [level.name for level in profiled.table.levels]
+        rows = alike(profiled.confidence[levels.index(self._first[name])], self._live.pop(name))
+        if len(rows) < labelled_texts.FEWEST:
+            logger.warning(
+                "%s: after a drift %d of %d labelled texts are like those that come; %d are needed to profile it on: "
+                "put more such texts into its data",
+                name,
+                len(rows),
+                profiled.table.texts,
+                labelled_texts.FEWEST,
+            )
+            return []
+        return [given[place] for place in profiled.given[rows].tolist()]
+
     def _told(self, name: str, choice: Any) -> str:
         candidate = choice.candidate
-        return (
+        told = (
             f"serves {candidate}: {candidate.accuracy:.1%} ± {candidate.accuracy_error:.1%} accurate, "
             f"{1e3 * candidate.mean_latency_s:.1f} ms, {candidate.early_share:.0%} answered early"
         )
+        if choice.taken_from:
+            told += f", by the {choice.texts} of {choice.taken_from} labelled texts that are like those that come now"
+        return told

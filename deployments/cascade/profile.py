@@ -90,6 +90,7 @@ async def profile(
         latency_s=np.stack([level.latency_s for level in read]),
         truth=truth,
         draws=draws(seed, [given[index].text for index in kept], 0),
+        given=np.array(kept),
         importance={level.name: level.words for level in read if level.words},
     )
 

@@ -76,5 +76,6 @@ class Reroutes:
 def _told(drift: Drift) -> str:
     return (
         f"{drift.recent:.0%} of the last {drift.texts} texts were re-routed, {drift.profiled:.0%} when the cascade was "
-        "profiled: the texts have changed; put labelled texts like these into its data, and it is profiled anew"
+        "profiled: the texts have changed; it is profiled anew on its labelled texts that are like these, if there are "
+        "enough: put more such texts into its data"
     )

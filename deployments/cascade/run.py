@@ -32,6 +32,9 @@ class CascadeRecorder(Recorder, Protocol):
     def asked(self, level: str) -> None:
         """`level` is to read a text."""
 
+    def begun(self, sure: float) -> None:
+        """The first level has read a text that is not past the gate, with that calibrated confidence."""
+
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None: ...
 
     def rerouted(self, level: str, words: int, pruned: int) -> None:
@@ -147,6 +150,8 @@ class CascadeRun:
         if self._past_gate:
             return False
         reached = len(self._logits) - 1
+        if not visit.levels.start:
+            self._recorder.begun(self._route.policy.sure(0, self._logits[0]))
         for level in range(visit.levels.start, reached + 1):
             reroute = level < reached
             if level == visit.levels[-1]:

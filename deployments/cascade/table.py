@@ -105,6 +105,8 @@ class Profiled:
     """[n], indices of labels."""
     draws: Floats
     """[n], of the first level."""
+    given: NDArray[np.integer]
+    """[n], the place of each among the texts that were given: those that all levels can take."""
     importance: Mapping[str, Sequence[Read]]
     """By level that tells: the words of each text. Kept as numbers alone."""
 
@@ -167,6 +169,7 @@ def _read(folder: Path) -> Profiled:
             latency_s=arrays["latency_s"],
             truth=arrays["truth"],
             draws=arrays["draws"],
+            given=arrays["given"],
             importance={},
         )
 
@@ -182,6 +185,7 @@ def keep(folder: Path, profiled: Profiled) -> None:
             "latency_s": profiled.latency_s,
             "truth": profiled.truth,
             "draws": profiled.draws,
+            "given": profiled.given,
         }
         for level, read in profiled.importance.items():
             arrays[f"importance.{level}"] = np.concatenate([words.importance for text in read for words in text])

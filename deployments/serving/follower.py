@@ -58,6 +58,14 @@ class Tally:
         self._news.answered += 1
         self._news.tokens += tokens
 
+    def sure(self, degree: int) -> None:
+        """A cascade's first level was sure of a text to that degree."""
+        self._news.sure[degree] += 1
+
+    def drifted(self) -> None:
+        """A cascade's level began to send on another share of texts than in the profile."""
+        self._news.drifts += 1
+
     def shed(self) -> None:
         self._news.shed += 1
 

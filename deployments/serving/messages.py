@@ -35,6 +35,10 @@ class News:
     """How many of its requests ended how, ever."""
     asked: Counter[str] = field(default_factory=Counter)
     """Of other services: how often they were asked for it; they count that as theirs, too."""
+    sure: Counter[int] = field(default_factory=Counter)
+    """Of a cascade: texts that its first level has read, by how sure it was (`resemblance.degree`)."""
+    drifts: int = 0
+    """Of a cascade: how often a level began to send on another share of texts than in the profile."""
     gateway_busy: float = 0.0
     """How busy the gateway is with all services (see `busyness`)."""
 

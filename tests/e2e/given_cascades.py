@@ -94,7 +94,10 @@ def _keep(serving: ServingConfig, name: str, backend: str) -> None:
     backends = {level: [f"{backend} on {device(encoders[level])}"] for level in LEVELS}
     folder = folder_of(name, identity(cascade, encoders, folders, texts, backends))
     nothing = np.zeros((2, 1))
-    keep(folder, Profiled(table, np.ones((2, 1, 1)), nothing, np.zeros(1, np.int64), np.zeros(1), {}))
+    keep(
+        folder,
+        Profiled(table, np.ones((2, 1, 1)), nothing, np.zeros(1, np.int64), np.zeros(1), np.zeros(1, np.int64), {}),
+    )
 
 
 def _half_go_on() -> Candidate:

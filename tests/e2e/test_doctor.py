@@ -17,17 +17,16 @@ from pliant.bench.ray_session import running, script
 
 NODES = """
 import os, subprocess, sys
-from ray.cluster_utils import Cluster
+from pliant.bench.chaos.nodes import Nodes
 
-node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0, "include_dashboard": False})
-cluster.add_node(**node)
+nodes = Nodes(head_cpus=0, num_cpus=1)
+nodes.add()
 try:
     with open(sys.argv[1], "w") as out:
-        done = subprocess.run(sys.argv[2:], stdout=out, env={**os.environ, "RAY_ADDRESS": cluster.address})
+        done = subprocess.run(sys.argv[2:], stdout=out, env={**os.environ, "RAY_ADDRESS": nodes.cluster.address})
         print("exit status", done.returncode)
 finally:
-    cluster.shutdown()
+    nodes.cluster.shutdown()
 """
 
 

@@ -179,6 +179,8 @@ class CascadeRecorder(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.drifts: list[tuple[str, bool]] = []
+        self.begins: list[float] = []
+        """How sure the first level was of each text."""
         self.levels: list[str] = []
         """That were asked, in order."""
         self.checks: list[bool] = []
@@ -186,6 +188,9 @@ class CascadeRecorder(Recorder):
 
     def asked(self, level: str) -> None:
         self.levels.append(level)
+
+    def begun(self, sure: float) -> None:
+        self.begins.append(sure)
 
     def answered(self, level: str, seconds: float, slo_s: float, confidence: float) -> None:
         assert 0 < confidence <= 1

@@ -53,7 +53,7 @@ class ChoosingPart(Part, Generic[C]):
     """A kind's part of the planner; `catalog` has its services by name.
 
     A service chooses as soon as its parts can answer, again when they do so faster than then, and again when its
-    labelled data are replaced, as they should be after a drift; the earlier choice serves meanwhile. What fails is
+    labelled data are replaced, or others of them matter; the earlier choice serves meanwhile. What fails is
     tried again for ever, after the first of `pauses_s`, which doubles up to the second. What was refused is looked at
     again after the second: a file may have been mended, or a profile removed; and as soon as its parts have settled,
     if they had not. `kept` names the folder of profiles in the cache, and `files` what is in each.
@@ -95,7 +95,7 @@ class ChoosingPart(Part, Generic[C]):
 
     @abstractmethod
     async def _others(self, name: str, config: C) -> bool:
-        """Whether its labelled data are not those that it was measured on. Raises DataError."""
+        """Whether the labelled data to measure it on are not those that it was measured on. Raises DataError."""
 
     @abstractmethod
     async def _look(self, config: C, parts: Mapping[str, Any]) -> None:
@@ -116,12 +116,12 @@ class ChoosingPart(Part, Generic[C]):
                 raise RuntimeError(f"a service is not started any more: {task}")
 
     async def _start(self, name: str, config: C) -> None:
-        """Choose what serves, once more when that was provisional, and whenever there are other data."""
+        """Choose what serves, once more when that was provisional, and whenever other data tell more."""
         while True:
             while await self._serve_choice(name, config):
                 await self._settled(config)
             await self._other_data(name, config)
-            logger.info("%s: its labelled data are others now", name)
+            logger.info("%s: other labelled data tell more of it now", name)
 
     async def _settled(self, config: C) -> None:
         while True:

@@ -97,6 +97,7 @@ async def test_an_unsure_answer_goes_on_and_the_levels_vote() -> None:
         ("answered", "large"),
     ]
     assert house.recorder.levels == ["small", "middle", "large"]
+    assert house.recorder.begins == [pytest.approx(softmax(small, 2.0).max())]
 
 
 async def test_the_large_level_reads_the_pruned_text() -> None:
@@ -327,7 +328,7 @@ async def test_other_texts_than_in_the_profile_are_noticed_once(caplog: pytest.L
     assert house.recorder.drifts == [("small", False), ("small", True)]
     assert facts["drifts"] == 1
     assert facts["texts"] == facts["rerouted"] == 240
-    assert "put labelled texts like these into its data" in facts["drift"]
+    assert "put more such texts into its data" in facts["drift"]
     same = House(candidate("small", "large", shares=(0.0, 1.0)))
     await same.cascade.classify(TEXTS, PLAIN)
     assert same.cascade.facts()["reroutes"]["small"]["drift"] is None

@@ -65,6 +65,7 @@ async def test_a_text_past_the_gate_is_read_by_the_last_level_alone_and_whole() 
     assert (details.level, details.words_pruned, details.degraded) == ("large", 0, False)
     assert house.recorder.levels == ["large"]
     assert house.recorder.events == [("answered", "large", 1.0)]
+    assert house.recorder.begins == []
     assert house.recorder.ends == [Outcome.OK]
 
 

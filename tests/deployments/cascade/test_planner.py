@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ from pliant.deployments.kinds import parse
 from pliant.deployments.serving.choosing import part as choosing
 from pliant.deployments.serving.choosing.follower import ChoiceFollower
 from pliant.deployments.serving.kind import Planning
+from pliant.deployments.serving.messages import News
 from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.deployments.serving.table import ReplicaTable
 from pliant.errors import DataError, ModelError
 from pliant.models import sources
 from pliant.models.revision import revision
+from pliant.policies.cascade.resemblance import alike, degree
 from pliant.training import labelled_texts
 
 pytestmark = pytest.mark.virtual_time
@@ -254,6 +257,69 @@ async def test_when_labelled_texts_are_replaced_it_is_profiled_anew_and_serves_m
     assert found.choice == first.choice, "who comes now can answer"
     second = await entry(part, "serves small → large")
     assert second.choice.texts > first.choice.texts
+    part.check()
+
+
+def kept_in(cache: Path) -> table.Profiled:
+    [folder] = [path for path in (cache / "cascades").iterdir() if path.is_dir()]
+    profiled = table.load(folder)
+    assert profiled
+    return profiled
+
+
+async def test_after_a_drift_it_is_profiled_anew_on_the_labelled_texts_that_are_like_live_ones(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "_LOOK_S", 10.0)
+    house = House()
+    part = house.start()
+    first = await entry(part, "serves small → large")
+    before, profiled = len(house.services["small"].calls), kept_in(cache)
+    labelled = Counter(map(degree, profiled.confidence[0].tolist()))
+    harder = Counter({each: number * (6 if each <= min(labelled) + 1 else 3) for each, number in labelled.items()})
+    part.hear("c", News(sure=harder))
+    await asyncio.sleep(100)
+    part.hear("c", News(drifts=1, sure=labelled + labelled))
+    await asyncio.sleep(100)
+    assert part.catalog.entries["c"] == first, "without a drift, or too few texts since, nothing is done"
+    part.hear("c", News(drifts=1, sure=harder))
+    second = await entry(part, "labelled texts that are like those that come now")
+    rows = alike(profiled.confidence[0], labelled + labelled + harder)
+    assert 200 < len(rows) < 400
+    told = f", by the {len(rows)} of 400 labelled texts that are like those that come now"
+    assert second.state.endswith(told)
+    assert (second.choice.texts, second.choice.taken_from) == (len(rows), 400)
+    assert first.choice.taken_from == 0
+    given = labelled_texts.sample(texts(400), house.config.services["c"].seed)
+    read = {call[0] for call in house.services["small"].calls[before:]}
+    assert read == {given[profiled.given[row]].text for row in rows}
+    part.hear("c", News(sure=harder))
+    await asyncio.sleep(100)
+    assert part.catalog.entries["c"] == second, "the drift is over"
+    part.check()
+
+
+@pytest.mark.parametrize("few", [True, False])
+async def test_a_drift_to_texts_that_it_has_no_labels_of_changes_nothing_and_asks_for_them(
+    few: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(choosing, "_LOOK_S", 10.0)
+    house = House()
+    part = house.start()
+    first = await entry(part, "serves small → large")
+    before = house.calls
+    part.hear("c", News(drifts=1, sure=Counter({0: 5000})))
+    if not few:
+        monkeypatch.setattr(labelled_texts, "read", lambda _data, _labels: texts(600))
+    await asyncio.sleep(100)
+    if few:
+        assert part.catalog.entries["c"] == first
+        assert house.calls == before
+        assert "200 are needed to profile it on: put more such texts into its data" in caplog.text
+    else:
+        found = await entry(part, "serves small → large")
+        assert found.choice.texts > first.choice.texts
+        assert found.choice.taken_from == 0
     part.check()
 
 

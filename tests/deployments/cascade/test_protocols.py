@@ -222,6 +222,8 @@ def test_ray_hears_of_outcomes_routes_and_drifts(ray_heard: Counter[tuple[str, .
         recorder.checked(differs)
     recorder.answers_drifted(True)
     recorder.asked("small")
+    for sure in (0.2, 0.97, 0.96):
+        recorder.begun(sure)
     recorder.rerouted("small", 5, 3)
     recorder.rerouted("small", 0, 0)
     recorder.degraded("large", "busy")
@@ -243,4 +245,5 @@ def test_ray_hears_of_outcomes_routes_and_drifts(ray_heard: Counter[tuple[str, .
         ("pliant_requests_total", "cascade", "degraded"): 1,
     }
     assert outcomes == {"degraded": 1}
-    assert tally.take().asked == {"small": 1}
+    news = tally.take()
+    assert (news.asked, news.sure, news.drifts) == ({"small": 1}, {0: 1, 7: 2}, 1)
