@@ -93,14 +93,13 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         folder = folder_of(name, named)
         given = labelled_texts.sample(texts, config.seed)
 
-        async def measure(given: Texts) -> Profiled:
+        async def measure(by: Texts) -> Profiled:
             reader = ClassifierReader(parts, {} if provisional else self._revisions)
             levels = levels_of(config, self._encoders, parts)
             progress = self._progress(name, "profiles its levels")
-            return await profile(reader, levels, given, config.seed, config.prune, progress)
+            return await profile(reader, levels, by, config.seed, config.prune, progress)
 
-        of_all = partial(measure, given)
-        profiled = await self._profiled(name, folder, load, of_all, None if provisional else keep)
+        profiled = await self._profiled(name, folder, load, partial(measure, given), None if provisional else keep)
         where = f"the profile is in {folder}: delete it to have the levels measured again"
         taken_from = 0
         if like_live := self._like_live(name, profiled, given):
