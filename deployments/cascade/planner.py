@@ -22,6 +22,7 @@ from pliant.deployments.serving.kind import Planning
 from pliant.deployments.serving.messages import News
 from pliant.models import sources
 from pliant.models.revision import revision
+from pliant.policies.cascade.calibration import Integers
 from pliant.policies.cascade.choice import NoCandidateError
 from pliant.policies.cascade.resemblance import alike
 from pliant.training import labelled_texts
@@ -32,6 +33,8 @@ Texts = list[labelled_texts.LabelledText]
 
 LIVE = 1000
 """Texts since a drift began, after which it is known what they are like."""
+MORE = 1.25
+"""A level that serves alone since a drift does so until as many times more labelled texts are like what comes."""
 
 
 class CascadePart(ChoosingPart[CascadeConfig]):
@@ -39,7 +42,8 @@ class CascadePart(ChoosingPart[CascadeConfig]):
 
     While a level is being compiled, or replicas have another version of its model than is configured, as in the midst
     of a deploy, a choice is provisional. After a drift a cascade is profiled anew on those of its labelled texts that
-    are like what comes now, and chosen by them, for as long as it is not chosen again.
+    are like what comes now, and chosen by them, for as long as it is not chosen again. If a level alone is chosen then,
+    which sends nothing on, how sure it is tells when other texts come.
     """
 
     def __init__(self, planning: Planning, pauses_s: tuple[float, float] = PAUSES_S) -> None:
@@ -51,10 +55,14 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         """By level's service, of the model that it is configured with."""
         self._revisions: dict[str, str] = {}
         """Of these."""
+        self._by_all: dict[str, Profiled] = {}
+        """By service, its profile on all labelled texts."""
         self._first: dict[str, str] = {}
         """By service, the first level of what serves."""
         self._live: dict[str, Counter[int]] = {}
         """By service of which texts drift, how many came since then, by how sure the first level was."""
+        self._alone: dict[str, int] = {}
+        """By service of which one level alone serves since a drift, how many labelled texts have chosen it."""
 
     def hear(self, service: str, news: News) -> None:
         if news.drifts:
@@ -77,7 +85,9 @@ class CascadePart(ChoosingPart[CascadeConfig]):
     async def _others(self, name: str, config: CascadeConfig) -> bool:
         known, labels = self._profiled_on[name]
         if self._knows_live(name):
-            return True
+            if name not in self._alone or len(self._alike(name)) > MORE * self._alone[name]:
+                return True
+            self._live[name].clear()
         return await asyncio.to_thread(labelled_texts.read, config.data, labels) != known
 
     async def _choose(
@@ -100,9 +110,10 @@ class CascadePart(ChoosingPart[CascadeConfig]):
             return await profile(reader, levels, by, config.seed, config.prune, progress)
 
         profiled = await self._profiled(name, folder, load, partial(measure, given), None if provisional else keep)
+        self._by_all[name] = profiled
         where = f"the profile is in {folder}: delete it to have the levels measured again"
         taken_from = 0
-        if like_live := self._like_live(name, profiled, given):
+        if like_live := self._like_live(name, given):
             taken_from = profiled.table.texts
             profiled = await self._profiled(name, folder, lambda _: None, partial(measure, like_live), None)
             where = f"by the {len(like_live)} labelled texts that are like those that come now: put more into its data"
@@ -111,9 +122,7 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         except NoCandidateError as error:
             raise RefusedError("cannot keep what it promises; see /stats", f"{error}; {where}") from None
         choice = choice._replace(taken_from=taken_from)
-        if self._first.get(name) != choice.candidate.levels[0]:
-            self._first[name] = choice.candidate.levels[0]
-            self._live.pop(name, None)
+        self._keep_watch(name, choice)
         if choice.conformal:
             logger.info("%s: %s", name, choice.conformal)
         if choice.unmet:
@@ -124,12 +133,29 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         """Whether texts drift, and it is known what they are like."""
         return name in self._live and self._live[name].total() >= LIVE
 
-    def _like_live(self, name: str, profiled: Profiled, given: Texts) -> Texts:
+    def _keep_watch(self, name: str, choice: Choice) -> None:
+        """Of what comes, by what now serves."""
+        first, *later = choice.candidate.levels
+        if self._first.get(name) != first:
+            self._first[name] = first
+            self._live.pop(name, None)
+        self._alone.pop(name, None)
+        if choice.taken_from and not later:
+            self._alone[name] = choice.texts
+            self._live[name] = Counter()
+
+    def _alike(self, name: str) -> Integers:
+        """Which of the texts that it was profiled on are like what comes since a drift."""
+        profiled = self._by_all[name]
+        levels = [level.name for level in profiled.table.levels]
+        return alike(profiled.confidence[levels.index(self._first[name])], self._live[name])
+
+    def _like_live(self, name: str, given: Texts) -> Texts:
         """Of the `given` texts those that are like what comes since a drift, if that is known; once for each drift."""
         if not self._knows_live(name):
             return []
-        levels = [level.name for level in profiled.table.levels]
-        rows = alike(profiled.confidence[levels.index(self._first[name])], self._live.pop(name))
+        profiled, rows = self._by_all[name], self._alike(name)
+        del self._live[name]
         if len(rows) < labelled_texts.FEWEST:
             logger.warning(
                 "%s: after a drift %d of %d labelled texts are like those that come; %d are needed to profile it on: "

@@ -17,9 +17,11 @@ from support.doubles import report
 from support.scripted_cascade import Model, Service, texts
 from support.waiting import until
 
+from pliant.config.cascade import CascadeConfig
 from pliant.deployments.cascade import levels as cascade_levels
 from pliant.deployments.cascade import planner as cascades
 from pliant.deployments.cascade import table
+from pliant.deployments.cascade.choice import Choice, choose_for
 from pliant.deployments.cascade.planner import CascadePart
 from pliant.deployments.encoder.chooser import EncoderChooser
 from pliant.deployments.encoder.messages import Report
@@ -296,6 +298,38 @@ async def test_after_a_drift_it_is_profiled_anew_on_the_labelled_texts_that_are_
     part.hear("c", News(sure=harder))
     await asyncio.sleep(100)
     assert part.catalog.entries["c"] == second, "the drift is over"
+    part.check()
+
+
+async def test_a_level_that_serves_alone_since_a_drift_does_so_until_other_texts_come(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chosen(config: CascadeConfig, profiled: table.Profiled) -> Choice:
+        """By few texts the large level alone."""
+        choice = choose_for(config, profiled)
+        [alone] = [one for one in profiled.table.candidates if one.levels == ("large",)]
+        return choice if profiled.table.texts > 350 else choice._replace(candidate=alone, latency_s=(0.01,))
+
+    monkeypatch.setattr(cascades, "choose_for", chosen)
+    monkeypatch.setattr(choosing, "_LOOK_S", 10.0)
+    house = House()
+    part = house.start()
+    await entry(part, "serves small → large")
+    small, large = (Counter(map(degree, sure.tolist())) for sure in kept_in(cache).confidence)
+    harder = Counter({each: number * (6 if each <= min(small) + 1 else 3) for each, number in small.items()})
+    part.hear("c", News(drifts=1, sure=harder))
+    alone = await entry(part, "serves large:")
+    for _ in range(3):
+        part.hear("c", News(sure=Counter({min(large): 5000}) + large))
+        await asyncio.sleep(30)
+    assert part.catalog.entries["c"] == alone
+    part.hear("c", News(sure=Counter({each: 3 * number for each, number in large.items()})))
+    again = await entry(part, "serves small → large")
+    assert 350 < again.choice.texts <= again.choice.taken_from == 400
+    before = house.calls
+    part.hear("c", News(sure=harder))
+    await asyncio.sleep(100)
+    assert house.calls == before, "a drift would show again"
     part.check()
 
 
