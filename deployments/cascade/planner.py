@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pliant.config.cascade import CascadeConfig
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.choice import Choice, choose_for
@@ -25,6 +27,7 @@ from pliant.models.revision import revision
 from pliant.policies.cascade.calibration import Integers
 from pliant.policies.cascade.choice import NoCandidateError
 from pliant.policies.cascade.resemblance import alike
+from pliant.policies.encoder.confidence import confidence, softmax
 from pliant.training import labelled_texts
 
 logger = logging.getLogger("pliant")
@@ -57,8 +60,8 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         """Of these."""
         self._by_all: dict[str, Profiled] = {}
         """By service, its profile on all labelled texts."""
-        self._first: dict[str, str] = {}
-        """By service, the first level of what serves."""
+        self._first: dict[str, tuple[str, float]] = {}
+        """By service, the first level of what serves, and its temperature."""
         self._live: dict[str, Counter[int]] = {}
         """By service of which texts drift, how many came since then, by how sure the first level was."""
         self._alone: dict[str, int] = {}
@@ -135,20 +138,23 @@ class CascadePart(ChoosingPart[CascadeConfig]):
 
     def _keep_watch(self, name: str, choice: Choice) -> None:
         """Of what comes, by what now serves."""
-        first, *later = choice.candidate.levels
+        candidate = choice.candidate
+        first = candidate.levels[0], candidate.temperatures[0]
         if self._first.get(name) != first:
             self._first[name] = first
             self._live.pop(name, None)
         self._alone.pop(name, None)
-        if choice.taken_from and not later:
+        if choice.taken_from and len(candidate.levels) == 1:
             self._alone[name] = choice.texts
             self._live[name] = Counter()
 
     def _alike(self, name: str) -> Integers:
         """Which of the texts that it was profiled on are like what comes since a drift."""
-        profiled = self._by_all[name]
-        levels = [level.name for level in profiled.table.levels]
-        return alike(profiled.confidence[levels.index(self._first[name])], self._live[name])
+        profiled, (first, temperature) = self._by_all[name], self._first[name]
+        place = [level.name for level in profiled.table.levels].index(first)
+        logits = np.log(np.maximum(profiled.probabilities[place], np.finfo(np.float64).tiny))
+        sure = confidence(softmax(logits, temperature / profiled.table.levels[place].temperature))
+        return alike(sure, self._live[name])
 
     def _like_live(self, name: str, given: Texts) -> Texts:
         """Of the `given` texts those that are like what comes since a drift, if that is known; once for each drift."""

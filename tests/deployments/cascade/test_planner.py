@@ -36,6 +36,7 @@ from pliant.errors import DataError, ModelError
 from pliant.models import sources
 from pliant.models.revision import revision
 from pliant.policies.cascade.resemblance import alike, degree
+from pliant.policies.encoder.confidence import softmax
 from pliant.training import labelled_texts
 
 pytestmark = pytest.mark.virtual_time
@@ -315,10 +316,13 @@ async def test_a_level_that_serves_alone_since_a_drift_does_so_until_other_texts
     house = House()
     part = house.start()
     await entry(part, "serves small → large")
-    small, large = (Counter(map(degree, sure.tolist())) for sure in kept_in(cache).confidence)
+    small = Counter(map(degree, kept_in(cache).confidence[0].tolist()))
     harder = Counter({each: number * (6 if each <= min(small) + 1 else 3) for each, number in small.items()})
     part.hear("c", News(drifts=1, sure=harder))
     alone = await entry(part, "serves large:")
+    logits = [house.services["large"].model.logits(text.text) for text in texts(400)]
+    [temperature] = alone.choice.candidate.temperatures
+    large = Counter(degree(float(softmax(row, temperature).max())) for row in logits)
     for _ in range(3):
         part.hear("c", News(sure=Counter({min(large): 5000}) + large))
         await asyncio.sleep(30)
