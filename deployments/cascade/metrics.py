@@ -12,9 +12,9 @@ from pliant.deployments.serving.follower import Tally
 from pliant.deployments.serving.metric_table import Described, Rows, Table, labelled
 from pliant.deployments.serving.metrics import Requests, counter, gauge, histogram
 from pliant.deployments.serving.outcome import Trouble
-from pliant.policies.cascade.resemblance import degree
+from pliant.policies.cascade.resemblance import EDGES, degree
 
-_SURE = [0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0]
+_SURE = [*EDGES, 1.0]
 
 _DRIFTING = Described(
     False,
