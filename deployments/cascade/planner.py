@@ -60,15 +60,11 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         """Of these."""
         self._by_all: dict[str, Profiled] = {}
         """By service, its profile on all labelled texts."""
-        self._first: dict[str, tuple[str, float]] = {}
-        """By service, the first level of what serves, and its temperature."""
         self._live: dict[str, Counter[int]] = {}
         """By service of which texts drift, how many came since then, by how sure the first level was."""
-        self._alone: dict[str, int] = {}
-        """By service of which one level alone serves since a drift, how many labelled texts have chosen it."""
 
     def hear(self, service: str, news: News) -> None:
-        if news.drifts:
+        if news.drifts and self._chosen(service):  # else it is of what an earlier planner chose
             self._live.setdefault(service, Counter())
         if service in self._live:
             self._live[service].update(news.sure)
@@ -88,7 +84,8 @@ class CascadePart(ChoosingPart[CascadeConfig]):
     async def _others(self, name: str, config: CascadeConfig) -> bool:
         known, labels = self._profiled_on[name]
         if self._knows_live(name):
-            if name not in self._alone or len(self._alike(name)) > MORE * self._alone[name]:
+            serving = self._chosen(name)
+            if not _alone_since(serving) or len(self._alike(name)) > MORE * serving.texts:
                 return True
             self._live[name].clear()
         return await asyncio.to_thread(labelled_texts.read, config.data, labels) != known
@@ -137,20 +134,16 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         return name in self._live and self._live[name].total() >= LIVE
 
     def _keep_watch(self, name: str, choice: Choice) -> None:
-        """Of what comes, by what now serves."""
-        candidate = choice.candidate
-        first = candidate.levels[0], candidate.temperatures[0]
-        if self._first.get(name) != first:
-            self._first[name] = first
+        """Of what comes, by `choice`, which is to serve from now on."""
+        before = self._chosen(name)
+        if before is None or _first(before) != _first(choice):
             self._live.pop(name, None)
-        self._alone.pop(name, None)
-        if choice.taken_from and len(candidate.levels) == 1:
-            self._alone[name] = choice.texts
+        if _alone_since(choice):
             self._live[name] = Counter()
 
     def _alike(self, name: str) -> Integers:
         """Which of the texts that it was profiled on are like what comes since a drift."""
-        profiled, (first, temperature) = self._by_all[name], self._first[name]
+        profiled, (first, temperature) = self._by_all[name], _first(self._chosen(name))
         place = [level.name for level in profiled.table.levels].index(first)
         logits = np.log(np.maximum(profiled.probabilities[place], np.finfo(np.float64).tiny))
         sure = confidence(softmax(logits, temperature / profiled.table.levels[place].temperature))
@@ -183,3 +176,13 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         if choice.taken_from:
             told += f", by the {choice.texts} of {choice.taken_from} labelled texts that are like those that come now"
         return told
+
+
+def _first(choice: Choice) -> tuple[str, float]:
+    """The level that reads a text first, and its temperature."""
+    return choice.candidate.levels[0], choice.candidate.temperatures[0]
+
+
+def _alone_since(choice: Choice) -> bool:
+    """Whether one level alone serves, since a drift."""
+    return choice.taken_from > 0 and len(choice.candidate.levels) == 1

@@ -150,12 +150,11 @@ class CascadeRun:
         if self._past_gate:
             return False
         reached = len(self._logits) - 1
-        if not visit.levels.start:
-            self._recorder.begun(self._route.policy.sure(0, self._logits[0]))
         for level in range(visit.levels.start, reached + 1):
-            reroute = level < reached
-            if level == visit.levels[-1]:
-                reroute = self._route.policy.decide(self._text, level, self._logits[level]).reroute
+            decision = self._route.policy.decide(self._text, level, self._logits[level])
+            if not level:
+                self._recorder.begun(decision.confidence)
+            reroute = decision.reroute if level == visit.levels[-1] else level < reached
             changed = self._serving.reroutes.observe(self._cascade, level, reroute)
             if changed is not None:
                 self._recorder.drifted(self._route.levels[level], changed)

@@ -223,7 +223,7 @@ class ReplicaTable(Generic[Want, R]):
 
     def runs_another(self, replicas: Collection[str]) -> bool:
         """Whether a replica runs that is none of these, though it may be that it cannot be chosen now."""
-        return not self._reports.keys() <= set(replicas)
+        return bool(self._reports.keys() - replicas)
 
     def reports(self) -> dict[str, R]:
         """What each live replica last said of itself."""

@@ -141,16 +141,12 @@ class Cascade:
 
     def decide(self, text: Text, level: int, logits: ArrayLike) -> Decision:
         """Whether `text` goes on, from the logits [classes] of `level`, counted from 0."""
-        sure = self.sure(level, logits)
+        sure = float(confidence(softmax(logits, self.temperatures[level])))
         number = draw(self.seed, text, level)
         if level == len(self.cutoffs):
             return Decision(False, sure, 0.0, number)
         probability = float(reroute_probability(sure, self.cutoffs[level], self.slope))
         return Decision(number < probability, sure, probability, number)
-
-    def sure(self, level: int, logits: ArrayLike) -> float:
-        """The calibrated confidence of `level` in its `logits` [classes]."""
-        return float(confidence(softmax(logits, self.temperatures[level])))
 
     def sure_from(self, text: Text, level: int) -> float:
         """The calibrated confidence from which on `text` stops at `level`, which is not the last."""

@@ -30,7 +30,8 @@ def alike(sure: ArrayLike, live: Mapping[int, int]) -> Integers:
     """As many of the labelled texts as can be had for each degree to have the same share of them as of live texts.
 
     The first level is so `sure` [n] of the labelled ones, which are in an order that says nothing of them; `live` is
-    the number of live texts by degree. Returns indices, rising; none if some live texts are like no labelled one.
+    the number of live texts by degree. Returns indices, rising. What is like the few labelled ones of a degree counts
+    with those of the next, however many live texts that is.
     """
     degrees = np.searchsorted(EDGES, np.asarray(sure), side="right")
     labelled = np.bincount(degrees, minlength=len(EDGES) + 1)

@@ -53,7 +53,7 @@ class ChoosingPart(Part, Generic[C]):
     """A kind's part of the planner; `catalog` has its services by name.
 
     A service chooses as soon as its parts can answer, again when they do so faster than then, and again when its
-    labelled data are replaced, or others of them matter; the earlier choice serves meanwhile. What fails is
+    labelled data are replaced, or only some of them matter now; the earlier choice serves meanwhile. What fails is
     tried again for ever, after the first of `pauses_s`, which doubles up to the second. What was refused is looked at
     again after the second: a file may have been mended, or a profile removed; and as soon as its parts have settled,
     if they had not. `kept` names the folder of profiles in the cache, and `files` what is in each.

@@ -28,6 +28,7 @@ from pliant.deployments.encoder.messages import Report
 from pliant.deployments.kinds import parse
 from pliant.deployments.serving.choosing import part as choosing
 from pliant.deployments.serving.choosing.follower import ChoiceFollower
+from pliant.deployments.serving.choosing.messages import Chosen
 from pliant.deployments.serving.kind import Planning
 from pliant.deployments.serving.messages import News
 from pliant.deployments.serving.outcome import Outcome, RequestError
@@ -84,6 +85,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sources, "fetch", lambda _model: tmp_path)
     monkeypatch.setattr(labelled_texts, "read", lambda _data, _labels: texts(400))
     monkeypatch.setattr(choosing, "_WAIT_S", 0.001)
+    monkeypatch.setattr(choosing, "_LOOK_S", 10.0)
     monkeypatch.setattr(cascade_levels, "_RETRY_S", 0.001)
     return tmp_path / "cache"
 
@@ -236,14 +238,18 @@ async def test_what_was_kept_serves_at_once_while_models_are_compiled_again(cach
     assert house.calls == 0
 
 
+async def serving() -> tuple[House, CascadePart, Chosen]:
+    """A planner that has chosen the pair."""
+    house = House()
+    part = house.start()
+    return house, part, await entry(part, "serves small → large")
+
+
 async def test_when_labelled_texts_are_replaced_it_is_profiled_anew_and_serves_meanwhile(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a drift."""
-    monkeypatch.setattr(choosing, "_LOOK_S", 10.0)
-    house = House()
-    part = house.start()
-    first = await entry(part, "serves small → large")
+    house, part, first = await serving()
     before = house.calls
     await asyncio.sleep(100)
     assert house.calls == before, "the same texts, the same profile"
@@ -270,16 +276,18 @@ def kept_in(cache: Path) -> table.Profiled:
     return profiled
 
 
+def less_sure(labelled: Counter[int]) -> Counter[int]:
+    """Live texts like these, but of the two least degrees twice as many."""
+    return Counter({each: number * (6 if each <= min(labelled) + 1 else 3) for each, number in labelled.items()})
+
+
 async def test_after_a_drift_it_is_profiled_anew_on_the_labelled_texts_that_are_like_live_ones(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path,
 ) -> None:
-    monkeypatch.setattr(choosing, "_LOOK_S", 10.0)
-    house = House()
-    part = house.start()
-    first = await entry(part, "serves small → large")
+    house, part, first = await serving()
     before, profiled = len(house.services["small"].calls), kept_in(cache)
     labelled = Counter(map(degree, profiled.confidence[0].tolist()))
-    harder = Counter({each: number * (6 if each <= min(labelled) + 1 else 3) for each, number in labelled.items()})
+    harder = less_sure(labelled)
     part.hear("c", News(sure=harder))
     await asyncio.sleep(100)
     part.hear("c", News(drifts=1, sure=labelled + labelled))
@@ -312,12 +320,9 @@ async def test_a_level_that_serves_alone_since_a_drift_does_so_until_other_texts
         return choice if profiled.table.texts > 350 else choice._replace(candidate=alone, latency_s=(0.01,))
 
     monkeypatch.setattr(cascades, "choose_for", chosen)
-    monkeypatch.setattr(choosing, "_LOOK_S", 10.0)
-    house = House()
-    part = house.start()
-    await entry(part, "serves small → large")
+    house, part, _ = await serving()
     small = Counter(map(degree, kept_in(cache).confidence[0].tolist()))
-    harder = Counter({each: number * (6 if each <= min(small) + 1 else 3) for each, number in small.items()})
+    harder = less_sure(small)
     part.hear("c", News(drifts=1, sure=harder))
     alone = await entry(part, "serves large:")
     logits = [house.services["large"].model.logits(text.text) for text in texts(400)]
@@ -337,14 +342,20 @@ async def test_a_level_that_serves_alone_since_a_drift_does_so_until_other_texts
     part.check()
 
 
+async def test_drifts_of_what_an_earlier_planner_chose_are_not_its_own() -> None:
+    house = House(accuracy_loss=None, accuracy_target=0.999, degrade=False)
+    part = house.start()
+    refused = await entry(part, "cannot keep what it promises")
+    part.hear("c", News(drifts=1, sure=Counter({5: 5000})))
+    await asyncio.sleep(10)
+    assert part.catalog.entries["c"] == refused
+
+
 @pytest.mark.parametrize("few", [True, False])
 async def test_a_drift_to_texts_that_it_has_no_labels_of_changes_nothing_and_asks_for_them(
     few: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(choosing, "_LOOK_S", 10.0)
-    house = House()
-    part = house.start()
-    first = await entry(part, "serves small → large")
+    house, part, first = await serving()
     before = house.calls
     part.hear("c", News(drifts=1, sure=Counter({0: 5000})))
     if not few:
