@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,11 +59,12 @@ def resplits(
     splits: Splits,
     count: int,
     losses: Sequence[float],
+    handed_s: Mapping[str, float],
     choose: Callable[[CascadeTable, float], Candidate],
     tell: Callable[[str, float], object],
 ) -> list[Resplit]:
     """`count` times, with texts dealt anew to splits as large as those given: what `choose` takes for each of `losses`,
-    and what it comes to. Nobody has learned from these texts."""
+    and what it comes to. Nobody has learned from these texts, which take `handed_s` longer from another model."""
     remembering = Remembering(reader)
     texts, choosing = [*splits.choose, *splits.test], len(splits.choose)
     found = []
@@ -71,7 +72,7 @@ def resplits(
         tell("other splits", seed / count)
         dealt = random.Random(seed).sample(texts, len(texts))
         chosen_on, tested_on = dealt[:choosing], dealt[choosing:]
-        table = asyncio.run(profile(remembering, levels, chosen_on, _ROUTING, True, _quiet)).table
+        table = asyncio.run(profile(remembering, levels, chosen_on, _ROUTING, True, _quiet, handed_s)).table
         test = Readings(remembering, levels, tested_on, _quiet)
         large = test.right(test.whole[table.levels[table.best].name])
         for loss in losses:

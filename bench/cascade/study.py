@@ -131,7 +131,8 @@ def study(prepared: Prepared, scale: Scale, progress: Callable[[str], object]) -
         for level, read in profiled.importance.items()
     }
     read_again = Splits([], choose_on, test_on)
-    dealt = resplits(reader, levels, read_again, scale.resplits, LOSSES, _choose, tell)
+    handed_s = {level.name: level.handed_s for level in table.levels}
+    dealt = resplits(reader, levels, read_again, scale.resplits, LOSSES, handed_s, _choose, tell)
     alone = {one: timed[one] for one in models}
     return Studied(name, splits.sizes(), table, test, alone, served, agreements, dealt)
 

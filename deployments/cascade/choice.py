@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
-from pliant.config.cascade import CascadeConfig, ConformalConfig, LevelAt, level_at
-from pliant.deployments.cascade.table import Profiled
+from pliant.config.cascade import CascadeConfig, ConformalConfig, level_at
+from pliant.deployments.cascade.table import LevelTable, Profiled
 from pliant.message import message
 from pliant.policies.cascade.candidates import CUTOFFS, SLOPES, Candidate
 from pliant.policies.cascade.choice import NoCandidateError, accurate, choose
@@ -58,7 +59,7 @@ def choose_for(config: CascadeConfig, profiled: Profiled) -> Choice:
     return Choice(
         candidate=candidate,
         unmet=unmet,
-        latency_s=_added_s(candidate, {level.name: level.mean_latency_s for level in table.levels}),
+        latency_s=_added_s(candidate, {level.name: level for level in table.levels}),
         texts=table.texts,
         fallback=_fallback(candidate, table.candidates) if config.degrade else None,
         conformal=promise,
@@ -72,14 +73,15 @@ def _closest(config: CascadeConfig, allowed: tuple[Candidate, ...]) -> Candidate
     return min(allowed, key=lambda one: (one.loss, one.mean_latency_s))
 
 
-def _added_s(candidate: Candidate, means: Mapping[str, float]) -> tuple[float, ...]:
+def _added_s(candidate: Candidate, tables: Mapping[str, LevelTable]) -> tuple[float, ...]:
     """An exit's mean is that of all layers up to there, of which the exit before has taken its own."""
-    added, before = [], LevelAt("", None)
-    for level in candidate.levels:
-        at = level_at(level)
-        taken_s = means[f"{before.service}@{before.exit}"] if at.service == before.service else 0.0
-        added.append(max(0.0, means[level] - taken_s))
-        before = at
+    added = [tables[candidate.levels[0]].mean_latency_s]
+    for before, level in pairwise(candidate.levels):
+        table = tables[level]
+        if level_at(before).service == level_at(level).service:
+            added.append(max(0.0, table.mean_latency_s - tables[before].mean_latency_s))
+        else:
+            added.append(table.mean_latency_s + table.handed_s)
     return tuple(added)
 
 

@@ -3,8 +3,8 @@
 Each level reads every text once, whole; texts are read again, pruned, only as the search for candidates asks for it.
 All texts choose, and none is calibrated by its own label: the texts are dealt to FOLDS parts, and the probabilities of
 each are those of a temperature that was fitted on the others (cross-fitting; the paper keeps a split for it). The one
-that serves is fitted on all. Latencies are those of idle levels (`readings`). Plain asyncio: a `Reader` knows where the
-levels are.
+that serves is fitted on all. Latencies are those of idle levels (`readings`), and where a text goes on to another
+model, also what that takes. Plain asyncio: a `Reader` knows where the levels are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+import statistics
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -24,7 +26,7 @@ import numpy as np
 from pliant.config.cascade import level_at
 from pliant.deployments.cascade.pruning import Read
 from pliant.deployments.cascade.pruning_agreement import NothingToCompareError, agreement
-from pliant.deployments.cascade.readings import Level, One, Progress, Reader, Readings, readable
+from pliant.deployments.cascade.readings import HANDED, Level, One, Progress, Reader, Readings, readable
 from pliant.deployments.cascade.table import CascadeTable, LevelTable, Profiled, PruningAgreement
 from pliant.errors import DataError
 from pliant.policies.cascade.calibration import (
@@ -34,12 +36,12 @@ from pliant.policies.cascade.calibration import (
     fit_temperature,
 )
 from pliant.policies.cascade.candidates import Candidate, find_candidates, weighted_quantile
-from pliant.policies.cascade.cascade import draws
+from pliant.policies.cascade.cascade import Cascade, draws
 from pliant.policies.cascade.label_agreement import LabelOrderError, check_agreement
 from pliant.policies.cascade.tables import LevelProfile, Reading, reference
 from pliant.policies.encoder.confidence import confidence as confidence_of
 from pliant.policies.encoder.confidence import softmax
-from pliant.texts import Pair
+from pliant.texts import Pair, Text
 from pliant.training.labelled_texts import FEWEST, LabelledText
 
 logger = logging.getLogger("pliant")
@@ -55,10 +57,12 @@ async def profile(
     seed: int,
     prune: bool,
     progress: Progress,
+    handed_s: Mapping[str, float] | None = None,
 ) -> Profiled:
     """What the levels, in rising accuracy, and cascades of them do on texts in an order that says nothing of them.
 
-    `seed` is the one that routes. Raises DataError when nothing can be told from these texts, and what the reader
+    `seed` is the one that routes; `handed_s` is what texts from other models take longer (`LevelTable`), which is
+    measured unless it is given. Raises DataError when nothing can be told from these texts, and what the reader
     raises.
     """
     readings = Readings(reader, levels, progress)
@@ -72,7 +76,11 @@ async def profile(
     truth = np.array([levels[0].labels.index(given[index].label) for index in kept])
     read = [_Level(name, [one for index in kept if (one := ones[index])], truth) for name, ones in found.items()]
     _check_labels(read)
-    candidates = await _find(read, readings if prune and _all_tell(read) else None)
+    texts = [given[index].text for index in kept]
+    if handed_s is None:
+        decided_s = _decided_s(read, texts)
+        handed_s = {name: seconds + decided_s for name, seconds in (await readings.handed_s(texts)).items()}
+    candidates = await _find(read, handed_s, readings if prune and _all_tell(read) else None)
     progress("profiled", 1.0)
     table = CascadeTable(
         labels=levels[0].labels,
@@ -80,7 +88,7 @@ async def profile(
         texts=len(kept),
         left_out=len(given) - len(kept),
         pairs=isinstance(given[0].text, Pair),
-        levels=tuple(level.table() for level in read),
+        levels=tuple(level.table(handed_s[level.name]) for level in read),
         agreements=tuple(await asyncio.to_thread(_agreements, read)),
         candidates=tuple(candidates),
     )
@@ -89,7 +97,7 @@ async def profile(
         probabilities=np.stack([level.probabilities for level in read]),
         latency_s=np.stack([level.latency_s for level in read]),
         truth=truth,
-        draws=draws(seed, [given[index].text for index in kept], 0),
+        draws=draws(seed, texts, 0),
         given=np.array(kept),
         importance={level.name: level.words for level in read if level.words},
     )
@@ -158,7 +166,7 @@ class _Level:
         told = [one.words for one in self.ones if one.words]
         return told if len(told) == len(self.ones) else []
 
-    def table(self) -> LevelTable:
+    def table(self, handed_s: float) -> LevelTable:
         raw = confidence_of(softmax(self.logits))
         return LevelTable(
             name=self.name,
@@ -168,6 +176,7 @@ class _Level:
             calibration_error_after=expected_calibration_error(confidence_of(self.probabilities), self.right),
             mean_latency_s=self.mean_latency_s,
             p99_latency_s=weighted_quantile(self.latency_s, np.ones(len(self.ones)), 0.99),
+            handed_s=handed_s,
         )
 
 
@@ -205,7 +214,20 @@ def _agreements(levels: Sequence[_Level]) -> list[PruningAgreement]:
     return found
 
 
-async def _find(levels: Sequence[_Level], readings: Readings | None) -> list[Candidate]:
+def _decided_s(levels: Sequence[_Level], texts: Sequence[Text]) -> float:
+    """What it takes to decide on one text at one more level, and to have two vote; of some texts, the median."""
+    two = levels[0], levels[-1]
+    policy = Cascade((two[0].temperature, two[1].temperature), (0.5,), ((1.0,), (0.5, 0.5)))
+    took = []
+    for text, *said in zip(texts[:HANDED], *(level.logits for level in two), strict=False):
+        started = time.perf_counter()
+        policy.decide(text, 1, said[1])
+        policy.vote(said)
+        took.append(time.perf_counter() - started)
+    return statistics.median(took)
+
+
+async def _find(levels: Sequence[_Level], handed_s: Mapping[str, float], readings: Readings | None) -> list[Candidate]:
     """The candidates; without `readings` none prunes.
 
     The search runs in a thread, and texts are read in this loop whenever it asks for them.
@@ -219,6 +241,7 @@ async def _find(levels: Sequence[_Level], readings: Readings | None) -> list[Can
             level.importance_s,
             (at := level_at(level.name)).service,
             at.exit is None,
+            handed_s[level.name],
         )
         for level in levels
     ]

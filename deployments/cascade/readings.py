@@ -32,6 +32,8 @@ _WARM_UP = 3
 IN_A_ROW = 25
 """Texts that a level reads before the next one has its turn: its weights are then in the processor's caches, as when it
 has the machine."""
+HANDED = 100
+"""Texts that all services read in turn, to know what a model takes longer of a text that another has just read."""
 
 Progress = Callable[[str, float], object]
 """Called with what is being done, and the share of it that is."""
@@ -139,9 +141,7 @@ class Readings:
 
     async def whole(self, texts: Sequence[Text]) -> dict[str, list[One | None]]:
         """By level, what it says of each of `texts`; None where it cannot take the text."""
-        services: dict[str, list[Level]] = {}
-        for level in self._levels:
-            services.setdefault(level_at(level.name).service, []).append(level)
+        services = self._services
         self._progress("levels read the labelled texts", 0.0)
         for service, levels in services.items():
             for text in texts[:_WARM_UP]:
@@ -154,6 +154,40 @@ class Readings:
                     for level, one in zip(levels, await self._read(service, text, levels), strict=True):
                         found[level.name].append(one)
         return {name: self._timed(name, ones) for name, ones in found.items()}
+
+    async def handed_s(self, texts: Sequence[Text]) -> dict[str, float]:
+        """By level, how much longer a text takes there that another service has just read: the median of some `texts`.
+
+        The level's weights have left the processor's caches by then, and what waits for texts has gone to sleep.
+        """
+        some = texts[:HANDED]
+        longer: dict[str, list[float]] = {level.name: [] for level in self._levels}
+        services = {
+            service: [level._replace(importance=False) for level in levels]
+            for service, levels in self._services.items()
+        }
+        for start in range(0, len(some), IN_A_ROW) if len(services) > 1 else ():
+            self._progress("texts go from level to level", start / len(some))
+            row = some[start : start + IN_A_ROW]
+            in_a_row = {
+                service: [await self._read(service, text, levels) for text in row]
+                for service, levels in services.items()
+            }
+            for place, text in enumerate(row):
+                for service, levels in services.items():
+                    handed = await self._read(service, text, levels)
+                    for level, one, alone in zip(levels, handed, in_a_row[service][place], strict=True):
+                        if one and alone:
+                            longer[level.name].append(one.seconds - alone.seconds)
+        return {name: max(0.0, statistics.median(of or [0.0])) for name, of in longer.items()}
+
+    @cached_property
+    def _services(self) -> dict[str, list[Level]]:
+        """Of each, its levels."""
+        found: dict[str, list[Level]] = {}
+        for level in self._levels:
+            found.setdefault(level_at(level.name).service, []).append(level)
+        return found
 
     def _timed(self, level: str, found: Sequence[One | None]) -> list[One | None]:
         read = [one for one in found if one]

@@ -27,7 +27,7 @@ from pliant.policies.cascade.tables import reference
 from pliant.policies.encoder.confidence import confidence
 from pliant.training.labelled_texts import LabelledText
 
-RECIPE = 4
+RECIPE = 5
 """Rises when profiles made before are no good any more."""
 
 _TABLE, _READINGS = "table.json", "readings.npz"
@@ -58,6 +58,8 @@ class LevelTable(_Frozen):
     calibration_error_after: float
     mean_latency_s: float
     p99_latency_s: float
+    handed_s: float = 0.0
+    """What a text that comes from another model takes longer: a model that was not at work, a decision, and a vote."""
 
 
 class PruningAgreement(_Frozen):

@@ -16,7 +16,8 @@ Beside the paper:
   chains.) Either way the number of runs does not depend on the cut-offs.
 - The slope k is swept as well. §4.1 says it is profiled, §5 leaves it out.
 - Single models are candidates, of one level.
-- Levels may be exits of one encoder: a text that goes on to the next is computed on, and not from its words.
+- Levels may be exits of one encoder: a text that goes on to the next is computed on, and not from its words. One that
+  goes on to another model takes longer there than what that model reads by itself (`LevelProfile.handed_s`).
 - Chains of three models or more on the front are then tried with another cut-off for later levels than for the first.
 - The cut-offs of candidates on the front are then moved, one at a time, in steps of a hundredth towards the next that
   was tried; what then is on the front is moved again.
@@ -193,7 +194,7 @@ def _added_s(chain: Sequence[LevelProfile], readings: Sequence[Reading]) -> list
     return [
         reading.latency_s - readings[level - 1].latency_s
         if level and _continued(chain[level - 1], chain[level])
-        else reading.latency_s
+        else reading.latency_s + (chain[level].handed_s if level else 0.0)
         for level, reading in enumerate(readings)
     ]
 

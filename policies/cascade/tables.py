@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,8 @@ class LevelProfile:
     what it takes longer there."""
     whole: bool = True
     """Exits neither tell which words are important, nor read pruned texts."""
+    handed_s: float = 0.0
+    """What a text takes here, beyond its reading, when it comes from another model."""
 
 
 Reread = Callable[[str, str, float], Reading]
@@ -81,6 +84,8 @@ def check(
         raise ValueError(f"labels must be from 0 to {classes - 1}, got {labels.min()} to {labels.max()}")
     for level in levels:
         check_reading(level.reading, (len(labels), classes), level.name)
+        if not 0 <= level.handed_s < inf:
+            raise ValueError(f"{level.name}: needs at least 0 s for a text from another model, got {level.handed_s}")
         if (importance_s := level.importance_s) is not None and (
             importance_s.shape != labels.shape or not (np.isfinite(importance_s) & (importance_s >= 0)).all()
         ):

@@ -305,11 +305,13 @@ def test_other_splits_choose_on_other_texts_and_models_read_each_text_once(made:
         tables.append(table)
         return CASCADE if loss == LOSS else ALONE
 
-    found = resplits(asked, levels, splits, 4, (LOSS, 0.5), choose, lambda _what, _done: None)
+    handed_s = {"small": 0.0, "large": 0.25}
+    found = resplits(asked, levels, splits, 4, (LOSS, 0.5), handed_s, choose, lambda _what, _done: None)
     assert set(asked.calls.values()) == {1}
     assert {text for _, text, _ in asked.calls} >= {text.text for text in texts}
     assert [one.loss for one in found] == [LOSS, 0.5] * 4
     assert all(table.texts == 200 for table in tables)
+    assert all([level.handed_s for level in table.levels] == [0.0, 0.25] for table in tables)
     assert len({table.levels[1].accuracy for table in tables}) > 1, "texts are dealt anew"
     assert [one.spare for one in found[1::2]] == [0.5] * 4, "the most accurate model alone loses nothing"
     right = dict(zip(readings.texts, (right for _, right in plainly(made, 0)), strict=True))

@@ -13,6 +13,7 @@ from pliant.policies.encoder.confidence import softmax
 
 SKILLS = {"tiny": 1.5, "small": 2.5, "middle": 3.2, "large": 4.0}
 LATENCY_S = {"tiny": 0.001, "small": 0.002, "middle": 0.004, "large": 0.006}
+HANDED_S = {name: 0.05 * seconds for name, seconds in LATENCY_S.items()}
 
 
 def logits(name: str, labels: Integers, seed: int, classes: int = 4) -> Floats:
@@ -30,7 +31,8 @@ def true_labels(seed: int, texts: int, classes: int = 4) -> Integers:
 
 def profile(name: str, labels: Integers, seed: int) -> LevelProfile:
     spread = np.random.default_rng(seed).uniform(0.5, 1.5, len(labels))
-    return LevelProfile(name, 1.2, Reading(softmax(logits(name, labels, seed), 1.2), LATENCY_S[name] * spread))
+    reading = Reading(softmax(logits(name, labels, seed), 1.2), LATENCY_S[name] * spread)
+    return LevelProfile(name, 1.2, reading, handed_s=HANDED_S[name])
 
 
 def profiles(labels: Integers, seed: int, names: Sequence[str] = ("large", "tiny", "small")) -> list[LevelProfile]:
@@ -115,6 +117,8 @@ def plain(
         for level, reading in enumerate(chain):
             if level and called[level].encoder and called[level].encoder == called[level - 1].encoder:
                 seconds -= float(chain[level - 1].latency_s[text])
+            elif level:
+                seconds += called[level].handed_s
             seconds += float(reading.latency_s[text])
             on = 0.0
             if level < len(chain) - 1:

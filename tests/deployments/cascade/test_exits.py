@@ -22,7 +22,7 @@ from pliant.deployments.cascade.choice import Choice, choose_for
 from pliant.deployments.cascade.endpoint import CascadeClassifier
 from pliant.deployments.cascade.levels import ClassifierReader, levels_of
 from pliant.deployments.cascade.profile import profile
-from pliant.deployments.cascade.readings import Level
+from pliant.deployments.cascade.readings import HANDED, Level
 from pliant.deployments.encoder.engine import Engine
 from pliant.deployments.encoder.runtimes import ModelRuntimes
 from pliant.deployments.http.parameters import ClassifyParameters
@@ -120,9 +120,9 @@ async def measured() -> Any:
     return reader, await profile(reader, told, sample(texts(400), 0), 0, True, lambda _text, _done: None)
 
 
-async def test_a_profile_reads_each_text_once_for_all_exits() -> None:
+async def test_a_profile_reads_each_text_once_for_all_exits_and_some_from_another_level() -> None:
     reader, found = await measured()
-    assert len(reader.models["small"].read_texts) == 400 + 3
+    assert len(reader.models["small"].read_texts) == 400 + 3 + 2 * HANDED
     levels = {level.name: level for level in found.table.levels}
     assert list(levels) == list(CHAIN)
     words = np.mean([len(text.text.split()) for text in texts(400)])
@@ -150,7 +150,8 @@ async def test_what_is_chosen_adds_up_and_falls_back_to_another_service() -> Non
     alone = replace(only, table=only.table.model_copy(update={"candidates": chains[:1]}))
     latency_s = choose_for(config, alone).latency_s
     means = {level.name: level.mean_latency_s for level in found.table.levels}
-    assert latency_s == pytest.approx((means["small@2"], means["small"] - means["small@2"], means["large"]))
+    handed_s = found.table.levels[-1].handed_s
+    assert latency_s == pytest.approx((means["small@2"], means["small"] - means["small@2"], means["large"] + handed_s))
 
 
 @pytest.fixture

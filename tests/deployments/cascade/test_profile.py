@@ -7,7 +7,7 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.choice import choose_for
 from pliant.deployments.cascade.plot import plot
 from pliant.deployments.cascade.profile import FOLDS, profile
-from pliant.deployments.cascade.readings import IN_A_ROW, Level, Seen
+from pliant.deployments.cascade.readings import HANDED, IN_A_ROW, Level, Seen
 from pliant.deployments.cascade.table import CascadeTable, Profiled, folder_of, identity, keep, load
 from pliant.errors import DataError
 from pliant.policies.cascade.candidates import Candidate, find_candidates
@@ -101,21 +101,65 @@ async def test_levels_read_a_few_texts_in_turn() -> None:
 
     await measured(Ordered(*levels().models.values()), prune=False)
     runs = [(service, len([*same])) for service, same in groupby(order[6:])]
-    assert runs == [("small", IN_A_ROW), ("large", IN_A_ROW)] * (len(TEXTS) // IN_A_ROW)
+    in_a_row = [("small", IN_A_ROW), ("large", IN_A_ROW)]
+    handed = [*in_a_row, *[("small", 1), ("large", 1)] * IN_A_ROW]
+    assert runs == in_a_row * (len(TEXTS) // IN_A_ROW) + handed * (HANDED // IN_A_ROW)
 
 
-async def test_each_level_reads_each_whole_text_once_and_pruned_texts_only_as_asked() -> None:
+class Handing(Levels):
+    """Takes `handed_s` longer for a text that another level has just read."""
+
+    handed_s = 0.0
+    last = ""
+
+    async def read(self, service: str, text: Text, importance: bool, exits: Sequence[int] = ()) -> Seen:
+        seen = await super().read(service, text, importance, exits)
+        last, self.last = self.last, service
+        return seen._replace(seconds=seen.seconds + self.handed_s * (service != last))
+
+
+async def test_what_a_text_takes_longer_from_another_level_counts_where_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pliant.deployments.cascade.profile.time.perf_counter", lambda: 0.0)
+    models = [Model(*SMALL), Model("middle", 0.92, 0.004), Model(*LARGE)]
+    free, paid = Handing(*models), Handing(*models)
+    paid.handed_s = 0.0005
+    without, handed = [(await measured(reader, texts(400), prune=False)).table for reader in (free, paid)]
+    assert [level.handed_s for level in without.levels] == [0, 0, 0]
+    assert [level.handed_s for level in handed.levels] == pytest.approx([0.0005] * 3)
+    assert [level.mean_latency_s for level in handed.levels] == [level.mean_latency_s for level in without.levels]
+    known = {(one.levels, one.cutoffs, one.slope, one.gate): one for one in without.candidates}
+    both = [
+        (one, other)
+        for one in handed.candidates
+        if (other := known.get((one.levels, one.cutoffs, one.slope, one.gate)))
+    ]
+    assert {len(one.levels) for one, _ in both} == {1, 2, 3}
+    for one, other in both:
+        assert one.mean_latency_s - other.mean_latency_s == pytest.approx(0.0005 * sum(one.reached[1:]), abs=1e-9)
+
+
+async def test_a_decision_and_a_vote_count_where_a_text_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = count()
+    monkeypatch.setattr("pliant.deployments.cascade.profile.time.perf_counter", lambda: 0.001 * next(ticks))
+    table = (await measured(levels(), prune=False)).table
+    assert [level.handed_s for level in table.levels] == pytest.approx([0.001, 0.001])
+
+
+async def test_each_level_reads_each_whole_text_once_some_in_turn_and_pruned_texts_only_as_asked() -> None:
     reader = levels()
     await measured(reader)
     whole = [text.text for text in TEXTS]
-    assert sorted(reader.models["small"].read_texts[3:]) == sorted(whole)
+    handed = [text.text for text in sample(TEXTS, 0)[:HANDED]]
+    assert sorted(reader.models["small"].read_texts[3:]) == sorted(whole + 2 * handed)
     large = reader.models["large"].read_texts
     pruned = [text for text in large if text not in set(whole)]
     assert pruned
     assert not any(word.startswith("w") for text in pruned for word in words_of(text))
     unpruned = levels()
     found = await measured(unpruned, prune=False)
-    assert sorted(unpruned.models["large"].read_texts[3:]) == sorted(whole)
+    assert sorted(unpruned.models["large"].read_texts[3:]) == sorted(whole + 2 * handed)
     assert not any(any(candidate.alphas) for candidate in found.table.candidates)
 
 
@@ -141,7 +185,8 @@ async def test_pruned_words_make_cascades_faster() -> None:
     assert pruned < min(one.mean_latency_s for one in pairs if not any(one.alphas))
 
 
-async def test_labels_may_be_in_another_order() -> None:
+async def test_labels_may_be_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pliant.deployments.cascade.profile.time.perf_counter", lambda: 0.0)
     straight, turned = await measured(levels(), prune=False), await measured(levels("large"), prune=False)
     assert turned.table.candidates == straight.table.candidates
     np.testing.assert_array_equal(turned.probabilities, straight.probabilities)
@@ -350,7 +395,9 @@ async def test_the_choice_keeps_the_promise_and_is_faster_than_the_best_model() 
     assert choice.candidate.loss + MARGIN * choice.candidate.loss_error <= 0.02
     assert choice.candidate.mean_latency_s < found.table.levels[1].mean_latency_s
     assert choice.texts == found.table.texts
-    assert choice.latency_s == tuple(level.mean_latency_s for level in found.table.levels)
+    small, large = found.table.levels
+    assert large.handed_s > 0
+    assert choice.latency_s == (small.mean_latency_s, large.mean_latency_s + large.handed_s)
 
 
 async def test_a_promise_that_cannot_be_kept_stops_the_cascade_unless_it_may_degrade() -> None:

@@ -104,7 +104,11 @@ def test_what_is_found_is_what_the_paper_enumerates_and_cutoffs_of_later_levels_
 def test_texts_go_on_between_exits_of_one_encoder_without_being_read_again(seed: int) -> None:
     labels = true_labels(seed, 40)
     exits = {"tiny": ("e", False), "small": ("e", True), "large": ("f", True)}
-    levels = [LevelProfile(one.name, 1.2, one.reading, None, *exits[one.name]) for one in profiles(labels, seed)]
+    levels = [
+        replace(one, encoder=encoder, whole=whole)
+        for one in profiles(labels, seed)
+        for encoder, whole in [exits[one.name]]
+    ]
     found = find_candidates(levels, labels, Rereader(labels, levels), cutoffs=(0.9, 0.6, 0.3))
     for candidate in found[:: max(1, len(found) // 8)]:
         if not any(candidate.alphas):
@@ -289,7 +293,7 @@ def test_a_text_pays_once_for_importance_if_it_goes_on_and_words_are_pruned() ->
     labels = true_labels(2, 400)
     cost = np.random.default_rng(0).uniform(0.001, 0.002, 400)
     plainly = profiles(labels, 2)
-    paying = [LevelProfile(one.name, one.temperature, one.reading, cost) for one in plainly]
+    paying = [replace(one, importance_s=cost) for one in plainly]
     free, paid = (find_candidates(levels, labels, Rereader(labels, levels, 0.05)) for levels in (plainly, paying))
     costs = {(one.levels, one.cutoffs, one.alphas, one.slope): one for one in paid}
     compared = [(one, other) for one in free if (other := costs.get((one.levels, one.cutoffs, one.alphas, one.slope)))]

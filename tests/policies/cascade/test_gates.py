@@ -43,10 +43,11 @@ def ungated(one: Candidate, found: list[Candidate]) -> Candidate:
 def within_the_last_ones_tail(one: Candidate, levels: list[LevelProfile], tokens: Integers) -> set[int]:
     """The longest text that is no longer than any that all levels together, whole, take too long for."""
     took = {level.name: level.reading.latency_s for level in levels}
+    handed_s = sum(level.handed_s for level in levels if level.name in one.levels[1:])
     most = sorted(took[one.levels[-1]])[-1]  # of 40 texts
     pruned = [1.0 if not alpha else 0.8 for alpha in (0.0, *one.alphas)]
     ways = [
-        (length, sum(took[name][text] * share for name, share in zip(one.levels, pruned, strict=True)))
+        (length, handed_s + sum(took[name][text] * share for name, share in zip(one.levels, pruned, strict=True)))
         for text, length in enumerate(tokens.tolist())
     ]
     too_long = min((length for length, seconds in ways if seconds > most), default=0)

@@ -54,6 +54,12 @@ def test_what_is_no_time_to_tell_is_refused(importance_s: np.ndarray) -> None:
         check([replace(LEVEL, importance_s=importance_s)], LABELS)
 
 
+@pytest.mark.parametrize("handed_s", [-1e-6, np.inf, np.nan])
+def test_what_is_no_time_for_a_text_from_another_model_is_refused(handed_s: float) -> None:
+    with pytest.raises(ValueError, match="small: needs at least 0 s for a text from another model"):
+        check([replace(LEVEL, handed_s=handed_s)], LABELS)
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=6))
 def test_the_reference_is_the_most_accurate_and_of_those_the_fastest(models: list[tuple[int, int]]) -> None:
     accuracies, latencies = zip(*models, strict=True)
