@@ -18,7 +18,9 @@ from pliant.policies.cascade.calibration import Integers
 EDGES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 """Calibrated confidences, between which lie the degrees of sureness that are told apart."""
 LEAST = 20
-"""Labelled texts of one degree: one that has fewer is taken together with the next."""
+"""Labelled texts of one degree: neighbours that all have fewer are taken together."""
+RARE = 0.01
+"""The share of live texts from which on there must be as many labelled ones."""
 
 
 def degree(sure: float) -> int:
@@ -30,8 +32,8 @@ def alike(sure: ArrayLike, live: Mapping[int, int]) -> Integers:
     """As many of the labelled texts as can be had for each degree to have the same share of them as of live texts.
 
     The first level is so `sure` [n] of the labelled ones, which are in an order that says nothing of them; `live` is
-    the number of live texts by degree. Returns indices, rising. What is like the few labelled ones of a degree counts
-    with those of the next, however many live texts that is.
+    the number of live texts by degree. Returns indices, rising: few where a degree is common among live texts and rare
+    among labelled ones, whatever there is of others.
     """
     degrees = np.searchsorted(EDGES, np.asarray(sure), side="right")
     labelled = np.bincount(degrees, minlength=len(EDGES) + 1)
@@ -41,19 +43,16 @@ def alike(sure: ArrayLike, live: Mapping[int, int]) -> Integers:
     total = of_live.sum()
     if not total:
         return np.arange(len(degrees))
-    met = of_live > 0
-    whole = (of_labelled[met] / of_live[met]).min()
+    common = of_live >= RARE * total
+    whole = (of_labelled[common] / of_live[common]).min()
     taken = np.floor(of_live * whole + 1e-9).astype(int)
     groups = group[degrees]
     return np.sort(np.concatenate([np.flatnonzero(groups == each)[:count] for each, count in enumerate(taken)]))
 
 
 def _groups(labelled: Integers) -> Integers:
-    """For each degree the group that it belongs to, rising from 0; each has LEAST labelled texts if all have."""
-    groups, group, size = [], 0, 0
-    for number, left in zip(labelled.tolist(), np.cumsum(labelled[::-1])[::-1].tolist(), strict=True):
-        if size >= LEAST and left >= LEAST:
-            group, size = group + 1, 0
-        groups.append(group)
-        size += number
-    return np.array(groups)
+    """For each degree the group that it belongs to, rising from 0."""
+    few = labelled < LEAST
+    begins = np.append(True, ~(few[1:] & few[:-1]))
+    groups: Integers = np.cumsum(begins) - 1
+    return groups
