@@ -60,7 +60,7 @@ def main() -> None:
         "--gpu",
         type=Path,
         metavar="FOLDER",
-        help="adapters, pages and vision simulate the GPU that was measured, too",
+        help="adapters, encoder, pages and vision simulate the GPU that was measured, too",
     )
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="receives NAME.json and plots")
     asked = parser.parse_args()

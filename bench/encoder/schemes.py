@@ -175,7 +175,7 @@ def _batcher(scheme: str, setting: Setting, held: int) -> Batching:
         return Batcher(profile.padded_times(setting.lengths, setting.batch), held)
     if scheme == "dt":
         return InOrder(lambda texts, longest: profile.dynamic_s(longest, texts), setting.batch)
-    return InOrder(lambda texts, _: profile.static_s(held * texts), setting.batch)
+    return InOrder(lambda texts, _: profile.batch_s(texts, held), setting.batch)
 
 
 class InOrder:

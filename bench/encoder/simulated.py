@@ -7,31 +7,36 @@ the live system (`simulator`). What the baselines leave open was set in their fa
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from matplotlib.figure import Figure as Plot
 from rich.progress import Progress
 
 from pliant.bench.encoder import simulated_plots, within_slo
-from pliant.bench.encoder.profiles import BASE, LARGE
+from pliant.bench.encoder.profiles import BASE, LARGE, STEP, Profile
 from pliant.bench.encoder.schemes import Setting
 from pliant.bench.encoder.simulated_runs import FULL, NAMES, QUICK, WARMUP, Repeated, Runs, mean, ms, p98
+from pliant.bench.gpu.profiles import measured_encoder
 from pliant.bench.report import Options, Row, median, ratio
 from pliant.policies.encoder.dispatch import Algorithm1
-from pliant.simulation.arrivals import Stream
+from pliant.simulation.arrivals import Stream, tweet_lengths
 from pliant.simulation.encoder.outcome import Outcome
 
 _SPARES = (0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7)
 """Headrooms of autoscaling."""
 _ATTAINED = 0.99
+_GPU_CAPACITY_S = 5
+"""Simulated for each capacity of a GPU that takes several times as many requests as the paper's."""
 
 
 def simulate_paper(options: Options) -> Repeated:
-    """Repeat the paper's comparisons, with the data in `options.data` where it is given."""
+    """Repeat the paper's comparisons, with the data in `options.data` where it is given, and some on the GPU that left
+    what it measured in `options.gpu`."""
     runs = Runs(options.data, QUICK if options.quick else FULL)
     found = Repeated()
-    steps = (
+    steps: list[Callable[[Runs, Repeated], None]] = [
         within_slo.latencies,
         within_slo.capacities,
         _testbed,
@@ -40,7 +45,9 @@ def simulate_paper(options: Options) -> Repeated:
         _large_scale,
         _runtimes,
         _dispatching,
-    )
+    ]
+    if options.gpu:
+        steps += on_gpu(measured_encoder(options.gpu))
     with Progress(transient=True) as progress:
         task = progress.add_task("simulation", total=len(steps))
         for step in steps:
@@ -59,6 +66,28 @@ def _testbed(runs: Runs, found: Repeated) -> None:
         panels[f"{profile.name}, {rate:,} requests/s, 10 GPUs"] = outcomes = runs.schemes(Setting(profile, 10), stream)
         found.rows += _reductions(f"Fig. 6, {profile.name}, stable, 10 GPUs", outcomes, reductions)
     found.plots["fig6"] = _named_cdfs(panels)
+
+
+def on_gpu(profile: Profile) -> list[Callable[[Runs, Repeated], None]]:
+    """Steps on a GPU that was measured, at loads that are to it what the paper's were to its own."""
+
+    def testbed(runs: Runs, found: Repeated) -> None:
+        lengths = tweet_lengths()
+        rate = 1000 * BASE.mean_static_s(lengths) / profile.mean_static_s(lengths)
+        stream = runs.stream(rate, runs.plan.testbed, 100, bursty=False)
+        outcomes = runs.schemes(Setting(profile, 10), stream)
+        for scheme in ("st", "dt", "infaas"):
+            ours, theirs = outcomes["arlo"], outcomes[scheme]
+            beside = f"{ms(mean(ours))} against {ms(mean(theirs))} ms of {NAMES[scheme]} on {profile.name}"
+            name = f"sim_mean_of_arlo_vs_{scheme}_10_gpus_gpu"
+            found.figures.append(ratio(name, [mean(ours)], [mean(theirs)], beside=beside))
+
+    def capacities(runs: Runs, found: Repeated) -> None:
+        shorter = Runs(runs.data, replace(runs.plan, capacities={10: _GPU_CAPACITY_S}))
+        gain = within_slo.BATCH * profile.static_s(STEP) / profile.batch_s(within_slo.BATCH, STEP)
+        within_slo.capacities(shorter, found, profile, "_gpu", most=max(within_slo.MOST_LOAD, gain))
+
+    return [testbed, partial(within_slo.latencies, profile=profile, case="_gpu"), capacities]
 
 
 def _sweep(runs: Runs, found: Repeated) -> None:

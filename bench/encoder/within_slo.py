@@ -13,9 +13,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from pliant.bench import workloads
-from pliant.bench.encoder.profiles import BASE
+from pliant.bench.encoder.profiles import BASE, Profile
 from pliant.bench.encoder.schemes import Setting, arrived, simulation
 from pliant.bench.encoder.simulated_runs import NAMES, Repeated, Runs, mean, ms, p98
 from pliant.bench.report import Figure, ratio
@@ -33,18 +34,18 @@ PACKED_BEST = 8
 _BATCHES = (1, 8)
 """Those with which a baseline's capacity is sought; it gets the greater."""
 _ATTAINED = 0.98
-_LOADS = (0.1, 1.3)
+_LEAST_LOAD, MOST_LOAD = 0.1, 1.3
 _HALVINGS = 8
-"""To within a hundredth."""
+"""To within a hundredth, up to that load."""
 _TARGETS = {"st": ">= 2.5", "dt": ">= 1.5", "infaas": ">= 1.2"}
 
 
-def latencies(runs: Runs, found: Repeated) -> None:
+def latencies(runs: Runs, found: Repeated, profile: Profile = BASE, case: str = "") -> None:
     """Mean and P98 at a load that all of INFaaS's replicas can carry; what homes are good for."""
     for gpus, seconds in runs.plan.latencies.items():
         for suffix, ours, theirs in (
-            ("", Setting(BASE, gpus, batch=BATCH), Setting(BASE, gpus, batch=PACKED_BEST)),
-            ("_one_by_one", Setting(BASE, gpus), Setting(BASE, gpus)),
+            ("", Setting(profile, gpus, batch=BATCH), Setting(profile, gpus, batch=PACKED_BEST)),
+            ("_one_by_one", Setting(profile, gpus), Setting(profile, gpus)),
         ):
             outcomes = {
                 scheme: [_run(runs, scheme, setting, _LOAD, seconds, seed) for seed in runs.plan.seeds]
@@ -53,42 +54,43 @@ def latencies(runs: Runs, found: Repeated) -> None:
             wanted = {"mean": "<= 0.7", "p98": "<= 0.6"} if not suffix else {}
             for what, measure in (("mean", mean), ("p98", p98)):
                 for other, target in (("infaas", wanted.get(what, "")), ("no_homes", "<= 1.0" if not suffix else "")):
-                    name = f"sim_{what}_vs_{other}_{gpus}_gpus{suffix}"
+                    name = f"sim_{what}_vs_{other}_{gpus}_gpus{suffix}{case}"
                     found.figures.append(_compare(name, measure, outcomes["sets"], outcomes[other], target))
 
 
-def capacities(runs: Runs, found: Repeated) -> None:
-    """The greatest load of which 98% is answered within the SLO."""
+def capacities(runs: Runs, found: Repeated, profile: Profile = BASE, case: str = "", most: float = MOST_LOAD) -> None:
+    """The greatest load, up to `most` with batches, of which 98% is answered within the SLO."""
     for gpus, seconds in runs.plan.capacities.items():
-        for suffix, batch, batches in (("", BATCH, _BATCHES), ("_one_by_one", 1, (1,))):
+        for suffix, batch, batches, high in (("", BATCH, _BATCHES, most), ("_one_by_one", 1, (1,), MOST_LOAD)):
             seeds = runs.plan.seeds[::3]
-            ours = [_capacity(runs, "sets", Setting(BASE, gpus, batch=batch), seconds, seed) for seed in seeds]
+            capacity = partial(_capacity, runs, seconds=seconds, most=high)
+            ours = [capacity("sets", Setting(profile, gpus, batch=batch), seed) for seed in seeds]
             for scheme, target in _TARGETS.items():
-                settings = [Setting(BASE, gpus, batch=batch) for batch in batches]
-                theirs = [
-                    max(_capacity(runs, scheme, setting, seconds, seed) for setting in settings) for seed in seeds
-                ]
+                settings = [Setting(profile, gpus, batch=batch) for batch in batches]
+                theirs = [max(capacity(scheme, setting, seed) for setting in settings) for seed in seeds]
                 beside = (
                     f"load {statistics.median(ours):.2f} against {statistics.median(theirs):.2f} of {NAMES[scheme]}"
                 )
-                name = f"capacity_within_slo_vs_{scheme}_{gpus}_gpus{suffix}"
+                name = f"capacity_within_slo_vs_{scheme}_{gpus}_gpus{suffix}{case}"
                 found.figures.append(ratio(name, ours, theirs, "" if suffix else target, beside))
 
 
-def _run(runs: Runs, scheme: str, setting: Setting, load: float, seconds: int, seed: int) -> Outcome:
-    """At all loads bursts come at the same times, so that more load is never easier."""
-    rate = _LOADS[1] * setting.replicas / setting.profile.mean_static_s(tweet_lengths())
+def _run(
+    runs: Runs, scheme: str, setting: Setting, load: float, seconds: int, seed: int, high: float = MOST_LOAD
+) -> Outcome:
+    """At all loads up to `high` bursts come at the same times, so that more load is never easier."""
+    rate = high * setting.replicas / setting.profile.mean_static_s(tweet_lengths())
     most = workloads.twitter(runs.data, rate, _WARMUP + seconds, seed, bursty=True, alike=ALIKE)
-    stream = Thinned(most, load / _LOADS[1])
+    stream = Thinned(most, load / high)
     known = replace(setting, demand=arrived(setting.lengths, stream))
     return simulation(scheme, known).run(stream, _WARMUP)
 
 
-def _capacity(runs: Runs, scheme: str, setting: Setting, seconds: int, seed: int) -> float:
-    low, high = _LOADS
+def _capacity(runs: Runs, scheme: str, setting: Setting, seed: int, seconds: int, most: float) -> float:
+    low, high = _LEAST_LOAD, most
     for _ in range(_HALVINGS):
         load = (low * high) ** 0.5
-        attained = _run(runs, scheme, setting, load, seconds, seed).attainment >= _ATTAINED
+        attained = _run(runs, scheme, setting, load, seconds, seed, most).attainment >= _ATTAINED
         low, high = (load, high) if attained else (low, load)
     return low
 

@@ -139,6 +139,22 @@ def test_the_probe_gives_simulations_a_gpu(tmp_path: Path) -> None:
         profiles.measured_vision(tmp_path)
 
 
+def test_classifiers_that_were_measured_whole_are_given_to_simulations(tmp_path: Path) -> None:
+    record = Record(tmp_path / "encoders.json", "encoders", "me", {"name": "a GPU"})
+    table = {"static_s": {"64": 0.001}, "dynamic_s": {"64": 0.004}, "packed_s": {"64": 0.002}}
+    record.tables["BERT-base"] = table
+    record.save()
+    profiles.write(tmp_path)
+    with pytest.raises(PliantError, match=r"profile-encoders.json is not there; .* --stages encoders"):
+        profiles.measured_encoder(tmp_path)
+    record.tables["BERT-base"] = table | {"packed_s_by_texts": {"1": 0.002, "8": 0.003}}
+    record.save()
+    profiles.write(tmp_path)
+    measured = profiles.measured_encoder(tmp_path)
+    assert (measured.name, measured.static_s(64), measured.dynamic_s(64)) == ("a GPU", 0.001, 0.004)
+    assert measured.batch_s(8, 64) == pytest.approx(0.002)
+
+
 def test_kernels_here_compute_what_the_readable_ones_do() -> None:
     errors = decoder_check.check(decoders.shape("8B", dry=True), torch.device("cpu"))
     assert errors["float32"] < 1e-4

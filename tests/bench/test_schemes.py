@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pliant.bench.encoder import simulated
 from pliant.bench.encoder.baseline_dispatch import BaselineDispatcher, LeastBusy, Packing
-from pliant.bench.encoder.profiles import BASE, LARGE
+from pliant.bench.encoder.profiles import BASE, LARGE, Measured
 from pliant.bench.encoder.schemes import Setting, arrived, proportional, simulation
+from pliant.bench.encoder.simulated_runs import QUICK, Repeated, Runs
+from pliant.bench.gpu import profiles
 from pliant.bench.workloads import twitter
 from pliant.policies.encoder.service_curve import ServiceCurve
 from pliant.simulation.encoder.outcome import Outcome
@@ -99,6 +103,46 @@ def test_a_batch_takes_as_long_as_one_text_of_as_many_tokens() -> None:
     assert times.sizes == (1, 2, 4, 8)
     assert times.seconds([64] * 8)[-1] == pytest.approx(BASE.static_s(512))
     assert BASE.mean_static_s(np.array([1, 64, 65])) == pytest.approx((2 * BASE.static_s(64) + BASE.static_s(128)) / 3)
+
+
+def measured() -> Measured:
+    alone = {"64": 0.001, "128": 0.003, "512": 0.002}
+    table = {
+        "static_s": alone,
+        "dynamic_s": {"64": 0.005, "512": 0.006},
+        "packed_s": {"64": 1.0, "512": 2.0},
+        "packed_s_by_texts": {"1": 0.001, "8": 0.002, "32": 0.005},
+    }
+    return Measured.of("a GPU", table)
+
+
+def test_a_gpu_takes_what_was_measured_and_no_more_for_a_text_than_for_a_longer_one(tmp_path: Path) -> None:
+    profile = measured()
+    assert [profile.static_s(tokens) for tokens in (1, 64, 65, 128, 512)] == pytest.approx(
+        [0.001, 0.001, 0.002, 0.002, 0.002]
+    )
+    assert [profile.dynamic_s(tokens) for tokens in (1, 64, 288, 512)] == pytest.approx([0.005, 0.005, 0.0055, 0.006])
+    assert profile.batch_s(1, 64) == profile.static_s(64)
+    assert profile.batch_s(8, 64) == pytest.approx(0.001 + 0.001), "what eight packed texts take more than one"
+    assert profile.batch_s(32, 64) == pytest.approx(0.001 + 0.004)
+    assert profile.batch_s(64, 64) == pytest.approx(0.001 + 0.008), "as much more as from 8 to 32 texts"
+    assert profile.dynamic_s(64, 8) == pytest.approx(0.005 + 0.001)
+    profile.write(tmp_path / "profile.json")
+    assert Measured.read(tmp_path / "profile.json") == profile
+    times = profile.padded_times((64, 512), 8)
+    assert times.seconds([64] * 8)[-1] == pytest.approx(profile.batch_s(8, 64))
+
+
+def test_what_is_simulated_on_a_measured_gpu_is_told_apart(tmp_path: Path) -> None:
+    measured().write(tmp_path / "profile-encoders.json")
+    short = replace(QUICK, seeds=range(1), latencies={4: 1}, capacities={}, testbed=1)
+    runs, found = Runs(None, short), Repeated()
+    for step in simulated.on_gpu(profiles.measured_encoder(tmp_path)):
+        step(runs, found)
+    names = [figure.name for figure in found.figures]
+    assert len(names) == len(set(names)) == 3 + 2 * 4
+    assert all(name.endswith("_gpu") for name in names)
+    assert all(figure.value > 0 for figure in found.figures)
 
 
 def test_homes_and_the_room_for_all_lengths_pay_when_queues_form() -> None:
