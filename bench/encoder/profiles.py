@@ -121,10 +121,10 @@ class Measured(Profile):
         """From the table of one model."""
         shortest = min(map(int, table["packed_s"]))
         together = {shortest * int(texts): seconds for texts, seconds in table["packed_s_by_texts"].items()}
-        alone = (
+        static, dynamic = (
             {int(length): seconds for length, seconds in table[kind].items()} for kind in ("static_s", "dynamic_s")
         )
-        return cls(name, BASE.slo_s, *alone, together)
+        return cls(name, BASE.slo_s, static, dynamic, together)
 
     @classmethod
     def read(cls, file: Path) -> Self:

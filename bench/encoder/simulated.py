@@ -27,8 +27,6 @@ from pliant.simulation.encoder.outcome import Outcome
 _SPARES = (0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7)
 """Headrooms of autoscaling."""
 _ATTAINED = 0.99
-_GPU_CAPACITY_S = 5
-"""Simulated for each capacity of a GPU that takes several times as many requests as the paper's."""
 
 
 def simulate_paper(options: Options) -> Repeated:
@@ -83,7 +81,7 @@ def on_gpu(profile: Profile) -> list[Callable[[Runs, Repeated], None]]:
             found.figures.append(ratio(name, [mean(ours)], [mean(theirs)], beside=beside))
 
     def capacities(runs: Runs, found: Repeated) -> None:
-        shorter = Runs(runs.data, replace(runs.plan, capacities={10: _GPU_CAPACITY_S}))
+        shorter = Runs(runs.data, replace(runs.plan, capacities=runs.plan.on_gpu))
         gain = within_slo.BATCH * profile.static_s(STEP) / profile.batch_s(within_slo.BATCH, STEP)
         within_slo.capacities(shorter, found, profile, "_gpu", most=max(within_slo.MOST_LOAD, gain))
 

@@ -28,6 +28,8 @@ class Plan:
     latencies: Mapping[int, int]
     """By number of GPUs; `capacities` too."""
     capacities: Mapping[int, int]
+    on_gpu: Mapping[int, int]
+    """As `capacities`, of a GPU that was measured, and that may take several times as many requests."""
     testbed: int
     sweep: int
     loads: Sequence[float]
@@ -38,12 +40,12 @@ class Plan:
 
 
 QUICK = Plan(
-    seeds=range(3), latencies={10: 20, 64: 5}, capacities={10: 10}, testbed=60,
+    seeds=range(3), latencies={10: 20, 64: 5}, capacities={10: 10}, on_gpu={10: 5}, testbed=60,
     sweep=30, loads=(500, 1000, 1500, 2000, 2500), scaling=200,
     large=(5, 2), runtimes=60, dispatch=(20, 6, 2),
 )  # fmt: skip
 FULL = Plan(
-    seeds=range(9), latencies={10: 60, 64: 20}, capacities={10: 20, 64: 8}, testbed=300,
+    seeds=range(9), latencies={10: 60, 64: 20}, capacities={10: 20, 64: 8}, on_gpu={10: 5}, testbed=300,
     sweep=200, loads=(500, 1000, 1500, 1750, 2000, 2250, 2500, 3000),
     scaling=2400, large=(120, 120), runtimes=2400, dispatch=(600, 120, 30),
 )  # fmt: skip

@@ -135,12 +135,12 @@ def test_a_gpu_takes_what_was_measured_and_no_more_for_a_text_than_for_a_longer_
 
 def test_what_is_simulated_on_a_measured_gpu_is_told_apart(tmp_path: Path) -> None:
     measured().write(tmp_path / "profile-encoders.json")
-    short = replace(QUICK, seeds=range(1), latencies={4: 1}, capacities={}, testbed=1)
+    short = replace(QUICK, seeds=range(1), latencies={2: 1}, on_gpu={1: 1}, testbed=1)
     runs, found = Runs(None, short), Repeated()
     for step in simulated.on_gpu(profiles.measured_encoder(tmp_path)):
         step(runs, found)
     names = [figure.name for figure in found.figures]
-    assert len(names) == len(set(names)) == 3 + 2 * 4
+    assert len(names) == len(set(names)) == 3 + 2 * 4 + 2 * 3
     assert all(name.endswith("_gpu") for name in names)
     assert all(figure.value > 0 for figure in found.figures)
 

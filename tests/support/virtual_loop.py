@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -17,8 +18,15 @@ _TICK_S = 1e-9
 """However little is waited for, time goes on: what looks at it again and again comes to an end."""
 
 
+class _Slept(threading.local):
+    """What the thread has slept."""
+
+    seconds = 0.0
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """While it is open, `time.monotonic` tells its time. What executors work on takes none, however long it takes.
+    """While it is open, `time.monotonic` tells its time. What executors work on takes none, however long it takes, and
+    when a thread sleeps, exactly that has passed on its `time.perf_counter`.
 
     Only for what waits for timers, executors and itself: not for other threads, sockets or processes.
     """
@@ -27,11 +35,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self._now = 0.0
         self._working = 0
-        self._monotonic, time.monotonic = time.monotonic, self.time
+        self._slept = _Slept()
+        self._clocks = time.monotonic, time.perf_counter, time.sleep
+        time.monotonic, time.perf_counter, time.sleep = self.time, self._counter, self._sleep
 
     def close(self) -> None:
-        time.monotonic = self._monotonic
+        time.monotonic, time.perf_counter, time.sleep = self._clocks
         super().close()
+
+    def _counter(self) -> float:
+        return self._now + self._slept.seconds
+
+    def _sleep(self, seconds: float) -> None:
+        self._slept.seconds += seconds
 
     def time(self) -> float:
         return self._now

@@ -154,7 +154,7 @@ async def test_a_last_level_that_is_an_exit_is_where_the_text_stops() -> None:
 
 async def measured() -> Profiled:
     """On texts of 3 to 10 words, of which the small level takes as long as the large one."""
-    models = Model("small", 0.85, 0.008), Model("large", 0.97, 0.01)
+    models = Model("small", 0.85, 0.01), Model("large", 0.97, 0.01)
     levels = [Level(model.name, tuple(model.labels), model.name == "small") for model in models]
     return await profile(Levels(*models), levels, sample(texts(600), 0), 0, True, lambda _text, _done: None)
 
