@@ -14,6 +14,9 @@ ENVIRONMENT = {
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # 100, in every replica; whoever reads metrics does so in seconds
     "RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR": "0.5",  # of two seconds; the planner decides, not these
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # 0.1: Serve's controller looks at all replicas, and idle at that
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # 1000, up to which it looks for new files of output every 0.1 s, ...
+    "LOG_NAME_UPDATE_INTERVAL_S": "2",  # ... and behind which every 0.5 s
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # 5, when Serve kills what a busy machine starts, and gives up
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "600",  # 60, after which a busy machine has none for `serve deploy` to ask
     "RAY_agent_register_timeout_ms": "600000",  # 30,000, when a node ends whose Python agents have not started yet

@@ -48,10 +48,13 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(TOKENIZER.encode(text).ids)
 
 
+LETTERS = ids("abcdefghijklmnopqrstuvwxyz")
+
+
 def token(generation: Generation, index: int) -> int:
     """What the model says: it depends on the prompt, the seed unless it is greedy, and the index alone."""
     seed = 0 if generation.sampling.greedy else generation.sampling.seed
-    return ids("abcdefghijklmnopqrstuvwxyz")[(sum(generation.prompt) + seed + index * (index + 3)) % 26]
+    return LETTERS[(sum(generation.prompt) + seed + index * (index + 3)) % len(LETTERS)]
 
 
 def said(generation: Generation) -> str:

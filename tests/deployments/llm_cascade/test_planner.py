@@ -23,11 +23,13 @@ from pliant.sampling import Sampling
 pytestmark = pytest.mark.virtual_time
 
 LLM = {"kind": "llm", "model": "m"}
+TOKENS = 16
+"""Of an answer."""
 
 
-def answer(prompt: str, tokens: int = 16) -> str:
+def answer(prompt: str) -> str:
     """What both models say; they are one and the same."""
-    return said(Generation("", ids(prompt), tokens, Sampling(temperature=0)))
+    return said(Generation("", ids(prompt), TOKENS, Sampling(temperature=0)))
 
 
 class House:
@@ -35,6 +37,7 @@ class House:
         self.data = folder / "prompts.jsonl"
         self.label({})
         cascade = {"kind": "llm-cascade", "levels": ["small", "large"], "data": str(self.data), "loss": 0.05, **options}
+        cascade["answer_tokens"] = TOKENS
         self.config = parse({"state": state, "services": {"small": LLM, "large": LLM, "c": cascade}})
         self.replicas = {name: Replicas(a=Replica(), b=Replica()) for name in ("small", "large")}
         for replica in self.replicas["small"].replicas.values():
@@ -83,7 +86,7 @@ async def test_both_models_answer_once_in_the_background(tmp_path: Path, cache: 
     [kept] = [path for path in (cache / "llm-cascades").iterdir() if path.is_dir()]
     profile = json.loads((kept / "profile.json").read_text())
     assert len(profile["said"]) == 300
-    assert len(profile["said"][0]["logprobs"]) == 16
+    assert len(profile["said"][0]["logprobs"]) == TOKENS
     assert (await entry(house.start(), "serves small → large")).choice == found.choice
     assert house.calls == 600
 

@@ -106,6 +106,9 @@ class Stream:
         self.waits.append((self, other))
 
 
+warm_up = CudaExecutor._warm_up
+
+
 @pytest.fixture
 def executors(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[Executor, CudaExecutor]:
     """The plain one and the GPU's, with the same weights, quantized as a test's parameter says."""
@@ -120,6 +123,7 @@ def executors(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: default)
         monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+        monkeypatch.setattr(CudaExecutor, "_warm_up", lambda _: None)  # seconds in the interpreter; see `warm_up`
     plain, ours = (parts(kernels, quantize) for kernels in (TorchKernels(), CudaKernels(processors=2)))
     return Executor(*plain, 8), CudaExecutor(*ours, 8)
 
@@ -197,6 +201,8 @@ def outputs(
 def test_outputs_are_those_of_the_plain_executor(executors: tuple[Executor, CudaExecutor]) -> None:
     plain, ours = executors
     assert ours.pipelined
+    with torch.inference_mode():
+        warm_up(ours)
     told = 0
     for expected, found, (_, _, rows) in zip(outputs(plain), outputs(ours), SCRIPT, strict=True):
         assert found.first.tolist() == expected.first.tolist()
@@ -404,6 +410,7 @@ def test_its_memory_is_given_back_with_it(
 ) -> None:
     """At once: nobody collects cycles before the next model asks what is free."""
     if not ON_GPU:
+        monkeypatch.setattr(CudaExecutor, "_warm_up", warm_up)
         monkeypatch.setattr(cuda_executor, "RecordedStep", RecordedStep)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", NoGraph)
         monkeypatch.setattr(torch.cuda, "graph", NoGraph)
