@@ -26,7 +26,7 @@ import numpy as np
 from pliant.config.cascade import level_at
 from pliant.deployments.cascade.pruning import Read
 from pliant.deployments.cascade.pruning_agreement import NothingToCompareError, agreement
-from pliant.deployments.cascade.readings import HANDED, Level, One, Progress, Reader, Readings, readable
+from pliant.deployments.cascade.readings import IN_A_ROW, Level, One, Progress, Reader, Readings, readable
 from pliant.deployments.cascade.table import CascadeTable, LevelTable, Profiled, PruningAgreement
 from pliant.errors import DataError
 from pliant.policies.cascade.calibration import (
@@ -219,7 +219,7 @@ def _decided_s(levels: Sequence[_Level], texts: Sequence[Text]) -> float:
     two = levels[0], levels[-1]
     policy = Cascade((two[0].temperature, two[1].temperature), (0.5,), ((1.0,), (0.5, 0.5)))
     took = []
-    for text, *said in zip(texts[:HANDED], *(level.logits for level in two), strict=False):
+    for text, *said in zip(texts[:IN_A_ROW], *(level.logits for level in two), strict=False):
         started = time.perf_counter()
         policy.decide(text, 1, said[1])
         policy.vote(said)

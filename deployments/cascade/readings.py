@@ -32,8 +32,9 @@ _WARM_UP = 3
 IN_A_ROW = 25
 """Texts that a level reads before the next one has its turn: its weights are then in the processor's caches, as when it
 has the machine."""
-HANDED = 100
-"""Texts that all services read in turn, to know what a model takes longer of a text that another has just read."""
+HANDED, ONE_OF = 500, 5
+"""Of so many texts that the quickest service reads, the others then read one of five, about as many as go on where a
+cascade pays: so they were not at work just before."""
 
 Progress = Callable[[str, float], object]
 """Called with what is being done, and the share of it that is."""
@@ -156,29 +157,27 @@ class Readings:
         return {name: self._timed(name, ones) for name, ones in found.items()}
 
     async def handed_s(self, texts: Sequence[Text]) -> dict[str, float]:
-        """By level, how much longer a text takes there that another service has just read: the median of some `texts`.
+        """By level, how much longer a text takes there that comes from the quickest service, 0 for that: the median.
 
         The level's weights have left the processor's caches by then, and what waits for texts has gone to sleep.
         """
-        some = texts[:HANDED]
+        some, services = texts[:HANDED], self._services
         longer: dict[str, list[float]] = {level.name: [] for level in self._levels}
-        services = {
-            service: [level._replace(importance=False) for level in levels]
-            for service, levels in self._services.items()
-        }
         for start in range(0, len(some), IN_A_ROW) if len(services) > 1 else ():
             self._progress("texts go from level to level", start / len(some))
             row = some[start : start + IN_A_ROW]
-            in_a_row = {
+            alone = {
                 service: [await self._read(service, text, levels) for text in row]
                 for service, levels in services.items()
             }
+            first, *others = sorted(services, key=lambda service: _seconds(alone[service]))
             for place, text in enumerate(row):
-                for service, levels in services.items():
-                    handed = await self._read(service, text, levels)
-                    for level, one, alone in zip(levels, handed, in_a_row[service][place], strict=True):
-                        if one and alone:
-                            longer[level.name].append(one.seconds - alone.seconds)
+                await self._read(first, text, services[first])
+                for service in others if place % ONE_OF == ONE_OF - 1 else ():
+                    handed = await self._read(service, text, services[service])
+                    for level, one, before in zip(services[service], handed, alone[service][place], strict=True):
+                        if one and before:
+                            longer[level.name].append(one.seconds - before.seconds)
         return {name: max(0.0, statistics.median(of or [0.0])) for name, of in longer.items()}
 
     @cached_property
@@ -242,6 +241,11 @@ class Readings:
             )
             for level, (logits, compute_s) in zip(levels, said, strict=False)
         ]
+
+
+def _seconds(read: Sequence[Sequence[One | None]]) -> float:
+    """What texts took at the last level of a service."""
+    return sum(one.seconds for *_, one in read if one)
 
 
 def readable(found: Mapping[str, Sequence[One | None]]) -> list[int]:
