@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -57,8 +58,9 @@ class Compared:
         return self.outcomes[OURS.name]
 
     def over(self, system: str) -> float:
-        """Our utility over that of another."""
-        return self.ours.utility / self.outcomes[system].utility
+        """Our utility over that of another; infinite if that earns nothing."""
+        theirs = self.outcomes[system].utility
+        return self.ours.utility / theirs if theirs else math.inf
 
     def versus(self, system: str) -> tuple[float, list[float]]:
         """The same, of all and by blocks, in each of which the other earns something."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pliant.bench.vision import optimum, profiles
 from pliant.bench.vision.runs import BLOCKS, Compared, Run, simulate
 from pliant.bench.vision.systems import OURS, PETS, PETS_NEVER_EVICTING, Choice, infaas, slackfits
 from pliant.bench.vision.workload import Trace
-from pliant.simulation.vision.outcome import Query
+from pliant.simulation.vision.outcome import Outcome, Query
 
 PAPER = profiles.paper()
 
@@ -70,3 +71,5 @@ def test_who_earns_nothing_for_a_while_is_still_compared() -> None:
     compared = Compared("overload", trace, outcomes, models, slackfits()[0], PETS, bound=1.0)
     assert not outcomes[PETS_NEVER_EVICTING.name].blocks(BLOCKS)[-1]
     assert compared.over(PETS_NEVER_EVICTING.name) > 2
+    nothing = {PETS.name: Outcome(trace.queries(PAPER.per_s(), PAPER.roles))}
+    assert replace(compared, outcomes=outcomes | nothing).over(PETS.name) == math.inf
