@@ -17,7 +17,8 @@ Beside the paper:
 - The slope k is swept as well. §4.1 says it is profiled, §5 leaves it out.
 - Single models are candidates, of one level.
 - Levels may be exits of one encoder: a text that goes on to the next is computed on, and not from its words. One that
-  goes on to another model takes longer there than what that model reads by itself (`LevelProfile.handed_s`).
+  goes on to another model takes longer there than what that model reads by itself (`LevelProfile.handed_s`), and so
+  does one that is past a gate.
 - Chains of three models or more on the front are then tried with another cut-off for later levels than for the first.
 - The cut-offs of candidates on the front are then moved, one at a time, in steps of a hundredth towards the next that
   was tried; what then is on the front is moved again.
@@ -380,7 +381,7 @@ class _Search:
         mass = np.stack(stops)
         mass[-1] += past
         *earlier, latest = swept.way_s
-        latency = np.stack([*earlier, np.where(past, chain[-1].reading.latency_s, latest)])
+        latency = np.stack([*earlier, np.where(past, chain[-1].reading.latency_s + chain[-1].handed_s, latest)])
         right, lost = float(expected.sum()), float((self._best - expected).sum())
         differing = float((expected * (1 - self._best) + (1 - expected) * self._best).sum())
         early_gap = 0.0 if alone else float(mass[0] @ (self._best - hits[0]) / (mass[0].sum() or 1.0))

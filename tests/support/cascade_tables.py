@@ -112,8 +112,9 @@ def plain(
         if past[text]:
             whole = called[-1].reading
             right += int(whole.probabilities[text].argmax()) == label
-            latency += float(whole.latency_s[text])
-            ends.append((float(whole.latency_s[text]), 1.0))
+            seconds = float(whole.latency_s[text]) + called[-1].handed_s
+            latency += seconds
+            ends.append((seconds, 1.0))
         for level, reading in enumerate(chain):
             if level and called[level].encoder and called[level].encoder == called[level - 1].encoder:
                 seconds -= float(chain[level - 1].latency_s[text])

@@ -137,7 +137,9 @@ async def test_what_a_text_takes_longer_from_another_level_counts_where_it_goes_
     ]
     assert {len(one.levels) for one, _ in both} == {1, 2, 3}
     for one, other in both:
-        assert one.mean_latency_s - other.mean_latency_s == pytest.approx(0.0005 * sum(one.reached[1:]), abs=1e-9)
+        assert one.mean_latency_s - other.mean_latency_s == pytest.approx(
+            0.0005 * (sum(one.reached[1:]) + one.gated_share), abs=1e-9
+        )
 
 
 async def test_a_decision_and_a_vote_count_where_a_text_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

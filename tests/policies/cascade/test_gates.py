@@ -69,7 +69,7 @@ def test_every_gate_does_what_a_plain_loop_does_and_those_that_shorten_the_tail_
             same = replace(one, gate=int(gate))
             done = plain(same, levels, labels, tokens, reread)
             kept = gated.pop((one.levels, one.cutoffs, one.alphas, one.slope, int(gate)), None)
-            assert (kept is not None) == (done["p99_latency_s"] < one.p99_latency_s)
+            assert (kept is not None) == (done["p99_latency_s"] < one.p99_latency_s - 1e-12)
             if kept:
                 for field, value in done.items():
                     assert getattr(kept, field) == pytest.approx(value, abs=1e-6), (field, kept)
