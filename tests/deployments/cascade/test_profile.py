@@ -31,7 +31,7 @@ from pliant.texts import Pair, Text
 from pliant.training.labelled_texts import LabelledText, sample
 
 TEXTS = texts(600)
-SMALL, LARGE = ("small", 0.85, 0.001), ("large", 0.97, 0.01)
+SMALL, MIDDLE, LARGE = ("small", 0.85, 0.001), ("middle", 0.92, 0.004), ("large", 0.97, 0.01)
 
 
 def levels(*reversed_labels: str) -> Levels:
@@ -122,7 +122,7 @@ async def test_what_a_text_takes_longer_from_another_level_counts_where_it_goes_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pliant.deployments.cascade.profile.time.perf_counter", lambda: 0.0)
-    models = [Model(*SMALL), Model("middle", 0.92, 0.004), Model(*LARGE)]
+    models = [Model(*SMALL), Model(*MIDDLE), Model(*LARGE)]
     free, paid = Handing(*models), Handing(*models)
     paid.handed_s = 0.0005
     without, handed = [(await measured(reader, texts(400), prune=False)).table for reader in (free, paid)]
@@ -221,7 +221,7 @@ async def test_texts_that_a_level_cannot_take_count_for_none() -> None:
 
 
 async def test_a_third_level_tells_how_far_the_others_agree_on_words() -> None:
-    reader = Levels(Model(*SMALL), Model("middle", 0.92, 0.004), Model(*LARGE))
+    reader = Levels(Model(*SMALL), Model(*MIDDLE), Model(*LARGE))
     table = (await measured(reader, texts(400))).table
     [same] = table.agreements
     assert (same.pruner, same.reader) == ("small", "middle")
@@ -231,7 +231,7 @@ async def test_a_third_level_tells_how_far_the_others_agree_on_words() -> None:
 
 async def test_texts_of_one_word_have_no_agreement_to_report() -> None:
     given = [LabelledText(f"{text.label}{number}", text.label) for number, text in enumerate(texts(400))]
-    reader = Levels(*(Wordy(name, *how) for name, *how in (SMALL, ("middle", 0.92, 0.004), LARGE)))
+    reader = Levels(*(Wordy(name, *how) for name, *how in (SMALL, MIDDLE, LARGE)))
     table = (await measured(reader, given)).table
     assert table.agreements == ()
     assert {len(candidate.levels) for candidate in table.candidates} == {1, 2, 3}
@@ -288,7 +288,7 @@ async def test_texts_pay_once_for_importance_however_many_levels_read_them_prune
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pliant.deployments.cascade.readings.time.perf_counter", lambda: 0.0)
-    models = [Model(*SMALL), Model("middle", 0.92, 0.004), Model(*LARGE)]
+    models = [Model(*SMALL), Model(*MIDDLE), Model(*LARGE)]
     free, paid = Slow(*models), Slow(*models)
     paid.importance_s = 1e-6
     without, told = await measured(free, texts(400)), await measured(paid, texts(400))
@@ -439,7 +439,7 @@ def tied(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
 
 
 async def test_a_service_that_may_degrade_has_another_level_to_fall_back_on() -> None:
-    models = Model("small", 0.85, 0.001), Model("middle", 0.92, 0.004), Model("large", 0.97, 0.01)
+    models = Model(*SMALL), Model(*MIDDLE), Model(*LARGE)
     found = await measured(Levels(*models), prune=False)
     for changes, first, fallback in (
         ({"accuracy_loss": 0.9}, "small", "middle"),
