@@ -14,8 +14,9 @@ def test_the_labels_are_the_parts_that_adapters_have_read_and_one_for_all_else()
 
 def test_nothing_that_is_held_out_is_learned_from() -> None:
     learned = {text.text for text in library.training()}
-    documents = {text.text for text in library.held_out() if text not in library.questions()}
+    asked = library.questions()
+    documents = {text.text for text in library.held_out() if text not in asked}
     assert documents.isdisjoint(learned)
     subjects = {docstring.subject for part in docstrings.PARTS for docstring in docstrings.held_out(part)}
-    assert len(library.questions()) == sum(len(docstrings.held_out(part)) for part in docstrings.PARTS)
-    assert all(any(subject in text.text for subject in subjects) for text in library.questions())
+    assert len(asked) == sum(len(docstrings.held_out(part)) for part in docstrings.PARTS)
+    assert all(any(subject in text.text for subject in subjects) for text in asked)
