@@ -13,7 +13,8 @@ from support.waiting import HANGS_AFTER_S, wait_until
 
 ROUNDS = 6
 _PAUSE_S = 0.1
-"""After each answer: clients that ask without a pause take the processors that what they wait for needs."""
+"""After each answer, times those that a client is ahead of the last one: clients that ask without a pause take the
+processors that what they wait for needs."""
 
 
 class Load:
@@ -54,4 +55,4 @@ class Load:
                     outcome = repr(error)
                 self.outcomes[outcome] += 1
                 self._ended[index] += 1
-                self._stop.wait(_PAUSE_S)
+                self._stop.wait(_PAUSE_S * (1 + self._ended[index] - min(self._ended)))
