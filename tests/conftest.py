@@ -48,6 +48,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _what_is_imported_stays() -> None:
+    """Collections of garbage do not look at what was there before a file's tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _log_lines_of_one_test() -> Iterator[None]:
     """What a gateway within a test does with log lines of the process ends with the test."""

@@ -334,9 +334,9 @@ def test_no_image_takes_more_memory_than_it_may(side: int, mode: str, form: str,
     exif[0x0112] = 6
     more = {} if form in ("GIF", "BMP") else {"exif": exif}
     image = encoded(pattern(side, mode), form, **options, **more)
-    read = reader(25)
-    assert taken_mb(lambda: read.decode(image)) < FEW_MB
-    assert read.decode(image).shape == (32, 32, 3)
+    read, shapes = reader(25), []
+    assert taken_mb(lambda: shapes.append(read.decode(image).shape)) < FEW_MB
+    assert shapes == [(32, 32, 3)]
 
 
 @pytest.mark.parametrize(("side", "mode", "form", "options"), [each for each in LARGEST if each[0] < 4990])
