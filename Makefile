@@ -13,21 +13,21 @@ help:
 
 install: .venv/installed
 
-INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/pip
-	$(INSTALL) '.[bench,dev]'
+	$(INSTALL) -e '.[bench,dev]'
 	touch .venv/serving $@
 
 # What serving needs, without what tests and benchmarks do.
 .venv/serving: pyproject.toml constraints.txt | .venv/bin/pip
-	$(INSTALL) .
+	$(INSTALL) -e .
 	touch $@
 
 # Python 3.11's own pip takes a quarter more of a processor; it serves where the index has no other.
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip
+	-$(INSTALL) --upgrade pip
 
 serve: .venv/serving
 	$(BIN)/pliant serve cluster.yaml

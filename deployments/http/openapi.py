@@ -60,7 +60,7 @@ def json_body(*models: type[BaseModel], **others: Json) -> Json:
 
 @functools.cache
 def _schema(model: type[BaseModel]) -> Json:
-    """Several routes have it, and it takes milliseconds."""
+    """Made once: it takes milliseconds, and routes share it."""
     return model.model_json_schema(ref_template=f"{_REF}{{model}}")
 
 

@@ -312,15 +312,11 @@ async def nothing_left(service: Service) -> AsyncGenerator[Service, None]:
     loop = asyncio.get_running_loop()
     before = asyncio.all_tasks()
     loop.set_exception_handler(lambda _loop, context: complaints.append(context))
-    gc.freeze()  # so that it takes little time to collect what is left from here on
-    try:
-        yield service
-        service.table.sync({})  # nobody asks any more whether those that stopped run
-        for _ in range(10):
-            await asyncio.sleep(0)
-        service.check_nothing_left()
-        assert not asyncio.all_tasks() - before
-        gc.collect()
-    finally:
-        gc.unfreeze()
+    yield service
+    service.table.sync({})  # nobody asks any more whether those that stopped run
+    for _ in range(10):
+        await asyncio.sleep(0)
+    service.check_nothing_left()
+    assert not asyncio.all_tasks() - before
+    gc.collect()
     assert not complaints, complaints
