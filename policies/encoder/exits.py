@@ -27,17 +27,18 @@ def stops(sure: Floats, cut_off: float) -> Integers:
     return first
 
 
-def choose_cut_off(sure: Floats, right: NDArray[np.bool_], loss: float) -> float:
-    """The lowest cut-off from which on all keep the accuracy within `loss` of the whole model's by a margin of `MARGIN`
+def choose_cut_off(sure: Floats, right: NDArray[np.bool_], model: NDArray[np.bool_], loss: float) -> float:
+    """The lowest cut-off from which on all keep the accuracy within `loss` of a model's by a margin of `MARGIN`
     standard errors; 1 if none does.
 
-    `sure` is [exits, n], and `right`, [exits + 1, n], tells which answers are, the whole model's last.
+    `sure` is [exits, n], `right`, [exits + 1, n], tells which answers are, those of all layers last, and `model`, [n],
+    which of the model's are: the same, unless the layers have changed since.
     """
-    texts, whole = right.shape[1], right[-1]
+    texts = right.shape[1]
     chosen = 1.0
     for cut_off in (step / STEPS for step in reversed(range(STEPS))):
         early = right[stops(sure, cut_off), np.arange(texts)]
-        lost, differing = int(whole.sum()) - int(early.sum()), int((early != whole).sum())
+        lost, differing = int(model.sum()) - int(early.sum()), int((early != model).sum())
         if lost / texts + MARGIN * loss_error(lost, differing, texts) > loss:
             break
         chosen = cut_off

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from support import tiny_classifiers
 from support.caches import with_libraries
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.bench.cascade import exit_levels
 from pliant.bench.cascade.levels import Prepared
@@ -22,12 +21,7 @@ pytestmark = pytest.mark.skipif(c_compiler.compiler() is None, reason="needs a C
 
 
 def model(folder: Path, layers: int) -> Path:
-    tiny_classifiers.save(folder, "bert", num_hidden_layers=layers)
-    words = {f"w{index}": index for index in range(tiny_classifiers.VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    return tiny_classifiers.save_with_words(folder, "bert", num_hidden_layers=layers)
 
 
 def texts(count: int, labels: tuple[str, ...], seed: int) -> list[LabelledText]:

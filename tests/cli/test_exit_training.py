@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support import tiny_classifiers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from pliant.cli import exit_training
 from pliant.cli.exit_training import Splits, Trained
@@ -30,12 +30,7 @@ KINDS = 3
 
 @pytest.fixture
 def folder(encoder_backend: str, tmp_path: Path) -> Path:
-    folder = tiny_classifiers.save(tmp_path / "model", "bert")
-    words = {f"w{index}": index for index in range(tiny_classifiers.VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    return tiny_classifiers.save_with_words(tmp_path / "model", "bert")
 
 
 def texts(count: int, labels: tuple[str, ...], seed: int) -> list[LabelledText]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.torchvision_ops import declare
 
@@ -62,6 +63,16 @@ def save(folder: Path, kind: str, task: str = "classify", **options: Any) -> Pat
         if name.endswith("bias") or "norm" in name.lower():
             torch.nn.init.normal_(parameter, mean=float("norm" in name.lower() and "weight" in name), std=0.2)
     model.save_pretrained(folder)
+    return folder
+
+
+def save_with_words(folder: Path, kind: str, **options: Any) -> Path:
+    """`save`, with a tokenizer whose words are w0 (also for others), w1 and so on."""
+    save(folder, kind, **options)
+    words = {f"w{index}": index for index in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
 

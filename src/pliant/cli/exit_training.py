@@ -1,4 +1,7 @@
-"""From labelled texts to a model's folder with exits: heads are trained, calibrated, and given a cut-off."""
+"""From labelled texts to a model's folder with exits: heads are trained, calibrated, and given a cut-off.
+
+All layers may learn with them before that (`early_layers`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +27,8 @@ from pliant.policies.cascade.calibration import fit_temperature
 from pliant.policies.encoder.confidence import confidence, softmax
 from pliant.policies.encoder.exits import choose_cut_off, stops
 from pliant.texts import Text
+from pliant.training import early_layers
+from pliant.training.early_layers import Recipe
 from pliant.training.labelled_texts import LabelledText
 
 _PASS = 16
@@ -51,6 +57,8 @@ class Trained(NamedTuple):
     """Of texts that leave at each, and of those that go through all layers."""
     accuracy: float
     """With texts that leave early."""
+    model_accuracy: float
+    """Of the model as it was given."""
 
 
 def train(
@@ -61,14 +69,37 @@ def train(
     loss: float,
     out: Path,
     report: Callable[[str, float], object],
+    layers_learn: Recipe | None = None,
 ) -> Trained:
     """Write the text classifier in `folder` to `out`, with exits behind so many of its layers.
 
-    Texts leave where that loses at most `loss` of the model's accuracy, by the margin of `choose_cut_off`. Raises
-    ModelError for a model that pliant does not compute itself, layers that it does not have, and exits of which none is
-    good enough.
+    Texts leave where that loses at most `loss` of the accuracy of the model as it is in `folder`, by the margin of
+    `choose_cut_off`. Raises ModelError for a model that pliant does not compute itself, layers that it does not have,
+    and exits of which none is good enough.
     """
     reader = _Reader(folder, info, after)
+    if layers_learn is None:
+        return _train(folder, reader, info, after, texts, loss, out, report)
+    _, before = reader.read(texts.choose, partial(report, "reading texts with the model as it is"))
+    with TemporaryDirectory() as made:
+        learned = Path(made)
+        progress = partial(report, "training all layers")
+        early_layers.train(folder, info, after, texts.train, layers_learn, learned, progress)
+        return _train(learned, _Reader(learned, info, after), info, after, texts, loss, out, report, before)
+
+
+def _train(
+    folder: Path,
+    reader: _Reader,
+    info: EncoderInfo,
+    after: Sequence[int],
+    texts: Splits,
+    loss: float,
+    out: Path,
+    report: Callable[[str, float], object],
+    before: np.ndarray | None = None,
+) -> Trained:
+    """Without the layers, of which `before` are the logits of the texts to choose on, if they have learned since."""
     truth = [np.array([info.labels.index(text.label) for text in part]) for part in texts]
     read = []
     for part, what in zip(texts, Splits._fields, strict=True):
@@ -82,7 +113,8 @@ def train(
     said = [each @ weight.T + bias for each, (weight, bias) in zip(states, heads, strict=True)]
     sure = np.stack([confidence(softmax(logits)) for logits in said])
     right = np.stack([logits.argmax(1) == truth[2] for logits in (*said, whole)])
-    cut_off = choose_cut_off(sure, right, loss)
+    model_right = right[-1] if before is None else before.argmax(1) == truth[2]
+    cut_off = choose_cut_off(sure, right, model_right, loss)
     if cut_off == 1.0:
         raise ModelError(
             f"{folder}: no text can leave early within an accuracy loss of {loss:g}; allow more, give more texts, to "
@@ -96,6 +128,7 @@ def train(
         tuple(right.mean(1).tolist()),
         tuple((np.bincount(left, minlength=len(after) + 1) / len(left)).tolist()),
         float(right[left, np.arange(len(left))].mean()),
+        float(model_right.mean()),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -26,12 +26,21 @@ def train_exits(
     data: Annotated[str, typer.Option(help="Others, which it has not: to calibrate, and to choose the cut-off on.")],
     after: Annotated[str, typer.Option(help="Behind how many layers, from 0 on, with commas.")] = "half of them",
     accuracy_loss: Annotated[float, typer.Option(min=0, max=1, help="By how much less accurate it may get.")] = 0.01,
+    epochs: Annotated[int, typer.Option(min=0, help="For which all layers learn, too; 0: they stay as they are.")] = 0,
+    lr: Annotated[float, typer.Option(min=1e-9, help="Learning rate of the layers at its peak.")] = 1e-4,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the layers learn.")] = "cpu",
 ) -> None:
-    """Train exits of a text classifier, which itself stays as it is: sure texts then leave after some of its layers."""
+    """Train exits of a text classifier: sure texts then leave after some of its layers."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError([f"{out}: is there already; choose a folder that is not"])
-    from pliant.cli import exit_training
+    import torch
 
+    from pliant.cli import exit_training
+    from pliant.training.early_layers import Recipe
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(["--device: got cuda, but there is no GPU that torch can use; choose cpu"])
+    recipe = Recipe(epochs, lr, device=device) if epochs else None
     with progress() as update:
         folder = sources.fetch(model, progress=update)
         info = sources.describe(folder)
@@ -44,7 +53,7 @@ def train_exits(
             raise ConfigError(["--train: has no texts that --data has not; give others"])
         splits = exit_training.Splits(learned, *labelled_texts.split(held_out, _SEED))
         try:
-            found = exit_training.train(folder, info, chosen, splits, accuracy_loss, out, update)
+            found = exit_training.train(folder, info, chosen, splits, accuracy_loss, out, update, recipe)
         except OSError as error:
             raise ConfigError([f"{out}: cannot be written: {error.strerror}"]) from None
     table = Table("layers", "accuracy of all texts there", "texts that leave there")
@@ -53,7 +62,7 @@ def train_exits(
     console.print(table)
     console.print(
         f"Accuracy {found.accuracy:.1%} with exits where confidence is above {found.cut_off:g}, and "
-        f"{found.accuracies[-1]:.1%} without, on {len(splits.choose)} texts."
+        f"{found.model_accuracy:.1%} of {model}, on {len(splits.choose)} texts."
     )
     console.print(f"Written to {out}. Serve it: model: {out.resolve()}, exits: true", markup=False, soft_wrap=True)
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from support import tiny_classifiers
 from support.scripted_cascade import LABELS, CascadeRecorder, Levels, Model, Service, candidate, texts
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pliant.cli import exit_training
 from pliant.cli.exit_training import Splits
@@ -157,11 +156,7 @@ async def test_what_is_chosen_adds_up_and_falls_back_to_another_service() -> Non
 @pytest.fixture
 def encoder(encoder_backend: str, tmp_path: Path) -> EncoderConfig:
     """A random encoder of three layers, with trained exits behind the first two; cascades have their own cut-offs."""
-    folder = tiny_classifiers.save(tmp_path / "model", "bert")
-    words = {f"w{index}": index for index in range(tiny_classifiers.VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    folder = tiny_classifiers.save_with_words(tmp_path / "model", "bert")
     info = sources.describe(folder)
     splits = Splits(*(learned(count, info.labels, seed) for seed, count in enumerate((300, 100, 100))))
     exit_training.train(folder, info, (1, 2), splits, 1.0, tmp_path / "out", lambda _what, _done: None)
