@@ -1,8 +1,9 @@
-"""A cascade of two models and their exits against one of two models, at the same promise (Tabi §7.5).
+"""Cascades of exits against one of two models, at the same promise (Tabi §7.5).
 
-Its levels are an exit before the first layer of the smallest model, that model, an exit in the middle of the largest,
-and that: which of these serve is the choice's. Both cascades are profiled, chosen and computed as a service does, on
-the same runtime: packed texts in C. Two models may be any two of the task, and may prune.
+There are two of them. The levels of one are an exit before the first layer of the smallest model, that model, an exit
+in the middle of the largest, and that; those of the other are exits of the largest model, whose layers learned with
+them, and that. Which of these serve is the choice's. All cascades are profiled, chosen and computed as a service does,
+on the same runtime: packed texts in C. Two models may be any two of the task, and may prune.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tokenizers import Encoding, Tokenizer
 from pliant.bench.cascade import outcome, sequential
 from pliant.bench.cascade.levels import Prepared
 from pliant.bench.cascade.readings import Readings
-from pliant.bench.cascade.sequential import System
+from pliant.bench.cascade.sequential import System, Timed
 from pliant.bench.cascade.spread import over_texts
 from pliant.bench.cascade.study import Scale
 from pliant.bench.cascade.tasks import Texts
@@ -33,6 +34,7 @@ from pliant.deployments.cascade.profile import profile
 from pliant.deployments.cascade.pruning import prune, read_words
 from pliant.deployments.cascade.readings import Level, Seen
 from pliant.deployments.cascade.route import Route
+from pliant.deployments.cascade.table import CascadeTable
 from pliant.deployments.encoder.computing import Computation, compute
 from pliant.deployments.encoder.messages import ImportanceRequest, Query
 from pliant.deployments.serving.tokenizing import encoded, types_of
@@ -46,9 +48,12 @@ from pliant.policies.cascade.candidates import Candidate
 from pliant.policies.cascade.choice import choose
 from pliant.texts import Text
 from pliant.training import labelled_texts
+from pliant.training.early_layers import Recipe
 
 LOSSES = (0.01, 0.04)
 """Of accuracy; the second is what the default cluster's cascade may lose."""
+LEARNED = Recipe(epochs=8, learning_rate=2e-4)
+"""How all layers learn with exits: a text has about as many fragments as the small models learned from."""
 _SEED = 0
 _ALWAYS = ImportanceRequest(1.0, np.inf)
 
@@ -112,65 +117,108 @@ class _Chosen:
     system: System
 
 
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """What levels make of texts, and cascades of them."""
+
+    models: Mapping[str, _Model]
+    table: CascadeTable
+    """Of the choose split."""
+    test: Readings
+    labels: Sequence[str]
+    seeds: int
+
+    def chosen(self, loss: float, longest: int) -> _Chosen:
+        """What serves under a loss of accuracy, of at most so many levels and without gates."""
+        candidates = [one for one in self.table.candidates if len(one.levels) <= longest and one.gate is None]
+        candidate = choose(candidates, accuracy_loss=loss)
+        outcomes = outcome.outcomes(candidate, self.test, range(self.seeds))
+        return _Chosen(
+            candidate,
+            np.mean([one.right for one in outcomes], axis=0),
+            sum(self.models[service].bytes for service in {level_at(level).service for level in candidate.levels}),
+            _system(candidate, self.models, self.labels),
+        )
+
+
 def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object]) -> list[Figure]:
-    """For each of LOSSES: mean latency, accuracy and memory of exits beside those of two models."""
+    """For each of LOSSES: either cascade of exits beside one of two models, and beside single models."""
     name, splits = prepared.name, prepared.splits
     small, *_, large = prepared.folders
-    progress(f"{name}: training exits")
     middle = int(read_json(prepared.folders[large] / "config.json")["num_hidden_layers"]) // 2
-    with_exits = {one: _Model(_with_exits(prepared, one, after)) for one, after in ((small, 0), (large, middle))}
+    upto = range(middle + 1)
+    progress(f"{name}: training exits")
     models = {one: _Model(folder) for one, folder in prepared.folders.items()}
-    labels = splits.labels
+    with_exits = {one: _Model(_with_exits(prepared, one, (after,))) for one, after in ((small, 0), (large, middle))}
+    learned = {large: _Model(_with_exits(prepared, large, upto, LEARNED))}
 
     def tell(what: str, done: float) -> None:
         progress(f"{name}: {what}, {done:.0%}")
 
-    def chosen(models: Mapping[str, _Model], levels: Sequence[Level], longest: int) -> list[_Chosen]:
+    def read(models: Mapping[str, _Model], levels: Sequence[str], tells: Sequence[str]) -> _Read:
+        known = [Level(one, tuple(models[level_at(one).service].labels), one in tells) for one in levels]
         reader = _Reader(models)
-        table = asyncio.run(profile(reader, levels, splits.choose[: scale.texts], _SEED, True, tell)).table
-        candidates = [one for one in table.candidates if len(one.levels) <= longest and one.gate is None]
-        test = Readings(reader, levels, splits.test[: scale.texts], tell)
-        return [_chosen(choose(candidates, accuracy_loss=loss), models, labels, test, scale.seeds) for loss in LOSSES]
+        tested = splits.test[: scale.texts]
+        table = asyncio.run(profile(reader, known, splits.choose[: scale.texts], _SEED, True, tell)).table
+        return _Read(models, table, Readings(reader, known, tested, tell), splits.labels, scale.seeds)
 
-    two = chosen(models, [Level(one, tuple(model.labels), one != large) for one, model in models.items()], longest=2)
-    names = [f"{small}@0", small, f"{large}@{middle}", large]
-    levels = [Level(one, tuple(with_exits[level_at(one).service].labels), one == small) for one in names]
-    exits = chosen(with_exits, levels, longest=3)
+    plain = read(models, [*models], [one for one in models if one != large])
+    mixed = read(with_exits, [f"{small}@0", small, f"{large}@{middle}", large], [small])
+    one_encoder = read(learned, [*(f"{large}@{after}" for after in upto), large], [])
     found = []
-    for loss, ours, theirs in zip(LOSSES, exits, two, strict=True):
-        texts = [text.text for text in splits.test[: scale.timed]]
-        systems = {"exits": ours.system, "two": theirs.system}
-        timed = sequential.run(systems, texts, scale.passes, lambda: tell("exits beside two models", 0))
+    for loss in LOSSES:
+        systems = {
+            "exit": mixed.chosen(loss, 3),
+            "one_encoder": one_encoder.chosen(loss, len(upto) + 1),
+            "two": plain.chosen(loss, 2),
+            "single": plain.chosen(loss, 1),
+            "large": plain.chosen(0.0, 1),
+        }
+        timed = sequential.run(
+            {which: one.system for which, one in systems.items()},
+            [text.text for text in splits.test[: scale.timed]],
+            scale.passes,
+            lambda: tell("exits beside two models", 0),
+        )
         suffix = name if loss == LOSSES[0] else f"loss_{loss:g}_{name}"
-        found += _figures(ours, theirs, timed["exits"].means, timed["two"].means, suffix)
+        for which in ("exit", "one_encoder"):
+            found += _figures(f"{which}_cascade", which, systems, timed, loss, suffix)
     return found
 
 
 def _figures(
-    ours: _Chosen, theirs: _Chosen, ours_s: Sequence[float], theirs_s: Sequence[float], suffix: str
+    name: str, which: str, systems: Mapping[str, _Chosen], timed: Mapping[str, Timed], loss: float, suffix: str
 ) -> list[Figure]:
-    def gained(_: int, rows: Integers) -> float:
-        return float((ours.right - theirs.right)[rows].mean())
+    ours, two, single, large = (systems[one] for one in (which, "two", "single", "large"))
+    ours_s, two_s, single_s = (timed[one].means for one in (which, "two", "single"))
+    memory = ours.bytes / two.bytes
 
-    memory = ours.bytes / theirs.bytes
+    def gained(_: int, rows: Integers) -> float:
+        return float((ours.right - two.right)[rows].mean())
+
+    def spared(_: int, rows: Integers) -> float:
+        return float((ours.right - large.right)[rows].mean()) + loss
+
     return [
         ratio(
-            f"exit_cascade_vs_two_models_{suffix}",
+            f"{name}_vs_two_models_{suffix}",
             ours_s,
-            theirs_s,
+            two_s,
             "<= 0.8",
-            f"{1e3 * np.mean(ours_s):.2f} against {1e3 * np.mean(theirs_s):.2f} ms; {_said(ours)} against "
-            f"{_said(theirs)}",
+            f"{1e3 * np.mean(ours_s):.2f} against {1e3 * np.mean(two_s):.2f} ms; {_said(ours)} against {_said(two)}",
         ),
-        over_texts(f"exit_cascade_accuracy_minus_two_models_{suffix}", gained, len(ours.right)),
+        over_texts(f"{name}_accuracy_minus_two_models_{suffix}", gained, len(ours.right)),
         Figure(
-            f"exit_cascade_memory_vs_two_models_{suffix}",
+            f"{name}_memory_vs_two_models_{suffix}",
             memory,
             memory,
             memory,
             "<= 0.6",
-            f"{ours.bytes / 1e6:.1f} against {theirs.bytes / 1e6:.1f} MB of weights",
+            f"{ours.bytes / 1e6:.1f} against {two.bytes / 1e6:.1f} MB of weights",
         ),
+        ratio(f"{name}_vs_best_single_{suffix}", ours_s, single_s, "<= 0.6", _said(single)),
+        ratio(f"{name}_p99_vs_large_{suffix}", timed[which].p99s, timed["large"].p99s, "<= 1.05", _said(large)),
+        over_texts(f"{name}_accuracy_minus_target_{suffix}", spared, len(ours.right), target=">= 0"),
     ]
 
 
@@ -180,30 +228,19 @@ def _said(chosen: _Chosen) -> str:
     return f"{one}{cutoffs}, {chosen.right.mean():.2%} accurate"
 
 
-def _with_exits(prepared: Prepared, model: str, after: int) -> Path:
-    """The model with an exit behind so many layers, trained once."""
+def _with_exits(prepared: Prepared, model: str, after: Sequence[int], layers_learn: Recipe | None = None) -> Path:
+    """The model with exits behind so many layers, trained once."""
     folder, given = prepared.folders[model], prepared.splits
     info = describe(folder)
     train: Texts = given.train or labelled_texts.read(labelled_texts.ZOO_TRAINING, info.labels)
 
     def make(into: Path) -> None:
         texts = Splits(train, *labelled_texts.split(given.choose, _SEED))
-        exit_training.train(folder, info, (after,), texts, 1.0, into, lambda _what, _done: None)
+        exit_training.train(folder, info, after, texts, 1.0, into, lambda _what, _done: None, layers_learn)
 
-    return made_once(cache_folder() / "bench" / "cascade" / f"{folder.name}-exit-{after}", make)
-
-
-def _chosen(
-    candidate: Candidate, models: Mapping[str, _Model], labels: Sequence[str], test: Readings, seeds: int
-) -> _Chosen:
-    outcomes = outcome.outcomes(candidate, test, range(seeds))
-    services = {level_at(level).service for level in candidate.levels}
-    return _Chosen(
-        candidate,
-        np.mean([one.right for one in outcomes], axis=0),
-        sum(models[service].bytes for service in services),
-        _system(candidate, models, labels),
-    )
+    which = "-".join(map(str, after))
+    learned = f"-learned-{layers_learn.epochs}-{layers_learn.learning_rate:g}" if layers_learn else ""
+    return made_once(cache_folder() / "bench" / "cascade" / f"{folder.name}-exit-{which}{learned}", make)
 
 
 def _system(candidate: Candidate, models: Mapping[str, _Model], labels: Sequence[str]) -> System:

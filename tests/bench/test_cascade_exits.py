@@ -47,14 +47,25 @@ def test_exits_and_two_models_are_chosen_and_timed_side_by_side(
     scale = Scale(texts=250, timed=10, passes=2, seeds=2, resplits=0)
     found = {figure.name: figure for figure in exit_levels.figures(prepared, scale, said.append)}
     assert set(found) == {
-        f"exit_cascade_{what}_{loss}made"
-        for what in ("vs_two_models", "accuracy_minus_two_models", "memory_vs_two_models")
+        f"{which}_cascade_{what}_{loss}made"
+        for which in ("exit", "one_encoder")
+        for what in (
+            "vs_two_models",
+            "accuracy_minus_two_models",
+            "memory_vs_two_models",
+            "vs_best_single",
+            "p99_vs_large",
+            "accuracy_minus_target",
+        )
         for loss in ("", "loss_0.04_")
     }
     assert "small@0" in found["exit_cascade_vs_two_models_made"].beside, "an exit serves, if only alone"
     assert found["exit_cascade_accuracy_minus_two_models_made"].value > 0.2
-    size = sum(file.stat().st_size for file in (tmp_path / "cache/bench/cascade/small-exit-0").rglob("*.safetensors"))
+    assert "large@0" in found["one_encoder_cascade_vs_two_models_made"].beside
     weights = [(folder / "model.safetensors").stat().st_size for folder in (small, large)]
-    possible = {size / of for of in (*weights, sum(weights))}
-    assert found["exit_cascade_memory_vs_two_models_made"].value in possible
+    for which, trained in (("exit", "small-exit-0"), ("one_encoder", "large-exit-0-1-learned-8-0.0002")):
+        made = tmp_path / "cache/bench/cascade" / trained
+        size = sum(file.stat().st_size for file in made.rglob("*.safetensors"))
+        possible = {size / of for of in (*weights, sum(weights))}
+        assert found[f"{which}_cascade_memory_vs_two_models_made"].value in possible
     assert any("training exits" in line for line in said)
