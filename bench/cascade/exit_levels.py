@@ -9,6 +9,7 @@ on the same runtime: packed texts in C. Two models may be any two of the task, a
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,8 +53,6 @@ from pliant.training.early_layers import Recipe
 
 LOSSES = (0.01, 0.04)
 """Of accuracy; the second is what the default cluster's cascade may lose."""
-LEARNED = Recipe(epochs=8, learning_rate=2e-4)
-"""How all layers learn with exits: a text has about as many fragments as the small models learned from."""
 _SEED = 0
 _ALWAYS = ImportanceRequest(1.0, np.inf)
 
@@ -150,7 +149,7 @@ def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object])
     progress(f"{name}: training exits")
     models = {one: _Model(folder) for one, folder in prepared.folders.items()}
     with_exits = {one: _Model(_with_exits(prepared, one, (after,))) for one, after in ((small, 0), (large, middle))}
-    learned = {large: _Model(_with_exits(prepared, large, upto, LEARNED))}
+    learned = {large: _Model(_with_exits(prepared, large, upto, prepared.with_exits))}
 
     def tell(what: str, done: float) -> None:
         progress(f"{name}: {what}, {done:.0%}")
@@ -239,8 +238,12 @@ def _with_exits(prepared: Prepared, model: str, after: Sequence[int], layers_lea
         exit_training.train(folder, info, after, texts, 1.0, into, lambda _what, _done: None, layers_learn)
 
     which = "-".join(map(str, after))
-    learned = f"-learned-{layers_learn.epochs}-{layers_learn.learning_rate:g}" if layers_learn else ""
+    learned = f"-learned-{_digest(layers_learn)}" if layers_learn else ""
     return made_once(cache_folder() / "bench" / "cascade" / f"{folder.name}-exit-{which}{learned}", make)
+
+
+def _digest(recipe: Recipe) -> str:
+    return hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]
 
 
 def _system(candidate: Candidate, models: Mapping[str, _Model], labels: Sequence[str]) -> System:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pliant.bench.cascade import early_exit, fine_tuning, tasks
@@ -14,6 +14,7 @@ from pliant.bench.cascade.fine_tuning import Recipe
 from pliant.bench.cascade.tasks import Splits
 from pliant.cache import cache_folder, made_once
 from pliant.models import sources
+from pliant.training import early_layers
 
 _log = logging.getLogger("pliant")
 
@@ -34,6 +35,8 @@ class FineTuned:
     whole: Recipe
     """Of the whole encoder."""
     first_layers: Recipe
+    with_exits: early_layers.Recipe
+    """Of the whole encoder together with exits behind its layers."""
 
     def folder(self, layers: int, splits: Splits) -> Path:
         """Where the model of so many layers lies, or will lie: another one for other texts, recipes and teachers."""
@@ -55,10 +58,15 @@ class FineTuned:
         return all(path.exists() for path in (self.exits(splits), *(self.folder(one, splits) for one in LAYERS)))
 
 
+def _small(fragments: int) -> Recipe:
+    return Recipe(batch=64, learning_rate=2e-4, fragments=fragments)
+
+
+WITH_EXITS = early_layers.Recipe(epochs=3)
 FINE_TUNED = (
-    FineTuned("sst2", tasks.sst2, Recipe(), Recipe(batch=64, learning_rate=2e-4, fragments=10)),
-    FineTuned("clinc150-pairs", tasks.clinc150_pairs, Recipe(), Recipe(batch=64, learning_rate=2e-4, fragments=1)),
-    FineTuned("clinc150", tasks.clinc150, Recipe(), Recipe(batch=64, learning_rate=2e-4, fragments=2)),
+    FineTuned("sst2", tasks.sst2, Recipe(), _small(10), replace(WITH_EXITS, fragments=5)),
+    FineTuned("clinc150-pairs", tasks.clinc150_pairs, Recipe(), _small(1), WITH_EXITS),
+    FineTuned("clinc150", tasks.clinc150, Recipe(), _small(2), WITH_EXITS),
 )
 """Small models also learn what the whole one makes of texts and of fragments of them (distillation): with the same
 texts one layer then gets 91.6% of CLINC150's choose split right instead of 85.2%."""
@@ -76,12 +84,14 @@ class Prepared:
     """Of the models that are the first layers of one encoder."""
     exits: Path | None
     """Classifiers for each layer of the whole encoder, if it has any."""
+    with_exits: early_layers.Recipe
+    """How the largest model's layers learn together with exits."""
 
 
 def zoo() -> Prepared:
     """The zoo's text classifiers, trained on first use."""
     folders = {name: sources.fetch(model) for name, model in ZOO.items()}
-    return Prepared(ZOO_TASK, tasks.topics(), folders, {}, None)
+    return Prepared(ZOO_TASK, tasks.topics(), folders, {}, None, WITH_EXITS)
 
 
 def fine_tuned(task: FineTuned, splits: Splits, progress: Callable[[str, float], object]) -> Prepared:
@@ -109,4 +119,5 @@ def fine_tuned(task: FineTuned, splits: Splits, progress: Callable[[str, float],
 
     exits = made_once(task.exits(splits), learn_exits)
     named = {f"minilm-{layers}": layers for layers in LAYERS}
-    return Prepared(task.name, splits, {name: folders[layers] for name, layers in named.items()}, named, exits)
+    by_name = {name: folders[layers] for name, layers in named.items()}
+    return Prepared(task.name, splits, by_name, named, exits, task.with_exits)

@@ -40,7 +40,7 @@ def train_exits(
 
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(["--device: got cuda, but there is no GPU that torch can use; choose cpu"])
-    recipe = Recipe(epochs, lr, device=device) if epochs else None
+    recipe = Recipe(epochs, learning_rate=lr, device=device) if epochs else None
     with progress() as update:
         folder = sources.fetch(model, progress=update)
         info = sources.describe(folder)

@@ -35,9 +35,10 @@ _NEAR = 4
 
 @dataclass(frozen=True)
 class Recipe:
-    """How layers learn: for `epochs` over the texts and as many fragments."""
+    """How layers learn: for `epochs` over the texts and `fragments` of each, other ones in each epoch."""
 
     epochs: int
+    fragments: int = 1
     learning_rate: float = 1e-4
     """Of the layers at its peak: it rises over the first tenth of the steps, and falls to nothing."""
     exit_learning_rate: float = 1e-3
@@ -67,7 +68,7 @@ def train(
         for each in exits:
             torch.nn.init.zeros_(each.weight)
         rng = random.Random(recipe.seed)
-        batches = [batch for _ in range(recipe.epochs) for batch in _batches(texts, recipe.batch, rng)]
+        batches = [batch for _ in range(recipe.epochs) for batch in _batches(texts, recipe, rng)]
         learner = _learner(model, exits, recipe, len(batches))
         model.train()
         for batch in batches:
@@ -124,15 +125,18 @@ def _learner(model: Any, exits: Sequence[torch.nn.Linear], recipe: Recipe, steps
     )
 
 
-def _batches(texts: Sequence[LabelledText], size: int, rng: random.Random) -> Iterator[list[tuple[Text, str | None]]]:
-    """All texts with their labels, and a fragment of each without one, those of nearly the same length together, in
-    random order."""
-    given = [(text.text, text.label) for text in texts] + [(fragment(text.text, rng), None) for text in texts]
+def _batches(
+    texts: Sequence[LabelledText], recipe: Recipe, rng: random.Random
+) -> Iterator[list[tuple[Text, str | None]]]:
+    """All texts with their labels, and fragments without one, those of nearly the same length together, in random
+    order."""
+    given: list[tuple[Text, str | None]] = [(text.text, text.label) for text in texts]
+    given += [(fragment(text.text, rng), None) for text in texts for _ in range(recipe.fragments)]
     length = [sum(len(part.split()) for part in parts(text)) + _NEAR * rng.random() for text, _ in given]
     near = sorted(range(len(given)), key=length.__getitem__)
-    starts = [*range(0, len(near), size)]
+    starts = [*range(0, len(near), recipe.batch)]
     for start in rng.sample(starts, len(starts)):
-        yield [given[place] for place in near[start : start + size]]
+        yield [given[place] for place in near[start : start + recipe.batch]]
 
 
 def fragment(text: Text, rng: random.Random) -> Text:
