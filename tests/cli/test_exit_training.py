@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,9 @@ import pytest
 import torch
 from support import tiny_classifiers
 from tokenizers import Tokenizer
+from typer.testing import CliRunner
 
-from pliant.cli import exit_training
+from pliant.cli import command, exit_training
 from pliant.cli.exit_training import Splits, Trained
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.engine import Engine
@@ -23,6 +26,7 @@ from pliant.kernels.encoder.eager_classifier import EagerClassifier
 from pliant.models import encoder_exits, sources
 from pliant.models.revision import revision
 from pliant.texts import Pair
+from pliant.training.early_layers import Recipe
 from pliant.training.labelled_texts import LabelledText
 
 KINDS = 3
@@ -97,3 +101,45 @@ def test_layers_that_the_model_does_not_have(folder: Path, tmp_path: Path) -> No
     with pytest.raises(ModelError, match=r"must rise from 0 to 2; got \[2, 3\]"):
         train(folder, tmp_path / "out", (2, 3))
     assert not (tmp_path / "out").exists()
+
+
+def run(folder: Path, out: Path, *options: str) -> tuple[int, str]:
+    """The exit code, and all that a person is told."""
+    labels = sources.describe(folder).labels
+    for seed, (name, count) in enumerate((("train", 300), ("data", 200))):
+        lines = (json.dumps({"text": text.text, "label": text.label}) for text in texts(count, labels, seed))
+        (folder.parent / name).write_text("\n".join(lines))
+    given = ("--train", str(folder.parent / "train"), "--data", str(folder.parent / "data"), "--after", "1,2")
+    result = CliRunner().invoke(command.app, ["train-exits", str(folder), str(out), *given, *options])
+    return result.exit_code, " ".join(f"{result.output} {result.exception or ''}".split())
+
+
+def test_the_command_says_what_exits_do_and_how_to_serve_them(folder: Path, tmp_path: Path) -> None:
+    code, told = run(folder, tmp_path / "out", "--accuracy-loss", "0")
+    assert code == 0
+    assert re.search(r"│ 1 │ \d+\.\d% │ \d+% │ │ 2 │ .* │ all │", told)
+    assert f"model: {(tmp_path / 'out').resolve()}, exits: true" in told
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    code, told = run(folder, tmp_path / "out")
+    assert code == 1
+    assert "is there already; choose a folder that is not" in told
+
+
+def test_the_command_has_layers_learn_as_it_is_told(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: list[Recipe] = []
+    train_layers = exit_training.early_layers.train
+
+    def recorded(*given: object) -> None:
+        learned.extend(one for one in given if isinstance(one, Recipe))
+        train_layers(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exit_training.early_layers, "train", recorded)
+    code, _ = run(folder, tmp_path / "out", "--epochs", "2", "--fragments", "3", "--lr", "0.001")
+    assert code == 0
+    assert learned == [Recipe(epochs=2, fragments=3, learning_rate=0.001)]
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
+    code, told = run(folder, tmp_path / "other", "--after", "some")
+    assert code == 1
+    assert "--after: got some; must be numbers of layers, such as 2,4" in told

@@ -27,6 +27,7 @@ def train_exits(
     after: Annotated[str, typer.Option(help="Behind how many layers, from 0 on, with commas.")] = "half of them",
     accuracy_loss: Annotated[float, typer.Option(min=0, max=1, help="By how much less accurate it may get.")] = 0.01,
     epochs: Annotated[int, typer.Option(min=0, help="For which all layers learn, too; 0: they stay as they are.")] = 0,
+    fragments: Annotated[int, typer.Option(min=0, help="Of each text, that layers learn from in each epoch.")] = 1,
     lr: Annotated[float, typer.Option(min=1e-9, help="Learning rate of the layers at its peak.")] = 1e-4,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the layers learn.")] = "cpu",
 ) -> None:
@@ -40,7 +41,7 @@ def train_exits(
 
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(["--device: got cuda, but there is no GPU that torch can use; choose cpu"])
-    recipe = Recipe(epochs, learning_rate=lr, device=device) if epochs else None
+    recipe = Recipe(epochs, fragments, lr, device=device) if epochs else None
     with progress() as update:
         folder = sources.fetch(model, progress=update)
         info = sources.describe(folder)
