@@ -10,7 +10,7 @@ random, for losses of 0.3%, 1% and 2%, chosen on 500 to 2,500 texts and checked 
 promised in 30-55% of the splits without a margin, in 7-21% with 1, in 0.5-12% (5% on average) with 1.65, by more than
 0.2% of accuracy in 0-5%, and in 0-7% with 2. With 1.65 the cascades are 3-12% slower than with 1 on CLINC150, 6-21% on
 SST-2. With gates, single steps of cut-offs and models of four sizes there are more candidates to be lucky: of three
-data sets, 2 missed a loss of 1% in 6-13% of 60 splits, 2.33 in 2-10%, 2.7 in 0-5%; with 2.7 cascades take 5-14% longer
+data sets, 2 missed a loss of 1% in 5-13% of 50 splits, 2.33 in 2-10%, 2.7 in 0-5%; with 2.7 cascades take 5-14% longer
 than with 2.
 """
 
