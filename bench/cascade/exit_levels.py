@@ -2,8 +2,9 @@
 
 There are two of them. The levels of one are an exit before the first layer of the smallest model, that model, an exit
 in the middle of the largest, and that; those of the other are exits of the largest model, whose layers learned with
-them, and that. Which of these serve is the choice's. All cascades are profiled, chosen and computed as a service does,
-on the same runtime: packed texts in C. Two models may be any two of the task, and may prune.
+them, and that. Which of these serve is the choice's, for a loss that counts from the most accurate model as it was. All
+cascades are profiled, chosen and computed as a service does, on the same runtime: packed texts in C. Two models may be
+any two of the task, and may prune.
 """
 
 from __future__ import annotations
@@ -127,6 +128,11 @@ class _Read:
     labels: Sequence[str]
     seeds: int
 
+    @property
+    def accuracy(self) -> float:
+        """Of the most accurate level."""
+        return self.table.levels[self.table.best].accuracy
+
     def chosen(self, loss: float, longest: int) -> _Chosen:
         """What serves under a loss of accuracy, of at most so many levels and without gates."""
         candidates = [one for one in self.table.candidates if len(one.levels) <= longest and one.gate is None]
@@ -164,11 +170,12 @@ def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object])
     plain = read(models, [*models], [one for one in models if one != large])
     mixed = read(with_exits, [f"{small}@0", small, f"{large}@{middle}", large], [small])
     one_encoder = read(learned, [*(f"{large}@{after}" for after in upto), large], [])
+    gained = one_encoder.accuracy - plain.accuracy
     found = []
     for loss in LOSSES:
         systems = {
             "exit": mixed.chosen(loss, 3),
-            "one_encoder": one_encoder.chosen(loss, len(upto) + 1),
+            "one_encoder": one_encoder.chosen(max(0.0, loss + gained), len(upto) + 1),
             "two": plain.chosen(loss, 2),
             "single": plain.chosen(loss, 1),
             "large": plain.chosen(0.0, 1),
