@@ -150,12 +150,11 @@ def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object])
     """For each of LOSSES: either cascade of exits beside one of two models, and beside single models."""
     name, splits = prepared.name, prepared.splits
     small, *_, large = prepared.folders
-    middle = int(read_json(prepared.folders[large] / "config.json")["num_hidden_layers"]) // 2
-    upto = range(middle + 1)
     progress(f"{name}: training exits")
     models = {one: _Model(folder) for one, folder in prepared.folders.items()}
+    learned_folder, upto = learned(prepared)
+    middle = upto[-1]
     with_exits = {one: _Model(_with_exits(prepared, one, (after,))) for one, after in ((small, 0), (large, middle))}
-    learned = {large: _Model(_with_exits(prepared, large, upto, prepared.with_exits))}
 
     def tell(what: str, done: float) -> None:
         progress(f"{name}: {what}, {done:.0%}")
@@ -169,7 +168,7 @@ def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object])
 
     plain = read(models, [*models], [one for one in models if one != large])
     mixed = read(with_exits, [f"{small}@0", small, f"{large}@{middle}", large], [small])
-    one_encoder = read(learned, [*(f"{large}@{after}" for after in upto), large], [])
+    one_encoder = read({large: _Model(learned_folder)}, [*(f"{large}@{after}" for after in upto), large], [])
     gained = one_encoder.accuracy - plain.accuracy
     found = []
     for loss in LOSSES:
@@ -190,6 +189,14 @@ def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object])
         for which in ("exit", "one_encoder"):
             found += _figures(f"{which}_cascade", which, systems, timed, loss, suffix)
     return found
+
+
+def learned(prepared: Prepared) -> tuple[Path, Sequence[int]]:
+    """The largest model as its layers are when they have learned with exits up to its middle, and where these are."""
+    large = [*prepared.folders][-1]
+    layers = int(read_json(prepared.folders[large] / "config.json")["num_hidden_layers"])
+    after = range(layers // 2 + 1)
+    return _with_exits(prepared, large, after, prepared.with_exits), after
 
 
 def _figures(

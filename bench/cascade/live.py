@@ -1,7 +1,8 @@
-"""The live service under one task: the cascade against the best single model and the large one, over HTTP (Tabi §7.1).
+"""The live service under one task: cascades against the best single model and the large one, over HTTP (Tabi §7.1).
 
-Everything is as in production, from the HTTP server to the replicas: the cascade is profiled through its levels' own
-replicas before it serves. Each system has as many replicas as the cascade has levels.
+One cascade is of models, the other of one encoder whose layers learned with its exits. Everything is as in production,
+from the HTTP server to the replicas: cascades are profiled through their levels' own replicas before they serve. Each
+system has as many replicas as the cascade of models has levels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import aiohttp
 import numpy as np
 from ray.serve import Application
 
-from pliant.bench.cascade import compiled
+from pliant.bench.cascade import compiled, exit_levels
 from pliant.bench.cascade.levels import Prepared
 from pliant.bench.cascade.study import LOSSES, Studied
 from pliant.bench.cluster import cluster
@@ -35,7 +36,9 @@ from pliant.texts import Text, parts
 
 LOADS = (0.2, 0.5, 0.8)
 """Of what the best single model's service can answer."""
-OURS, SINGLE, LARGE = "bench-cascade", "best-single", "most-accurate"
+OURS, ONE_ENCODER, SINGLE, LARGE = "bench-cascade", "bench-one-encoder", "best-single", "most-accurate"
+_CASCADES = (OURS, ONE_ENCODER)
+_WITH_EXITS = "with-exits"
 _SLO_MS = 10_000
 _NEVER_LATE_MS = 600_000
 _RESERVED = 0.02
@@ -59,8 +62,8 @@ class Scale:
 class Measured:
     """Seconds that clients saw [texts] by system, in repetitions that ran side by side."""
 
-    serves: str
-    """What the cascade says of itself."""
+    serves: Mapping[str, str]
+    """What each cascade says of itself."""
     alone: Mapping[str, Sequence[Floats]]
     """One text after the other."""
     capacity: float
@@ -70,10 +73,11 @@ class Measured:
 
 
 def run(prepared: Prepared, studied: Studied, scale: Scale, progress: Callable[[str], object]) -> Measured:
-    """Serve the task, and measure it. Raises LoadError if a request fails, or the cascade never gets ready."""
+    """Serve the task, and measure it. Raises LoadError if a request fails, or a cascade never gets ready."""
     texts = [text.text for text in prepared.splits.test]
-    for table in (cache_folder() / "cascades").glob(f"{OURS}-*/table.json"):  # a profile of another time and load
-        shutil.rmtree(table.parent)
+    for name in _CASCADES:
+        for table in (cache_folder() / "cascades").glob(f"{name}-*/table.json"):  # a profile of another time and load
+            shutil.rmtree(table.parent)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "texts.jsonl"
         labelled = prepared.splits.choose[: scale.profiled]
@@ -83,7 +87,7 @@ def run(prepared: Prepared, studied: Studied, scale: Scale, progress: Callable[[
 
 
 def _application(prepared: Prepared, studied: Studied, data: Path) -> Application:
-    """The best single model and the most accurate one, each on as many replicas as there are levels; and the levels."""
+    """The levels, and the best single model, the most accurate one and one with exits, on as many replicas each."""
     first, others = studied.served[0], [name for name in prepared.folders if name != studied.large]
     levels = first.cascade.levels if len(first.cascade.levels) > 1 else (others[0], studied.large)
     pool = {
@@ -96,20 +100,25 @@ def _application(prepared: Prepared, studied: Studied, data: Path) -> Applicatio
     services: dict[str, Any] = {
         level: {**pool, "model": str(prepared.folders[level]), "replicas": 1} for level in levels
     }
-    for name, model in ((SINGLE, first.single), (LARGE, studied.large)):
-        services[name] = {**pool, "model": str(prepared.folders[model]), "replicas": len(levels)}
-    cascade = {"kind": "cascade", "levels": levels, "data": str(data), "accuracy_loss": LOSSES[0], "slo_ms": _SLO_MS}
-    serving = parse({"gateway": {"cpus": _RESERVED}, "services": {**services, OURS: cascade}})
-    return assemble(serving)
+    with_exits, after = exit_levels.learned(prepared)
+    models = {SINGLE: prepared.folders[first.single], LARGE: prepared.folders[studied.large], _WITH_EXITS: with_exits}
+    for name, model in models.items():
+        services[name] = {**pool, "model": str(model), "replicas": len(levels)}
+    exits = [*(f"{_WITH_EXITS}@{layers}" for layers in after), _WITH_EXITS]
+    for name, chain in ((OURS, levels), (ONE_ENCODER, exits)):
+        asked = {"data": str(data), "accuracy_loss": LOSSES[0], "slo_ms": _SLO_MS}
+        services[name] = {"kind": "cascade", "levels": chain, **asked}
+    return assemble(parse({"gateway": {"cpus": _RESERVED}, "services": services}))
 
 
 async def _measure(address: str, texts: Sequence[Text], scale: Scale, progress: Callable[[str], object]) -> Measured:
     rng = random.Random(0)
-    systems = (OURS, SINGLE, LARGE)
+    systems = (*_CASCADES, SINGLE, LARGE)
     alone: dict[str, list[Floats]] = {name: [] for name in systems}
-    poisson: dict[float, dict[str, list[Floats]]] = {load: {OURS: [], SINGLE: []} for load in LOADS}
+    at_random = (*_CASCADES, SINGLE)
+    poisson: dict[float, dict[str, list[Floats]]] = {load: {name: [] for name in at_random} for load in LOADS}
     async with session() as http:
-        serves = await _ready(http, address, progress)
+        serves = {name: await _ready(http, address, name, progress) for name in _CASCADES}
         for name in systems:
             await _one_by_one(http, address, name, texts[: scale.texts])
         capacity = await _capacity(http, address, texts[: scale.texts])
@@ -126,20 +135,20 @@ async def _measure(address: str, texts: Sequence[Text], scale: Scale, progress: 
     return Measured(serves, alone, capacity, poisson)
 
 
-async def _ready(http: aiohttp.ClientSession, address: str, progress: Callable[[str], object]) -> str:
-    """Wait until the cascade serves; says what."""
+async def _ready(http: aiohttp.ClientSession, address: str, name: str, progress: Callable[[str], object]) -> str:
+    """Wait until the cascade `name` serves; says what."""
     give_up = time.monotonic() + _READY_WITHIN_S
     state = "no answer"
     while time.monotonic() < give_up:
         async with http.get(f"{address}/stats") as response:
             if response.status == 200:
-                told = (await response.json())["services"][OURS]
+                told = (await response.json())["services"][name]
                 state = told["state"]
                 if told["ready"]:
                     return str(state)
         progress(f"live: {state}")
         await asyncio.sleep(_POLL_S)
-    raise LoadError(f"{OURS} was not ready within {_READY_WITHIN_S:.0f} s: {state}")
+    raise LoadError(f"{name} was not ready within {_READY_WITHIN_S:.0f} s: {state}")
 
 
 def _fields(text: Text) -> dict[str, str]:
@@ -176,19 +185,19 @@ async def at(http: aiohttp.ClientSession, url: str, texts: Sequence[Text], arriv
 
 def figures(measured: Measured, task: str) -> list[Figure]:
     """With the task's name behind each."""
-    ours, single, large = (measured.alone[name] for name in (OURS, SINGLE, LARGE))
-    found = [
-        _means(f"live_mean_latency_vs_best_single_{task}", ours, single, measured.serves),
-        ratio(f"live_p99_latency_vs_large_{task}", _p99s(ours), _p99s(large)),
-        median(f"live_capacity_of_best_single_{task}", [measured.capacity], "", "texts per second"),
-    ]
-    for load, by_system in measured.poisson.items():
-        ours, single = by_system[OURS], by_system[SINGLE]
-        name = f"live_poisson_{load:g}"
+    found = [median(f"live_capacity_of_best_single_{task}", [measured.capacity], "", "texts per second")]
+    for name, which in ((OURS, "live"), (ONE_ENCODER, "live_one_encoder")):
+        ours, single, large = (measured.alone[system] for system in (name, SINGLE, LARGE))
         found += [
-            _means(f"{name}_mean_latency_vs_best_single_{task}", ours, single),
-            ratio(f"{name}_p99_latency_vs_best_single_{task}", _p99s(ours), _p99s(single)),
+            _means(f"{which}_mean_latency_vs_best_single_{task}", ours, single, measured.serves[name]),
+            ratio(f"{which}_p99_latency_vs_large_{task}", _p99s(ours), _p99s(large)),
         ]
+        for load, by_system in measured.poisson.items():
+            ours, single = by_system[name], by_system[SINGLE]
+            found += [
+                _means(f"{which}_poisson_{load:g}_mean_latency_vs_best_single_{task}", ours, single),
+                ratio(f"{which}_poisson_{load:g}_p99_latency_vs_best_single_{task}", _p99s(ours), _p99s(single)),
+            ]
     return found
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Plot
 
 from pliant.bench.cascade import outcome
 from pliant.bench.cascade.figures import ensemble_s
-from pliant.bench.cascade.live import OURS, SINGLE, Measured
+from pliant.bench.cascade.live import ONE_ENCODER, OURS, SINGLE, Measured
 from pliant.bench.cascade.study import Studied
 from pliant.policies.cascade.calibration import Floats
 from pliant.policies.cascade.candidates import CUTOFFS, Candidate, front
@@ -130,7 +130,7 @@ def _alphas(studied: Studied, cascade: Candidate) -> Plot:
 def arrivals(measured: Measured, task: str) -> Plot:
     """Mean and 99th percentile latency by load, when texts arrive at random."""
     plot, axes = plt.subplots(figsize=(7, 4))
-    for name, color in ((SINGLE, "tab:orange"), (OURS, "tab:blue")):
+    for name, color in ((SINGLE, "tab:orange"), (OURS, "tab:blue"), (ONE_ENCODER, "tab:green")):
         runs = [by_system[name] for by_system in measured.poisson.values()]
         means = [1e3 * float(np.median([of.mean() for of in some])) for some in runs]
         p99s = [1e3 * float(np.median([np.quantile(of, 0.99) for of in some])) for some in runs]

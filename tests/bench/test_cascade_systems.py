@@ -201,12 +201,16 @@ def test_live_figures_are_ratios_of_repetitions_side_by_side() -> None:
     def of(*means: float) -> list[Floats]:
         return [np.array([0.5 * mean, 1.5 * mean]) for mean in means]
 
-    alone = {live.OURS: of(1, 2, 4), live.SINGLE: of(2, 4, 4), live.LARGE: of(2, 4, 4)}
-    poisson = {0.5: {live.OURS: of(3, 3), live.SINGLE: of(1, 1)}}
-    measured = live.Measured("serves small → large", alone, 90.0, poisson)
+    alone = {live.OURS: of(1, 2, 4), live.ONE_ENCODER: of(1, 1, 1), live.SINGLE: of(2, 4, 4), live.LARGE: of(2, 4, 4)}
+    poisson = {0.5: {live.OURS: of(3, 3), live.ONE_ENCODER: of(2, 2), live.SINGLE: of(1, 1)}}
+    measured = live.Measured(
+        {live.OURS: "serves small → large", live.ONE_ENCODER: "serves an exit"}, alone, 90.0, poisson
+    )
     figures = {figure.name: figure for figure in live.figures(measured, "made")}
     assert figures["live_mean_latency_vs_best_single_made"].value == 0.5
     assert "serves small → large" in figures["live_mean_latency_vs_best_single_made"].beside
     assert figures["live_p99_latency_vs_large_made"].value == pytest.approx(0.5)
     assert figures["live_poisson_0.5_mean_latency_vs_best_single_made"].value == pytest.approx(3)
     assert figures["live_poisson_0.5_p99_latency_vs_best_single_made"].value == pytest.approx(3)
+    assert "serves an exit" in figures["live_one_encoder_mean_latency_vs_best_single_made"].beside
+    assert figures["live_one_encoder_poisson_0.5_mean_latency_vs_best_single_made"].value == pytest.approx(2)
