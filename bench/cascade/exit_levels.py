@@ -14,14 +14,16 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from pliant.bench.cascade import outcome, sequential
+from pliant.bench.cascade import outcome, resplits, sequential, tasks
 from pliant.bench.cascade.levels import Prepared
+from pliant.bench.cascade.outcome import Outcome
 from pliant.bench.cascade.readings import Readings
 from pliant.bench.cascade.sequential import System, Timed
 from pliant.bench.cascade.spread import over_texts
@@ -110,11 +112,17 @@ class _Chosen:
     """What serves of some levels under one promise, and how accurate that is on the test split."""
 
     candidate: Candidate
-    right: Floats
-    """[n]: of each text, the share of seeds under which it is answered rightly."""
+    outcomes: Sequence[Outcome]
+    """For each seed."""
     bytes: int
     """Of the models that serve."""
     system: System
+
+    @cached_property
+    def right(self) -> Floats:
+        """[n]: of each text, the share of seeds under which it is answered rightly."""
+        shares: Floats = np.mean([one.right for one in self.outcomes], axis=0)
+        return shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +130,8 @@ class _Read:
     """What levels make of texts, and cascades of them."""
 
     models: Mapping[str, _Model]
+    reader: _Reader
+    levels: Sequence[Level]
     table: CascadeTable
     """Of the choose split."""
     test: Readings
@@ -135,12 +145,10 @@ class _Read:
 
     def chosen(self, loss: float, longest: int) -> _Chosen:
         """What serves under a loss of accuracy, of at most so many levels and without gates."""
-        candidates = [one for one in self.table.candidates if len(one.levels) <= longest and one.gate is None]
-        candidate = choose(candidates, accuracy_loss=loss)
-        outcomes = outcome.outcomes(candidate, self.test, range(self.seeds))
+        candidate = _choose(self.table, loss, longest)
         return _Chosen(
             candidate,
-            np.mean([one.right for one in outcomes], axis=0),
+            outcome.outcomes(candidate, self.test, range(self.seeds)),
             sum(self.models[service].bytes for service in {level_at(level).service for level in candidate.levels}),
             _system(candidate, self.models, self.labels),
         )
@@ -159,18 +167,29 @@ def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object])
     def tell(what: str, done: float) -> None:
         progress(f"{name}: {what}, {done:.0%}")
 
+    choose_on, test_on = splits.choose[: scale.texts], splits.test[: scale.texts]
+
     def read(models: Mapping[str, _Model], levels: Sequence[str], tells: Sequence[str]) -> _Read:
         known = [Level(one, tuple(models[level_at(one).service].labels), one in tells) for one in levels]
         reader = _Reader(models)
-        tested = splits.test[: scale.texts]
-        table = asyncio.run(profile(reader, known, splits.choose[: scale.texts], _SEED, True, tell)).table
-        return _Read(models, table, Readings(reader, known, tested, tell), splits.labels, scale.seeds)
+        table = asyncio.run(profile(reader, known, choose_on, _SEED, True, tell)).table
+        return _Read(models, reader, known, table, Readings(reader, known, test_on, tell), splits.labels, scale.seeds)
 
     plain = read(models, [*models], [one for one in models if one != large])
     mixed = read(with_exits, [f"{small}@0", small, f"{large}@{middle}", large], [small])
     one_encoder = read({large: _Model(learned_folder)}, [*(f"{large}@{after}" for after in upto), large], [])
     gained = one_encoder.accuracy - plain.accuracy
-    found = []
+    dealt = resplits.resplits(
+        one_encoder.reader,
+        one_encoder.levels,
+        tasks.Splits([], choose_on, test_on),
+        scale.resplits,
+        LOSSES[:1],
+        {level.name: level.handed_s for level in one_encoder.table.levels},
+        lambda table, loss: _choose(table, loss, len(table.levels)),
+        tell,
+    )
+    found = [resplits.figure(f"one_encoder_cascade_resplits_that_keep_the_promise_{name}", dealt, ">= 0.95")]
     for loss in LOSSES:
         systems = {
             "exit": mixed.chosen(loss, 3),
@@ -199,6 +218,11 @@ def learned(prepared: Prepared) -> tuple[Path, Sequence[int]]:
     return _with_exits(prepared, large, after, prepared.with_exits), after
 
 
+def _choose(table: CascadeTable, loss: float, longest: int) -> Candidate:
+    candidates = [one for one in table.candidates if len(one.levels) <= longest and one.gate is None]
+    return choose(candidates, accuracy_loss=loss)
+
+
 def _figures(
     name: str, which: str, systems: Mapping[str, _Chosen], timed: Mapping[str, Timed], loss: float, suffix: str
 ) -> list[Figure]:
@@ -211,6 +235,10 @@ def _figures(
 
     def spared(_: int, rows: Integers) -> float:
         return float((ours.right - large.right)[rows].mean()) + loss
+
+    def gap(seed: int, rows: Integers) -> float:
+        one = ours.outcomes[seed]
+        return outcome.early_gap(one.early[rows], (large.right - one.right)[rows])
 
     return [
         ratio(
@@ -232,6 +260,7 @@ def _figures(
         ratio(f"{name}_vs_best_single_{suffix}", ours_s, single_s, "<= 0.6", _said(single)),
         ratio(f"{name}_p99_vs_large_{suffix}", timed[which].p99s, timed["large"].p99s, "<= 1.05", _said(large)),
         over_texts(f"{name}_accuracy_minus_target_{suffix}", spared, len(ours.right), target=">= 0"),
+        over_texts(f"{name}_early_accuracy_gap_{suffix}", gap, len(ours.right), len(ours.outcomes), "<= 0.01"),
     ]
 
 

@@ -47,7 +47,7 @@ def test_exits_and_two_models_are_chosen_and_timed_side_by_side(
         "made", splits, {"small": small, "large": large}, {}, None, Recipe(epochs=8, learning_rate=2e-4)
     )
     said: list[str] = []
-    scale = Scale(texts=250, timed=10, passes=2, seeds=2, resplits=0)
+    scale = Scale(texts=250, timed=10, passes=2, seeds=2, resplits=1)
     found = {figure.name: figure for figure in exit_levels.figures(prepared, scale, said.append)}
     assert set(found) == {
         f"{which}_cascade_{what}_{loss}made"
@@ -59,9 +59,10 @@ def test_exits_and_two_models_are_chosen_and_timed_side_by_side(
             "vs_best_single",
             "p99_vs_large",
             "accuracy_minus_target",
+            "early_accuracy_gap",
         )
         for loss in ("", "loss_0.04_")
-    }
+    } | {"one_encoder_cascade_resplits_that_keep_the_promise_made"}
     assert "small@0" in found["exit_cascade_vs_two_models_made"].beside, "an exit serves, if only alone"
     assert found["exit_cascade_accuracy_minus_two_models_made"].value > 0.2
     assert "large@0" in found["one_encoder_cascade_vs_two_models_made"].beside
