@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from pliant.bench.cascade import early_exit, fine_tuning
 from pliant.bench.cascade.early_exit import Exits
 from pliant.bench.cascade.fine_tuning import BertConfig, Recipe
-from pliant.bench.cascade.levels import LAYERS, FineTuned
+from pliant.bench.cascade.levels import LAYERS, WITH_EXITS, FineTuned
 from pliant.bench.cascade.tasks import Splits
 from pliant.errors import ModelError
 from pliant.kernels.encoder.eager_classifier import EagerClassifier
@@ -170,7 +170,7 @@ def _splits(train: int = 20) -> Splits:
 
 
 def test_a_folder_is_another_one_for_other_texts_recipes_layers_and_teachers() -> None:
-    task = FineTuned("made", lambda _: _splits(), RECIPE, replace(RECIPE, fragments=2))
+    task = FineTuned("made", lambda _: _splits(), RECIPE, replace(RECIPE, fragments=2), WITH_EXITS)
     folders = [task.folder(layers, _splits()) for layers in LAYERS]
     assert folders == [task.folder(layers, _splits()) for layers in LAYERS]
     assert len(set(folders)) == len(LAYERS)
@@ -184,7 +184,7 @@ def test_a_folder_is_another_one_for_other_texts_recipes_layers_and_teachers() -
 
 def test_models_are_all_there_only_with_their_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLIANT_CACHE", str(tmp_path))
-    task, splits = FineTuned("made", lambda _: _splits(), RECIPE, RECIPE), _splits()
+    task, splits = FineTuned("made", lambda _: _splits(), RECIPE, RECIPE, WITH_EXITS), _splits()
     for layers in LAYERS:
         task.folder(layers, splits).mkdir(parents=True)
     assert not task.trained(splits)
