@@ -88,12 +88,12 @@ class _Reader:
     """Where profiles find the levels: here."""
 
     def __init__(self, models: Mapping[str, _Model]) -> None:
-        self._models = models
+        self.models = models
 
     async def read(self, service: str, text: Text, importance: bool, exits: Sequence[int] = ()) -> Seen:
         started = time.perf_counter()
         stops = [Stop(after, 1.0, np.inf) for after in exits]
-        encoding, found = self._models[service].read(text, _ALWAYS if importance else None, stops)
+        encoding, found = self.models[service].read(text, _ALWAYS if importance else None, stops)
         seconds = time.perf_counter() - started - found.importance_s
         return Seen(
             found.logits,
@@ -129,7 +129,6 @@ class _Chosen:
 class _Read:
     """What levels make of texts, and cascades of them."""
 
-    models: Mapping[str, _Model]
     reader: _Reader
     levels: Sequence[Level]
     table: CascadeTable
@@ -145,12 +144,12 @@ class _Read:
 
     def chosen(self, loss: float, longest: int) -> _Chosen:
         """What serves under a loss of accuracy, of at most so many levels and without gates."""
-        candidate = _choose(self.table, loss, longest)
+        candidate, models = _choose(self.table, loss, longest), self.reader.models
         return _Chosen(
             candidate,
             outcome.outcomes(candidate, self.test, range(self.seeds)),
-            sum(self.models[service].bytes for service in {level_at(level).service for level in candidate.levels}),
-            _system(candidate, self.models, self.labels),
+            sum(models[service].bytes for service in {level_at(level).service for level in candidate.levels}),
+            _system(candidate, models, self.labels),
         )
 
 
@@ -173,7 +172,7 @@ def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object])
         known = [Level(one, tuple(models[level_at(one).service].labels), one in tells) for one in levels]
         reader = _Reader(models)
         table = asyncio.run(profile(reader, known, choose_on, _SEED, True, tell)).table
-        return _Read(models, reader, known, table, Readings(reader, known, test_on, tell), splits.labels, scale.seeds)
+        return _Read(reader, known, table, Readings(reader, known, test_on, tell), splits.labels, scale.seeds)
 
     plain = read(models, [*models], [one for one in models if one != large])
     mixed = read(with_exits, [f"{small}@0", small, f"{large}@{middle}", large], [small])
@@ -206,7 +205,7 @@ def figures(prepared: Prepared, scale: Scale, progress: Callable[[str], object])
         )
         suffix = name if loss == LOSSES[0] else f"loss_{loss:g}_{name}"
         for which in ("exit", "one_encoder"):
-            found += _figures(f"{which}_cascade", which, systems, timed, loss, suffix)
+            found += _figures(which, systems, timed, loss, suffix)
     return found
 
 
@@ -224,8 +223,9 @@ def _choose(table: CascadeTable, loss: float, longest: int) -> Candidate:
 
 
 def _figures(
-    name: str, which: str, systems: Mapping[str, _Chosen], timed: Mapping[str, Timed], loss: float, suffix: str
+    which: str, systems: Mapping[str, _Chosen], timed: Mapping[str, Timed], loss: float, suffix: str
 ) -> list[Figure]:
+    name = f"{which}_cascade"
     ours, two, single, large = (systems[one] for one in (which, "two", "single", "large"))
     ours_s, two_s, single_s = (timed[one].means for one in (which, "two", "single"))
     memory = ours.bytes / two.bytes

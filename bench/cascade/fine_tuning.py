@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from pliant.bench.cascade.tasks import Texts
 from pliant.errors import ModelError
-from pliant.texts import Text, joined, parts
 from pliant.torchvision_ops import declare
+from pliant.training.early_layers import fragment
 from pliant.zoo.repeatable import one_thread
 
 declare()
@@ -30,7 +30,6 @@ Progress = Callable[[float], object]
 _SEED = 0
 _LONGEST = 64
 """Tokens; what is beyond is not learned from."""
-_FRAGMENT_WORDS = (2, 12)
 _READ = 64
 """Texts that a teacher reads at a time."""
 _WARM_UP = 0.1
@@ -82,7 +81,7 @@ def fine_tune(
         model = _model(source, labels, layers)
         given = [text.text for text in texts]
         rng = random.Random(_SEED)
-        given += [_fragment(text.text, rng) for text in texts for _ in range(recipe.fragments)]
+        given += [fragment(text.text, rng) for text in texts for _ in range(recipe.fragments)]
         read = tokenizer.encode_batch(given)
         targets = functional.one_hot(torch.tensor([labels.index(text.label) for text in texts]), len(labels)).float()
         if recipe.fragments:
@@ -95,18 +94,6 @@ def fine_tune(
     tokenizer.save(str(folder / "tokenizer.json"))
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(source / name, folder)
-
-
-def _fragment(text: Text, rng: random.Random) -> Text:
-    """A few words in a row, of each part."""
-
-    def of(part: str) -> str:
-        words = part.split()
-        length = min(len(words), rng.randint(*_FRAGMENT_WORDS))
-        start = rng.randrange(len(words) - length + 1)
-        return " ".join(words[start : start + length])
-
-    return joined(tuple(map(of, parts(text))))
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from pliant.training.labelled_texts import LabelledText
 
 KINDS = ("bert", "roberta", "electra", "distilbert", "mpnet", "deberta-v2", "modernbert")
 OPTIONS = {"electra": {"embedding_size": 24}}  # with fewer it needs longer
-RECIPE = Recipe(15, 1, 1e-2, 1e-2)
+RECIPE = Recipe(15, learning_rate=1e-2, exit_learning_rate=1e-2)
 
 
 def texts(count: int, labels: Sequence[str], seed: int) -> list[LabelledText]:
