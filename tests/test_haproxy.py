@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def accepted(path: Path) -> str:
 def test_haproxy_takes_it(written: Path) -> None:
     config = accepted(fit := haproxy.prepare(written, "sesame"))
     assert "timeout http-request 30s" in config
+    assert re.findall(r"http-reuse .*", config) == ["http-reuse safe"]
     once = next(line for line in config.splitlines() if "disable-l7-retry" in line).split()
     assert {"/unload_lora_adapter", "/files", "/batches"} < set(once)
     assert f"set-header {haproxy.PASSWORD_HEADER} sesame" in config
@@ -207,17 +209,75 @@ def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
             server.shutdown()
 
 
+@contextmanager
+def proxied(path: Path, at: int) -> Iterator[None]:
+    """HAProxy, by what Serve wrote to `path`, answers at this port."""
+    fit = haproxy.prepare(path, "sesame")
+    with subprocess.Popen([get_haproxy_binary(), "-db", "-f", fit], stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", at)) == 0, lambda: process.poll())
+            yield
+        finally:
+            process.kill()
+
+
 def test_a_request_whose_gateway_dies_is_sent_again_whatever_came_before_on_its_connection(tmp_path: Path) -> None:
     with answering(Forgetful) as first, answering(Forgetful) as second:
         path = write(tmp_path, at := free_port(), (first, second))
-        fit = haproxy.prepare(path, "sesame")
-        with subprocess.Popen([get_haproxy_binary(), "-db", "-f", fit], stderr=subprocess.DEVNULL) as process:
-            try:
-                wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", at)) == 0, lambda: process.poll())
-                connection = http.client.HTTPConnection("127.0.0.1", at, timeout=HANGS_AFTER_S)
-                for number in range(50):
-                    connection.request("POST", "/models/a", str(number))
-                    answer = connection.getresponse()
-                    assert (number, answer.status, answer.read()) == (number, 200, b"ok")
-            finally:
-                process.kill()
+        with proxied(path, at):
+            connection = http.client.HTTPConnection("127.0.0.1", at, timeout=HANGS_AFTER_S)
+            for number in range(50):
+                connection.request("POST", "/models/a", str(number))
+                answer = connection.getresponse()
+                assert (number, answer.status, answer.read()) == (number, 200, b"ok")
+
+
+GATEWAY = """
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@contextmanager
+def gateway() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process, and its port."""
+    command = [sys.executable, "-c", GATEWAY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def asked(at: int) -> tuple[int, bytes]:
+    """The answer on a connection of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", at, timeout=HANGS_AFTER_S)
+    try:
+        connection.request("GET", "/stats")
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_who_asks_when_all_gateways_have_just_died_is_told_to_come_back(tmp_path: Path) -> None:
+    with gateway() as (first, one), gateway() as (second, other):
+        path = write(tmp_path, at := free_port(), (one, other))
+        with proxied(path, at):
+            assert {asked(at) for _ in range(20)} == {(200, b"ok")}
+            first.kill(), second.kill()
+            for _ in range(3):
+                status, body = asked(at)
+                assert status in (502, 503)
+                assert json.loads(body)["error"].endswith("come back")

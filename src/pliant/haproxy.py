@@ -6,6 +6,7 @@ adds what Serve has no switch for, and becomes HAProxy:
 - a limit for the head of a request; errors in JSON, with their own statuses;
 - requests are whole before a gateway gets them, so that another one can have them if it dies;
 - no retries of what must not happen twice, beyond connections that failed;
+- an answer to the first request of each connection, also when the gateways' own connections have just broken off;
 - TLS, with client certificates if wanted, as `Tls` in the environment says (Serve itself knows none in this mode);
 - a password, as gateways listen on ports of their own, where no client is to go around HAProxy;
 - no pages of HAProxy's own on further ports.
@@ -150,6 +151,8 @@ def _fit(config: str, folder: Path, password: str, tls: _Bind | None) -> str:
     config = _replaced(config, r"^(frontend http_frontend\n    bind [^\n]*)", rf"\1{options}\n    {rules}")
     if not re.search(r"^    acl is_", config, re.M):  # HAProxy was started anew, and Serve has sent it nothing yet
         config = _replaced(config, r"^    http-request return status 404 .*$", "    http-request deny deny_status 503")
+    # HAProxy closes without a word, for a client to ask again, where a connection that others have used broke off
+    config = re.sub(r"^    http-reuse always$", "    http-reuse safe", config, flags=re.M)
     if tls:  # gateways have the same certificate, under names that are not in it
         config = re.sub(r"^    (default-server .*)$", r"    \1 ssl verify none", config, flags=re.M)
     return config
