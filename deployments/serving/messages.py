@@ -57,6 +57,9 @@ class Step(NamedTuple):
     failed: bool = False
     """It is over, and `text` is why."""
 
+    def __str__(self) -> str:
+        return f"{self.text}, {self.done:.0%}" if self.done else self.text
+
 
 @message
 @dataclass(frozen=True, slots=True)

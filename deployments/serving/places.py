@@ -1,4 +1,4 @@
-"""Why no replica of a service has begun: no node is large enough for one, or none has room left.
+"""Why a service has too few replicas: no node is large enough for one, or none has room left.
 
 Plain asyncio, without Ray.
 """
@@ -40,15 +40,15 @@ Rooms = tuple[Sequence[Room], Room]
 
 
 class Places:
-    """What keeps services from starting that have no replica, by what they reserve, and by what `look` finds.
+    """What keeps replicas from starting, by what they reserve, and by what `look` finds.
 
-    `silent` gives those of which nothing was heard although they should have replicas.
+    `fewer` gives the services that should have more replicas than something was heard of.
     """
 
     def __init__(
         self,
         reserved: Mapping[str, Room],
-        silent: Callable[[], set[str]],
+        fewer: Callable[[], set[str]],
         look: Callable[[], Awaitable[Rooms]],
         changed: Callable[[], None],
         clock: Callable[[], float] = lambda: time.monotonic(),
@@ -56,7 +56,7 @@ class Places:
         self.lacking: Mapping[str, Step] = {}
         """By service."""
         self._reserved = reserved
-        self._silent = silent
+        self._fewer = fewer
         self._look = look
         self._changed = changed
         self._clock = clock
@@ -72,9 +72,9 @@ class Places:
                 logger.exception("could not ask Ray for its nodes; trying again")
 
     async def step(self) -> None:
-        """Look once, unless all services have begun."""
+        """Look once, unless all replicas have begun."""
         now = self._clock()
-        self._since = {name: self._since.get(name, now) for name in self._silent()}
+        self._since = {name: self._since.get(name, now) for name in self._fewer()}
         found: dict[str, Step] = {}
         if self._since:
             nodes, left = await self._look()

@@ -81,7 +81,7 @@ class Planner:
         self._budget = self._joint_budget(config.budget) if config.budget else None
         self._sharing = asyncio.create_task(self._budget.run()) if self._budget else None
         reserved = {name: _room(config.services[name].resources()) for name in handles}
-        self._places = Places(reserved, self._silent, look or _rooms, self._changed)
+        self._places = Places(reserved, self._fewer, look or _rooms, self._changed)
         self._looking = asyncio.create_task(self._places.run())
 
     async def exchange(self, gateway: str, seen: str, news: Mapping[str, News]) -> tuple[str, dict[str, Guidance]]:
@@ -140,9 +140,7 @@ class Planner:
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """How many replicas each service should have, and how many gateways there should be, for
         `deployments/autoscaling.py`."""
-        parts = [self._budget.wanted()] if self._budget else [part.wanted() for part in self._parts.values()]
-        wanted = {name: number for some in parts for name, number in some.items()}
-        services = {name: self._ready_for(name, number) for name, number in wanted.items()}
+        services = {name: self._ready_for(name, number) for name, number in self._wanted().items()}
         return {**services, **self._gateways.wanted()}
 
     def _ready_for(self, service: str, wanted: int) -> int:
@@ -167,11 +165,16 @@ class Planner:
             self._config, judged, self._tables, self._starting, partial(_nodes, budget), lambda: self._gateways.count
         )
 
-    def _silent(self) -> set[str]:
-        """Services that should have replicas, and nothing was heard of any."""
-        wanted = self._budget.wanted() if self._budget else {}
-        begun = self._starting.now().keys() | {name for name, table in self._tables.items() if table.reports()}
-        return {name for name in self._handles if name not in begun and wanted.get(name, self._least(name))}
+    def _wanted(self) -> dict[str, int]:
+        """How many replicas those services should have whose number changes."""
+        parts = [self._budget.wanted()] if self._budget else [part.wanted() for part in self._parts.values()]
+        return {name: number for some in parts for name, number in some.items()}
+
+    def _fewer(self) -> set[str]:
+        """Services that should have more replicas than something was heard of."""
+        wanted, starting = self._wanted(), self._starting.now()
+        begun = {name: table.reports().keys() | starting.get(name, {}).keys() for name, table in self._tables.items()}
+        return {name for name in self._handles if len(begun[name]) < wanted.get(name, self._least(name))}
 
     def _least(self, service: str) -> int:
         size = self._config.services[service].replica_range()

@@ -129,11 +129,12 @@ class Service:
         if self.asleep and self.endpoint:
             return "asleep; a request starts a replica"
         if self.ready:
-            return f"ready, {count}"
+            others = _commonest(self._busy())
+            return f"ready, {count}; {others}" if others else f"ready, {count}"
         step = self.step
         if step and step.done:
-            return f"{step.text}, {step.done:.0%}"
-        return f"{step.text if step else STARTING}, {count}"
+            return str(step)
+        return f"{step or STARTING}, {count}"
 
     def facts(self) -> dict[str, Any]:
         """For people."""
@@ -150,8 +151,11 @@ class Service:
         """What it does before it is ready, as far as somebody said."""
         if self._replicas is None or self.ready:
             return None
-        busy = [step for step in self._replicas.starting() if step.text != STARTING]
-        return _commonest(busy) or (None if self.endpoint else self._opening)
+        return _commonest(self._busy()) or (None if self.endpoint else self._opening)
+
+    def _busy(self) -> list[Step]:
+        """What its replicas do that start, as far as they said."""
+        return [step for step in self._replicas.starting() if step.text != STARTING] if self._replicas else []
 
     def _state_by_itself(self) -> str:
         if self.endpoint:

@@ -11,12 +11,14 @@ import pytest
 from support.echo.kind import ECHO, EchoConfig, EchoKind
 from support.rooms import roomy
 
+from pliant.config.base import ReplicaRange
 from pliant.config.cluster import Reader
 from pliant.deployments.kinds import KINDS, loaded
 from pliant.deployments.serving.joint_budget import JointBudget
 from pliant.deployments.serving.messages import News, Step
 from pliant.deployments.serving.places import Room, Rooms
 from pliant.deployments.serving.planner import Planner
+from pliant.deployments.serving.table import ReplicaTable
 
 pytestmark = pytest.mark.virtual_time
 
@@ -121,6 +123,27 @@ async def test_gateways_hear_why_no_replica_begins_until_one_has_room(monkeypatc
     assert await said() == ["a replica reserves 1 GPU and 2 CPUs, and all nodes together have 4 CPUs left"]
     await planner.starting("nowhere", "a", Step("loading", 0.5))
     assert await said() == ["loading"]
+
+
+async def test_gateways_hear_why_a_service_has_fewer_replicas_than_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = {"a": object()}
+    monkeypatch.setattr(ReplicaTable, "reports", lambda self: reports)
+    monkeypatch.setattr(EchoConfig, "replica_range", lambda self: ReplicaRange(min=2, max=2))
+    monkeypatch.setattr(EchoConfig, "resources", lambda self: {"num_cpus": 2.0})
+
+    async def look() -> Rooms:
+        return [Room(0, 3)], Room(0, 1)
+
+    planner = planner_of("echo", look=look)
+
+    async def said() -> list[str]:
+        await asyncio.sleep(40)
+        _, guidance = await planner.exchange("a", "", {})
+        return [step.text for step in guidance["echo"].starting.values()]
+
+    assert await said() == ["a replica reserves 2 CPUs, and all nodes together have 1 CPU left"]
+    reports["b"] = object()
+    assert await said() == []
 
 
 async def test_one_that_nobody_obeys_is_replaced() -> None:

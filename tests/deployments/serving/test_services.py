@@ -60,6 +60,10 @@ async def test_once_ready_it_is_asked_whatever_becomes_of_its_replicas() -> None
     house.endpoint.ready, house.running = True, 2
     assert (await house.find("topics")).endpoint is house.endpoint
     assert house.topics.state == "ready, 2 of 3 replicas"
+    house.steps = [Step(STARTING, 0.0)]
+    assert house.topics.state == "ready, 2 of 3 replicas"
+    house.steps = [Step("loading", 0.4)]
+    assert house.topics.state == "ready, 2 of 3 replicas; loading, 40%"
     house.endpoint.ready, house.running = False, 0
     assert (await house.find("topics")).endpoint is house.endpoint, "requests wait for replicas that failed"
     assert not house.topics.facts()["ready"]
