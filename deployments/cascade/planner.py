@@ -171,7 +171,7 @@ class CascadePart(ChoosingPart[CascadeConfig]):
         candidate = choice.candidate
         told = (
             f"serves {candidate}: {candidate.accuracy:.1%} ± {candidate.accuracy_error:.1%} accurate, "
-            f"{1e3 * candidate.mean_latency_s:.1f} ms, {candidate.early_share:.0%} answered early"
+            f"{1e3 * candidate.mean_latency_s:.1f} ms, {candidate.before_last:.0%} answered early"
         )
         if choice.taken_from:
             told += f", by the {choice.texts} of {choice.taken_from} labelled texts that are like those that come now"

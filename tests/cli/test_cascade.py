@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.scripted_cascade import LABELS, Model, Service, texts
+from support.scripted_cascade import LABELS, Model, Service, candidate, texts
 from typer.testing import CliRunner
 
 from pliant.cli import cascade as cascade_cli
@@ -84,3 +84,8 @@ def test_what_a_conformal_promise_came_to_is_printed(loaded: list[str], tmp_path
     code, output = run(cluster(tmp_path, conformal={"epsilon": 0.05}), tmp_path)
     assert code == 0, output
     assert "epsilon 0.05, delta 0.05: small" in output
+
+
+def test_what_any_level_before_the_last_answers_counts_as_early() -> None:
+    chosen = candidate("t@0", "t@3", "t", shares=(0.0, 0.87, 0.13))
+    assert cascade_cli._described(chosen).endswith("with 87% answered early")

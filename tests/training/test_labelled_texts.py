@@ -85,7 +85,8 @@ def test_too_few_texts_and_no_file_are_told(tmp_path: Path) -> None:
 def test_the_two_parts_share_nothing_and_follow_from_the_seed() -> None:
     texts = [LabelledText(str(number), "no") for number in range(MOST + 100)]
     calibrate, choose = split(texts, 1)
-    assert (len(calibrate), len(choose)) == (MOST // 4, MOST - MOST // 4)
+    assert (len(calibrate), len(choose)) == (500, MOST - 500)
+    assert [len(part) for part in split(texts[:1000], 1)] == [250, 750]
     assert not set(calibrate) & set(choose)
     assert split(texts, 1) == (calibrate, choose)
     assert split(texts, 2) != (calibrate, choose)

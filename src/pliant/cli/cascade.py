@@ -108,19 +108,20 @@ def _print(table: CascadeTable, chosen: Candidate | None) -> None:
             f"{one.accuracy:.1%} ± {one.accuracy_error:.1%}",
             f"{1e3 * one.mean_latency_s:.2f}",
             f"{1e3 * one.p99_latency_s:.2f}",
-            f"{one.early_share:.0%}",
+            f"{one.before_last:.0%}",
             f"{one.early_accuracy_gap:+.1%}",
         )
     console.print(candidates)
     left_out = f", {table.left_out} are too long for a level" if table.left_out else ""
     console.print(
-        f"Measured on {table.texts} labelled texts{left_out}; the best of {len(table.candidates)} candidates. Gap: "
-        "what the most accurate level has over the first on texts answered early."
+        f"Measured on {table.texts} labelled texts{left_out}; the best of {len(table.candidates)} candidates. Early: "
+        "answered before the last level. Gap: what the most accurate level has over the first on those that the first "
+        "answers."
     )
 
 
 def _described(candidate: Candidate) -> str:
     return (
         f"{candidate}: {candidate.accuracy:.1%} accurate in {1e3 * candidate.mean_latency_s:.2f} ms, with "
-        f"{candidate.early_share:.0%} answered early"
+        f"{candidate.before_last:.0%} answered early"
     )

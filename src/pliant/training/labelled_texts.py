@@ -22,7 +22,7 @@ ZOO = "zoo/topics"
 ZOO_TRAINING = "zoo/topics-training"
 """Those that they have seen."""
 _ZOO = {ZOO: corpus.held_out, ZOO_TRAINING: corpus.training}
-FEWEST, MOST = 200, 2000
+FEWEST, MOST = 200, 5000
 """Texts that are needed, and after which others are left out, as a profile would take too long."""
 CALIBRATE = (100, 500)
 """The least and the most texts to calibrate on."""
