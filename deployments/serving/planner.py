@@ -80,6 +80,8 @@ class Planner:
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part}
         self._budget = self._joint_budget(config.budget) if config.budget else None
         self._sharing = asyncio.create_task(self._budget.run()) if self._budget else None
+        self._wanted: Mapping[str, int] = {}
+        """Replicas that services should have whose number changes, as Serve last asked."""
         reserved = {name: _room(config.services[name].resources()) for name in handles}
         self._places = Places(reserved, self._fewer, look or _rooms, self._changed)
         self._looking = asyncio.create_task(self._places.run())
@@ -140,7 +142,9 @@ class Planner:
     async def record_autoscaling_stats(self) -> dict[str, int]:
         """How many replicas each service should have, and how many gateways there should be, for
         `deployments/autoscaling.py`."""
-        services = {name: self._ready_for(name, number) for name, number in self._wanted().items()}
+        parts = [self._budget.wanted()] if self._budget else [part.wanted() for part in self._parts.values()]
+        self._wanted = {name: number for some in parts for name, number in some.items()}
+        services = {name: self._ready_for(name, number) for name, number in self._wanted.items()}
         return {**services, **self._gateways.wanted()}
 
     def _ready_for(self, service: str, wanted: int) -> int:
@@ -165,16 +169,11 @@ class Planner:
             self._config, judged, self._tables, self._starting, partial(_nodes, budget), lambda: self._gateways.count
         )
 
-    def _wanted(self) -> dict[str, int]:
-        """How many replicas those services should have whose number changes."""
-        parts = [self._budget.wanted()] if self._budget else [part.wanted() for part in self._parts.values()]
-        return {name: number for some in parts for name, number in some.items()}
-
     def _fewer(self) -> set[str]:
         """Services that should have more replicas than something was heard of."""
-        wanted, starting = self._wanted(), self._starting.now()
+        starting = self._starting.now()
         begun = {name: table.reports().keys() | starting.get(name, {}).keys() for name, table in self._tables.items()}
-        return {name for name in self._handles if len(begun[name]) < wanted.get(name, self._least(name))}
+        return {name for name in self._handles if len(begun[name]) < self._wanted.get(name, self._least(name))}
 
     def _least(self, service: str) -> int:
         size = self._config.services[service].replica_range()

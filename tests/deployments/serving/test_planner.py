@@ -144,6 +144,9 @@ async def test_gateways_hear_why_a_service_has_fewer_replicas_than_it_should(mon
     assert await said() == ["a replica reserves 2 CPUs, and all nodes together have 1 CPU left"]
     reports["b"] = object()
     assert await said() == []
+    monkeypatch.setattr(planner, "_budget", SimpleNamespace(wanted=lambda: {"echo": 3}, facts=lambda _name: {}))
+    await planner.record_autoscaling_stats()
+    assert await said() == ["a replica reserves 2 CPUs, and all nodes together have 1 CPU left"]
 
 
 async def test_one_that_nobody_obeys_is_replaced() -> None:
