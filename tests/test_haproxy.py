@@ -276,7 +276,8 @@ def test_who_asks_when_all_gateways_have_just_died_is_told_to_come_back(tmp_path
         path = write(tmp_path, at := free_port(), (one, other))
         with proxied(path, at):
             assert {asked(at) for _ in range(20)} == {(200, b"ok")}
-            first.kill(), second.kill()
+            first.kill()
+            second.kill()
             for _ in range(3):
                 status, body = asked(at)
                 assert status in (502, 503)
