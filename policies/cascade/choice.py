@@ -23,6 +23,9 @@ from pliant.policies.cascade.candidates import Candidate
 MARGIN = 2.7
 """Standard errors by which a promise must be kept: more than for exits, as the fastest of many candidates serves."""
 
+_NOTICEABLE = 0.02
+"""Of a model's mean latency: what a cascade must save to serve instead. Readings of a profile differ by as much."""
+
 
 class NoCandidateError(ValueError):
     """No candidate meets what is asked."""
@@ -49,9 +52,9 @@ def choose(
     """The candidate of the least mean latency that meets the target by `margin` standard errors, with p99 in `slo_ms`.
 
     Either `accuracy_target`, from 0 to 1, or `accuracy_loss`, what the best single model may be above it. That model
-    itself loses nothing, so that without `slo_ms` an accuracy loss is always met. Of two that are as fast and as
-    accurate the one without a gate is chosen. Raises NoCandidateError, which says what comes closest, and ValueError
-    unless one of the two is given.
+    itself loses nothing, so that without `slo_ms` an accuracy loss is always met. A model alone that is hardly slower
+    serves instead of a cascade, and of two that are as fast and as accurate the one without a gate. Raises
+    NoCandidateError, which says what comes closest, and ValueError unless one of the two is given.
     """
     if not candidates:
         raise NoCandidateError("there are no candidates: profile the cascade first")
@@ -74,7 +77,9 @@ def choose(
             f"slo_ms {slo_ms:g}; closest is {quickest} with {1000 * quickest.p99_latency_s:.1f} ms: raise slo_ms, or "
             "ask for less accuracy"
         )
-    return min(quick, key=lambda one: (one.mean_latency_s, -one.accuracy, one.gate is not None))
+    least_s = min(one.mean_latency_s for one in quick) / (1 - _NOTICEABLE)
+    alone = [one for one in quick if len(one.levels) == 1 and one.mean_latency_s <= least_s]
+    return min(alone or quick, key=lambda one: (one.mean_latency_s, -one.accuracy, one.gate is not None))
 
 
 def _spare(accuracy_target: float | None, accuracy_loss: float | None, margin: float) -> Callable[[Candidate], float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -73,6 +75,15 @@ def test_the_slo_is_for_the_99th_percentile() -> None:
         NoCandidateError, match=r"none of 2 candidates .* slo_ms 11; closest is large alone .* 12\.0 ms"
     ):
         choose(TABLE, accuracy_loss=0.01, slo_ms=11)
+
+
+def test_a_cascade_must_save_more_than_readings_differ_by() -> None:
+    alone = replace(candidate(0.96, 10), levels=("large",), cutoffs=(), alphas=(), shares=(1.0,))
+    for mean_ms, cascade_serves in ((9.7, True), (9.85, False), (10.2, False)):
+        saving = candidate(0.959, mean_ms, loss=0.001, error=0.0)
+        assert choose([saving, alone], accuracy_loss=0.01) is (saving if cascade_serves else alone)
+    small = replace(candidate(0.955, 5), levels=("small",), cutoffs=(), alphas=(), shares=(1.0,))
+    assert choose([small, alone, candidate(0.955, 4.95)], accuracy_target=0.9) is small
 
 
 def test_what_comes_closest_is_said() -> None:
