@@ -1,7 +1,9 @@
 // One pass of an encoder over texts that lie one behind the other, without padding. The protocol is cpu_encoder.py's.
 //
-// All but attention is done for each token alone; attention of each text and head is a task. Float32 throughout.
+// All but attention is done for each token alone; attention of each text and head is a task. Float32 throughout. Texts
+// may leave on the way: the states of those that stay then move together.
 #include <stdlib.h>
+#include <time.h>
 
 #include "../cpu/cpu_kernels.h"
 
@@ -47,14 +49,28 @@ typedef struct {
 } Encoder;
 
 typedef struct {
+    int64_t after;              // so many layers
+    const float *weight, *bias; // [labels][hidden], [labels]
+} Exit;
+
+typedef struct {
+    const Exit *exits; // in rising order, none behind the last layer
+    int64_t count, labels;
+    const double *temperatures; // [exits][texts]; 0: the text does not read this exit
+    const double *sure_from;    // [exits][texts]: it leaves there if it is at least so sure
+    float *said;                // [exits][texts][labels], of texts that read the exit
+    double *seconds;            // [exits]: from the start of the pass until that was known
+    int64_t *layers;            // [texts]: how many were computed
+} Leaving;
+
+typedef struct {
     const int64_t *ids, *places, *types; // [tokens]: of words, positions and types; the last may be null
     const int64_t *starts;               // [texts + 1]: the first token of each text, and where the last one ends
     int64_t texts;
-    int64_t from, to;    // the layers to compute: `from` up to, but without, `to`
-    const float *states; // [tokens][hidden] behind the layers before `from`; not read if that is 0
-    bool firsts;         // behind the last layer, only the states of first tokens are wanted
-    float *received;     // [heads][tokens]: what each token received is added to it; or null
-    float *out;          // [tokens or texts][hidden]
+    bool firsts;            // behind the last layer, only the states of first tokens are wanted
+    float *received;        // [heads][tokens]: what each token received is added to it; or null
+    const Leaving *leaving; // null: no text leaves
+    float *out;             // [tokens or texts][hidden] of the texts that did not leave
 } Pass;
 
 typedef struct {
@@ -373,6 +389,72 @@ static void attend_task(const void *given, int64_t index) {
     free(far_of_keys);
 }
 
+typedef struct {
+    const Leaving *leaving;
+    int64_t exit, hidden;
+    const int64_t *starts, *texts; // of those that are still there: as in a pass, and which of all each one is
+    int64_t all;                   // texts of the pass
+    const float *x;
+    bool *leaves; // [texts that are still there]
+} Door;
+
+// An exit reads the mean of a text's states, and says whether the text leaves.
+static void exit_task(const void *given, int64_t index) {
+    const Door *job = given;
+    const Leaving *leaving = job->leaving;
+    int64_t labels = leaving->labels, hidden = job->hidden, at = job->exit * job->all + job->texts[index];
+    double temperature = leaving->temperatures[at];
+    job->leaves[index] = false;
+    if (temperature == 0)
+        return;
+    int64_t start = job->starts[index], length = job->starts[index + 1] - start;
+    const float *x = job->x + start * hidden;
+    float mean[hidden], *said = leaving->said + at * labels;
+    memcpy(mean, x, sizeof mean);
+    for (int64_t t = 1; t < length; t++)
+        for (int64_t i = 0; i < hidden; i++)
+            mean[i] += x[t * hidden + i];
+    for (int64_t i = 0; i < hidden; i++)
+        mean[i] /= length;
+    const Exit *exit = leaving->exits + job->exit;
+    double largest = -INFINITY, total = 0;
+    for (int64_t label = 0; label < labels; label++) {
+        float sum = 0;
+        for (int64_t i = 0; i < hidden; i++)
+            sum += exit->weight[label * hidden + i] * mean[i];
+        said[label] = sum + exit->bias[label];
+        largest = said[label] > largest ? said[label] : largest;
+    }
+    for (int64_t label = 0; label < labels; label++)
+        total += exp((said[label] - largest) / temperature);
+    job->leaves[index] = 1 / total >= leaving->sure_from[at];
+}
+
+static double seconds_since(const struct timespec *then) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec - then->tv_sec + 1e-9 * (now.tv_nsec - then->tv_nsec);
+}
+
+// Moves what is kept of `starts`, `texts` and `x` together. Returns how many texts are.
+static int64_t move_together(
+    const bool *leaves, int64_t *starts, int64_t *texts, int64_t count, float *x, int64_t hidden
+) {
+    int64_t kept = 0, tokens = 0;
+    for (int64_t text = 0; text < count; text++) {
+        int64_t start = starts[text], length = starts[text + 1] - start;
+        if (leaves[text])
+            continue;
+        if (start != tokens)
+            memmove(x + tokens * hidden, x + start * hidden, length * hidden * sizeof *x);
+        texts[kept] = texts[text];
+        starts[kept++] = tokens;
+        tokens += length;
+    }
+    starts[kept] = tokens;
+    return kept;
+}
+
 // Floats that a pass needs to work in.
 int64_t pliant_encoder_workspace(const Encoder *encoder, int64_t tokens, int64_t texts) {
     int64_t hidden = encoder->hidden, up = encoder->intermediate * (1 + encoder->norms_first);
@@ -382,8 +464,10 @@ int64_t pliant_encoder_workspace(const Encoder *encoder, int64_t tokens, int64_t
     return tokens * (hidden + read + wide + narrow) + (tokens + 15 * texts) * hidden;
 }
 
-void pliant_encode(Pool *pool, const Encoder *encoder, const Pass *pass, float *workspace) {
-    int64_t tokens = pass->starts[pass->texts], hidden = encoder->hidden, rows = tokens;
+void pliant_encode(Pool *pool, const Encoder *encoder, const Pass *whole, float *workspace) {
+    struct timespec started;
+    clock_gettime(CLOCK_MONOTONIC, &started);
+    int64_t tokens = whole->starts[whole->texts], hidden = encoder->hidden, rows = tokens;
     int64_t up = encoder->intermediate * (1 + encoder->norms_first);
     float *x = workspace;                                                             // states
     float *read = x + tokens * hidden;                                                // what linear layers read or add
@@ -391,18 +475,35 @@ void pliant_encode(Pool *pool, const Encoder *encoder, const Pass *pass, float *
     float *narrow = wide + tokens * (up > 3 * hidden ? up : 3 * hidden);              // what they make of it
     float *keys = narrow + tokens * (encoder->intermediate > hidden ? encoder->intermediate : hidden);
     const Norm none = {0};
-    if (pass->from) {
-        memcpy(x, pass->states, tokens * hidden * sizeof *x);
-    } else {
-        over_rows(
-            pool, embed_task,
-            (Rows){.encoder = encoder, .pass = pass, .norm = encoder->norm,
-                   .x = encoder->projection.weight ? read : x, .rows = tokens, .width = encoder->embedding}
-        );
-        if (encoder->projection.weight)
-            dense(pool, &encoder->projection, read, x, tokens);
-    }
-    for (int64_t depth = pass->from; depth < pass->to; depth++) {
+    const Leaving *leaving = whole->leaving;
+    int64_t starts[whole->texts + 1], texts[whole->texts], exit = 0; // of the texts that are still there
+    bool leaves[whole->texts];
+    memcpy(starts, whole->starts, sizeof starts);
+    for (int64_t text = 0; text < whole->texts; text++)
+        texts[text] = text;
+    Pass now = *whole;
+    const Pass *pass = &now;
+    now.starts = starts;
+    over_rows(
+        pool, embed_task,
+        (Rows){.encoder = encoder, .pass = pass, .norm = encoder->norm, .x = encoder->projection.weight ? read : x,
+               .rows = tokens, .width = encoder->embedding}
+    );
+    if (encoder->projection.weight)
+        dense(pool, &encoder->projection, read, x, tokens);
+    for (int64_t depth = 0; depth < encoder->depth; depth++) {
+        for (; leaving && exit < leaving->count && leaving->exits[exit].after == depth; exit++) {
+            const Door door = {leaving, exit, hidden, starts, texts, whole->texts, x, leaves};
+            share(pool, exit_task, &door, now.texts);
+            leaving->seconds[exit] = seconds_since(&started);
+            for (int64_t text = 0; text < now.texts; text++)
+                if (leaves[text])
+                    leaving->layers[texts[text]] = depth;
+            now.texts = move_together(leaves, starts, texts, now.texts, x, hidden);
+            rows = starts[now.texts];
+        }
+        if (!rows)
+            return;
         const Layer *layer = encoder->layers + depth;
         bool firsts = pass->firsts && depth == encoder->depth - 1, before = encoder->norms_first;
         const float *attended = x;
@@ -445,7 +546,9 @@ void pliant_encode(Pool *pool, const Encoder *encoder, const Pass *pass, float *
                    .width = hidden}
         );
     }
-    if (encoder->last_norm.gain && pass->to == encoder->depth)
+    for (int64_t text = 0; leaving && text < now.texts; text++)
+        leaving->layers[texts[text]] = encoder->depth;
+    if (encoder->last_norm.gain)
         over_rows(
             pool, norm_task,
             (Rows){.encoder = encoder, .norm = encoder->last_norm, .read = x, .x = pass->out, .rows = rows,

@@ -6,7 +6,7 @@ imports no torch.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from pliant.kernels import c_compiler
 from pliant.kernels.cpu import native
+from pliant.kernels.encoder.exits import Exits, Left
 from pliant.kernels.encoder.weights import EncoderWeights
 from pliant.kernels.huge_pages import Arena
 from pliant.models.encoder_head import Stage
@@ -60,14 +61,25 @@ class _Encoder(ctypes.Structure):
     )
 
 
+class _Exit(ctypes.Structure):
+    _fields_ = (("after", _LONG), ("weight", _POINTER), ("bias", _POINTER))
+
+
+class _Leaving(ctypes.Structure):
+    _fields_ = (
+        ("exits", _POINTER),
+        ("count", _LONG),
+        ("labels", _LONG),
+        *((name, _POINTER) for name in ("temperatures", "sure_from", "said", "seconds", "layers")),
+    )
+
+
 class _Pass(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("ids", "places", "types", "starts")),
-        *((name, _LONG) for name in ("texts", "first_layer", "end_layer")),
-        ("states", _POINTER),
+        ("texts", _LONG),
         ("firsts", ctypes.c_bool),
-        ("received", _POINTER),
-        ("out", _POINTER),
+        *((name, _POINTER) for name in ("received", "leaving", "out")),
     )
 
 
@@ -126,7 +138,7 @@ class CpuEncoder:
         """
         received = np.zeros((self._shape.heads, len(ids)), np.float32) if importance else None
         starts = _starts(lengths)
-        found = self._answers(self._run(ids, types, starts, 0, self._shape.layers, None, received), starts)
+        found = self._answers(self._run(ids, types, starts, received), starts)
         return found, None if received is None else received.sum(0)
 
     @property
@@ -134,13 +146,14 @@ class CpuEncoder:
         """How many there are."""
         return self._shape.layers
 
-    def begin(self, ids: np.ndarray, types: np.ndarray | None, lengths: Sequence[int]) -> "CpuPass":
-        """See `exits.LayeredEncoder`."""
-        return CpuPass(self, ids, types, lengths)
+    @property
+    def hidden(self) -> int:
+        """Numbers of a token's state."""
+        return self._shape.hidden
 
-    def exit(self, weight: np.ndarray, bias: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    def exits(self, exits: Exits) -> "_CpuExits":
         """See `exits.LayeredEncoder`."""
-        return lambda means: means @ weight.T + bias
+        return _CpuExits(self, exits)
 
     @property
     def _reads_firsts(self) -> bool:
@@ -151,31 +164,24 @@ class CpuEncoder:
         ids: np.ndarray,
         types: np.ndarray | None,
         starts: np.ndarray,
-        first: int,
-        end: int,
-        before: np.ndarray | None,
-        received: np.ndarray | None,
+        received: np.ndarray | None = None,
+        leaving: _Leaving | None = None,
     ) -> np.ndarray:
-        """float32 [tokens, hidden] behind the layers from `first` up to, but without, `end`; adds to `received`.
-
-        `before` are the states behind the layers before these, unless they begin with the first. Behind the last layer
-        there are as many as the head reads: of one that reads first tokens, [texts, hidden].
+        """float32 [tokens, hidden] behind all layers, or [texts, hidden] for a head that reads first tokens; adds to
+        `received`. The first are of the texts that were not `leaving`, and no others mean anything.
         """
         tokens, texts = int(starts[-1]), len(starts) - 1
-        firsts = self._reads_firsts and end == self._shape.layers
-        states = np.empty((texts if firsts else tokens, self._shape.hidden), np.float32)
-        places = None if first else self._places(ids, starts)
+        states = np.empty((texts if self._reads_firsts else tokens, self._shape.hidden), np.float32)
+        places = self._places(ids, starts)
         given = _Pass(
             ids.ctypes.data,
             None if places is None else places.ctypes.data,
             None if types is None else types.ctypes.data,
             starts.ctypes.data,
             texts,
-            first,
-            end,
-            None if before is None else before.ctypes.data,
-            firsts,
+            self._reads_firsts,
             None if received is None else received.ctypes.data,
+            None if leaving is None else ctypes.addressof(leaving),
             states.ctypes.data,
         )
         needed = self._workspace_of(ctypes.byref(self._encoder), tokens, texts)
@@ -183,6 +189,11 @@ class CpuEncoder:
             self._workspace = _aligned(needed)
         self._encode(self._pool, ctypes.byref(self._encoder), ctypes.byref(given), self._workspace.ctypes.data)
         return states
+
+    def _whole(self, states: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+        """What the head makes of the first of the states, which are those of texts of these lengths."""
+        starts = _starts(lengths)
+        return self._answers(states[: len(lengths) if self._reads_firsts else int(starts[-1])], starts)
 
     def _answers(self, states: np.ndarray, starts: np.ndarray) -> np.ndarray:
         """What the head makes of the states behind the last layer: see `__call__`."""
@@ -279,33 +290,35 @@ class CpuEncoder:
         return array.ctypes.data
 
 
-class CpuPass:
-    """Texts on their way through the layers of a `CpuEncoder`: an `exits.Pass`."""
+class _CpuExits:
+    """The exits of a `CpuEncoder`: an `exits.Leave`."""
 
-    def __init__(self, encoder: CpuEncoder, ids: np.ndarray, types: np.ndarray | None, lengths: Sequence[int]) -> None:
+    def __init__(self, encoder: CpuEncoder, exits: Exits) -> None:
         self._encoder = encoder
-        self._ids, self._types = ids, types
-        self._starts = _starts(lengths)
-        self._states = np.empty(0, np.float32)
-        self._done = 0
+        self._weights, self._biases = (np.ascontiguousarray(each, np.float32) for each in (exits.weights, exits.biases))
+        rows = zip(exits.after, self._weights, self._biases, strict=True)
+        self._exits = (_Exit * len(exits.after))(
+            *(_Exit(after, weight.ctypes.data, bias.ctypes.data) for after, weight, bias in rows)
+        )
 
-    def advance(self, end: int) -> None:
-        self._states = self._encoder._run(self._ids, self._types, self._starts, self._done, end, self._states, None)
-        self._done = end
-
-    def means(self) -> np.ndarray:
-        found: np.ndarray = np.add.reduceat(self._states, self._starts[:-1])
-        return found / np.diff(self._starts)[:, None].astype(np.float32)
-
-    def keep(self, staying: np.ndarray) -> None:
-        lengths = np.diff(self._starts)
-        tokens = np.repeat(staying, lengths)
-        self._ids, self._states = self._ids[tokens], self._states[tokens]
-        self._types = None if self._types is None else self._types[tokens]
-        self._starts = _starts(lengths[staying])
-
-    def answers(self) -> np.ndarray:
-        return self._encoder._answers(self._states, self._starts)
+    def __call__(
+        self,
+        ids: np.ndarray,
+        types: np.ndarray | None,
+        lengths: Sequence[int],
+        temperatures: np.ndarray,
+        sure_from: np.ndarray,
+    ) -> Left:
+        exits, labels = self._biases.shape
+        starts = _starts(lengths)
+        said = np.empty((exits, len(lengths), labels), np.float32)
+        seconds, layers = np.empty(exits), np.empty(len(lengths), np.int64)
+        arrays = (temperatures, sure_from, said, seconds, layers)
+        leaving = _Leaving(ctypes.addressof(self._exits), exits, labels, *(array.ctypes.data for array in arrays))
+        states = self._encoder._run(ids, types, starts, leaving=leaving)
+        depths = layers.tolist()
+        staying = [length for length, depth in zip(lengths, depths, strict=True) if depth == self._encoder.layers]
+        return Left(said, seconds.tolist(), depths, self._encoder._whole(states, staying) if staying else ())
 
 
 def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:

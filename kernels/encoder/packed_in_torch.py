@@ -12,6 +12,8 @@ from torch import Tensor
 
 from pliant.kernels import triton_cache
 from pliant.kernels.encoder.eager_classifier import Model, load_model
+from pliant.kernels.encoder.exits import Exits
+from pliant.kernels.encoder.layer_by_layer import LayerByLayer
 from pliant.kernels.encoder.layout import Packed
 from pliant.kernels.encoder.model import EncoderModel
 from pliant.kernels.encoder.packed_runtime import Encode, PackedRuntime
@@ -65,11 +67,15 @@ def _warm_up(runtime: PackedRuntime) -> None:
 
 
 class TorchEncoder:
-    """An `exits.LayeredEncoder`: states stay on the device, and what exits and the head say of them is copied here."""
+    """An `exits.LayeredEncoder`, in steps: states stay on the device, and what exits and the head say of them is copied
+    here."""
 
     def __init__(self, model: EncoderModel, device: str) -> None:
         self._model, self._device = model, torch.device(device)
-        self.layers = model.shape.layers
+        self.layers, self.hidden = model.shape.layers, model.shape.hidden
+
+    def exits(self, exits: Exits) -> LayerByLayer[Tensor]:
+        return LayerByLayer(self, exits)
 
     def begin(self, ids: np.ndarray, types: np.ndarray | None, lengths: Sequence[int]) -> "TorchPass":
         return TorchPass(self._model, self._device, ids, types, lengths)
@@ -80,7 +86,7 @@ class TorchEncoder:
 
 
 class TorchPass:
-    """An `exits.Pass`, in the model's dtype, but for what exits read and say, which is float32."""
+    """A `layer_by_layer.Pass`, in the model's dtype, but for what exits read and say, which is float32."""
 
     @torch.inference_mode()
     def __init__(

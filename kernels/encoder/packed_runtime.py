@@ -12,7 +12,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class PackedRuntime:
         accepted: Accepted,
         *,
         labels_tokens: bool,
-        encoder: LayeredEncoder[Any] | None = None,
+        encoder: LayeredEncoder | None = None,
     ) -> None:
         self.backend = backend
         self.max_length = accepted.max_length
@@ -58,7 +58,7 @@ class PackedRuntime:
         self._encode = encode
         self._accepted = accepted
         self._labels_tokens = labels_tokens
-        self._early: EarlyExit[Any] | None = None
+        self._early: EarlyExit | None = None
         self._stops: tuple[Stop, ...] = ()
         """Where texts may leave that do not say so."""
         self.times: PassTimes | None = None

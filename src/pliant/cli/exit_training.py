@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer
 
 from pliant.errors import ModelError
 from pliant.kernels.encoder import packed_runtime
+from pliant.kernels.encoder.exits import Exits
 from pliant.models import encoder_exits, hub
 from pliant.models.encoder_exits import ExitsInfo
 from pliant.models.encoder_info import EncoderInfo
@@ -133,7 +135,7 @@ def _train(
 
 
 class _Reader:
-    """Computes what exits read, and what the whole model says."""
+    """Computes what exits read, as exits would say it that nobody is sure enough for, and what the whole model says."""
 
     def __init__(self, folder: Path, info: EncoderInfo, after: Sequence[int]) -> None:
         threads = len(os.sched_getaffinity(0))
@@ -144,11 +146,13 @@ class _Reader:
             )
         if list(after) != sorted({*after} & {*range(encoder.layers)}):
             raise ModelError(f"{folder}: layers with exits must rise from 0 to {encoder.layers - 1}; got {list(after)}")
-        self._encoder = encoder
+        self._exits = len(after)
+        as_read = np.stack([np.eye(encoder.hidden, dtype=np.float32)] * self._exits)
+        nothing = np.zeros((self._exits, encoder.hidden), np.float32)
+        self._leave = encoder.exits(Exits(tuple(after), as_read, nothing, inf))
         self._tokenizer = Tokenizer.from_file(str(folder / hub.TOKENIZER))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(info.max_length)
-        self._after = after
         self._pairs = info.pairs
 
     def read(self, texts: Texts, report: Callable[[float], object]) -> tuple[list[np.ndarray], np.ndarray]:
@@ -165,13 +169,9 @@ class _Reader:
         ids = np.concatenate([np.array(encoding.ids, np.int64) for encoding in encodings])
         types = np.concatenate([np.array(encoding.type_ids, np.int64) for encoding in encodings])
         lengths = [len(encoding) for encoding in encodings]
-        going = self._encoder.begin(ids, types if self._pairs and types.any() else None, lengths)
-        found = []
-        for end in self._after:
-            going.advance(end)
-            found.append(np.asarray(going.means()))
-        going.advance(self._encoder.layers)
-        return [*found, going.answers()]
+        each = np.ones((self._exits, len(lengths)))
+        left = self._leave(ids, types if self._pairs and types.any() else None, lengths, each, inf * each)
+        return [*left.said, np.asarray(left.answers)]
 
 
 def _head(

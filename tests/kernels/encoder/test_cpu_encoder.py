@@ -16,7 +16,9 @@ from pliant.kernels.encoder import weights
 from pliant.kernels.encoder.compiled_classifier import TOLERANCE
 from pliant.kernels.encoder.cpu_encoder import CpuEncoder
 from pliant.kernels.encoder.eager_classifier import load_model
+from pliant.kernels.encoder.exits import Exits
 from pliant.kernels.encoder.model import EncoderModel
+from pliant.kernels.encoder.packed_in_torch import TorchEncoder
 from pliant.kernels.encoder.weights import EncoderWeights
 from pliant.models.decoder_info import read_json
 from pliant.models.encoder_shape import EncoderShape
@@ -84,6 +86,26 @@ def assert_right(folder: Path, lengths: tuple[int, ...], encoder: CpuEncoder, im
             assert_close(received[one], wanted[outputs:])
 
 
+def assert_leave_alike(folder: Path, encoder: CpuEncoder) -> None:
+    """Some texts read some exits, and some of these leave."""
+    model = reference(folder)
+    rng = np.random.default_rng(0)
+    exits = Exits((0, 1, 2), rng.normal(size=(3, 5, encoder.hidden)).astype(np.float32), np.ones((3, 5), np.float32), 1)
+    ways = encoder.exits(exits), TorchEncoder(model, "cpu").exits(exits)
+    for lengths in [tuple(min(length, model.shape.max_length) for length in each) for each in LENGTHS] * 3:
+        ids = rng.integers(0, VOCABULARY, sum(lengths))
+        types = rng.integers(0, model.token_types, sum(lengths)) if model.token_types > 1 else None
+        temperatures = rng.choice([0.0, 0.5, 2.0], (3, len(lengths)))
+        sure_from = rng.choice([0.0, np.inf, np.inf], (3, len(lengths)))
+        found, wanted = (leave(ids, types, lengths, temperatures, sure_from) for leave in ways)
+        assert found.layers == wanted.layers
+        for place, text in np.argwhere((temperatures > 0) & (np.arange(3)[:, None] <= found.layers)):
+            assert_close(found.said[place, text], torch.from_numpy(wanted.said[place, text]))
+        assert len(found.answers) == found.layers.count(model.shape.layers)
+        for one, other in zip(found.answers, wanted.answers, strict=True):
+            assert_close(one, torch.from_numpy(other))
+
+
 def assert_close(found: np.ndarray, wanted: Tensor) -> None:
     atol = TOLERANCE["float32"] * max(1.0, float(wanted.abs().max()))
     torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=0, atol=atol)
@@ -108,12 +130,18 @@ def test_answers_alike_on_several_threads(saved: Any) -> None:
         assert_right(saved("classify"), lengths, encoder)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_texts_leave_as_in_torch(saved: Any, threads: int) -> None:
+    assert_leave_alike(saved("classify"), CpuEncoder(weights_in(saved("classify")), threads=threads))
+
+
 @pytest.mark.skipif("x86" not in c_compiler.platform.machine(), reason="needs x86")
 @pytest.mark.parametrize("options", [("-march=x86-64",), ("-march=x86-64-v3",)], ids=["sse", "avx2"])
 def test_answers_alike_on_older_machines(saved: Any, options: tuple[str, ...]) -> None:
     encoder = CpuEncoder(weights_in(saved("classify")), threads=1, options=options)
     for lengths in LENGTHS:
         assert_right(saved("classify"), lengths, encoder)
+    assert_leave_alike(saved("classify"), encoder)
 
 
 def test_refuses_what_it_cannot_compute(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pliant.kernels import c_compiler
 from pliant.kernels.encoder import exits as encoder_exits
 from pliant.kernels.encoder import packed_runtime, timed_runtime
 from pliant.kernels.encoder.exits import EarlyExit, Exits
+from pliant.kernels.encoder.layer_by_layer import LayerByLayer
 from pliant.kernels.encoder.packed_runtime import PackedRuntime
 from pliant.kernels.encoder.texts import Stop, Text
 from pliant.models.encoder_exits import ExitsInfo, write
@@ -114,7 +115,7 @@ class Counted:
     """A stand-in for the encoder and its pass: what is read of a text is its number, and the texts of each range of
     layers are counted."""
 
-    layers = 6
+    layers, hidden = 6, 1
 
     def __init__(self) -> None:
         self.ranges: list[tuple[list[float], range]] = []
@@ -122,6 +123,9 @@ class Counted:
     def begin(self, ids: np.ndarray, types: np.ndarray | None, lengths: Any) -> "Counted":
         self.texts, self.done = ids[np.cumsum([0, *lengths[:-1]])].astype(np.float32), 0
         return self
+
+    def exits(self, exits: Exits) -> LayerByLayer[np.ndarray]:
+        return LayerByLayer(self, exits)
 
     def exit(self, weight: np.ndarray, bias: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         return lambda means: means @ weight.T + bias
