@@ -295,20 +295,21 @@ def _system(candidate: Candidate, models: Mapping[str, _Model], labels: Sequence
     route = Route(candidate, (0.0,) * len(candidate.levels), services, labels, _SEED)
 
     def answer(text: Text) -> float:
-        logits: list[np.ndarray] = []
+        said: list[np.ndarray] = []
         words, rest = None, text
         for visit in route.visits:
             model = cast("_Model", visit.service)
             wanted = route.importance_request(text, visit)
             encoding, found = model.read(rest, wanted, route.stops(text, visit))
-            logits += [row[visit.columns] for row in (*found.earlier, found.logits)]
+            logits = np.stack([*found.earlier, found.logits])[:, visit.columns]
+            said += [*route.policy.calibrated(logits, visit.levels.start)]
             last = visit.levels[-1]
-            if len(logits) <= last or not route.policy.decide(text, last, logits[-1]).reroute:
+            if len(said) <= last or not route.policy.goes_on(text, last, said[-1]):
                 break
             if found.importance is not None:
                 words = read_words(text, encoding, found.importance)
             rest = prune(words, route.alphas[last]).text if words else text
-        route.policy.vote(logits).argmax()
+        route.policy.vote(said).argmax()
         return 0.0
 
     return answer

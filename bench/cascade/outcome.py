@@ -99,11 +99,11 @@ def _outcome(
             answers.append(int(alone[number].argmax()))
             stops.append(last)
             continue
-        level = 0
-        while cascade.decide(text, level, read[level].logits[number]).reroute:
-            level += 1
-        answers.append(int(cascade.vote([of.logits[number] for of in read[: level + 1]]).argmax()))
-        stops.append(level)
+        said: list[Floats] = []
+        while not said or cascade.goes_on(text, len(said) - 1, said[-1]):
+            said += [*cascade.calibrated([read[len(said)].logits[number]], len(said))]
+        answers.append(int(cascade.vote(said).argmax()))
+        stops.append(len(said) - 1)
     right, stopped = (np.array(answers) == readings.truth).astype(np.float64), np.array(stops)
     return Outcome(stopped, right, ((stopped == 0) & (len(candidate.levels) > 1)).astype(np.float64))
 

@@ -85,18 +85,18 @@ def cascade(candidate: Candidate, models: Mapping[str, Model], seed: int) -> Sys
     def answer(text: Text) -> float:
         if candidate.gate is not None and len(counted_by.encode(text)) > candidate.gate:
             return by_itself(text)
-        words, logits, cost = None, [], 0.0
+        words, said, cost = None, [], 0.0
         for level, model in enumerate(levels):
             started = time.perf_counter()
             encoding = model.encode(prune(words, candidate.alphas[level - 1]).text if words else text)
             told = model.with_importance(encoding, wanted(text, level))
             if told.importance is not None:
                 words = read_words(text, encoding, told.importance)
-            logits.append(told.logits)
+            said += [*policy.calibrated(told.logits[None], level)]
             cost += model.bytes * (time.perf_counter() - started)
-            if not policy.decide(text, level, told.logits).reroute:
+            if not policy.goes_on(text, level, said[-1]):
                 break
-        policy.vote(logits).argmax()
+        policy.vote(said).argmax()
         return cost
 
     return answer

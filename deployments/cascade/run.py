@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pliant.deployments.cascade.pruning import Pruned, Read, prune, read_words
 from pliant.deployments.cascade.route import Serving, Visit
@@ -84,8 +83,8 @@ class CascadeRun:
         self._route = serving.route
         self._fallback = serving.fallback
         self._past_gate = False
-        self._logits: list[NDArray[Any]] = []
-        """Of the levels that have read the text."""
+        self._said: list[Floats] = []
+        """The calibrated probabilities of the levels that have read the text."""
         self._waited_s = 0.0
         """For replicas of levels that had none: the SLO does not count them."""
         self._interrupted = False
@@ -99,17 +98,17 @@ class CascadeRun:
     @property
     def level(self) -> str:
         """The last one that has read the text."""
-        return self._route.levels[len(self._logits) - 1]
+        return self._route.levels[len(self._said) - 1]
 
     @property
     def probabilities(self) -> Floats:
         """[labels], what those that have read it vote for."""
-        return self._route.policy.vote(self._logits)
+        return self._route.policy.vote(self._said)
 
     @property
     def early(self) -> bool:
         """Whether a level was sure enough before the last one."""
-        return not (self.degraded or self._past_gate) and len(self._logits) < len(self._route.levels)
+        return not (self.degraded or self._past_gate) and len(self._said) < len(self._route.levels)
 
     async def run(self) -> None:
         """Have the text read by level after level, until one is sure, or one that can be done without fails.
@@ -149,12 +148,12 @@ class CascadeRun:
         """
         if self._past_gate:
             return False
-        reached = len(self._logits) - 1
+        reached = len(self._said) - 1
         for level in range(visit.levels.start, reached + 1):
-            decision = self._route.policy.decide(self._text, level, self._logits[level])
             if not level:
-                self._recorder.begun(decision.confidence)
-            reroute = decision.reroute if level == visit.levels[-1] else level < reached
+                self._recorder.begun(float(self._said[0].max()))
+            decides = level == visit.levels[-1]
+            reroute = self._route.policy.goes_on(self._text, level, self._said[level]) if decides else level < reached
             changed = self._serving.reroutes.observe(self._cascade, level, reroute)
             if changed is not None:
                 self._recorder.drifted(self._route.levels[level], changed)
@@ -195,8 +194,8 @@ class CascadeRun:
             importance = self._route.importance_request(self._text, visit)
             stops = self._route.stops(self._text, visit)
             reading = await level.read(text, budget_s, self._slack_share, importance, within_s, stops=stops)
-            said = [*reading.earlier, reading.logits]
-            if not np.isfinite(said).all():
+            logits = np.stack([*reading.earlier, reading.logits])
+            if not np.isfinite(logits).all():
                 raise RequestError(Outcome.FAILED, f"{level.name} failed: what it computed of this text are no numbers")
         except RequestError as error:
             raise self._explained(index, left_s, error) from None
@@ -209,7 +208,7 @@ class CascadeRun:
         self._interrupted |= reading.interrupted
         if reading.warning and reading.warning not in self.warnings:
             self.warnings.append(reading.warning)
-        self._logits += [logits[visit.columns] for logits in said]
+        self._said += [*self._route.policy.calibrated(logits[:, visit.columns], visit.levels.start)]
         return reading
 
     def _explained(self, index: int, left_s: float, error: RequestError) -> RequestError:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pliant.policies.cascade.calibration import Floats
-from pliant.policies.encoder.confidence import confidence, softmax
+from pliant.policies.encoder.confidence import softmax
 from pliant.texts import Text, parts
 
 SLOPE = 10.0
@@ -36,8 +36,7 @@ def reroute_probability(confidence: ArrayLike, cutoff: float, slope: float = SLO
     It never rises with confidence and never falls as the cut-off rises. Raises ValueError for a cut-off outside 0 to 1
     or a slope of 0 or less.
     """
-    if not 0 <= cutoff <= 1 or not slope > 0:
-        raise ValueError(f"a cut-off must be from 0 to 1 and a slope above 0, got {cutoff} and {slope}")
+    _check(cutoff, slope)
     sure = np.asarray(confidence, np.float64)
     if cutoff == 1:
         return np.ones_like(sure)
@@ -51,11 +50,16 @@ def sure_from(draw: float, cutoff: float, slope: float = SLOPE) -> float:
 
     That is above 1, and so never, for some draws. Raises ValueError as `reroute_probability` does.
     """
-    reroute_probability(1.0, cutoff, slope)
+    _check(cutoff, slope)
     if cutoff == 1 or draw == 0:
         return inf
     norm = log((1 - draw) / draw) / slope
     return max(cutoff + (1 - cutoff) * (norm + 0.5), nextafter(cutoff, inf))
+
+
+def _check(cutoff: float, slope: float) -> None:
+    if not 0 <= cutoff <= 1 or not slope > 0:
+        raise ValueError(f"a cut-off must be from 0 to 1 and a slope above 0, got {cutoff} and {slope}")
 
 
 def draw(seed: int, text: Text, level: int) -> float:
@@ -75,11 +79,14 @@ def vote(outputs: Sequence[Floats] | Floats, weights: Sequence[float]) -> Floats
 
     Raises ValueError unless there is one weight, of at least 0, for each level, and some are above 0.
     """
-    if len(outputs) != len(weights) or not len(outputs) or min(weights) < 0 or not sum(weights) > 0:
+    whole = sum(weights)
+    if len(outputs) != len(weights) or not len(outputs) or min(weights) < 0 or not whole > 0:
         raise ValueError(f"needs a weight of at least 0 for each of {len(outputs)} levels, got {tuple(weights)}")
     if len({np.shape(output) for output in outputs}) != 1:
         raise ValueError(f"levels must have the same classes, got shapes {[np.shape(output) for output in outputs]}")
-    total: Floats = np.tensordot(np.asarray(weights, np.float64) / sum(weights), np.asarray(outputs), axes=1)
+    total: Floats = outputs[0] * (weights[0] / whole)
+    for output, weight in zip(outputs[1:], weights[1:], strict=True):
+        total += output * (weight / whole)
     return total
 
 
@@ -94,19 +101,6 @@ def ensemble_weights(right: ArrayLike, mass: ArrayLike) -> tuple[float, ...]:
     if not found.sum() > 0:
         return tuple([1 / len(hits)] * len(hits))
     return tuple((found / found.sum()).tolist())
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What becomes of a text at a level, and why."""
-
-    reroute: bool
-    """It goes on to the next level."""
-    confidence: float
-    """Calibrated, of this level's own answer."""
-    probability: float
-    """Of going on; 0 at the last level."""
-    draw: float
 
 
 @dataclass(frozen=True)
@@ -137,27 +131,27 @@ class Cascade:
         if not min(self.temperatures) > 0:
             raise ValueError(f"temperatures must be above 0, got {self.temperatures}")
         for cutoff in self.cutoffs:
-            reroute_probability(1.0, cutoff, self.slope)
+            _check(cutoff, self.slope)
 
-    def decide(self, text: Text, level: int, logits: ArrayLike) -> Decision:
-        """Whether `text` goes on, from the logits [classes] of `level`, counted from 0."""
-        sure = float(confidence(softmax(logits, self.temperatures[level])))
-        number = draw(self.seed, text, level)
-        if level == len(self.cutoffs):
-            return Decision(False, sure, 0.0, number)
-        probability = float(reroute_probability(sure, self.cutoffs[level], self.slope))
-        return Decision(number < probability, sure, probability, number)
+    def calibrated(self, logits: ArrayLike, first: int = 0) -> Floats:
+        """The probabilities [levels, classes] that levels give, from the logits of those from `first` on, counted from
+        0."""
+        rows = np.asarray(logits, np.float64)
+        return softmax(rows / np.array(self.temperatures[first : first + len(rows)])[:, None])
+
+    def goes_on(self, text: Text, level: int, probabilities: Floats) -> bool:
+        """Whether `text` goes on from `level`, counted from 0, which gave it these calibrated probabilities, [classes]."""
+        return level < len(self.cutoffs) and float(probabilities.max()) < self.sure_from(text, level)
 
     def sure_from(self, text: Text, level: int) -> float:
         """The calibrated confidence from which on `text` stops at `level`, which is not the last."""
         return sure_from(draw(self.seed, text, level), self.cutoffs[level], self.slope)
 
-    def vote(self, logits: Sequence[ArrayLike]) -> Floats:
-        """The probabilities [classes] that a text is answered with, from the logits of each level that read it.
+    def vote(self, outputs: Sequence[Floats] | Floats) -> Floats:
+        """The probabilities [classes] that a text is answered with, from the `calibrated` ones of levels that read it.
 
         Fewer than it was to be read by will do: then those that did have the say, as if it had stopped there.
         """
-        if not 1 <= len(logits) <= len(self.weights):
-            raise ValueError(f"a vote takes the logits of 1 to {len(self.weights)} levels, got {len(logits)}")
-        outputs = [softmax(row, temperature) for row, temperature in zip(logits, self.temperatures, strict=False)]
-        return vote(outputs, self.weights[len(logits) - 1])
+        if not 1 <= len(outputs) <= len(self.weights):
+            raise ValueError(f"1 to {len(self.weights)} levels vote, got {len(outputs)}")
+        return vote(outputs, self.weights[len(outputs) - 1])

@@ -65,12 +65,10 @@ def votes(chosen: Candidate, text: str) -> tuple[str, Any]:
     """The level that answers, and the vote, as the policy has them from what all levels say."""
     one, large = small(), Model("large", 1.0, 0.009)
     said = {"small@2": one.exits[2], "small@4": one.exits[4], "small": one, "large": large}
-    policy, rows = chosen.cascade(0), []
-    for index, level in enumerate(chosen.levels):
-        rows.append(said[level].logits(text))
-        if not policy.decide(text, index, rows[-1]).reroute:
-            break
-    return chosen.levels[len(rows) - 1], policy.vote(rows)
+    policy = chosen.cascade(0)
+    rows = policy.calibrated([said[level].logits(text) for level in chosen.levels])
+    index = next(index for index, row in enumerate(rows) if not policy.goes_on(text, index, row))
+    return chosen.levels[index], policy.vote(rows[: index + 1])
 
 
 @pytest.mark.parametrize("levels", [CHAIN, CHAIN[:3], ("small@2", "small@4"), ("small@2", "large"), ("small@4",)])
@@ -203,8 +201,8 @@ async def test_a_real_encoder_from_its_profile_to_its_answers(
     stops = []
     for text in given[:60]:
         whole = await ClassifierReader(classifiers).read("t", text.text, False, (1, 2))
-        rows = [*whole.earlier, whole.logits]
-        level = next((index for index in (0, 1) if not policy.decide(text.text, index, rows[index]).reroute), 2)
+        rows = policy.calibrated([*whole.earlier, whole.logits])
+        level = next(index for index in (0, 1, 2) if not policy.goes_on(text.text, index, rows[index]))
         stops.append((1, 2, tiny_classifiers.LAYERS)[level])
         [prediction] = await cascade.classify([text.text], PLAIN)
         assert prediction.details

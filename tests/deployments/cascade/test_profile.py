@@ -464,7 +464,7 @@ async def test_a_conformal_promise_leaves_certified_pairs_and_the_best_model() -
     index = [level.name for level in found.table.levels].index(candidate.levels[0])
     policy = Cascade((1.0, 1.0), candidate.cutoffs, candidate.weights, candidate.slope)
     early = [
-        not policy.decide(text.text, 0, np.log(row)).reroute
+        not policy.goes_on(text.text, 0, row)
         for text, row in zip(sample(texts(2000), 0), found.probabilities[index], strict=True)
     ]
     answers = found.probabilities.argmax(axis=-1)

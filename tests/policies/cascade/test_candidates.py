@@ -21,7 +21,6 @@ from pliant.policies.cascade.candidates import (
     front,
     weighted_quantile,
 )
-from pliant.policies.cascade.cascade import draws
 from pliant.policies.cascade.choice import choose
 from pliant.policies.cascade.tables import LevelProfile, Reading
 
@@ -153,14 +152,12 @@ def test_a_cascade_routed_live_does_what_its_candidate_promised() -> None:
     tables = [logits(name, labels, 5) for name in candidate.levels]
     right, stops = 0, [0, 0, 0]
     for text, label in enumerate(labels.tolist()):
-        rows = [tables[0][text]]
-        while cascade.decide(f"text {text}", len(rows) - 1, rows[-1]).reroute:
-            rows.append(tables[len(rows)][text])
-        stops[len(rows) - 1] += 1
-        right += int(cascade.vote(rows).argmax()) == label
+        rows = cascade.calibrated([table[text] for table in tables])
+        level = next(at for at in range(3) if not cascade.goes_on(f"text {text}", at, rows[at]))
+        stops[level] += 1
+        right += int(cascade.vote(rows[: level + 1]).argmax()) == label
     assert right / 4000 == pytest.approx(candidate.accuracy, abs=0.01)
     assert np.array(stops) / 4000 == pytest.approx(candidate.shares, abs=0.03)
-    assert draws(3, ["text 0"], 0)[0] == cascade.decide("text 0", 0, tables[0][0]).draw
 
 
 def test_pruning_is_read_once_per_pair_until_it_hurts_and_only_where_it_may_pay() -> None:

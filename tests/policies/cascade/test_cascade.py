@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pliant.policies.cascade.cascade import (
     SLOPE,
     Cascade,
-    Decision,
     draw,
     draws,
     ensemble_weights,
@@ -134,34 +133,32 @@ def three_levels(seed: int = 0) -> Cascade:
 @given(text=st.text(), row=logits, level=st.integers(0, 2), seed=st.integers(0, 9))
 def test_a_decision_is_the_draw_against_equation_4(text: str, row: list[float], level: int, seed: int) -> None:
     cascade = three_levels(seed)
-    decision = cascade.decide(text, level, row)
-    sure = max(softmax(row, cascade.temperatures[level]))
-    probability = 0.0 if level == 2 else equation_4(sure, cascade.cutoffs[level], SLOPE)
-    assert decision.confidence == pytest.approx(sure)
-    assert decision.probability == pytest.approx(probability)
-    assert decision.reroute == (decision.draw < decision.probability)
-    assert decision.draw == draw(seed, text, level)
+    [said] = cascade.calibrated([row], level)
+    assert said == pytest.approx(softmax(row, cascade.temperatures[level]))
+    probability = 0.0 if level == 2 else equation_4(max(said), cascade.cutoffs[level], SLOPE)
+    assert cascade.goes_on(text, level, said) == (draw(seed, text, level) < probability)
 
 
 @given(row=logits, text=st.text())
 def test_with_a_cutoff_of_1_nothing_returns_early(row: list[float], text: str) -> None:
-    assert Cascade((0.01, 1.0), (1.0,), ((1.0,), (0.5, 0.5))).decide(text, 0, row).reroute
-    assert not Cascade((1.0,), (), ((1.0,),)).decide(text, 0, row).reroute
+    one, two = Cascade((1.0,), (), ((1.0,),)), Cascade((0.01, 1.0), (1.0,), ((1.0,), (0.5, 0.5)))
+    assert two.goes_on(text, 0, two.calibrated([row])[0])
+    assert not one.goes_on(text, 0, one.calibrated([row])[0])
 
 
 def test_any_order_and_number_of_requests_at_once_routes_alike() -> None:
     random = np.random.default_rng(0)
     requests = [(f"text {number}", random.normal(size=3) * 6) for number in range(300)]
 
-    def decide(request: tuple[str, np.ndarray[tuple[int], np.dtype[np.float64]]]) -> Decision:
-        return three_levels(1).decide(request[0], 0, request[1])
+    def goes_on(request: tuple[str, np.ndarray[tuple[int], np.dtype[np.float64]]], seed: int = 1) -> bool:
+        cascade = three_levels(seed)
+        return cascade.goes_on(request[0], 0, cascade.calibrated(request[1][None])[0])
 
-    alone = [decide(request) for request in requests]
+    alone = [goes_on(request) for request in requests]
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(decide, reversed(requests))) == alone[::-1]
-    assert 0 < sum(decision.reroute for decision in alone) < 300
-    other = [three_levels(2).decide(text, 0, row) for text, row in requests]
-    assert [decision.reroute for decision in other] != [decision.reroute for decision in alone]
+        assert list(pool.map(goes_on, reversed(requests))) == alone[::-1]
+    assert 0 < sum(alone) < 300
+    assert [goes_on(request, 2) for request in requests] != alone
 
 
 @given(number=st.floats(0, 1, exclude_max=True), cutoff=shares, slope=slopes, sure=shares)
@@ -177,24 +174,26 @@ def test_a_cascade_knows_how_sure_a_text_must_be() -> None:
     texts = [f"text {number}" for number in range(200)]
     rows = np.random.default_rng(0).normal(size=(200, 3)) * 6
     for level in (0, 1):
-        decided = [cascade.decide(text, level, row) for text, row in zip(texts, rows, strict=True)]
+        said = [cascade.calibrated(row[None], level)[0] for row in rows]
+        going = [cascade.goes_on(text, level, one) for text, one in zip(texts, said, strict=True)]
         bounds = [cascade.sure_from(text, level) for text in texts]
-        assert [one.confidence < bound for one, bound in zip(decided, bounds, strict=True)] == [
-            one.reroute for one in decided
-        ]
-        assert 0 < sum(one.reroute for one in decided) < 200
+        assert going == [max(one) < bound for one, bound in zip(said, bounds, strict=True)]
+        assert 0 < sum(going) < 200
 
 
 def test_the_levels_that_read_a_text_vote() -> None:
     cascade = three_levels()
     rows = [[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [0.0, 3.0, 0.0]]
     outputs = [softmax(row, temperature) for row, temperature in zip(rows, cascade.temperatures, strict=True)]
-    assert np.allclose(cascade.vote(rows[:1]), outputs[0])
-    assert np.allclose(cascade.vote(rows[:2]), 0.4 * outputs[0] + 0.6 * outputs[1])
-    assert np.allclose(cascade.vote(rows), 0.2 * outputs[0] + 0.3 * outputs[1] + 0.5 * outputs[2])
-    assert cascade.vote(rows).sum() == pytest.approx(1)
-    for wrong in ([], [*rows, rows[0]]):
-        with pytest.raises(ValueError, match="1 to 3 levels"):
+    said = cascade.calibrated(rows)
+    assert np.allclose(said, outputs)
+    assert np.allclose(cascade.vote(said[:1]), outputs[0])
+    assert np.allclose(cascade.vote(said[:2]), 0.4 * outputs[0] + 0.6 * outputs[1])
+    assert np.allclose(cascade.vote(said), 0.2 * outputs[0] + 0.3 * outputs[1] + 0.5 * outputs[2])
+    assert cascade.vote(said).sum() == pytest.approx(1)
+    assert np.allclose(said, outputs), "a vote changes nothing of what levels said"
+    for wrong in ([], [*said, said[0]]):
+        with pytest.raises(ValueError, match="1 to 3 levels vote, got"):
             cascade.vote(wrong)
 
 
