@@ -140,7 +140,7 @@ class Cascade:
         return softmax(rows / np.array(self.temperatures[first : first + len(rows)])[:, None])
 
     def goes_on(self, text: Text, level: int, probabilities: Floats) -> bool:
-        """Whether `text` goes on from `level`, counted from 0, which gave it these calibrated probabilities, [classes]."""
+        """Whether `text` goes on from `level`, counted from 0, whose calibrated `probabilities` are [classes]."""
         return level < len(self.cutoffs) and float(probabilities.max()) < self.sure_from(text, level)
 
     def sure_from(self, text: Text, level: int) -> float:
