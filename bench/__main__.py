@@ -53,7 +53,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="end within minutes on two idle cores")
     parser.add_argument("--data", type=Path, help="a folder of public data sets; without it, the zoo's own texts")
     parser.add_argument(
-        "--cells", nargs="+", metavar="CELL", help="of chaos only these faults, of cascade only these tasks"
+        "--cells",
+        nargs="+",
+        metavar="CELL",
+        help="of chaos only these faults, of cascade only these tasks, of vision only these parts",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress
@@ -13,7 +16,22 @@ from pliant.bench.report import Options, Report, paper_and_here
 from pliant.bench.vision import decisions, digits, live, merging, profiles, real_tasks, second_passes, simulated
 from pliant.bench.vision.profiles import Profile
 from pliant.bench.vision.runs import Runs
+from pliant.bench.vision.second_passes import Known
 from pliant.bench.vision.simulated import Scale
+from pliant.errors import DataError
+
+PARTS = ("paper", "digits", "real", "gpu", "decisions", "merging", "live")
+"""Simulations of devices, the plan's decisions, the speed of merging, and the live engine."""
+
+
+class _Device(NamedTuple):
+    """What is simulated."""
+
+    profile: Profile
+    scale: Scale
+    suffix: str
+    answers: Callable[[], Known] | None = None
+    """To images that may run again; None where only accuracies are known."""
 
 
 @dataclass(frozen=True)
@@ -43,31 +61,41 @@ _FULL = _Plan(
 
 
 def run(options: Options) -> Report:
-    """All of it, into one report; the table "paper / here" is printed."""
+    """All of it, or what `options.cells` names, into one report; the table "paper / here" is printed.
+
+    Raises DataError for a name that is none of PARTS.
+    """
+    wanted = options.cells or PARTS
+    if unknown := {*wanted} - {*PARTS}:
+        raise DataError(f"--cells: got {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     plan = _QUICK if options.quick else _FULL
     found = Findings()
     with Progress(transient=True) as progress:
         task = progress.add_task("profiles", total=None)
-        devices = [(profiles.paper(), plan.paper, ""), (digits.profile(), plan.here, "_digits")]
-        if (real := real_tasks.profile(options)) is not None:
-            devices.append((real, plan.here, "_real"))
-        if options.gpu:
-            devices.append((measured_vision(options.gpu), plan.here, "_gpu"))
+        devices = [_Device(profiles.paper(), plan.paper, "")] if "paper" in wanted else []
+        if "digits" in wanted:
+            devices.append(_Device(digits.profile(), plan.here, "_digits", digits.answers))
+        if "real" in wanted and (real := real_tasks.profile(options)) is not None:
+            devices.append(_Device(real, plan.here, "_real", partial(real_tasks.answers, options)))
+        if "gpu" in wanted and options.gpu:
+            devices.append(_Device(measured_vision(options.gpu), plan.here, "_gpu"))
         progress.update(task, description="simulated runs")
         with Runs(lambda: progress.advance(task)) as runs:
-            for profile, scale, suffix in devices:
+            for profile, scale, suffix, answers in devices:
                 found.add(simulated.repeat(runs, profile, scale, options.data, suffix))
-            zoo, scale, suffix = devices[1]
-            found.add(second_passes.compare(runs, zoo, digits.answers(), scale.synthetic_s, suffix))
-        progress.update(task, description="decisions")
-        found.add(decisions.decision_ms(profiles.paper(), plan.decisions))
-        found.add(decisions.fraction_of_offline_optimum(profiles.paper(), *plan.instances))
-        progress.update(task, description="live")
-        for part in (real_tasks, merging, live):
-            found.add(part.compare(options))
+                if answers:
+                    found.add(second_passes.compare(runs, profile, answers(), scale.synthetic_s, suffix))
+        if "decisions" in wanted:
+            progress.update(task, description="decisions")
+            found.add(decisions.decision_ms(profiles.paper(), plan.decisions))
+            found.add(decisions.fraction_of_offline_optimum(profiles.paper(), *plan.instances))
+        for name, part in (("real", real_tasks), ("merging", merging), ("live", live)):
+            if name in wanted:
+                progress.update(task, description=name)
+                found.add(part.compare(options))
     Console().print(paper_and_here("OTAS's evaluation, repeated", found.rows))
     rows = [row._asdict() for row in found.rows]
-    config = {**asdict(plan), "profiles": [_told(profile) for profile, _, _ in devices], "paper_and_here": rows}
+    config = {**asdict(plan), "profiles": [_told(device.profile) for device in devices], "paper_and_here": rows}
     return Report(found.figures, config, found.plots)
 
 

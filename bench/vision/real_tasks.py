@@ -4,13 +4,14 @@ images under every gamma (OTAS §V; figures 4 and 7)."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure as Plot
+from numpy.typing import NDArray
 
 from pliant.bench.findings import Findings
 from pliant.bench.report import Figure, Options, Row
@@ -18,6 +19,7 @@ from pliant.bench.vision import profiles, real_tasks_backbone
 from pliant.bench.vision.profiles import Profile
 from pliant.bench.vision.real_tasks_backbone import Backbone
 from pliant.bench.vision.real_tasks_data import TASKS, Parts, RealTask
+from pliant.bench.vision.second_passes import Answers
 from pliant.cache import cache_folder, made_once
 from pliant.config.vision import VisionConfig
 from pliant.deployments.vision import assembly
@@ -111,6 +113,20 @@ def profile(options: Options) -> Profile | None:
     return profiles.read(made_once(cache_folder() / "bench" / name, measure) / _FILE)
 
 
+def answers(options: Options) -> dict[str, dict[int, Answers]]:
+    """To the held-out images, by task and gamma."""
+    assert options.data
+    real = prepared(options.data)
+    loaded = assembly.load(service(real))
+    return {
+        name: {
+            gamma: Answers.of(_logits(loaded.executor, name, examples.images, gamma), examples.labels)
+            for gamma in loaded.gammas
+        }
+        for name, examples in _added(loaded.executor, real)
+    }
+
+
 def service(real: RealTasks) -> VisionConfig:
     """A service of these tasks."""
     folder = next(iter(real.tasks.values())).parent
@@ -119,21 +135,27 @@ def service(real: RealTasks) -> VisionConfig:
 
 def accuracies(executor: Executor, real: RealTasks, gammas: Sequence[int]) -> dict[str, dict[int, float]]:
     """The share of each task's held-out images that it gets right, by gamma."""
-    found: dict[str, dict[int, float]] = {}
+    return {
+        name: {
+            gamma: float((_logits(executor, name, examples.images, gamma).argmax(1) == examples.labels).mean())
+            for gamma in gammas
+        }
+        for name, examples in _added(executor, real)
+    }
+
+
+def _added(executor: Executor, real: RealTasks) -> Iterator[tuple[str, Examples]]:
+    """One task after the other, in memory as long as it is looked at, and its held-out images."""
     for name, folder in real.tasks.items():
         executor.add_task(name, executor.stage(folder))
-        found[name] = {gamma: _accuracy(executor, name, real.held_out[name], gamma) for gamma in gammas}
+        yield name, real.held_out[name]
         executor.remove_task(name)
-    return found
 
 
-def _accuracy(executor: Executor, task: str, examples: Examples, gamma: int) -> float:
-    right = 0
-    for start in range(0, len(examples.labels), executor.most_rows):
-        rows = slice(start, start + executor.most_rows)
-        logits = np.stack(executor.run(examples.images[rows], [task] * len(examples.labels[rows]), gamma))
-        right += int((logits.argmax(1) == examples.labels[rows]).sum())
-    return right / len(examples.labels)
+def _logits(executor: Executor, task: str, images: NDArray[np.uint8], gamma: int) -> NDArray[np.float32]:
+    """[image, label]"""
+    batches = np.array_split(images, range(executor.most_rows, len(images), executor.most_rows))
+    return np.concatenate([executor.run(batch, [task] * len(batch), gamma) for batch in batches])
 
 
 def compare(options: Options) -> Findings:

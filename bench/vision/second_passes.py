@@ -31,6 +31,8 @@ from pliant.simulation.vision.outcome import Query
 from pliant.simulation.vision.simulator import Simulation
 
 Rows = NDArray[np.intp]
+Split = Mapping[str, Rows]
+"""Some images of each task."""
 _SHARES = (0.1, 0.2, 0.3, 0.4)
 """Of a batch, that run again."""
 _SPLITS = 2
@@ -90,16 +92,13 @@ class Judged(System):
 
 
 def compare(runs: Runs, profile: Profile, known: Known, seconds: int, suffix: str) -> Findings:
-    """What the plan earns with pairs, over what it earns with gammas alone.
-
-    All tasks of `known` have the gammas of `profile`, and as many images.
-    """
+    """What the plan earns with pairs, over what it earns with gammas alone. All tasks of `known` have the gammas of
+    `profile`."""
     synthetic = workload.synthetic(seconds, _SEED)
     traces = {"synthetic": synthetic, "calibrated_synthetic": synthetic.peaking_at(workload.CALIBRATED_PEAK)}
-    (images,) = {len(answers.right) for of_gamma in known.values() for answers in of_gamma.values()}
-    every = np.arange(images)
+    every = {task: np.arange(len(of_gamma[0].right)) for task, of_gamma in known.items()}
     rng = np.random.default_rng(_SEED)
-    halves = [np.array_split(rng.permutation(every), 2) for _ in range(_SPLITS)]
+    halves = [_halves(every, rng) for _ in range(_SPLITS)]
     found = Findings()
     for name, trace in traces.items():
         held_out = []
@@ -117,22 +116,27 @@ def compare(runs: Runs, profile: Profile, known: Known, seconds: int, suffix: st
     return found
 
 
+def _halves(every: Split, rng: np.random.Generator) -> tuple[Split, Split]:
+    cut = {task: np.array_split(rng.permutation(rows), 2) for task, rows in every.items()}
+    return {task: one for task, (one, _) in cut.items()}, {task: other for task, (_, other) in cut.items()}
+
+
 def pairs(gammas: Sequence[int]) -> dict[int, Pair]:
     """All of them, by the number that stands for each beside the gammas."""
     every = (Pair(first, second, share) for first, second in combinations(gammas, 2) for share in _SHARES)
     return dict(enumerate(every, max(gammas) + 1))
 
 
-def accuracies(gammas: Sequence[int], known: Known, learned: Rows, judged: Rows) -> dict[str, dict[int, float]]:
+def accuracies(gammas: Sequence[int], known: Known, learned: Split, judged: Split) -> dict[str, dict[int, float]]:
     """Of gammas and pairs, on the images `judged`, by task."""
     return {
-        task: {gamma: float(of_gamma[gamma].right[judged].mean()) for gamma in gammas}
-        | {name: pair.accuracy(of_gamma, learned, judged) for name, pair in pairs(gammas).items()}
+        task: {gamma: float(of_gamma[gamma].right[judged[task]].mean()) for gamma in gammas}
+        | {name: pair.accuracy(of_gamma, learned[task], judged[task]) for name, pair in pairs(gammas).items()}
         for task, of_gamma in known.items()
     }
 
 
-def with_pairs(profile: Profile, known: Known, learned: Rows) -> Profile:
+def with_pairs(profile: Profile, known: Known, learned: Split) -> Profile:
     """Gammas, and the pairs that some task has a use for, as the images `learned` have it."""
     found = accuracies(profile.gammas, known, learned, learned)
     names = (*profile.gammas, *pairs(profile.gammas))
@@ -144,7 +148,7 @@ def with_pairs(profile: Profile, known: Known, learned: Rows) -> Profile:
 
 
 def _earned(
-    runs: Runs, profile: Profile, known: Known, learned: Rows, judged: Rows, trace: Trace
+    runs: Runs, profile: Profile, known: Known, learned: Split, judged: Split, trace: Trace
 ) -> tuple[float, float]:
     """Expected utility with gammas alone, and with pairs."""
     true = accuracies(profile.gammas, known, learned, judged)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pliant.bench.vision import optimum, profiles
+from pliant.bench.report import Options
+from pliant.bench.vision import compare, optimum, profiles
 from pliant.bench.vision.runs import BLOCKS, Compared, Run, simulate
 from pliant.bench.vision.systems import OURS, PETS, PETS_NEVER_EVICTING, Choice, infaas, slackfits
 from pliant.bench.vision.workload import Trace
+from pliant.errors import DataError
 from pliant.simulation.vision.outcome import Outcome, Query
 
 PAPER = profiles.paper()
@@ -73,3 +75,8 @@ def test_who_earns_nothing_for_a_while_is_still_compared() -> None:
     assert compared.over(PETS_NEVER_EVICTING.name) > 2
     nothing = {PETS.name: Outcome(trace.queries(PAPER.per_s(), PAPER.roles))}
     assert replace(compared, outcomes=outcomes | nothing).over(PETS.name) == math.inf
+
+
+def test_a_part_that_there_is_not_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--cells: got papers; parts are paper, digits, real"):
+        compare.run(Options(True, None, "cpu", tmp_path, ["paper", "papers"]))

@@ -12,7 +12,7 @@ from pliant.bench.vision.workload import Trace
 
 PAPER = profiles.paper()
 IMAGES = 200
-EVERY = np.arange(IMAGES)
+EVERY = dict.fromkeys(PAPER.accuracies, np.arange(IMAGES))
 
 
 def known(confident: bool) -> Known:
@@ -72,8 +72,7 @@ def test_pairs_that_gain_nothing_are_left_out() -> None:
 
 def test_what_is_earned_is_judged_by_other_images() -> None:
     """The second half of each task's images is the harder one."""
-    learned, judged = (
-        accuracies(PAPER.gammas, known(confident=True), EVERY[:100], rows) for rows in (EVERY[:100], EVERY[100:])
-    )
+    halves = [{task: rows[part] for task, rows in EVERY.items()} for part in (slice(100), slice(100, None))]
+    learned, judged = (accuracies(PAPER.gammas, known(confident=True), halves[0], half) for half in halves)
     assert all(of_gamma[0] == 1.0 for of_gamma in learned.values())
     assert judged["CIFAR100"][0] == pytest.approx(0.65)
