@@ -34,11 +34,12 @@ _log = logging.getLogger("pliant")
 
 PROMPTS = (2, 4, 8)
 _SLO_MS = 600.0
-_STEPS = 300
-"""Of learning a gamma's prompts, 32 images each: a fraction of the paper's 50 epochs."""
-_LEARNING_RATE = 0.1
+_EPOCHS = 50
+"""For which a gamma's prompts learn, as in the paper, but for no more than so many steps of 32 images."""
+_MOST_STEPS = 4500
+_LEARNING_RATE = 0.03
 _FILE = "profile.json"
-_VERSION = 1
+_VERSION = 2
 """Raised whenever the tasks are trained or measured in another way."""
 
 
@@ -51,7 +52,7 @@ class RealTasks(NamedTuple):
 
 
 def prepared(data: Path) -> RealTasks:
-    """Trained on the data sets in the folder `data`, in about a quarter of an hour, if this user never did so.
+    """Trained on the data sets in the folder `data`, in an hour or two, if this user never did so.
 
     Raises PliantError if one of them is not there.
     """
@@ -60,7 +61,7 @@ def prepared(data: Path) -> RealTasks:
     shape = Backbone()
 
     def train_backbone(folder: Path) -> None:
-        _log.warning("training a backbone and three tasks on %s, once; this takes about a quarter of an hour", data)
+        _log.warning("training a backbone and three tasks on %s, once; this takes an hour or two", data)
         known = [(parts[task.name].training, task.groups) for task in TASKS]
         real_tasks_backbone.train(shape, known, folder)
 
@@ -78,7 +79,8 @@ def prepared(data: Path) -> RealTasks:
 def train(task: RealTask, parts: Parts, model: Path, folder: Path) -> None:
     """Train a head and prompts on the frozen `model`, and write them to `folder` as a service takes them."""
     info, vit = load_model(model, "float32", "cpu")
-    prompts = Recipe(epochs=max(1, round(_STEPS * 32 / len(parts.training.labels))), learning_rate=_LEARNING_RATE)
+    epochs = max(1, min(_EPOCHS, round(_MOST_STEPS * 32 / len(parts.training.labels))))
+    prompts = Recipe(epochs=epochs, learning_rate=_LEARNING_RATE)
     trainer = Trainer(TokenAdaptiveViT(vit), info, prompts=prompts)
     with one_thread():
         trainer.train(

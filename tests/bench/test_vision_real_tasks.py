@@ -90,7 +90,7 @@ def test_data_that_are_not_there_are_named(tmp_path: Path) -> None:
 
 
 def test_a_backbone_and_a_task_can_be_served_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real_tasks, "_STEPS", 2)
+    monkeypatch.setattr(real_tasks, "_MOST_STEPS", 2)
     model = backbone(tmp_path / "model")
     assert (
         model.joinpath("model.safetensors").read_bytes()
