@@ -77,8 +77,8 @@ def choose(
             f"slo_ms {slo_ms:g}; closest is {quickest} with {1000 * quickest.p99_latency_s:.1f} ms: raise slo_ms, or "
             "ask for less accuracy"
         )
-    least_s = min(one.mean_latency_s for one in quick) / (1 - _NOTICEABLE)
-    alone = [one for one in quick if len(one.levels) == 1 and one.mean_latency_s <= least_s]
+    hardly_slower_s = min(one.mean_latency_s for one in quick) / (1 - _NOTICEABLE)
+    alone = [one for one in quick if len(one.levels) == 1 and one.mean_latency_s <= hardly_slower_s]
     return min(alone or quick, key=lambda one: (one.mean_latency_s, -one.accuracy, one.gate is not None))
 
 
