@@ -52,7 +52,7 @@ class RealTasks(NamedTuple):
 
 
 def prepared(data: Path) -> RealTasks:
-    """Trained on the data sets in the folder `data`, in an hour or two, if this user never did so.
+    """Trained on the data sets in the folder `data`, in an hour and a half, if this user never did so.
 
     Raises PliantError if one of them is not there.
     """
@@ -61,7 +61,7 @@ def prepared(data: Path) -> RealTasks:
     shape = Backbone()
 
     def train_backbone(folder: Path) -> None:
-        _log.warning("training a backbone and three tasks on %s, once; this takes an hour or two", data)
+        _log.warning("training a backbone and three tasks on %s, once; this takes an hour and a half", data)
         known = [(parts[task.name].training, task.groups) for task in TASKS]
         real_tasks_backbone.train(shape, known, folder)
 
