@@ -17,6 +17,8 @@ from matplotlib.figure import Figure as Plot
 from rich.console import Console
 from rich.table import Table
 
+from pliant.errors import DataError
+
 _PACKAGES = ("torch", "ray", "transformers", "onnxruntime", "numpy")
 
 
@@ -32,6 +34,12 @@ class Options:
     out: Path
     cells: list[str] | None = None
     gpu: Path | None = None
+
+    def chosen(self, known: Sequence[str], called: str) -> Sequence[str]:
+        """The cells that are asked for, of those `known`, or all. Raises DataError for one that there is not."""
+        if unknown := {*(self.cells or ())} - {*known}:
+            raise DataError(f"--cells: got {', '.join(sorted(unknown))}; {called} are {', '.join(known)}")
+        return self.cells or known
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,7 @@ def run(options: Options) -> Report:
 def _prepared(options: Options, tell: Callable[[str], None]) -> Iterator[Prepared]:
     """Each task, with its models trained."""
     known = [levels.ZOO_TASK, *(task.name for task in levels.FINE_TUNED)]
-    wanted = options.cells or known
-    if unknown := {*wanted} - {*known}:
-        raise DataError(f"--cells: got {', '.join(sorted(unknown))}; tasks are {', '.join(known)}")
+    wanted = options.chosen(known, "tasks")
     if levels.ZOO_TASK in wanted:
         yield levels.zoo()
     for task in levels.FINE_TUNED if options.data else ():

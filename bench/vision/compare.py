@@ -63,11 +63,12 @@ _FULL = _Plan(
 def run(options: Options) -> Report:
     """All of it, or what `options.cells` names, into one report; the table "paper / here" is printed.
 
-    Raises DataError for a name that is none of PARTS.
+    Raises DataError for a name that is none of PARTS, or a part that was named and lacks what it measures.
     """
-    wanted = options.cells or PARTS
-    if unknown := {*wanted} - {*PARTS}:
-        raise DataError(f"--cells: got {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
+    wanted = options.chosen(PARTS, "parts")
+    for named, needed, given in (("real", "--data", options.data), ("gpu", "--gpu", options.gpu)):
+        if options.cells and named in wanted and given is None:
+            raise DataError(f"--cells {named} needs {needed}")
     plan = _QUICK if options.quick else _FULL
     found = Findings()
     with Progress(transient=True) as progress:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pliant.bench.vision import profiles
 from pliant.bench.vision.profiles import MOST_ROWS, Profile
-from pliant.bench.vision.second_passes import Answers
+from pliant.bench.vision.second_passes import Answers, answered
 from pliant.config.vision import VisionConfig
 from pliant.deployments.vision import assembly
 from pliant.deployments.vision.accuracy import Run, measured
@@ -36,15 +36,7 @@ def profile(progress: Progress | None = None) -> Profile:
 def answers() -> dict[str, dict[int, Answers]]:
     """To the profiling images, by task and gamma. Raises ModelError."""
     loaded = assembly.load(_CONFIG)
-    found = {}
-    for task, run in _tasks(loaded):
-        images, labels = read_profiling(task)
-        batches = np.array_split(images, range(MOST_ROWS, len(images), MOST_ROWS))
-        found[task.name] = {
-            gamma: Answers.of(np.concatenate([run(batch, gamma) for batch in batches]), labels)
-            for gamma in loaded.gammas
-        }
-    return found
+    return {task.name: answered(run, *read_profiling(task), loaded.gammas, MOST_ROWS) for task, run in _tasks(loaded)}
 
 
 def _tasks(loaded: Loaded) -> Iterator[tuple[TaskInfo, Run]]:

@@ -4,7 +4,7 @@ images under every gamma (OTAS §V; figures 4 and 7)."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from pliant.bench.vision import profiles, real_tasks_backbone
 from pliant.bench.vision.profiles import Profile
 from pliant.bench.vision.real_tasks_backbone import Backbone
 from pliant.bench.vision.real_tasks_data import TASKS, Parts, RealTask
-from pliant.bench.vision.second_passes import Answers
+from pliant.bench.vision.second_passes import Answers, answered
 from pliant.cache import cache_folder, made_once
 from pliant.config.vision import VisionConfig
 from pliant.deployments.vision import assembly
@@ -120,13 +120,7 @@ def answers(options: Options) -> dict[str, dict[int, Answers]]:
     assert options.data
     real = prepared(options.data)
     loaded = assembly.load(service(real))
-    return {
-        name: {
-            gamma: Answers.of(_logits(loaded.executor, name, examples.images, gamma), examples.labels)
-            for gamma in loaded.gammas
-        }
-        for name, examples in _added(loaded.executor, real)
-    }
+    return _answers(loaded.executor, real, loaded.gammas)
 
 
 def service(real: RealTasks) -> VisionConfig:
@@ -138,26 +132,22 @@ def service(real: RealTasks) -> VisionConfig:
 def accuracies(executor: Executor, real: RealTasks, gammas: Sequence[int]) -> dict[str, dict[int, float]]:
     """The share of each task's held-out images that it gets right, by gamma."""
     return {
-        name: {
-            gamma: float((_logits(executor, name, examples.images, gamma).argmax(1) == examples.labels).mean())
-            for gamma in gammas
-        }
-        for name, examples in _added(executor, real)
+        name: {gamma: float(answers.right.mean()) for gamma, answers in of_gamma.items()}
+        for name, of_gamma in _answers(executor, real, gammas).items()
     }
 
 
-def _added(executor: Executor, real: RealTasks) -> Iterator[tuple[str, Examples]]:
-    """One task after the other, in memory as long as it is looked at, and its held-out images."""
+def _answers(executor: Executor, real: RealTasks, gammas: Sequence[int]) -> dict[str, dict[int, Answers]]:
+    found = {}
     for name, folder in real.tasks.items():
         executor.add_task(name, executor.stage(folder))
-        yield name, real.held_out[name]
+
+        def run(images: NDArray[np.uint8], gamma: int, name: str = name) -> Sequence[NDArray[np.float32]]:
+            return executor.run(images, [name] * len(images), gamma)
+
+        found[name] = answered(run, *real.held_out[name], gammas, executor.most_rows)
         executor.remove_task(name)
-
-
-def _logits(executor: Executor, task: str, images: NDArray[np.uint8], gamma: int) -> NDArray[np.float32]:
-    """[image, label]"""
-    batches = np.array_split(images, range(executor.most_rows, len(images), executor.most_rows))
-    return np.concatenate([executor.run(batch, [task] * len(batch), gamma) for batch in batches])
+    return found
 
 
 def compare(options: Options) -> Findings:

@@ -24,6 +24,7 @@ from pliant.bench.vision.profiles import MOST_ROWS, Profile
 from pliant.bench.vision.runs import Runs
 from pliant.bench.vision.systems import System
 from pliant.bench.vision.workload import Trace
+from pliant.deployments.vision.accuracy import Run
 from pliant.policies.vision.time_price import TimePrice
 from pliant.policies.vision.token_adaptation import ExactPolicy
 from pliant.policies.vision.token_profile import Floats, dominated
@@ -51,6 +52,14 @@ class Answers(NamedTuple):
         """From [image, label], and the true labels."""
         odds = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
         return cls(1 / odds.sum(axis=1), logits.argmax(axis=1) == labels)
+
+
+def answered(
+    run: Run, images: NDArray[np.uint8], labels: NDArray[np.int64], gammas: Sequence[int], most_rows: int
+) -> dict[int, Answers]:
+    """By gamma, to a task's images; `run(images, gamma)` gives logits for up to `most_rows`."""
+    batches = np.array_split(images, range(most_rows, len(images), most_rows))
+    return {gamma: Answers.of(np.concatenate([run(batch, gamma) for batch in batches]), labels) for gamma in gammas}
 
 
 Known = Mapping[str, Mapping[int, Answers]]

@@ -14,7 +14,7 @@ import numpy as np
 
 from pliant.kernels import c_compiler
 from pliant.kernels.cpu import native
-from pliant.kernels.encoder.exits import Exits, Left
+from pliant.kernels.encoder.exits import Batch, Exits, Left
 from pliant.kernels.encoder.weights import EncoderWeights
 from pliant.kernels.huge_pages import Arena
 from pliant.models.encoder_head import Stage
@@ -301,21 +301,14 @@ class _CpuExits:
             *(_Exit(after, weight.ctypes.data, bias.ctypes.data) for after, weight, bias in rows)
         )
 
-    def __call__(
-        self,
-        ids: np.ndarray,
-        types: np.ndarray | None,
-        lengths: Sequence[int],
-        temperatures: np.ndarray,
-        sure_from: np.ndarray,
-    ) -> Left:
+    def __call__(self, batch: Batch) -> Left:
         exits, labels = self._biases.shape
-        starts = _starts(lengths)
+        lengths = batch.lengths
         said = np.empty((exits, len(lengths), labels), np.float32)
         seconds, layers = np.empty(exits), np.empty(len(lengths), np.int64)
-        arrays = (temperatures, sure_from, said, seconds, layers)
+        arrays = (batch.temperatures, batch.sure_from, said, seconds, layers)
         leaving = _Leaving(ctypes.addressof(self._exits), exits, labels, *(array.ctypes.data for array in arrays))
-        states = self._encoder._run(ids, types, starts, leaving=leaving)
+        states = self._encoder._run(batch.ids, batch.types, _starts(lengths), leaving=leaving)
         depths = layers.tolist()
         staying = [length for length, depth in zip(lengths, depths, strict=True) if depth == self._encoder.layers]
         return Left(said, seconds.tolist(), depths, self._encoder._whole(states, staying) if staying else ())

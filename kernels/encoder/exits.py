@@ -8,7 +8,7 @@ call (`cpu_encoder`), others layer by layer (`layer_by_layer`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf, nextafter
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -48,6 +48,20 @@ def load(folder: Path) -> Exits:
     return Exits(info.after, saved.array("weights"), saved.array("biases"), info.cut_off)
 
 
+class Batch(NamedTuple):
+    """Packed texts, and where each may leave: at the first exit that is as sure as it wants."""
+
+    ids: np.ndarray
+    """int64 [tokens]"""
+    types: np.ndarray | None
+    """int64 [tokens], which tell the two texts of a pair apart; None: all 0."""
+    lengths: Sequence[int]
+    temperatures: np.ndarray
+    """float64 [exits, texts]: by which the exit's logits are divided; where it is 0 the text does not read the exit."""
+    sure_from: np.ndarray
+    """float64 [exits, texts]"""
+
+
 class Left(NamedTuple):
     """What became of the texts of a pass."""
 
@@ -62,23 +76,8 @@ class Left(NamedTuple):
     answer."""
 
 
-class Leave(Protocol):
-    """A pass through an encoder that texts leave."""
-
-    def __call__(
-        self,
-        ids: np.ndarray,
-        types: np.ndarray | None,
-        lengths: Sequence[int],
-        temperatures: np.ndarray,
-        sure_from: np.ndarray,
-    ) -> Left:
-        """Of packed texts: `ids`, int64 [tokens], and `types`, int64 [tokens], which tell the two texts of a pair apart
-        (None: all 0).
-
-        A text leaves at the first exit that is as sure as `sure_from`, float64 [exits, texts], once its logits are
-        divided by `temperatures`, float64 [exits, texts]; where that is 0 it does not read the exit.
-        """
+Leave = Callable[[Batch], Left]
+"""A pass through an encoder that texts leave."""
 
 
 class LayeredEncoder(Protocol):
@@ -107,7 +106,7 @@ class EarlyExit:
     def run(
         self, ids: np.ndarray, types: np.ndarray | None, lengths: Sequence[int], stops: Sequence[Sequence[Stop]]
     ) -> list[Output]:
-        """What there is to say of each text, which may leave at its `stops`; for the rest see `Leave`.
+        """What there is to say of each text, which may leave at its `stops`; for the rest see `Batch`.
 
         Raises ValueError for a stop where there is no exit.
         """
@@ -119,7 +118,7 @@ class EarlyExit:
             for stop in each:
                 place = places[stop.after], text
                 temperatures[place], sure_from[place] = stop.temperature, stop.sure_from
-        left = self._leave(ids, types, lengths, temperatures, sure_from)
+        left = self._leave(Batch(ids, types, lengths, temperatures, sure_from))
         whole = iter(left.answers)
         outputs = []
         for text, (depth, each) in enumerate(zip(left.layers, stops, strict=True)):

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from pliant.kernels.encoder.exits import Exits, Left
+from pliant.kernels.encoder.exits import Batch, Exits, Left
 
 Means = TypeVar("Means")
 Means_co = TypeVar("Means_co", covariant=True)
@@ -38,7 +38,7 @@ class Steps(Protocol[Means]):
         """How many there are."""
 
     def begin(self, ids: np.ndarray, types: np.ndarray | None, lengths: Sequence[int]) -> Pass[Means]:
-        """Of packed texts, as in `exits.Leave`."""
+        """Of packed texts, as in `exits.Batch`."""
 
     def exit(self, weight: np.ndarray, bias: np.ndarray) -> Callable[[Means], np.ndarray]:
         """What the exit with `weight`, float32 [labels, hidden], and `bias` says of means: float32 [texts, labels]."""
@@ -52,20 +52,14 @@ class LayerByLayer(Generic[Means]):
         self._after, self._labels = exits.after, exits.biases.shape[1]
         self._says = [encoder.exit(*both) for both in zip(exits.weights, exits.biases, strict=True)]
 
-    def __call__(
-        self,
-        ids: np.ndarray,
-        types: np.ndarray | None,
-        lengths: Sequence[int],
-        temperatures: np.ndarray,
-        sure_from: np.ndarray,
-    ) -> Left:
+    def __call__(self, batch: Batch) -> Left:
         started = time.perf_counter()
-        said = np.zeros((len(self._after), len(lengths), self._labels), np.float32)
+        temperatures, sure_from = batch.temperatures, batch.sure_from
+        said = np.zeros((*temperatures.shape, self._labels), np.float32)
         seconds = [0.0] * len(self._after)
-        layers = np.full(len(lengths), self._encoder.layers)
-        texts = np.arange(len(lengths))
-        going = self._encoder.begin(ids, types, lengths)
+        layers = np.full(len(batch.lengths), self._encoder.layers)
+        texts = np.arange(len(batch.lengths))
+        going = self._encoder.begin(batch.ids, batch.types, batch.lengths)
         for place, (after, says) in enumerate(zip(self._after, self._says, strict=True)):
             reading = temperatures[place, texts] > 0
             if not reading.any():

@@ -80,3 +80,9 @@ def test_who_earns_nothing_for_a_while_is_still_compared() -> None:
 def test_a_part_that_there_is_not_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--cells: got papers; parts are paper, digits, real"):
         compare.run(Options(True, None, "cpu", tmp_path, ["paper", "papers"]))
+
+
+@pytest.mark.parametrize(("part", "needed"), [("real", "--data"), ("gpu", "--gpu")])
+def test_a_part_that_lacks_what_it_measures_is_told(part: str, needed: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"--cells {part} needs {needed}"):
+        compare.run(Options(True, None, "cpu", tmp_path, [part]))

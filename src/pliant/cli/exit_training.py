@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from pliant.errors import ModelError
 from pliant.kernels.encoder import packed_runtime
-from pliant.kernels.encoder.exits import Exits
+from pliant.kernels.encoder.exits import Batch, Exits
 from pliant.models import encoder_exits, hub
 from pliant.models.encoder_exits import ExitsInfo
 from pliant.models.encoder_info import EncoderInfo
@@ -170,7 +170,7 @@ class _Reader:
         types = np.concatenate([np.array(encoding.type_ids, np.int64) for encoding in encodings])
         lengths = [len(encoding) for encoding in encodings]
         each = np.ones((self._exits, len(lengths)))
-        left = self._leave(ids, types if self._pairs and types.any() else None, lengths, each, inf * each)
+        left = self._leave(Batch(ids, types if self._pairs and types.any() else None, lengths, each, inf * each))
         return [*left.said, np.asarray(left.answers)]
 
 

@@ -16,7 +16,7 @@ from pliant.kernels.encoder import weights
 from pliant.kernels.encoder.compiled_classifier import TOLERANCE
 from pliant.kernels.encoder.cpu_encoder import CpuEncoder
 from pliant.kernels.encoder.eager_classifier import load_model
-from pliant.kernels.encoder.exits import Exits
+from pliant.kernels.encoder.exits import Batch, Exits
 from pliant.kernels.encoder.model import EncoderModel
 from pliant.kernels.encoder.packed_in_torch import TorchEncoder
 from pliant.kernels.encoder.weights import EncoderWeights
@@ -97,7 +97,7 @@ def assert_leave_alike(folder: Path, encoder: CpuEncoder) -> None:
         types = rng.integers(0, model.token_types, sum(lengths)) if model.token_types > 1 else None
         temperatures = rng.choice([0.0, 0.5, 2.0], (3, len(lengths)))
         sure_from = rng.choice([0.0, np.inf, np.inf], (3, len(lengths)))
-        found, wanted = (leave(ids, types, lengths, temperatures, sure_from) for leave in ways)
+        found, wanted = (leave(Batch(ids, types, lengths, temperatures, sure_from)) for leave in ways)
         assert found.layers == wanted.layers
         for place, text in np.argwhere((temperatures > 0) & (np.arange(3)[:, None] <= found.layers)):
             assert_close(found.said[place, text], torch.from_numpy(wanted.said[place, text]))

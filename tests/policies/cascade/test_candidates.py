@@ -21,8 +21,10 @@ from pliant.policies.cascade.candidates import (
     front,
     weighted_quantile,
 )
+from pliant.policies.cascade.cascade import draws, reroute_probability
 from pliant.policies.cascade.choice import choose
 from pliant.policies.cascade.tables import LevelProfile, Reading
+from pliant.policies.encoder.confidence import softmax
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -158,6 +160,11 @@ def test_a_cascade_routed_live_does_what_its_candidate_promised() -> None:
         right += int(cascade.vote(rows[: level + 1]).argmax()) == label
     assert right / 4000 == pytest.approx(candidate.accuracy, abs=0.01)
     assert np.array(stops) / 4000 == pytest.approx(candidate.shares, abs=0.03)
+    sure = softmax(tables[0] / cascade.temperatures[0]).max(axis=1)
+    going = draws(3, [f"text {text}" for text in range(4000)], 0) < reroute_probability(
+        sure, candidate.cutoffs[0], candidate.slope
+    )
+    assert stops[0] == 4000 - going.sum()
 
 
 def test_pruning_is_read_once_per_pair_until_it_hurts_and_only_where_it_may_pay() -> None:
