@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+_PRCTL = ctypes.CDLL(None).prctl
+_PR_SET_PDEATHSIG = 1
 _DRAINS_WITHIN_S = 120
 _DIES_WITHIN_S = 30
 _TAIL = 4000
@@ -75,7 +78,10 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], folder: Path, settings: Mapping[str, str]) -> Iterator[Running]:
-    """Start `command` in `folder`, with its output in `folder`/log; end it, and all that it started, afterwards."""
+    """Start `command` in `folder`, with its output in `folder`/log; end it, and all that it started, afterwards.
+
+    If the thread that enters this ends without leaving it, as with a process that is killed, the command gets SIGTERM.
+    """
     with (folder / "log").open("w") as log:
         since = time.monotonic()
         process = subprocess.Popen(
@@ -85,12 +91,18 @@ def running(command: Sequence[str], folder: Path, settings: Mapping[str, str]) -
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_stop_with_parent,
         )
     started = Running(process, folder, since)
     try:
         yield started
     finally:
         _end(started)
+
+
+def _stop_with_parent() -> None:
+    """In a child, before it runs its command."""
+    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end(started: Running) -> None:

@@ -3,7 +3,8 @@
 `python -m pliant.deployments.run cluster.yaml`. On an interrupt `serve run` ends the HTTP proxies at once, with the
 requests that they carry. Deleting the applications first lets the replicas finish; requests that come meanwhile are
 refused. To the file descriptor that $PLIANT_STATUS_FD names goes a line of JSON with what Serve says of the
-deployments, every second, or every three where all is well.
+deployments, every second, or every three where all is well. If nobody reads there any more, as the terminal was closed
+or `pliant serve` was killed, that is an interrupt, too.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import pliant.lean_worker  # noqa: F401  before Serve is imported
 import json
 import logging
 import os
+import select
 import signal
 import sys
 import threading
-import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -56,20 +58,23 @@ def _drain(_number: int, _frame: FrameType | None) -> None:
 
 
 def _tell(descriptor: int) -> None:
-    with os.fdopen(descriptor, "w", buffering=1) as out:
-        every_s = _EVERY_S
-        while True:
-            time.sleep(every_s)
+    """Until nobody reads it."""
+    reader_gone = select.poll()
+    reader_gone.register(descriptor, select.POLLERR)
+    every_s = _EVERY_S
+    with suppress(BrokenPipeError), os.fdopen(descriptor, "w", buffering=1) as out:
+        while not reader_gone.poll(1000 * every_s):
             if ray.is_initialized():
                 try:
                     status = _status()
-                    print(json.dumps(status), file=out)
-                    healthy = all(each["status"] == "HEALTHY" for each in status["deployments"].values())
-                    every_s = _HEALTHY_EVERY_S if healthy else _EVERY_S
-                except BrokenPipeError:
-                    return
                 except Exception as error:  # Serve starts, or stops
                     logging.getLogger("pliant").debug("no status: %r", error)
+                    continue
+                print(json.dumps(status), file=out)
+                healthy = all(each["status"] == "HEALTHY" for each in status["deployments"].values())
+                every_s = _HEALTHY_EVERY_S if healthy else _EVERY_S
+    if signal.getsignal(signal.SIGINT) is _drain:  # which has not begun
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def _status() -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,9 @@ import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from e2e.cluster import runs
 from PIL import Image
+from support.waiting import wait_until
 
 from pliant.bench.load import LoadError
 from pliant.bench.ray_session import Running, running
@@ -222,3 +225,21 @@ def test_nothing_is_left_of_a_command_that_was_ended(tmp_path: Path) -> None:
         ]
         assert len(children) == 2
     assert not any(child.is_running() for child in children)
+
+
+def test_a_command_stops_with_whoever_started_it(tmp_path: Path) -> None:
+    """And is killed, as by a limit of time."""
+    starts = f"""
+import time
+from pathlib import Path
+from pliant.bench.ray_session import running
+
+with running([{sys.executable!r}, "-c", "import time; time.sleep(600)"], Path({str(tmp_path)!r}), {{}}) as started:
+    print(started.process.pid, flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    wait_until(lambda: not runs(child))

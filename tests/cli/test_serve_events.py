@@ -49,6 +49,22 @@ def test_before_the_gateway_answers_all_wait_for_the_same() -> None:
     assert story().events(Snapshot(0.0, "starting Ray"), KINDS) == []
 
 
+def test_a_start_that_takes_long_is_told_with_where_to_look() -> None:
+    told = story()
+    late = [told.events(Snapshot(at_s, phase), KINDS) for at_s, phase in ((89, "a"), (90, "a"), (91, "a"), (92, "b"))]
+    assert late == [[], [said("a")], [], [said("b")]]
+
+
+def test_a_gateway_that_answers_no_more_is_no_start() -> None:
+    told = story()
+    told.events(snapshot(), KINDS)
+    assert said("a") not in told.events(Snapshot(100.0, "a"), KINDS)
+
+
+def said(phase: str) -> str:
+    return f"{phase}: nothing answers yet; the log may say why"
+
+
 def test_a_service_that_gets_ready_says_how_to_try_it() -> None:
     told = story()
     assert told.events(snapshot(), KINDS) == ["topics is ready; try:\n  curl topics"]

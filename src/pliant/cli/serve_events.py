@@ -12,6 +12,8 @@ from typing import Any
 _SHED = "shed"
 _CALM_S = 10.0
 """Shedding is over when nothing was shed for so long."""
+_LONG_S = 90.0
+"""A gateway usually answers in a third of it, on a busy machine, too."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Story:
     def __init__(self, examples: Mapping[str, str]) -> None:
         """`examples` are the lines with which a service, once ready, can be tried."""
         self._examples = examples
+        self._answered = False
+        """The gateway, ever."""
         self._ready: dict[str, bool] = {}
         self._reported: set[str] = set()
         self._replicas: dict[str, set[str]] = {}
@@ -70,7 +74,7 @@ class Story:
 
     def events(self, snapshot: Snapshot, kinds: Mapping[str, str]) -> list[str]:
         """What has happened since the last snapshot."""
-        found = [*self._readiness(snapshot, kinds)]
+        found = [*self._late(snapshot), *self._readiness(snapshot, kinds)]
         for name, replicas in _replicas(snapshot.stats).items():
             found += self._came_and_left(name, set(replicas))
             found += self._compiled(name, replicas)
@@ -79,6 +83,13 @@ class Story:
             gateway = (str(snapshot.stats.get("gateway")), name)
             found += self._refused(name, gateway, view["requests"].get(_SHED, 0), snapshot.at_s)
         return found
+
+    def _late(self, snapshot: Snapshot) -> Iterator[str]:
+        if snapshot.stats:
+            self._answered = True
+        elif snapshot.at_s >= _LONG_S and not self._answered and snapshot.phase not in self._reported:
+            self._reported.add(snapshot.phase)
+            yield f"{snapshot.phase}: nothing answers yet; the log may say why"
 
     def _readiness(self, snapshot: Snapshot, kinds: Mapping[str, str]) -> Iterator[str]:
         for row in rows(snapshot, kinds):
