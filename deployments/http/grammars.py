@@ -5,11 +5,14 @@ Without torch or a tokenizer: gateways make them, and begin an answer of bytes b
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pliant.deployments.http import schema_demands
 from pliant.deployments.serving.outcome import Outcome, RequestError
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 _SPACE: JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{0,40}"}
 """Between the parts of JSON: a model that can only go on with spaces comes to an end."""
@@ -31,13 +35,53 @@ _LEXER_WORK = 50_000
 """As llguidance counts: about 20 ms of a mask. Enums of 1,000 values and patterns of 4 kB take less than half of it."""
 _LEXER_STATES = 50_000
 """Of one answer, of about 2 kB each."""
-_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
-"""Of a Lark grammar: strings, patterns and comments."""
+_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|/(?:[^/\\\n]|\\.)++/?|//[^\n]*|#[^\n]*')
+"""Of a Lark grammar: strings, patterns and comments. One that is not closed ends with its line."""
+_LONGEST_GRAMMAR = 16_384
+"""Characters. llguidance calls itself for each rule, bracket and operator within another."""
+_LONGEST_PATTERN = 6_000
+"""Characters of a pattern, or of all in a grammar: their square is work that llguidance does not count: about 1 s."""
+_NESTS = re.compile(r":+|[(\[?*+~]")
+_MOST_NESTS = 2_000
+_STACK = 64 * 2**20
+"""Bytes of a thread that makes grammars. With 8 MB llguidance ends the process at 2,700 rules that name each other."""
+_THREADS = 2
+_MOST_WAIT = 64
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _REMEMBERED = 20_000
 """Characters of a grammar that is not tried again."""
 _LONGEST_ERROR = 100
 """Characters of what llguidance says of a grammar, which may repeat that."""
+
+
+async def in_own_thread(make: Callable[[], T]) -> T:
+    """What `make` makes of a grammar, in one of a few threads that do nothing else.
+
+    Nobody can stop it; so only who sends grammars waits for it, and no more than `_MOST_WAIT`. Raises RequestError.
+    """
+    global _waiting
+    if _waiting >= _MOST_WAIT:
+        raise RequestError(Outcome.SHED, f"{_waiting} grammars are being read; send fewer at once", 1)
+    _waiting += 1
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads(), make)
+    finally:
+        _waiting -= 1
+
+
+_waiting = 0
+
+
+@cache
+def threads() -> ThreadPoolExecutor:
+    """What makes grammars, in gateways and in replicas. All are started at once, with a large stack."""
+    pool, all_there = ThreadPoolExecutor(_THREADS, "grammars"), threading.Barrier(_THREADS)
+    usual = threading.stack_size(_STACK)
+    try:
+        wait([pool.submit(all_there.wait) for _ in range(_THREADS)])
+    finally:
+        threading.stack_size(usual)
+    return pool
 
 
 @cache
@@ -78,16 +122,30 @@ def regex(pattern: str, param: str) -> str:
     """Text that `pattern` matches as a whole. Raises RequestError."""
     from llguidance import LLMatcher
 
+    if len(pattern) > _LONGEST_PATTERN:
+        raise _refused(param, f"it has {len(pattern)} characters; a pattern may have {_LONGEST_PATTERN}")
     return _checked(LLMatcher.grammar_from_regex(pattern), param)
 
 
 def choice(texts: Sequence[str], param: str) -> str:
     """One of `texts`."""
-    return lark("start: " + " | ".join(map(json.dumps, texts)), param)
+    return rules("start: " + " | ".join(map(json.dumps, texts)), param)
 
 
 def lark(text: str, param: str) -> str:
-    """Text of a grammar as Lark or GBNF writes it. Raises RequestError."""
+    """Text of a client's grammar, as Lark or GBNF writes it. Raises RequestError."""
+    if len(text) > _LONGEST_GRAMMAR:
+        raise _refused(param, f"it has {len(text)} characters; a grammar may have {_LONGEST_GRAMMAR}")
+    patterns = sum(len(found) for found in _LITERAL.findall(text) if found[0] == "/" != found[1:2])
+    if patterns > _LONGEST_PATTERN:
+        raise _refused(param, f"its patterns have {patterns} characters; all together may have {_LONGEST_PATTERN}")
+    if (nests := len(_NESTS.findall(_LITERAL.sub("", text)))) > _MOST_NESTS:
+        raise _refused(param, f"it has {nests} rules, brackets and operators; {_MOST_NESTS} at most")
+    return rules(text, param)
+
+
+def rules(text: str, param: str) -> str:
+    """Text of a grammar that we write, which may be longer. Raises RequestError."""
     from llguidance import grammar_from
 
     embedded = (json.JSONDecoder().raw_decode(text, found.end())[0] for found in _EMBEDDED.finditer(text))

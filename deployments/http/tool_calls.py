@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from pliant.deployments.http.grammars import Json, bound_call, json_schema, lark
+from pliant.deployments.http.grammars import Json, bound_call, json_schema, rules
 from pliant.deployments.http.openai_messages import Function, ToolRequest
 from pliant.deployments.http.reasoning import undecided
 from pliant.deployments.serving.outcome import Outcome, RequestError
@@ -83,12 +83,11 @@ def grammar(call: ToolRequest, form: ToolForm | None) -> str | None:
         return json_schema(_schema(tools[0]), "tools")
     if call.tool_choice == "required":
         more = "" if call.parallel_tool_calls is False else ' (", " call)*'
-        return lark(f'start: "[" call{more} "]"\n{_rules(tools)}', "tools")
+        return rules(f'start: "[" call{more} "]"\n{_rules(tools)}', "tools")
     if form == "hermes" and any(tool.strict for tool in tools):
         text = r"TEXT: /(.|\n)*/"
         begin, end = (json.dumps(part) for part in (f"{_BEGIN}\n", f"\n{_END}"))
-        rules = f"start: (begin call {end})* TEXT\nbegin[lazy]: TEXT {begin}\n{text}\n{_rules(tools)}"
-        return lark(rules, "tools")
+        return rules(f"start: (begin call {end})* TEXT\nbegin[lazy]: TEXT {begin}\n{text}\n{_rules(tools)}", "tools")
     return None
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pliant.deployments.http.grammars import in_own_thread
 from pliant.deployments.http.openai_schemas import GenerationRequest
 from pliant.deployments.llm.endpoint import LanguageModel
 from pliant.deployments.llm.request import Generation
@@ -45,7 +45,7 @@ async def generations(
     model = served.base
     _check_scores(call, sum(map(len, prompts)))
     if call.bound:
-        grammar = await asyncio.to_thread(call.grammar)
+        grammar = await in_own_thread(call.grammar)
     words = model.bad_words(call.bad_words or ())
     banned = tuple((token, -math.inf) for token, *more in words if not more)
     sampling = _sampling(model, call, logprobs, banned)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from itertools import count
 
+from pliant.deployments.http.grammars import threads
 from pliant.deployments.llm.engine import BrokenError, Engine, Item
 from pliant.deployments.llm.guide import Guide
 from pliant.deployments.llm.report import LlmReport
@@ -85,7 +86,15 @@ class EngineLoop:
         if len(self._commands) >= self._engine.capacity:
             raise QueueFullError(f"{len(self._commands)} requests have come during one step", _RETRY_S)
         bound = generation.grammar or generation.bad_words
-        guide = await asyncio.to_thread(self._engine.guide, generation) if bound else None
+        guide = None
+        if bound:
+            making = asyncio.get_running_loop().run_in_executor(threads(), self._engine.guide, generation)
+            try:
+                while not (await asyncio.wait({making}, timeout=_SIGN_S))[0]:
+                    yield None
+                guide = making.result()
+            finally:
+                making.cancel()
         # The engine knows it by a name of its own: one that is sent again must not get what is left of the first.
         key = f"{generation.id} {next(self._keys)}"
         within_s = generation.first_token_within_s

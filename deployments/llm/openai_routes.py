@@ -7,7 +7,6 @@ or not; one that comes later is the last event of the stream.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -18,6 +17,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from pliant.deployments.http.body import off_loop, read_body
+from pliant.deployments.http.grammars import in_own_thread
 from pliant.deployments.http.openai_answers import ChatShape, CompletionShape, Echo, Json, Usage, prompt_logprobs
 from pliant.deployments.http.openai_responses import ResponsesRequest, renamed
 from pliant.deployments.http.openai_schemas import ChatRequest, CompletionRequest, GenerationRequest, parsed
@@ -133,7 +133,7 @@ async def _chat(call: ChatRequest, name: str, seed: int, served: ServedModel) ->
     parsers = [parser(call, model.tool_form) for _ in range(call.choices)]
     messages = [message.for_template() for message in call.messages]
     prompt = await model.encode_chat(messages, call.for_template(), call.chat_template_kwargs)
-    bound_to = await asyncio.to_thread(grammar, call, model.tool_form) if call.tools else None
+    bound_to = await in_own_thread(partial(grammar, call, model.tool_form)) if call.tools else None
     wanted = call.max_completion_tokens or call.max_tokens
     generations = await of_replicas(served, call, [prompt], wanted, call.alternatives, seed, bound_to)
     thoughts = [] if call.bound or call.must_call else model.reasoning(prompt, call.choices)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +22,7 @@ from pliant.deployments.llm.detokenizer import TokenBytes
 from pliant.deployments.llm.engine import Engine
 from pliant.deployments.llm.guide import GuideError, Guides, masks
 from pliant.deployments.llm.request import Generation, Piece, merged
-from pliant.deployments.serving.outcome import RequestError
+from pliant.deployments.serving.outcome import Outcome, RequestError
 from pliant.sampling import Sampling
 
 MAX_LENGTH = 200
@@ -276,6 +278,49 @@ def test_what_takes_too_much_work_is_refused_before_it_is_sent(text: str) -> Non
         grammars.regex(text, "p")
 
 
+def named_one_by_the_other(rules: int, body: str = "{}") -> str:
+    lines = (f"r{at}: {body.format(f'r{at + 1}')}" for at in range(rules - 1))
+    return "\n".join(["start: r0", *lines, f'r{rules - 1}: "a"'])
+
+
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [
+        (lambda: grammars.regex("a" * 6_001, "p"), "it has 6001 characters; a pattern may have 6000"),
+        (lambda: grammars.lark("start: /" + "a" * 3_000 + "/ /" + "b" * 3_000 + "/", "p"), "its patterns have 6004"),
+        (lambda: grammars.lark('start: "' + "a" * 16_384 + '"', "p"), "it has 16393 characters; a grammar may have"),
+        (lambda: grammars.lark(named_one_by_the_other(700, "(({}))"), "p"), "it has 2099 rules, brackets and operat"),
+    ],
+)
+def test_a_grammar_is_not_so_large_that_to_read_it_takes_long(write: Callable[[], str], problem: str) -> None:
+    """Or overflows the stack of llguidance, which would end the gateway."""
+    with pytest.raises(RequestError, match=re.escape(f"p: answers cannot be bound to it: {problem}")):
+        write()
+
+
+async def test_rules_within_rules_are_read_on_a_large_stack() -> None:
+    """5,000, twice as many as end the process on a usual one."""
+    assert await grammars.in_own_thread(lambda: grammars.rules(named_one_by_the_other(5_000), "p"))
+
+
+async def test_no_more_wait_for_their_grammars_than_is_allowed() -> None:
+    goes_on = threading.Event()
+    waiting = [asyncio.create_task(grammars.in_own_thread(goes_on.wait)) for _ in range(64)]
+    await asyncio.sleep(0)
+    with pytest.raises(RequestError, match="64 grammars are being read; send fewer at once") as refused:
+        await grammars.in_own_thread(lambda: None)
+    assert refused.value.outcome is Outcome.SHED
+    for task in waiting[2:]:
+        task.cancel()
+    goes_on.set()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert await grammars.in_own_thread(lambda: "free") == "free"
+
+
+def test_what_is_not_closed_ends_with_its_line() -> None:
+    assert grammars._LITERAL.sub("", 'a "b\\"c\nd /e\\/\nf "g" /h/ i // "\nj') == "a \nd \nf   i \nj"
+
+
 def chained(patterns: int) -> dict[str, Any]:
     """Each definition adds a pattern to those of the next one."""
     parts = {f"d{at}": {"pattern": f"x{at}", "allOf": [{"$ref": f"#/$defs/d{at + 1}"}]} for at in range(patterns)}
@@ -337,7 +382,7 @@ def test_an_answer_that_cannot_go_on_ends_with_an_error(
     engine = Engine(ScriptedExecutor(3, MAX_LENGTH, pipelined), tokenizer, eos, 100, 0.05, debug=True)
     for id, grammar, words in (
         ("work", grammars.regex(EXPLODES, "p"), ()),
-        ("lexemes", grammars.lark("start: " + " | ".join(f"/[ab ]*x{n}/" for n in range(3000)), "p"), ()),
+        ("lexemes", grammars.rules("start: " + " | ".join(f"/[ab ]*x{n}/" for n in range(3000)), "p"), ()),
         ("words", grammars.choice(["yes"], "p"), (yes,)),
         ("free", None, ()),
     ):

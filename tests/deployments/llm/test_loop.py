@@ -387,3 +387,15 @@ async def test_closing_the_loop_ends_the_thread_and_the_requests(start: Start) -
 def test_merging_pieces_loses_nothing() -> None:
     pieces: Iterator[Piece] = iter([Piece((1,), "a"), Piece((2, 3), ""), Piece((4,), "b", None, "stop")])
     assert merged(list(pieces)) == Piece((1, 2, 3, 4), "ab", None, "stop")
+
+
+async def test_a_replica_shows_that_it_lives_while_a_grammar_is_read(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pliant.deployments.llm.loop._SIGN_S", 0.01)
+    read, loop = threading.Event(), start(Gated())
+    monkeypatch.setattr(loop._engine, "guide", lambda _generation: not read.wait(HANGS_AFTER_S) or None)
+    pieces = loop.generate(generation(grammar="slow"))
+    assert [await anext(pieces) for _ in range(2)] == [None, None]
+    read.set()
+    assert merged([piece async for piece in pieces if piece])
