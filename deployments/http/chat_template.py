@@ -65,7 +65,20 @@ class ChatTemplate:
         """What `render` makes of these, to be tokenized part by part: one part, if none has a special token.
 
         Special tokens in what clients send are marked before the template is rendered, by what nobody can foresee.
+        Raises RequestError as `render`, and for too many special tokens or what is nested too deeply to look for them.
         """
+        try:
+            return self._parts(messages, tools, options)
+        except RecursionError:
+            reason = "messages: what they and the tools say is nested too deeply"
+            raise RequestError(Outcome.REJECTED, reason, param="messages") from None
+
+    def _parts(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+    ) -> list[Part]:
         control = self._control
         sent = list(texts([messages, tools, options]))
         if control is None or not any(map(control.search, sent)):

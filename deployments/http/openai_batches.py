@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field, ValidationError
 
-from pliant.deployments.http.body import off_loop, read_body
+from pliant.deployments.http.body import check_json, off_loop, read_body
 from pliant.deployments.http.form import fields
 from pliant.deployments.http.openai_body import Body, Neutral
 from pliant.deployments.http.openai_schemas import parsed
@@ -172,7 +172,10 @@ def _check(content: bytes, endpoint: str | None = None) -> int:
 def _wrong(line: bytes, endpoint: str | None, names: set[str]) -> str | None:
     """What is wrong with a request; its name joins those that were seen."""
     try:
+        check_json(line)
         found = Line.model_validate_json(line)
+    except RequestError as error:
+        return error.reason
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
         return f"{'.'.join(map(str, problem['loc'])) or 'line'}: {problem['msg']}"

@@ -183,8 +183,10 @@ class ToolRequest(Body):
 
 
 def _object(arguments: str) -> Any:
+    """What stands in `arguments`; as they are, if that is no object, or has half a surrogate pair, which is no text."""
     try:
         found = json.loads(arguments or "{}")
+        json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return arguments
     return found if isinstance(found, dict) else arguments

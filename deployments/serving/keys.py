@@ -78,11 +78,13 @@ class Keys:
         """Take over what is in `file`, if it has changed."""
         before, self._seen = self._seen, None
         found = file.stat()
-        self._seen = (found.st_mtime_ns, found.st_size, found.st_ino)
-        if self._seen != before:
+        seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+        content = None if seen == before else file.read_bytes()
+        self._seen = seen  # what is wrong in it is told once
+        if content is not None:
             where = f"gateway.keys_file: {file}"
             try:
-                text = file.read_text(encoding="utf-8")
+                text = content.decode()
             except UnicodeDecodeError:
                 raise ConfigError([f"{where}: is no text in UTF-8"]) from None
             self._tenants = {**self._fixed, **self._parsed(text, where)}

@@ -34,7 +34,7 @@ def snapshot(at_s: float = 1.0, gateway: str = "g", deployments: Any = None, **c
         "replicas": {},
     }
     stats = {"gateway": gateway, "services": {"topics": {**topics, **changes}, "chat": chat}}
-    return Snapshot(at_s, "starting Ray", stats, deployments or {})
+    return Snapshot(at_s, "starting Ray", stats, deployments=deployments or {})
 
 
 def story() -> Story:
@@ -59,6 +59,10 @@ def test_a_gateway_that_answers_no_more_is_no_start() -> None:
     told = story()
     told.events(snapshot(), KINDS)
     assert said("a") not in told.events(Snapshot(100.0, "a"), KINDS)
+
+
+def test_a_gateway_that_wants_a_key_is_no_start_that_takes_long() -> None:
+    assert story().events(Snapshot(100.0, "a", refused=True), KINDS) == []
 
 
 def said(phase: str) -> str:

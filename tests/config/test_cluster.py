@@ -94,6 +94,10 @@ def test_mistakes_outside_a_service(args: dict[str, Any], line: str) -> None:
     [
         ("- 1", "the file: got [1]"),
         ("a: [", "is not YAML"),
+        ("a: 2024-99-99", "is not YAML: month must be in 1..12"),
+        ("[" * 5_000, "is not YAML: maximum recursion depth exceeded"),
+        ("a: {b: 1}\nc:\n  b: 2\n  d: 3\n  b: 4", "is not YAML: b is there twice, in lines 3 and 5"),
+        ("a: {b: 1, b: 2}", "is not YAML: b is there twice, in lines 1 and 1"),
         ("applications: []", "applications: got []"),
         ("applications: [{import_path: 'x:y', route_prefix: x}]", "applications.0.route_prefix: got 'x'"),
         (

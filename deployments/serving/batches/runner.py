@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -188,7 +188,8 @@ class Runner:
                     continue
                 async with places:  # so that no more parts are begun than are worked on
                     pass
-                requests = [json.loads(line) for line in lines[first : first + PART_LINES]]
+                part = lines[first : first + PART_LINES]
+                requests = await self.store.in_thread(_parsed, part)
                 group.create_task(self._part(batch, first, requests, asks, places))
 
     async def _part(
@@ -201,6 +202,10 @@ class Runner:
         found = await asyncio.gather(*(one(index, request) for index, request in enumerate(requests)))
         failed = sum(not good for _, good in found)
         await self.store.in_thread(self.store.add_part, batch, first, [line for line, _ in found], failed)
+
+
+def _parsed(lines: Sequence[bytes]) -> list[Request]:
+    return [json.loads(line) for line in lines]
 
 
 async def _answered(name: str, owner: str, request: Request, asks: Asks) -> tuple[str, bool]:

@@ -216,16 +216,21 @@ class _Watch:
 
     def look(self) -> Snapshot:
         stats: Mapping[str, Any] = {}
+        refused = False
         try:
             response = self._http.get(f"{self._address}/stats")
+            refused = response.status_code in (401, 403)
             stats = response.json() if response.status_code == 200 else {}
         except (httpx.HTTPError, ValueError):
             pass
-        return Snapshot(time.monotonic() - self._started, self._phase(), stats, self._process.deployments)
+        at_s = time.monotonic() - self._started
+        return Snapshot(at_s, self._phase(refused), stats, refused, self._process.deployments)
 
-    def _phase(self) -> str:
+    def _phase(self, refused: bool) -> str:
         if self._process.problems:
             return self._process.problems[0].strip().splitlines()[-1]
+        if refused:
+            return "the gateway answers; to see more, set PLIANT_API_KEY to the key of a tenant that may observe"
         return "waiting for the gateway" if self._process.deployments else "starting Ray"
 
 

@@ -26,6 +26,8 @@ class Snapshot:
     """What is done before the gateway answers."""
     stats: Mapping[str, Any] = field(default_factory=dict)
     """As /stats has it; empty until the gateway answers."""
+    refused: bool = False
+    """The gateway answers, but not without a key."""
     deployments: Mapping[str, Any] = field(default_factory=dict)
     """By name, as `deployments/run.py` writes it."""
 
@@ -85,7 +87,7 @@ class Story:
         return found
 
     def _late(self, snapshot: Snapshot) -> Iterator[str]:
-        if snapshot.stats:
+        if snapshot.stats or snapshot.refused:
             self._answered = True
         elif snapshot.at_s >= _LONG_S and not self._answered and snapshot.phase not in self._reported:
             self._reported.add(snapshot.phase)

@@ -282,6 +282,21 @@ def _scales(service: ServiceConfig) -> bool:
     return replicas is not None and not replicas.fixed
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, of which the first would be lost."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise yaml.YAMLError(f"{key.value} is there twice, in lines {lines[key.value]} and {line}")
+                lines[key.value] = line
+        return node
+
+
 def _cluster_file(path: Path) -> _ClusterFile:
     try:
         text = path.read_text()
@@ -290,8 +305,10 @@ def _cluster_file(path: Path) -> _ClusterFile:
     except UnicodeDecodeError as error:
         raise ConfigError([f"{path}: is not UTF-8: {error}"]) from None
     try:
-        return _ClusterFile.model_validate(yaml.safe_load(text))
-    except yaml.YAMLError as error:
+        content = yaml.load(text, _UniqueKeys)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError([f"{path}: is not YAML: {' '.join(str(error).split())}"]) from None
+    try:
+        return _ClusterFile.model_validate(content)
     except ValidationError as error:
         raise ConfigError(list(explain(error, _ClusterFile))) from None

@@ -292,6 +292,7 @@ async def test_progress_in_stats(gateways: Gateways, replicas: Replicas) -> None
     [
         ([], "no requests"),
         ([line("a", "x"), line("a", "y")], "request 2: custom_id: 'a' comes twice"),
+        ([line("a", "x"), line("b", [[]] * 70_000)], "request 2: the JSON has more than 262144 values"),
         ([{**line("a", "x"), "url": "/v1/models"}], "request 1: url"),
         ([{**line("a", "x"), "method": "GET"}], "request 1: method"),
         ([{**line("a", "x"), "url": "/v1/embeddings"}], "the batch is for /v1/completions"),

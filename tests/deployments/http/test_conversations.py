@@ -111,6 +111,12 @@ async def test_the_model_reads_it(served: TinyLlm, kind: type[Body], name: str) 
     assert words in await read(served, path, conversation)
 
 
+async def test_arguments_that_a_model_cut_within_a_character_are_read_as_their_text(served: TinyLlm) -> None:
+    call = {**CALL, "function": {"name": "look", "arguments": r'{"at": "\ud83d"}'}}
+    words = r'"arguments": "{\"at\": \"\\ud83d\"}"'
+    assert words in await read(served, "chat/completions", [ASKS, {"role": "assistant", "tool_calls": [call]}])
+
+
 async def test_what_was_never_the_model_s_changes_nothing(served: TinyLlm) -> None:
     plain = [ASKS, THOUGHT, SAYS, CALLED, ANSWERED, ASKS]
     [part] = SAYS["content"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -92,3 +93,14 @@ async def test_a_chat_s_prompt_is_made_so(tmp_path: Path) -> None:
     assert model.text(prompt) == "u:y</s>s:z</s>a:"
     assert prompt.count(end) == 1
     assert (await model.encode("y</s>")).count(end) == 1, "a bare prompt is its sender's"
+
+
+@pytest.mark.parametrize("content", ["plain", "a </s> within"])
+def test_what_is_nested_too_deeply_is_refused(content: str) -> None:
+    """As the arguments of a tool's call may be, which are JSON within a text."""
+    arguments: dict[str, Any] = {}
+    for _ in range(2_000):
+        arguments = {"a": arguments}
+    called = {"role": "assistant", "content": content, "tool_calls": [{"function": {"arguments": arguments}}]}
+    with pytest.raises(RequestError, match="messages: what they and the tools say is nested too deeply"):
+        ChatTemplate(PLAIN, {}, CONTROL).parts([called])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -59,6 +60,20 @@ def test_a_file_that_cannot_be_read_later_changes_nothing(tmp_path: Path, conten
     clock.now += 2
     assert keys.tenant("one") == "a"
     written(file, of("two", "a"))
+    clock.now += 2
+    assert (keys.tenant("one"), keys.tenant("two")) == (None, "a")
+
+
+def test_a_file_that_may_be_read_again_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever mends its mode changes neither its time nor its size."""
+    file, clock = tmp_path / "keys", Clock()
+    written(file, of("one", "a"))
+    keys = Keys(GatewayConfig(keys_file=str(file)), KNOWN, {}, clock)
+    written(file, of("two", "a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError))
+        clock.now += 2
+        assert keys.tenant("one") == "a"
     clock.now += 2
     assert (keys.tenant("one"), keys.tenant("two")) == (None, "a")
 
