@@ -76,17 +76,18 @@ class CompletionShape:
         text, logprobs = piece.text, None
         if piece.logprobs is not None:
             if self._scored_echo and piece.prompt_logprobs is not None:
-                text = self._scored_echo[index].text + text
+                echo = self._scored_echo[index]
+                text = echo.text + text
                 rows = [row.with_top(self._alternatives or 0) for row in piece.prompt_logprobs]
-                logprobs = self._logprobs(index, [*rows, *piece.logprobs], self._scored_echo[index].first)
+                logprobs = self._logprobs(index, [*rows, *piece.logprobs], echo, 1 + len(rows))
             else:
                 logprobs = self._logprobs(index, piece.logprobs)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": piece.finish}
 
-    def _logprobs(self, index: int, rows: Sequence[TokenLogprobs], first: int | None = None) -> Json:
-        """Of `rows`, behind the `first` token of a prompt if there is one."""
+    def _logprobs(self, index: int, rows: Sequence[TokenLogprobs], echo: Echo | None = None, echoed: int = 0) -> Json:
+        """Of `rows`, behind the first token of a prompt if there is an `echo`, which has so many tokens."""
         offsets = self._offsets.setdefault(index, _Offsets())
-        begins = [] if first is None else [self._texts[first]]
+        begins = [] if echo is None else [self._texts[echo.first]]
         nothing = [None] * len(begins)
         texts = [*begins, *(self._texts[row.token] for row in rows)]
         top = [
@@ -94,11 +95,13 @@ class CompletionShape:
             | {self._texts[row.token].text: _finite(row.logprob)}
             for row in rows
         ]
+        contents = [text.content for text in texts]
+        places = offsets.within(echo.text, contents[:echoed]) if echo else []
         return {
             "tokens": [text.text for text in texts],
             "token_logprobs": [*nothing, *(_finite(row.logprob) for row in rows)],
             "top_logprobs": [*nothing, *top],
-            "text_offset": [offsets.next(text.content) for text in texts],
+            "text_offset": [*places, *map(offsets.next, contents[echoed:])],
         }
 
 
@@ -211,6 +214,16 @@ class _Offsets:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._characters = 0
+
+    def within(self, text: str, contents: Sequence[bytes]) -> list[int]:
+        """Of the tokens of a whole prompt, whose `text` may be longer or shorter than their `contents` together: it
+        shows special tokens, or has no space before its first word, which some tokenizers put there.
+        """
+        found = [self.next(content) for content in contents]
+        begun = bool(self._decoder.getstate()[0])
+        more = len(text) - self._characters - begun
+        self._characters += more
+        return [0, *(max(0, offset + more) for offset in found[1:])]
 
     def next(self, content: bytes) -> int:
         offset = self._characters

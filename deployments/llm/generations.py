@@ -40,7 +40,7 @@ async def generations(
     grammar: str | None = None,
 ) -> list[Generation]:
     """In the order of OpenAI's choices. `seed` is for requests without one, and `grammar` for those that bind their
-    answers to none themselves. Raises RequestError.
+    answers to none themselves. Equal prompts have equal answers only if the request has a seed. Raises RequestError.
     """
     model = served.base
     _check_scores(call, sum(map(len, prompts)))
@@ -49,14 +49,13 @@ async def generations(
     words = model.bad_words(call.bad_words or ())
     banned = tuple((token, -math.inf) for token, *more in words if not more)
     sampling = _sampling(model, call, logprobs, banned)
-    seed = seed if call.seed is None else call.seed
     name = uuid.uuid4().hex
     return [
         Generation(
             id=f"{name}-{index}",
             prompt=prompt,
             max_tokens=_max_tokens(model, call, prompt, wanted),
-            sampling=replace(sampling, seed=(seed + choice) % 2**64),
+            sampling=replace(sampling, seed=(seed + index if call.seed is None else call.seed + choice) % 2**64),
             stop=call.stops,
             ignore_eos=call.ignore_eos,
             adapter=served.registered and served.registered.adapter,

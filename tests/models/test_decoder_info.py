@@ -58,11 +58,12 @@ def test_the_generation_config_knows_better_what_ends_an_answer(tmp_path: Path, 
 
 
 def test_the_generation_config_sets_the_sampling_if_it_samples(tmp_path: Path) -> None:
-    given = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
+    chance = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "typical_p": 0.9}
+    given = {"do_sample": True, "repetition_penalty": 1.1, **chance}
     folder = decoder_folder(tmp_path, generation_config=given)
-    assert sources.describe_decoder(folder).sampling == Sampling(temperature=0.6, top_p=0.9, top_k=20)
+    assert sources.describe_decoder(folder).sampling == Sampling(repetition_penalty=1.1, **chance)
     decoder_folder(tmp_path, generation_config={**given, "do_sample": False})
-    assert sources.describe_decoder(folder).sampling == Sampling()
+    assert sources.describe_decoder(folder).sampling == Sampling(repetition_penalty=1.1)
     decoder_folder(tmp_path, generation_config={**given, "top_p": 7})
     with pytest.raises(ModelError, match=r"generation_config\.json.*top_p"):
         sources.describe_decoder(folder)

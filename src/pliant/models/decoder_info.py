@@ -105,9 +105,9 @@ def _chat_template(folder: Path, tokenizer: Mapping[str, Any]) -> str | None:
 
 
 def _sampling(folder: Path, generation: Mapping[str, Any]) -> Sampling:
-    given = {key: generation.get(key) for key in ("temperature", "top_k", "top_p")}
-    if not generation.get("do_sample"):
-        return Sampling()
+    """As transformers has it: what is a matter of chance counts only if it samples."""
+    by_chance = ("temperature", "top_k", "top_p", "min_p", "typical_p") if generation.get("do_sample") else ()
+    given = {key: generation.get(key) for key in (*by_chance, "repetition_penalty")}
     try:
         return Sampling(**{key: value for key, value in given.items() if value is not None})
     except (ValueError, TypeError) as error:

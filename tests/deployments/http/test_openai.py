@@ -232,6 +232,10 @@ async def test_seeds(serve: Serve) -> None:
     drawn = [generation.sampling.seed for generation in replicas.asked][-3:]
     assert drawn[1] - drawn[0] == 1
     assert drawn[2] not in drawn[:2], "every request without a seed draws one"
+    await texts(prompt=["a", "a"], n=2)
+    assert len({generation.sampling.seed for generation in replicas.asked[-4:]}) == 4, "equal prompts, drawn apart"
+    same = await texts(prompt=["a", "a"], seed=5)
+    assert same[0] == same[1]
 
 
 async def test_what_reaches_the_replica(serve: Serve) -> None:

@@ -17,10 +17,12 @@ from support import openai_client, tiny_llm
 from support.decoders import logits
 from support.scripted import TOKENIZER, Replica, Replicas, ids
 from support.tiny_llm import TinyLlm
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from torch import Tensor
 
+from pliant.deployments.http.openai_answers import CompletionShape, Echo
 from pliant.deployments.llm import generations
-from pliant.deployments.llm.request import Piece
+from pliant.deployments.llm.request import Piece, TokenLogprobs
 from pliant.deployments.llm.token_texts import TokenTexts
 
 if TYPE_CHECKING:
@@ -71,6 +73,55 @@ def check(model: PreTrainedModel, choice: Any, text: str, alternatives: int) -> 
     if text.isascii():
         assert found.text_offset[: len(text)] == [*range(len(text))]
     assert len(found.text_offset) == len(tokens)
+
+
+def with_a_space_before_texts() -> Tokenizer:
+    """As Llama 2 has it: a space before the first word, which decoding leaves out, and a token that begins a text."""
+    tokens = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁Q", "?", "▁a", "▁b", "Q", "a", "b"]
+    merges = [("▁", "Q"), ("▁", "a"), ("▁", "b")]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    made = Tokenizer(models.BPE(vocab, merges, byte_fallback=True, unk_token="<unk>"))
+    made.add_special_tokens(["<unk>", "<s>"])
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    strip = decoders.Strip(" ", 1, 0)
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("special", "as_ids", "text", "offsets"),
+    [
+        (False, False, "Q a? b", [0, 1, 3, 4]),
+        (True, False, "Q a? b", [0, 0, 1, 3, 4]),
+        (False, True, "Q a? b", [0, 1, 3, 4]),
+        (True, True, "<s> Q a? b", [0, 3, 5, 7, 8]),
+    ],
+)
+def test_tokens_begin_where_the_echoed_text_has_them(
+    special: bool, as_ids: bool, text: str, offsets: list[int]
+) -> None:
+    tokenizer = with_a_space_before_texts()
+    first, *others = tokenizer.encode("Q a? b", add_special_tokens=special).ids
+    if as_ids:
+        assert tokenizer.decode([first, *others], skip_special_tokens=False) == text
+    scored = tuple(TokenLogprobs(token, -1.0, (), ()) for token in others)
+    answer = Piece((others[-1],), " b", scored[-1:], "length", prompt_logprobs=scored)
+    choice = CompletionShape(TokenTexts(tokenizer), [Echo(text, first)], 0).choice(0, answer)
+    assert choice["logprobs"]["text_offset"] == [*offsets, len(text)]
+    assert choice["text"][len(text) :] == " b"
+
+
+def test_a_prompt_that_ends_within_a_character_shifts_no_token() -> None:
+    tokenizer = with_a_space_before_texts()
+    first, *others = tokenizer.encode("Q é").ids[:-1]
+    text = tokenizer.decode([first, *others], skip_special_tokens=False)
+    scored = tuple(TokenLogprobs(token, -1.0, (), ()) for token in others)
+    choice = CompletionShape(TokenTexts(tokenizer), [Echo(text, first)], 0).choice(
+        0, Piece((), "", (), "length", prompt_logprobs=scored)
+    )
+    assert text.startswith("<s> Q")
+    assert choice["logprobs"]["text_offset"][:3] == [0, 3, 5]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 7])
