@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding, Tokenizer, normalizers
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
@@ -102,6 +102,9 @@ class Reader:
         self._caller = caller
         self._recorder = recorder
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        if info.lowercase:
+            own = self._tokenizer.normalizer
+            self._tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([own] if own else [])])
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._cutter = Tokenizer.from_str(self._tokenizer.to_str())

@@ -1,5 +1,6 @@
 """An encoder as transformers runs it: for models that are not ours to compute, and to compare those with."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ _AUTO = {
 }
 _POOLERS = ("pooler.",)
 """Weights that an embedding does without."""
+_IN_A_LAYER = re.compile(r"\.layers?\.\d+\..*(?<!inv_freq)$")
+"""Weights without which it would compute something else, such as relative positions, which transformers gave up."""
 
 
 class TransformersClassifier(torch.nn.Module):
@@ -66,6 +69,8 @@ class TransformersClassifier(torch.nn.Module):
         if needed:
             missing = ", ".join(sorted(needed))
             raise ModelError(f"{folder} is no trained encoder for its task: it has no weights for {missing}")
+        if unread := [name for name in report["unexpected_keys"] if _IN_A_LAYER.search(name)]:
+            raise ModelError(f"{folder}: transformers does not read what its layers have: {', '.join(sorted(unread))}")
         self.model = model.eval().requires_grad_(False).to(device)
         self.head: Head | None = None
         if task == "embed":

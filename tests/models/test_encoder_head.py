@@ -83,6 +83,10 @@ def test_modules_tell_how_tokens_become_an_embedding(
         ([("Pooling", {"pooling_mode": "median"})], "pools by 'median'"),
         ([("Pooling", {"include_prompt": False})], "leaves prompts out"),
         ([("Pooling", {}), ("LSTM", {})], "has a LSTM; only"),
+        (
+            [("Dense", {"in_features": 32, "out_features": 8})],
+            "has no Pooling: a vector for each token is not supported",
+        ),
         ([("Pooling", {}), ("Dense", {"in_features": 5, "out_features": 7})], "Dense of 5 to 7 numbers by Tanh"),
         ([("Pooling", {}), ("Dense", {"in_features": 32, "out_features": 7, "use_residual": True})], "residual"),
         ([("Pooling", {}), ("Normalize", {}), ("Dense", {"in_features": 32, "out_features": 7})], "after Normalize"),
@@ -91,7 +95,14 @@ def test_modules_tell_how_tokens_become_an_embedding(
 )
 def test_modules_that_are_not_known_are_refused(modules: list[Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=reason):
-        head_of(folder(tmp_path, *modules), {}, SIZES)
+        head_of(folder(tmp_path, *modules), {"architectures": ["BertModel"]}, SIZES)
+
+
+def test_modules_of_other_packages_are_refused(tmp_path: Path) -> None:
+    types = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling", "pylate.models.Dense"]
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": each} for each in types]))
+    with pytest.raises(ModelError, match=r"has a pylate\.models\.Dense; only Transformer, Pooling"):
+        head_of(tmp_path, {}, SIZES)
 
 
 @pytest.mark.parametrize("text", ["{", "5", "[5]", '[{"path": ""}]'])

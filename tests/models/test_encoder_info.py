@@ -82,6 +82,11 @@ def test_embeddings_with_prompts(tmp_path: Path) -> None:
     assert not info.pairs
 
 
+@pytest.mark.parametrize("said", [True, False])
+def test_texts_are_made_lower_case_where_sentence_transformers_does_so(said: bool, tmp_path: Path) -> None:
+    assert read_encoder(save(tmp_path, CLASSIFIER, sentence_bert_config={"do_lower_case": said})).lowercase is said
+
+
 @pytest.mark.parametrize(
     ("files", "most"),
     [

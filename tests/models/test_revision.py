@@ -39,6 +39,7 @@ def test_new_weights_are_read_alike(folder: Path) -> None:
         replace(INFO, pairs=True),
         replace(INFO, task="tokens"),
         replace(INFO, prompts={"query": "a"}),
+        replace(INFO, lowercase=True),
     ]
     assert before not in {interface(folder, info) for info in changed}
     (folder / "tokenizer.json").write_text("changed")

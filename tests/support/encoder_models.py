@@ -60,8 +60,9 @@ def save(folder: Path, kind: str, task: str, words_known: bool = True, **options
 def save_pooling(folder: Path, pooling: str, normalized: bool, **settings: Any) -> Path:
     """Make the encoder in `folder` a sentence-transformers model; `settings` are of its own file."""
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normalized else [])]
+    module = "sentence_transformers.models"
     listed = [
-        {"idx": index, "name": str(index), "path": f"{index}_{kind}" if index else "", "type": f"s.models.{kind}"}
+        {"idx": index, "name": str(index), "path": f"{index}_{kind}" if index else "", "type": f"{module}.{kind}"}
         for index, kind in enumerate(kinds)
     ]
     (folder / "modules.json").write_text(json.dumps(listed))

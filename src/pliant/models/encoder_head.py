@@ -141,22 +141,31 @@ def count_labels(config: Mapping[str, Any]) -> int:
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
-    """The modules of a sentence-transformers folder: the last part of each one's type, and its own folder."""
+    """The modules of a sentence-transformers folder: the last part of each one's type, or all of it if it is of another
+    package, and its own folder."""
     file = folder / MODULES
     try:
         found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-        return [(str(module["type"]).rpartition(".")[2], str(module.get("path", ""))) for module in found]
+        return [(_kind(str(module["type"])), str(module.get("path", ""))) for module in found]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ModelError(f"{folder}: its {MODULES} is no list of modules with types; save the model again") from None
 
 
+def _kind(module: str) -> str:
+    package, *_, name = module.split(".")
+    return name if package == "sentence_transformers" else module
+
+
 def _embedding(folder: Path, hidden: int) -> HeadShape:
     """By modules.json, or, as sentence-transformers does without one, the mean of all tokens."""
+    modules = _modules(folder)
+    if modules and "Pooling" not in dict(modules):
+        raise ModelError(f"{folder}: its {MODULES} has no Pooling: a vector for each token is not supported")
     pooling: tuple[str, ...] = ("mean",)
     stages: list[Stage] = []
     normalized = False
     width = hidden
-    for kind, path in _modules(folder):
+    for kind, path in modules:
         settings = read_json(folder / path / "config.json") if path else {}
         if kind == "Pooling":
             pooling = _pooling(folder, settings)

@@ -16,7 +16,7 @@ from pliant.models.encoder_shape import EncoderShape
 Scores = Literal["softmax", "sigmoid", "none"]
 
 _SETTINGS = "config_sentence_transformers.json"
-_LENGTHS = "sentence_bert_config.json"
+_TRANSFORMER = "sentence_bert_config.json"
 _TOKENIZER = "tokenizer_config.json"
 _POSITIONS_START_AFTER_PADDING = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet"}
 """Model types that count positions from `pad_token_id + 1`, so that this many fewer tokens fit."""
@@ -49,6 +49,8 @@ class EncoderInfo:
     """What goes before a text, by what the text is for."""
     default_prompt: str = ""
     """What goes before a text of which nothing is said."""
+    lowercase: bool = False
+    """Whether texts are made lower case before they are tokenized, whatever the tokenizer does."""
     similarity: str = "cosine"
     """How embeddings are compared: cosine, dot, euclidean or manhattan."""
 
@@ -86,6 +88,7 @@ def read_encoder(folder: Path) -> EncoderInfo:
         normalized=bool(head and head.normalized),
         prompts=dict(prompts),
         default_prompt=prompts[default] if default is not None else "",
+        lowercase=bool(read_json(folder / _TRANSFORMER).get("do_lower_case")),
         similarity=settings.get("similarity_fn_name") or "cosine",
     )
 
@@ -114,7 +117,7 @@ def _max_length(folder: Path, config: dict[str, Any]) -> int:
     """The least of what the model has positions for, and of what it was trained or its tokenizer saved for."""
     limits = [
         most_tokens(config),
-        read_json(folder / _LENGTHS).get("max_seq_length"),
+        read_json(folder / _TRANSFORMER).get("max_seq_length"),
         read_json(folder / _TOKENIZER).get("model_max_length"),
     ]
     known = [int(limit) for limit in limits if limit and limit < _UNLIMITED]

@@ -23,7 +23,8 @@ def revision(folder: Path) -> str:
 
 def interface(folder: Path, info: EncoderInfo) -> str:
     """Changes with what must be alike where the texts of an encoder are tokenized and where they are computed."""
-    said = [info.task, info.labels, info.dimensions, info.pairs, sorted(info.prompts.items()), info.default_prompt]
+    prompts = [sorted(info.prompts.items()), info.default_prompt]
+    said = [info.task, info.labels, info.dimensions, info.pairs, *prompts, info.lowercase]
     digest = hashlib.sha256((folder / hub.TOKENIZER).read_bytes())
     digest.update(json.dumps(said).encode())
     return digest.hexdigest()[:10]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,15 @@ async def test_embeddings(kind: str, tmp_path: Path) -> None:
     [again] = await embedder.embed([TokenIds(ids)], EmbedParameters())
     np.testing.assert_allclose(again.vector, plain, atol=1e-5)
     assert again.tokens == found.tokens == len(ids)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+async def test_texts_are_made_lower_case_if_the_model_s_folder_says_so(lowercase: bool, tmp_path: Path) -> None:
+    folder = save_pooling(save(tmp_path, "bert", "embed", words_known=False), "mean", False)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
+    [found] = await EncoderService(folder).classifier.embed(["The CAT"], EmbedParameters())
+    np.testing.assert_allclose(found.vector, mean_of(folder, "the cat" if lowercase else "The CAT"), atol=1e-5)
+    assert not np.allclose(mean_of(folder, "the cat"), mean_of(folder, "The CAT"), atol=1e-5)
 
 
 async def test_vectors_of_a_normalized_model_have_the_length_1_however_short(tmp_path: Path) -> None:

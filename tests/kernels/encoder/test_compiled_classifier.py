@@ -1,5 +1,6 @@
 """A compiled classifier answers what the eager model answers, and loads without its compiler."""
 
+import json
 import logging
 import os
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from support import tiny_classifiers
 from support.compiled_cases import CASES, HALF, STATIC, TELLING, TOGETHER
@@ -214,6 +216,20 @@ def test_a_failed_compile_leaves_nothing_and_says_why(classifier, caplog, monkey
 def test_refuses_what_it_cannot_serve(classifier, name, arguments, reason) -> None:
     with pytest.raises(ModelError, match=reason):
         load(classifier(name), **arguments)
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_refuses_weights_of_layers_that_nobody_reads(classifier, tmp_path) -> None:
+    """Of relative positions, for example, which transformers has no more."""
+    config = json.loads((classifier("bert") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "position_embedding_type": "relative_key"}))
+    weights = safetensors.torch.load_file(classifier("bert") / "model.safetensors")
+    distances = "bert.encoder.layer.0.attention.self.distance_embedding.weight"
+    safetensors.torch.save_file(
+        {**weights, distances: torch.ones(9, 8)}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(ModelError, match=f"transformers does not read what its layers have: {distances}"):
+        load(tmp_path, 8)
 
 
 @pytest.mark.usefixtures("without_compiler")
