@@ -25,6 +25,8 @@ _ABOVE_OTHERS = range(61_000, 65_536)
 """Ports that Linux gives to no connection: what is free stays so until an agent takes it."""
 _ASKED = 30
 """Times, for half a minute each."""
+_given: list[socket.socket] = []
+"""What marks ports."""
 
 
 @contextlib.contextmanager
@@ -56,12 +58,20 @@ def _wait(ask: Callable[[str, str], Any], address: str, node: str) -> Any:
 
 
 def _free(count: int) -> list[int]:
-    """Different ports that nothing listens on."""
-    found: list[int] = []
-    for port in random.sample(_ABOVE_OTHERS, len(_ABOVE_OTHERS)):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise OSError(f"fewer than {count} ports from {_ABOVE_OTHERS[0]} to {_ABOVE_OTHERS[-1]} are free")
+    """Different ports that nothing listens on, and that no node was given whose agents may still be about to.
+
+    As long as this process lives, an abstract socket, which one process of this machine can have, marks them as given.
+    """
+    blocks = range(_ABOVE_OTHERS.start, _ABOVE_OTHERS.stop - count, count)
+    for first in random.sample(blocks, len(blocks)):
+        mark = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):
+            mark.bind(f"\0pliant gave ports from {first}")
+            ports = [*range(first, first + count)]
+            for port in ports:
+                with socket.socket() as probe:
+                    probe.bind(("", port))
+            _given.append(mark)
+            return ports
+        mark.close()
+    raise OSError(f"no {count} ports in a row from {_ABOVE_OTHERS[0]} to {_ABOVE_OTHERS[-1]} are free")

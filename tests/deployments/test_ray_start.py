@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,25 @@ def test_ports_are_known_before_agents_start(tmp_path: Path, monkeypatch: pytest
     [file] = tmp_path.iterdir()
     assert file.name.startswith("dashboard_agent_listen_port")
     assert file.read_text() == str(ports["dashboard_agent_listen_port"])
+
+
+def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To nodes that start one after the other, before their agents listen, also by other processes."""
+    monkeypatch.setattr(ray_start, "_given", [])
+    first, *_, last = ray_start._free(24)
+    ray_start._given.pop().close()
+    monkeypatch.setattr(ray_start, "_ABOVE_OTHERS", range(first, last + 2))
+    ports = f"range({first}, {last + 2})"
+    ask = f"from pliant.deployments import ray_start; ray_start._ABOVE_OTHERS = {ports}; print(ray_start._free(4))"
+    found = [ray_start._free(4) for _ in range(5)]
+    assert len({port for ports in found for port in ports}) == 20
+    [left] = {*range(first, last, 4)} - {ports[0] for ports in found}
+    with socket.create_server(("127.0.0.1", left + 1)), pytest.raises(OSError, match="no 4 ports in a row"):
+        ray_start._free(4)
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True)
+    assert done.stdout == f"{[*range(left, left + 4)]}\n", done.stderr
+    for mark in ray_start._given:
+        mark.close()
 
 
 def test_whoever_starts_a_node_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
